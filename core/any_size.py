@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import permutations
 from typing import Protocol
 
 from core.codegen.target import host
 from core.errors import LatheError
-from core.ir.dim import Dim, is_never_negative, is_open, substitute, symbols
+from core.ir.dim import Dim, is_never_negative, substitute
 from core.ir.dims import is_sized, place_of, size
+from core.ir.equation import solved
 from core.ir.graph import Graph, Value, node_reads
 from core.kernels.catalog import select
+from core.ops.inference import infer_graph
+from core.ops.meeting import Pair, met_in
 from core.ops.registry import are_everywhere
 from core.options import Options
-from core.passes.base import is_elementwise, shape_of
+from core.passes.base import shape_of
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import optimize, prepare
 from core.plan.choice import Asked, Choice, choose_kernels, plannable
@@ -43,12 +45,15 @@ class MakePart(Protocol):
 
 def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sizes:
     """The binding of code for any sizes: what each symbol of the inputs is in terms of the sizes of its table. Empty
-    where some node of the model has no kernel that takes any sizes, and for models whose only symbol is the batch size.
+    where some node of the model has no kernel that takes any sizes, and for models where only the batch size is free:
+    they have no other symbol, or weights fix what those are.
     """
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
         return ()
     try:
-        binding = _with_equal_sizes(graph, batching)
+        binding = _with_equal_sizes(graph)
+        if {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}:
+            return ()  # code for any batch size and these numbers serves all runs
         passes = optimize if options.optimize else prepare
         rewritten, _ = passes(bind(graph, batching, binding), PassOptions(precision=options.precision))
         asked = Asked(host(), options.threads, select, options.winograd, _no_body)
@@ -64,32 +69,36 @@ def _are_computed(outputs: Sequence[Value], choice: Choice) -> bool:
     return len(set(roots)) == len(roots) and all(root.producer is not None and plannable(root) for root in roots)
 
 
-def _with_equal_sizes(graph: Graph, batching: BatchInfo) -> Sizes:
-    """A size of the table for each symbol of the inputs. Where two different sizes meet in an elementwise node, one is
-    taken to be the other: the length of a mask is that of the tokens, or of the past and the tokens together. Runs
+def _with_equal_sizes(graph: Graph) -> Sizes:
+    """A size of the table for each symbol of the inputs, or what it has to be where others are given. Where nodes need
+    two extents to be equal, one is taken to be the other: the past of one layer is as long as that of the others. So it
+    is where extents broadcast: the length of a mask is that of the tokens, or of the past and the tokens together. Runs
     where that does not hold get code of their own."""
     names = input_symbols(graph)
     binding: Sizes = tuple((name, size(place)) for place, name in enumerate(names))
     for _ in names:
-        found = _equality(bind(graph, batching, binding))
-        if found is None:
+        bound = graph.clone(dict(binding))
+        bound.defaults.clear()  # as `bind` does
+        met = met_in(bound, infer_graph(bound))
+        found = _solutions(met.equal) or _solutions(met.broadcast)
+        if not found:
             break
-        binding = tuple((name, substitute(dim, dict([found]))) for name, dim in binding)
+        binding = tuple((name, substitute(dim, found)) for name, dim in binding)
     return binding
 
 
-def _equality(graph: Graph) -> tuple[str, Dim] | None:
-    """A size, and the dimension that it meets in a node whose result is of unknown extent for that reason."""
-    for node in graph.nodes:
-        if not is_elementwise(node) or not any(map(is_open, shape_of(node.output) or ())):
+def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
+    """Sizes, and what they are where all of these pairs are equal; no size is named that another one replaces. Pairs
+    that no sizes make equal are left out."""
+    found: dict[str, Dim] = {}
+    for pair in pairs:
+        one, other = (substitute(dim, found) for dim in pair)
+        if not all(isinstance(dim, int) or is_sized(dim) for dim in (one, other)):
             continue
-        shapes = [shape for value in node.inputs if value is not None and (shape := shape_of(value)) is not None]
-        for axis in range(1, max(map(len, shapes), default=0) + 1):
-            met = dict.fromkeys(shape[-axis] for shape in shapes if len(shape) >= axis and is_sized(shape[-axis]))
-            for one, other in permutations(met, 2):
-                if place_of(str(one)) is not None and str(one) not in symbols(other):
-                    return str(one), other
-    return None
+        answer = solved(one, other, lambda name: place_of(name) is not None)
+        if answer is not None:
+            found = {name: substitute(dim, dict([answer])) for name, dim in found.items()} | dict([answer])
+    return found
 
 
 def supposed_of_sizes(graph: Graph, binding: Sizes) -> tuple[Dim, ...]:

@@ -14,7 +14,7 @@ from typing import Literal, TypedDict
 
 from core.any_size import sizes_of, stand_in, supposed_of_sizes
 from core.check.switch import is_on
-from core.codegen.jit import compiler_version, has_generated, llvm_version
+from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.beside import Content, content_at, content_of_bytes, digests
@@ -31,7 +31,8 @@ from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
 from core.passes.assumptions import as_one_batch
-from core.passes.feed_defaults import with_fed, with_types
+from core.passes.fed_sizes import with_shadows
+from core.passes.feed_defaults import with_fed, with_ranks, with_types
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
@@ -48,21 +49,20 @@ from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.given import Sizes, is_any_size
-from core.runtime.memory import block_of, drop_code, give_back, is_much, let_go, machine_bytes
+from core.runtime.memory import give_back, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
-from core.runtime.variants import Fed
-from core.sizes import bind, leading_symbol, other_symbols, supposed_of, varying_in
+from core.runtime.variants import Fed, Ranks
+from core.sizes import bind, input_symbols, leading_symbol, other_symbols, supposed_of, varying_in
 from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
+from core.tidy import NODE, drop_compiler, tidy
 from core.tune import Record, choices, read_findings
 
-_NODE = 1 << 12  # bytes that the copies of a node take, roughly
-_LLVM = "libllvmlite"
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -163,11 +163,11 @@ def kept(
     del model  # its memory is of use to what follows
     graphs = [import_model(parsed, files)]
     del parsed
-    size += _NODE * len(graphs[0].nodes)
+    size += NODE * len(graphs[0].nodes)
     made = saved(store, path, graphs.pop(), options, new_shapes)  # which has the only reference then
     give_back(size)  # what packing and generating code took
     session = made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
-    _drop_compiler(size)
+    drop_compiler(size)
     return session
 
 
@@ -218,24 +218,8 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
     """A session that leaves nothing behind but object code."""
     graph, description = described(graph, options)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
-    _tidy(graph)
+    tidy(graph)
     return session
-
-
-def _tidy(graph: Graph) -> None:
-    """Give back what compiling a graph took: copies of its constants and nodes, pages of files, the compiler's code."""
-    for block in {id(block): block for block in map(block_of, graph.constants.values())}.values():
-        let_go(block)
-    used = sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes)
-    give_back(used)
-    _drop_compiler(used)
-
-
-def _drop_compiler(used: int) -> None:
-    """Take LLVM's code out of memory after work on so many bytes, if that is much: to read it again takes the next
-    compilation 10 ms."""
-    if is_much(used) and has_generated():
-        drop_code(_LLVM)
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
@@ -277,6 +261,7 @@ class _Others(TypedDict, total=False):
 
     variant: Callable[[Fed], Session]
     declared: Callable[[], Session]
+    ranked: Callable[[Ranks], Session]
 
 
 def _others_of(
@@ -288,6 +273,8 @@ def _others_of(
         others["variant"] = variants_of(graph, options, new_shapes, source)
     if description.declared:
         others["declared"] = lambda: _as_declared(with_types(graph(), description.declared), options)
+    if description.rankless and not options.devices:
+        others["ranked"] = lambda ranks: _of_ranks(with_ranks(graph(), dict(ranks)), options, new_shapes)
     return others
 
 
@@ -297,6 +284,15 @@ def _as_declared(graph: Graph, options: Options) -> Session:
     description = describe(graph, chosen)
     make = partial(_stored, lambda: graph, description, source=None)
     return Session(description, _maker_of(graph, description, make, chosen, "wait", None))
+
+
+def _of_ranks(graph: Graph, options: Options, new_shapes: NewShapes) -> Session:
+    """A session of a graph whose inputs have known ranks; the model leaves them open."""
+    chosen = _without_packing(options)
+    opened_up, description = described(graph, chosen)
+    make = partial(_stored, lambda: opened_up, description, source=None)
+    others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
+    return Session(description, _maker_of(opened_up, description, make, chosen, new_shapes, None), **others)
 
 
 def _without_packing(options: Options) -> Options:
@@ -387,6 +383,8 @@ def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: t
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
     graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
+    if not {name for name, _ in binding} <= set(input_symbols(graph)):
+        graph = with_shadows(graph)
     description, source = describe(graph, options), Source(path, origin, store, fed)
     description = replace(description, batching=description.batching.of(binding))
     compiled = build(graph, options, description.batching, binding)
@@ -408,6 +406,10 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
     any_size = sizes_of(together, description.batching, options)
+    if not any_size and (shaded := with_shadows(together)) is not together:
+        other = describe(shaded, options)
+        if any_size := sizes_of(shaded, other.batching, options):
+            together, description = shaded, other
     return together, replace(description, declared=declared, any_size=any_size)
 
 
@@ -472,7 +474,7 @@ def _stored(
     with suppress(OSError, ArtifactError):  # a full disk costs memory, and the next process's time
         written = _keep(source, description, binding, options, compiled)
         found = artifact.load_executable(path, options.threads, written)  # mapped: other shapes can share its weights
-        _tidy(whole)
+        tidy(whole)
         return found
     return loaded(compiled, options, batching)
 

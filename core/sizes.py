@@ -8,6 +8,7 @@ from core.ir.types import Dim, TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.ops.supposed import suppositions
+from core.passes.base import shape_of
 from core.passes.rows import leading
 from core.runtime.given import Sizes
 from core.runtime.session import BatchInfo
@@ -27,8 +28,16 @@ def bind(graph: Graph, batching: BatchInfo, binding: Sizes) -> Graph:
 
 
 def leading_symbol(graph: Graph) -> str | None:
-    """The symbol that leads the first input that has one: it varies at run time even when rows are not independent."""
-    return next(filter(None, map(leading, graph.inputs)), None)
+    """The symbol that leads the first input that has one: it varies at run time even when rows are not independent. It
+    is none that an input has twice, as an adjacency matrix [n, n] has the number of nodes: n*n elements are no rows;
+    code for any sizes serves them. A model with state has one code, whatever its symbols are."""
+    found = filter(None, map(leading, graph.inputs))
+    return next((name for name in found if graph.states or not _is_twice(graph, name)), None)
+
+
+def _is_twice(graph: Graph, name: str) -> bool:
+    """Whether an input has several dimensions that depend on this symbol."""
+    return any(sum(name in symbols(dim) for dim in shape_of(value) or ()) > 1 for value in graph.inputs)
 
 
 def varying_in(binding: Sizes) -> frozenset[str]:

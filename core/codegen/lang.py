@@ -27,7 +27,7 @@ from core.codegen import assembly
 from core.codegen.arithmetic import Arithmetic
 from core.codegen.assembly import I64, POINTER, Block, Builder, Module, Phi, Type, Value
 from core.codegen.registers import Pointer, Val, element_type, register_type
-from core.ir.dim import FloorDiv
+from core.ir.dim import Atom, FloorDiv, Larger
 from core.ir.dims import place_of
 from core.ir.types import Dim, DType
 from core.kernels.catalog.base import KernelSpec, Status
@@ -281,9 +281,11 @@ class Kernel:
             self._finished = True
         return str(self.module)
 
-    def _atom(self, atom: str | FloorDiv) -> Val:
+    def _atom(self, atom: Atom) -> Val:
         if isinstance(atom, FloorDiv):
             return self.dim(atom.numerator) // self.dim(atom.denominator)
+        if isinstance(atom, Larger):
+            return self.ops.max(self.dim(atom.one), self.dim(atom.other))
         if atom in self._numbers:
             return self._numbers[atom]
         if atom != "n":

@@ -8,7 +8,7 @@ import numpy as np
 
 from core.errors import UnsupportedError
 from core.frontends.scope import Emitter, Session
-from core.ir.dim import Atom, Dim, FloorDiv, SymDim, is_open
+from core.ir.dim import Atom, Dim, FloorDiv, Larger, SymDim, is_open
 from core.ir.graph import Attr, Graph, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
@@ -142,6 +142,8 @@ class Writer:
             above, below = self._dim(atom.numerator), self._dim(atom.denominator)
             # ONNX's Div rounds towards zero, its Mod has the divisor's sign
             return self.emitter("Div", self.emitter("Sub", above, self.emitter("Mod", above, below)), below)
+        if isinstance(atom, Larger):
+            return self.emitter("Max", self._dim(atom.one), self._dim(atom.other))
         if atom not in self.sizes:
             if atom not in self.sources:
                 message = f"has a parameter that depends on '{atom}', which no value shows"

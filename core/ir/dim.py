@@ -1,9 +1,9 @@
-"""Symbolic dimensions: integers, or polynomials over named symbols with floor division.
+"""Symbolic dimensions: integers, or polynomials over named symbols with floor division and maxima.
 
 A dimension is a plain `int` whenever it is known. Otherwise it is a `SymDim`: a sum of integer multiples of
 products of atoms, kept in one normal form, so that equal expressions compare and hash equal. An atom is a symbol
-(`n`) or a quotient that did not divide evenly (`(H - 1)//2`). Symbols stand for non-negative integers. A quotient by
-zero has no value: it stays an atom, and `evaluate` refuses it.
+(`n`), a quotient that did not divide evenly (`(H - 1)//2`) or the larger one of two dimensions (`(p)|(t)`). Symbols
+stand for non-negative integers. A quotient by zero has no value: it stays an atom, and `evaluate` refuses it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,32 @@ class FloorDiv:
     denominator: Dim
 
     def __str__(self) -> str:
-        return f"({self.numerator})//({self.denominator})"
+        return f"(({self.numerator})//({self.denominator}))"
+
+    @property
+    def sides(self) -> tuple[Dim, Dim]:
+        """The two dimensions that the atom is made of."""
+        return self.numerator, self.denominator
 
 
-Atom: TypeAlias = str | FloorDiv
+@dataclass(frozen=True, slots=True)
+class Larger:
+    """The atom `one | other`, where neither is known to be as large as the other. Equal atoms have equal sides in
+    one order."""
+
+    one: Dim
+    other: Dim
+
+    def __str__(self) -> str:
+        return f"(({self.one})|({self.other}))"
+
+    @property
+    def sides(self) -> tuple[Dim, Dim]:
+        """The two dimensions that the atom is made of."""
+        return self.one, self.other
+
+
+Atom: TypeAlias = str | FloorDiv | Larger
 Monomial: TypeAlias = tuple[Atom, ...]
 
 
@@ -155,6 +177,17 @@ def floor_div(numerator: Dim, denominator: Dim) -> Dim:
     return _opaque(numerator, denominator) if exact is None else exact
 
 
+def larger(one: Dim, other: Dim) -> Dim:
+    """The larger one of two dimensions."""
+    difference = one - other
+    if isinstance(difference, int) or is_never_negative(difference):
+        return one if isinstance(difference, SymDim) or difference >= 0 else other
+    if is_never_negative(-difference):
+        return other
+    first, second = sorted((one, other), key=str)
+    return SymDim([((Larger(first, second),), 1)])
+
+
 def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
     """The integer value of `dim`; KeyError when a symbol is missing from `env`, or a quotient divides by zero."""
     value = substitute(dim, env)
@@ -172,8 +205,11 @@ def is_never_negative(dim: Dim) -> bool:
 
 
 def _is_count(atom: Atom) -> bool:
-    """Whether an atom is never negative: symbols are not, and no quotient of two numbers that are not."""
-    return isinstance(atom, str) or (is_never_negative(atom.numerator) and is_never_negative(atom.denominator))
+    """Whether an atom is never negative: symbols are not, no quotient of two numbers that are not, and no maximum of
+    one that is not."""
+    if isinstance(atom, str):
+        return True
+    return (any if isinstance(atom, Larger) else all)(map(is_never_negative, atom.sides))
 
 
 OPEN = "_"  # how the names of symbols begin that no input of the model has: only a run shows what they are
@@ -275,6 +311,8 @@ def _apply(operator: ast.operator, left: Dim, right: Dim) -> Dim:
             return left * right
         case ast.FloorDiv():
             return floor_div(left, right)
+        case ast.BitOr():
+            return larger(left, right)
     raise ValueError(f"operator {type(operator).__name__} is not allowed in a dimension")
 
 
@@ -285,14 +323,14 @@ def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
 
 
 def _names(atom: Atom) -> frozenset[str]:
-    return frozenset((atom,)) if isinstance(atom, str) else symbols(atom.numerator) | symbols(atom.denominator)
+    return frozenset((atom,)) if isinstance(atom, str) else frozenset().union(*map(symbols, atom.sides))
 
 
 def _size(atom: Atom) -> int:
     """How many terms and atoms an atom is made of."""
     if isinstance(atom, str):
         return 1
-    return 1 + sum(side.size for side in (atom.numerator, atom.denominator) if isinstance(side, SymDim))
+    return 1 + sum(side.size for side in atom.sides if isinstance(side, SymDim))
 
 
 def _make(total: dict[Monomial, int]) -> Dim:
@@ -404,15 +442,16 @@ def _divided(dim: Dim, by: int, atoms: Monomial) -> Dim:
 
 
 def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:
-    if isinstance(atom, FloorDiv):
-        return floor_div(substitute(atom.numerator, env), substitute(atom.denominator, env))
-    return env.get(atom, symbol(atom))
+    if isinstance(atom, str):
+        return env.get(atom, symbol(atom))
+    made = floor_div if isinstance(atom, FloorDiv) else larger
+    return made(*(substitute(side, env) for side in atom.sides))
 
 
 def _text(dim: SymDim) -> str:
     parts: list[str] = []
     for monomial, coefficient in dim.terms:
-        factors = [f"({atom})" if isinstance(atom, FloorDiv) else atom for atom in monomial]
+        factors = [str(atom) for atom in monomial]
         if abs(coefficient) != 1 or not factors:
             factors.insert(0, str(abs(coefficient)))
         sign = "-" if coefficient < 0 else ("+" if parts else "")

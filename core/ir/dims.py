@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from core.ir.dim import Atom, Dim, FloorDiv, SymDim, symbol, symbols
+from core.ir.dim import Atom, Dim, FloorDiv, Larger, SymDim, symbol, symbols
 
 Evaluate: TypeAlias = Callable[[Sequence[int]], list[int]]  # sizes to the values of dimensions
 
@@ -39,7 +39,7 @@ def evaluator(dims: Sequence[Dim]) -> Evaluate:
     ValueError for a dimension that depends on anything but sizes.
     """
     text = f"lambda sizes: [{', '.join(map(_source, dims))}]"
-    made: Evaluate = eval(compile(text, "<dimensions>", "eval"), {"__builtins__": {}})
+    made: Evaluate = eval(compile(text, "<dimensions>", "eval"), {"__builtins__": {}, "max": max})
     return made
 
 
@@ -52,6 +52,8 @@ def _source(dim: Dim) -> str:
 def _atom(atom: Atom) -> str:
     if isinstance(atom, FloorDiv):
         return f"(({_source(atom.numerator)})//({_source(atom.denominator)}))"
+    if isinstance(atom, Larger):
+        return f"max({_source(atom.one)}, {_source(atom.other)})"
     place = place_of(atom)
     if place is None:
         raise ValueError(f"dimension {atom} is no size of the table")

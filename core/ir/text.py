@@ -160,7 +160,7 @@ def _string_text(item: Any) -> str:
 _TOKEN = re.compile(
     r"""(?P<space>[ \t]+)|(?P<newline>\n)|(?P<string>b?"(?:[^"\\\n]|\\.)*")|(?P<arrow>->)
     |(?P<number>-?(?:inf\b|nan\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?))
-    |(?P<word>[A-Za-z_][A-Za-z0-9_.$/]*)|(?P<punct>[%@{}()\[\]=:,+*/\-]|//)""",
+    |(?P<word>[A-Za-z_][A-Za-z0-9_.$/]*)|(?P<punct>[%@{}()\[\]=:,+*/|\-]|//)""",
     re.VERBOSE,
 )
 

@@ -78,13 +78,19 @@ def fits(shape: Sequence[Dim], expected: Sequence[Dim | str]) -> bool:
     return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
+def agree(c: NodeView, shape: Sequence[Dim], expected: Sequence[Dim | str]) -> bool:
+    """Whether a tensor of this shape, which must have the expected extents, `fits` them."""
+    pairs = zip(shape, expected, strict=False)
+    return len(shape) == len(expected) and all(c.agree(a, b) for a, b in pairs if not isinstance(b, str))
+
+
 def expect_shape(c: Infer, index: int, expected: Sequence[Dim | str]) -> None:
     """ModelError unless input `index` is absent, of unknown rank, or `fits` the expected shape.
 
     Where a symbol is left, the operator must be `agreeing`: then the executor checks what a run shows.
     """
     shape = c.shape(index) if c.has_input(index) else None
-    if shape is not None and not fits(shape, expected):
+    if shape is not None and not agree(c, shape, expected):
         c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected [{','.join(map(str, expected))}]")
 
 
@@ -120,6 +126,7 @@ def _broadcast_dim(c: Infer, axis: int, dims: Sequence[Dim], shapes: Sequence[Sh
     if len(numbers) > 1:
         listing = " and ".join("[" + ",".join(map(str, shape)) + "]" for shape in shapes)
         c.fail(f"shapes {listing} do not broadcast")
+    c.broadcast(distinct)
     if numbers:
         return numbers[0]
     if len(distinct) > 1:

@@ -296,7 +296,7 @@ def _group(c: Infer) -> int:
 def _check_weight(c: Infer, w: Sequence[Dim], spatial: int, channels: Dim, expected: Dim) -> None:
     if len(w) != spatial + 2 or spatial < 1:
         c.fail(f"X has {spatial} spatial axes, W has rank {len(w)}, expected rank {spatial + 2} and at least one axis")
-    if isinstance(channels, int) and isinstance(expected, int) and channels != expected:
+    if not c.agree(channels, expected):
         c.fail(f"X has {channels} channels, W expects {expected} (group {c.attr('group')})")
     if isinstance(channels, int) and channels % c.attr("group"):
         c.fail(f"X has {channels} channels, not divisible by group {c.attr('group')}")

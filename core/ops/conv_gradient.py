@@ -9,7 +9,7 @@ import numpy as np
 
 from core.ir.graph import Array, Attr
 from core.ir.types import Dim, TensorType, ValueType
-from core.ops.common import same_dtype
+from core.ops.common import agree, same_dtype
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, register
 from core.ops.spatial import WINDOW_ATTRS, Pads, first_shape, to_first, wide, window_of, window_output
 
@@ -33,7 +33,7 @@ class ConvWeightGradient(OpDef):
         x, dy = first_shape(c, c.tensor(0).dims), first_shape(c, c.tensor(1).dims)
         kernel, group = c.attr("kernel_shape"), c.attr("group")
         found = window_output(c, window_of(c, kernel), x[2:])
-        if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(found, dy[2:], strict=True)):
+        if not agree(c, found, dy[2:]):
             c.fail(f"dY is {c.tensor(1)}, expected results of spatial shape {list(found)}")
         return [TensorType(dtype, (dy[1], x[1] // group, *kernel))]
 

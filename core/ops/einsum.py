@@ -132,6 +132,7 @@ def _labels(c: NodeView, term: str, rank: int) -> list[Label]:
 
 def _agreed(c: Infer, label: Label, x: Dim, y: Dim) -> Dim:
     """The extent of a label that has two; an extent of 1 broadcasts."""
+    c.broadcast([dim for dim in (x, y) if dim != 1])
     if isinstance(x, int) and isinstance(y, int) and x != y and 1 not in (x, y):
         c.fail(f"axis '{label}' of equation '{c.attr('equation')}' is {x} in one input and {y} in another")
     if x == 1 or x == y:

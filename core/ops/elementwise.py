@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from core.ir.dim import Dim, floor_div
+from core.ir.dim import Dim, floor_div, larger
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
@@ -252,12 +252,25 @@ class Mean(Variadic):
         return [1 / len(g.terms) for _ in g.terms]
 
 
+def _larger_size(one: Dim, other: Dim) -> Dim:
+    """The larger one of two dimensions. TypeError where a number bounds one: models clamp much of what they compute of
+    shapes so, and kernels compute that."""
+    found = larger(one, other)
+    if found not in (one, other) and (isinstance(one, int) or isinstance(other, int)):
+        raise TypeError(f"only a run shows whether {other} is larger than {one}")
+    return found
+
+
+_larger: UFunc = np.frompyfunc(_larger_size, 2, 1)
+
+
 @register
 class Max(Variadic):
     outputs = "max"
+    shape_arithmetic = True
 
     def reference(self, c: Call, *x: Array) -> Array:
-        return reduce(np.maximum, x)
+        return reduce(_larger if any(each.dtype == object for each in x) else np.maximum, x)
 
     def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
         return e.max(x, y)

@@ -15,9 +15,9 @@ from core.ops.common import (
     BOOL,
     INDEX,
     NUMBER,
+    agree,
     check_kind,
     expect_shape,
-    fits,
     normalize_axis,
     rows_beside,
     same_dtype,
@@ -244,7 +244,7 @@ class ScatterElements(Scattering):
         data, indices, updates = (c.shape(i) for i in range(3))
         if data is not None:
             normalize_axis(c, c.attr("axis"), len(data))
-        if indices is not None and updates is not None and not fits(updates, indices):
+        if indices is not None and updates is not None and not agree(c, updates, indices):
             c.fail(f"indices are {c.tensor(1)}, updates {c.tensor(2)}; expected one shape")
         if data is not None and indices is not None and len(data) != len(indices):
             c.fail(f"data is {c.tensor(0)}, indices {c.tensor(1)}; expected one rank")
@@ -279,7 +279,7 @@ class ScatterND(Scattering):
         data, indices, updates = (c.shape(i) for i in range(3))
         if data is not None and indices and updates is not None and isinstance(indices[-1], int):
             expected = (*indices[:-1], *data[indices[-1] :])
-            if indices[-1] > len(data) or not fits(updates, expected):
+            if indices[-1] > len(data) or not agree(c, updates, expected):
                 c.fail(f"updates are {c.tensor(2)}, expected [{','.join(map(str, expected))}]")
         return super().infer(c)
 

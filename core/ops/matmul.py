@@ -59,7 +59,7 @@ def product_shape(c: Infer, a: Shape | None, b: Shape | None) -> Shape | None:
     if not a or not b:
         c.fail(f"cannot multiply {_text(a)} by {_text(b)}: expected rank 1 or more")
     left, right = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
-    if isinstance(left[-1], int) and isinstance(right[-2], int) and left[-1] != right[-2]:
+    if not c.agree(left[-1], right[-2]):
         c.fail(f"cannot multiply {_text(a)} by {_text(b)}: inner extents {left[-1]} and {right[-2]} differ")
     batch = broadcast_shapes(c, [left[:-2], right[:-2]]) or ()
     return (*batch, *((left[-2],) if len(a) > 1 else ()), *((right[-1],) if len(b) > 1 else ()))
@@ -121,10 +121,10 @@ class Gemm(OpDef):
         dtype = same_dtype(c, range(3))
         check_kind(c, 0, NUMBER)
         (m, k), (k2, n) = self._matrix(c, 0, "transA"), self._matrix(c, 1, "transB")
-        if isinstance(k, int) and isinstance(k2, int) and k != k2:
+        if not c.agree(k, k2):
             c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: inner extents {k} and {k2} differ")
         bias = c.shape(2) if c.has_input(2) else None
-        if bias is not None and not _may_fit(bias, (m, n)):
+        if bias is not None and not _may_fit(c, bias, (m, n)):
             c.fail(f"C is {c.tensor(2)}, which does not broadcast to [{m},{n}]")
         return [TensorType(dtype, (m, n))]
 
@@ -173,10 +173,12 @@ class Gemm(OpDef):
         return [da, db, g.dy() * g.attr("beta")]
 
 
-def _may_fit(bias: Shape, product: Shape) -> bool:
+def _may_fit(c: Infer, bias: Shape, product: Shape) -> bool:
     """Whether C can broadcast to the product; where a symbol stands against another extent, a run decides."""
-    pairs = zip(reversed(bias), reversed(product), strict=False)
-    open_ = (dim in (1, extent) or not (isinstance(dim, int) and isinstance(extent, int)) for dim, extent in pairs)
+    pairs = [(dim, extent) for dim, extent in zip(reversed(bias), reversed(product), strict=False) if dim != 1]
+    for pair in pairs:
+        c.broadcast(pair)
+    open_ = (dim == extent or not (isinstance(dim, int) and isinstance(extent, int)) for dim, extent in pairs)
     return len(bias) <= len(product) and all(open_)
 
 

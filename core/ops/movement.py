@@ -123,7 +123,7 @@ class Reshape(SameElements):
         if any(isinstance(dim, int) and dim < -1 for dim in wanted) or wanted.count(-1) > 1:
             c.fail(f"shape is {_text(wanted)}, expected extents of 0 or more and at most one -1")
         if -1 not in wanted:
-            if isinstance(total, int) and isinstance(known, int) and total != known:
+            if not c.agree(total, known):
                 c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")
             return wanted
         if known == 0:
@@ -170,7 +170,7 @@ class Squeeze(SameElements):
             return tuple(dim for dim in shape if dim != 1)
         axes = axis_set(c, given, len(shape))
         for axis in axes:
-            if isinstance(shape[axis], int) and shape[axis] != 1:
+            if not c.agree(shape[axis], 1):
                 c.fail(f"cannot squeeze axis {axis} of shape {_text(shape)}: its extent is {shape[axis]}, expected 1")
         return tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
 
@@ -252,10 +252,10 @@ class Concat(OpDef):
         extents = [shape[index] for shape in shapes]
         if index == axis:
             return sum(extents[1:], extents[0])
-        numbers = list(dict.fromkeys(dim for dim in extents if isinstance(dim, int)))
-        if len(numbers) > 1:
+        found = next((dim for dim in extents if isinstance(dim, int)), extents[0])
+        if not all(c.agree(found, dim) for dim in extents):
             c.fail(f"inputs must agree except along axis {axis}, got {', '.join(map(_text, shapes))}")
-        return numbers[0] if numbers else extents[0]
+        return found
 
     def reference(self, c: Call, *inputs: Array) -> Array:
         return np.concatenate(inputs, c.attr("axis"))
@@ -303,7 +303,7 @@ class Split(OpDef):
         if len(sizes) != len(c.node.outputs) or any(isinstance(size, int) and size < 0 for size in sizes):
             c.fail(f"split is {_text(sizes)}, expected {len(c.node.outputs)} sizes of 0 or more")
         total = sum(sizes[1:], sizes[0])
-        if isinstance(extent, int) and isinstance(total, int) and total != extent:
+        if not c.agree(extent, total):
             c.fail(f"split is {_text(sizes)}, which sums to {total}, expected {extent}")
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

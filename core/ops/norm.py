@@ -346,9 +346,10 @@ def _check_trailing(c: Infer, x: Sequence[Dim]) -> None:
         shape = c.shape(index) if c.has_input(index) else ()
         if shape is None:
             continue
-        pairs = zip(reversed(shape), reversed(x), strict=False)
-        numbers = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
-        if len(shape) > len(x) or any(a not in (1, b) for a, b in numbers):
+        pairs = [(a, b) for a, b in zip(reversed(shape), reversed(x), strict=False) if a != 1]
+        for pair in pairs:
+            c.broadcast(pair)
+        if len(shape) > len(x) or any(a != b for a, b in pairs if isinstance(a, int) and isinstance(b, int)):
             c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected a shape that broadcasts to {c.tensor(0)}")
 
 

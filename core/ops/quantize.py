@@ -13,7 +13,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import FLOAT, Kind, as_dtype, check_kind, fits, normalize_axis, rows_beside
+from core.ops.common import FLOAT, Kind, agree, as_dtype, check_kind, fits, normalize_axis, rows_beside
 from core.ops.numeric import convert
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.terms import Term
@@ -146,7 +146,7 @@ def _check_spread(c: Infer, index: int, name: str) -> None:
         c.fail(f"the {name} is {c.tensor(index)}, expected rank {len(x)} for blocks")
     if not block and len(values) != 1:
         c.fail(f"the {name} is {c.tensor(index)}, expected a number or a vector")
-    if not block and not fits(values, (x[axis],)):
+    if not block and not agree(c, values, (x[axis],)):
         c.fail(f"the {name} has {values[0]} elements, axis {axis} of the input {x[axis]}")
 
 

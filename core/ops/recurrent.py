@@ -19,7 +19,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import FLOAT, check_kind, expect_shape, fits, wide
+from core.ops.common import FLOAT, agree, check_kind, expect_shape, wide
 from core.ops.recurrent_definition import define, gru_step, lstm_step, rnn_step
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, get, register
 from core.ops.terms import Term
@@ -117,7 +117,7 @@ class Recurrent(OpDef):
     def _hidden(self, c: Infer, found: Dim) -> Dim:
         """The hidden size: as R has it, or as declared where that of R only shows in a run."""
         declared = c.attr("hidden_size")
-        if declared is not None and not fits((found,), (declared,)):
+        if declared is not None and not c.agree(found, declared):
             c.fail(f"hidden_size is {declared}, R has {found}")
         return found if declared is None or isinstance(found, int) else int(declared)
 
@@ -267,7 +267,7 @@ class RecurrentSteps(OpDef):
         gates, r, op = c.tensor(0).dims, c.tensor(1).dims, _cell(c)
         directions, rows, hidden = _directions(c), r[1], r[2]
         expected = (directions, op.gates * hidden, hidden)
-        if not fits(gates, ("T", "B", directions * rows)) or not fits(r, expected):
+        if not agree(c, gates, ("T", "B", directions * rows)) or not agree(c, r, expected):
             c.fail(f"G is {c.tensor(0)} and R is {c.tensor(1)}, which {directions} directions of {op.name} do not make")
         state = TensorType(c.dtype(0), (directions, gates[1], hidden))
         expect_shape(c, 2, (directions, rows))

@@ -76,6 +76,14 @@ class NodeView:
     def has_input(self, index: int) -> bool:
         return self.node.input(index) is not None
 
+    def agree(self, one: Dim, other: Dim) -> bool:
+        """Whether two extents that must be equal may be equal: numbers must be, a symbol may be any number. Type rules
+        ask here, so that `core.ops.meeting` finds which extents an operator needs to be equal."""
+        return one == other or not (isinstance(one, int) and isinstance(other, int))
+
+    def broadcast(self, dims: Sequence[Dim]) -> None:
+        """Note that these extents broadcast to each other: all of them are equal, or 1."""
+
     def fail(self, message: str) -> NoReturn:
         """Raise a ModelError that names the node."""
         raise ModelError(message, where=describe(self.node))

@@ -17,7 +17,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import FLOAT, Shape, check_kind, expect_shape, fits, wide
+from core.ops.common import FLOAT, Shape, check_kind, expect_shape, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
 from core.ops.spatial import fresh_spatial, kernel_of, window_of, window_output
 from core.ops.terms import Term
@@ -282,7 +282,7 @@ class DeformConv(OpDef):
             c.fail(f"X is {c.tensor(0)}, W is {c.tensor(1)}, expected one rank of at least 3")
         if min(groups) < 1 or any(isinstance(x[1], int) and x[1] % group for group in groups):
             c.fail(f"X has {x[1]} channels, not divisible by group {groups[0]} and offset_group {groups[1]}")
-        if not fits(w[1:2], (x[1] // groups[0],)):
+        if not c.agree(w[1], x[1] // groups[0]):
             c.fail(f"X has {x[1]} channels, W expects {w[1]} in each of {groups[0]} groups")
         expect_shape(c, 3, w[:1])
 

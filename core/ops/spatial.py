@@ -16,7 +16,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim
-from core.ops.common import fits
+from core.ops.common import agree
 from core.ops.registry import Infer, Mixes, NodeView, RowAxis
 
 LAYOUTS = ("NCHW", "NHWC", "CHWN")
@@ -165,7 +165,7 @@ def kernel_of(c: Infer, w: Sequence[Dim]) -> tuple[int, ...] | None:
     """The spatial extents of a weight [M, C/group, K1..]; None where neither its type nor `kernel_shape` says them.
     ModelError when the two differ."""
     declared, found = c.attr("kernel_shape"), tuple(w[2:])
-    if declared is not None and not fits(found, declared):
+    if declared is not None and not agree(c, found, declared):
         c.fail(f"kernel_shape is {list(declared)}, W has [{', '.join(map(str, found))}]")
     kernel = found if declared is None else tuple(declared)
     numbers = tuple(extent for extent in kernel if isinstance(extent, int))

@@ -103,10 +103,25 @@ def _single(editor: Editor, node: Node) -> Value | None:
 @_no_op("Concat")
 def _joined(editor: Editor, node: Node) -> Value | None:
     """What has no elements along the axis, such as the keys kept before the first step, joins nothing."""
-    full = [value for value in node.inputs if not _adds_nothing(node, value)]
-    if 0 < len(full) < len(node.inputs):
-        editor.set_inputs(node, full)
+    _drop_what_adds_nothing(editor, node)
     return node.inputs[0] if len(node.inputs) == 1 else None
+
+
+def _drop_what_adds_nothing(editor: Editor, concat: Node) -> None:
+    full = [value for value in concat.inputs if not _adds_nothing(concat, value)]
+    if 0 < len(full) < len(concat.inputs):
+        editor.set_inputs(concat, full)
+
+
+@_no_op("Split")
+def _all_in_one_part(editor: Editor, node: Node) -> Value | None:
+    """The first part is the whole, as of heads that RotaryEmbedding turns in their full width."""
+    whole = node.inputs[0]
+    if whole is None or not same_type(node.outputs[0], whole):
+        return None
+    for reader in [reader for part in node.outputs[1:] for reader in editor.readers(part) if reader.op == "Concat"]:
+        _drop_what_adds_nothing(editor, reader)
+    return whole
 
 
 def _adds_nothing(node: Node, value: Value | None) -> bool:
@@ -141,11 +156,6 @@ def _pad_nothing(editor: Editor, node: Node) -> Value | None:
 def _tile_once(editor: Editor, node: Node) -> Value | None:
     repeats = node.attrs.get("repeats")
     return node.inputs[0] if repeats is not None and all(r == 1 for r in _flat(repeats)) else None
-
-
-@_no_op("Split")
-def _split_whole(editor: Editor, node: Node) -> Value | None:
-    return node.inputs[0] if len(node.outputs) == 1 else None
 
 
 @_no_op("Where")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError, VerifyError
+from core.errors import FeedError, LatheError, ModelError, SessionClosed, UnsupportedError, VerifyError
 from core.feeds import check_feeds, feeds_of
 from core.ir.dim import Dim, broken
-from core.ir.types import ValueType
+from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
 from core.runtime.assumed import Assumed
 from core.runtime.call import Calls, Run
@@ -26,10 +26,12 @@ from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
 from core.runtime.runner import Runner, memory_of, supposed_by
+from core.runtime.shadows import ShadowInputs
 from core.runtime.shapes import Made, Maker, Shape, Shapes
-from core.runtime.variants import Fed, Variants
+from core.runtime.variants import Fed, Ranks, Variants
 
-_VARIANTS = 4  # sessions of other choices of the defaults that are fed
+_REFUSED = 64  # choices of ranks that nodes do not take; when there are more, they are forgotten together
+_VARIANTS = 4  # sessions of other choices of the defaults that are fed, or of open ranks
 
 # Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
 _SPECIALISATIONS = 8
@@ -56,6 +58,9 @@ class BatchInfo:
     def of(self, sizes: Sizes) -> BatchInfo:
         """What holds of the code for these sizes: that for any sizes has no `n` that counts rows."""
         return BatchInfo(False, "the rows are one of the sizes") if is_any_size(sizes) else self
+
+
+_Choice = TypeVar("_Choice", Fed, Ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,13 @@ class Description:
     @property
     def has_variants(self) -> bool:
         """Whether some runs need other code, which is made of the graph."""
-        return bool(self.defaults or self.declared)
+        return bool(self.defaults or self.declared or self.rankless)
+
+    @property
+    def rankless(self) -> tuple[str, ...]:
+        """The inputs whose ranks the model leaves open."""
+        types = self.inputs.items()
+        return tuple(name for name, type_ in types if isinstance(type_, TensorType) and type_.shape is None)
 
 
 def _one_set_of_shapes(binding: Sizes) -> Made:
@@ -103,6 +114,10 @@ def _no_variant(fed: Fed) -> Session:
     raise UnsupportedError(f"the model has no defaults {', '.join(sorted(fed))}")
 
 
+def _no_ranks(ranks: Ranks) -> Session:
+    raise UnsupportedError(f"the session has no code for the ranks {dict(ranks)}")
+
+
 class Session:
     """A compiled model. `run` may be called from any number of threads at once."""
 
@@ -114,21 +129,27 @@ class Session:
         packed: MakePacked | None = None,
         variant: Callable[[Fed], Session] | None = None,
         declared: Callable[[], Session] | None = None,
+        ranked: Callable[[Ranks], Session] | None = None,
     ) -> None:
         """`fixed` is the code of a model without other symbols; else `maker` gives it for their values, and `packed`,
         where sequences can be packed, for all of them. `variant` gives a session that takes some defaults as inputs,
-        and compiles when it runs; `declared` one for inputs that do not fit what the code assumes of them."""
+        and compiles when it runs; `declared` one for inputs that do not fit what the code assumes of them; `ranked` one
+        for ranks that the model leaves open."""
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
-        self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
-        self._checks = Checks(self.inputs)
+        self._declared: Variants[Fed, Session] = Variants(lambda _: (declared or _nothing_assumed)(), 1)
+        self._ranked = Variants(ranked or _no_ranks, _VARIANTS)
+        self._refused: set[Ranks] = set()
+        self._rankless = description.rankless if ranked is not None else ()
+        self._shadows = ShadowInputs(description.inputs)
+        self._checks = Checks(description.inputs)
         self._assumed = Assumed(description.declared, self.inputs) if description.declared else None
         self._closed = False
         self._is_fixed = fixed is not None
         self._output_names = tuple(description.outputs)
-        self._calls = Calls(self.inputs, self._output_names, description.batching.symbol)
+        self._calls = Calls(description.inputs, self._output_names, description.batching.symbol)
         # Of a model with one set of shapes its code knows best: loops may have been unrolled. A default that is fed may
         # bring them back.
         by_code = any(_endless(fixed.executable)) if fixed is not None else True
@@ -137,7 +158,7 @@ class Session:
     @property
     def inputs(self) -> Mapping[str, ValueType]:
         """Types of the inputs by name."""
-        return self.description.inputs
+        return self._shadows.callers
 
     @property
     def defaults(self) -> Mapping[str, ValueType]:
@@ -194,13 +215,16 @@ class Session:
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
         try:
-            if record is None and (results := self._calls.run(feeds)) is not None:
+            whole = self._shadows.beside(feeds)
+            if record is None and (results := self._calls.run(whole)) is not None:
                 return results
             if fed := self._fed(feeds):
                 return self._run_variant(self._variants, fed, feeds, record)
             if self._strays(feeds):
                 return self._run_variant(self._declared, frozenset(), feeds, record)
-            n, arrays, binding = self._bind(feeds)
+            if ranks := self._ranks(feeds):
+                return self._run_variant(self._ranked, ranks, feeds, record)
+            n, arrays, binding = self._bind(whole)
         except (AttributeError, TypeError):
             check_feeds(feeds, self.inputs)  # only now: it would cost every run a part of a microsecond
             raise
@@ -254,16 +278,34 @@ class Session:
             return False
         return not self._assumed.fits({name: np.shape(feed) for name, feed in feeds.items()})
 
+    def _ranks(self, feeds: Mapping[str, Any]) -> Ranks:
+        """The ranks of the inputs that the model leaves open; empty where there is no code for those."""
+        if not self._rankless or any(name not in feeds for name in self._rankless):
+            return ()
+        ranks = tuple((name, np.ndim(feeds[name])) for name in self._rankless)
+        if ranks not in self._refused:
+            try:
+                self._ranked.get(ranks)
+                return ranks
+            except SessionClosed:
+                raise
+            except LatheError:  # the nodes do not take them: the references say what is wrong
+                if len(self._refused) >= _REFUSED:
+                    self._refused.clear()
+                self._refused.add(ranks)
+        return ()
+
     def _others(self) -> list[Session]:
         """The sessions that there are for runs with other inputs."""
-        return [*self._variants.made().values(), *self._declared.made().values()]
+        kinds = (self._variants.made(), self._declared.made(), self._ranked.made())
+        return [session for made in kinds for session in made.values()]
 
     def _run_variant(
-        self, variants: Variants[Session], fed: Fed, feeds: Mapping[str, Any], record: Record | None
+        self, variants: Variants[_Choice, Session], choice: _Choice, feeds: Mapping[str, Any], record: Record | None
     ) -> dict[str, Any]:
         while True:
             with suppress(SessionClosed):  # too many others came in this moment; or this session is closed, too
-                return variants.get(fed).run(feeds, record)
+                return variants.get(choice).run(feeds, record)
             if self._closed:
                 raise SessionClosed("the session is closed")
 
@@ -298,7 +340,9 @@ class Session:
             return self._variants.get(fed).profile(feeds, runs)
         if self._strays(feeds):
             return self._declared.get(frozenset()).profile(feeds, runs)
-        n, arrays, binding = self._bind(feeds)
+        if ranks := self._ranks(feeds):
+            return self._ranked.get(ranks).profile(feeds, runs)
+        n, arrays, binding = self._bind(self._shadows.beside(feeds))
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
             return profile(packed.tokens, *packed.arrays([feed], items_of([feed], n * feed.length)), runs)
@@ -327,6 +371,8 @@ class Session:
             lines += ["code for any sizes:", *runner.explain(batch)]
         for fed, session in self._variants.made().items():
             lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
+        for ranks, session in self._ranked.made().items():
+            lines += [f"for {', '.join(f'{name} of rank {rank}' for name, rank in ranks)}:", session.explain(batch)]
         for session in self._declared.made().values():
             lines += ["with inputs as the model declares them:", session.explain(batch)]
         return "\n".join(lines)
@@ -369,7 +415,7 @@ class Session:
         packed = self._packed.made if self._packed is not None else None
         runners = [*self._shapes.runners(), *(packed.runners if packed is not None else ())]
         own = [host for runner in runners for host in _endless(runner)]
-        variants = [*self._variants.alive(), *self._declared.alive()]
+        variants = [*self._variants.alive(), *self._declared.alive(), *self._ranked.alive()]
         return own + [host for session in variants for host in session._endless()]
 
     def close(self) -> None:
@@ -381,6 +427,7 @@ class Session:
             self._packed.close()
         self._variants.close()
         self._declared.close()
+        self._ranked.close()
 
     def __enter__(self) -> Session:
         return self
@@ -393,7 +440,7 @@ class Session:
     def _bind(self, feeds: Mapping[str, Any]) -> tuple[int, list[NDArray[Any]], Binding]:
         if self._closed:
             raise SessionClosed("the session is closed")
-        for name in feeds.keys() - self.inputs.keys():
+        for name in feeds.keys() - self.description.inputs.keys():
             optional = f", and may take {len(self.defaults)} more (Session.defaults)" if self.defaults else ""
             raise FeedError(f"unknown input '{name}'; the model has {', '.join(self.inputs) or 'none'}{optional}")
         arrays, values = self._checks.of(feeds)

@@ -1,47 +1,50 @@
-"""Sessions of the same model with other inputs: one for each choice of the defaults that runs have fed."""
+"""Sessions of the same model with other inputs: one for each choice of the defaults that runs have fed, and one for
+each choice of ranks where the model leaves those open."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from core.errors import SessionClosed
 
 Fed = frozenset[str]  # names of the defaults that a run feeds
+Ranks: TypeAlias = tuple[tuple[str, int], ...]  # of the inputs whose ranks a model leaves open, in their order
 
 
 class Closable(Protocol):
     def close(self) -> None: ...
 
 
+K = TypeVar("K", bound=Hashable)
 S = TypeVar("S", bound=Closable)
 
 
-class Variants(Generic[S]):
+class Variants(Generic[K, S]):
     """A small cache. The session that was not used for longest is closed when there are too many."""
 
-    def __init__(self, make: Callable[[Fed], S], limit: int) -> None:
+    def __init__(self, make: Callable[[K], S], limit: int) -> None:
         """`make` is called with a lock held: it must leave compiling to the session's runs."""
         self._make = make
         self._limit = limit
-        self._sessions: OrderedDict[Fed, S] = OrderedDict()
+        self._sessions: OrderedDict[K, S] = OrderedDict()
         self._alive: WeakSet[S] = WeakSet()
         self._lock = threading.Lock()
         self._closed = False
 
-    def get(self, fed: Fed) -> S:
-        """The session that takes these defaults as inputs. It may be closed at any time, and then has to be got again.
+    def get(self, choice: K) -> S:
+        """The session for this choice. It may be closed at any time, and then has to be got again.
 
         SessionClosed after `close`; raises whatever making it raises."""
         surplus = None
         with self._lock:
             if self._closed:
                 raise SessionClosed("the session is closed")
-            session = self._sessions[fed] = self._sessions.get(fed) or self._make(fed)
-            self._sessions.move_to_end(fed)
+            session = self._sessions[choice] = self._sessions.get(choice) or self._make(choice)
+            self._sessions.move_to_end(choice)
             self._alive.add(session)
             if len(self._sessions) > self._limit:
                 surplus = self._sessions.popitem(last=False)[1]
@@ -49,7 +52,7 @@ class Variants(Generic[S]):
             surplus.close()
         return session
 
-    def made(self) -> dict[Fed, S]:
+    def made(self) -> dict[K, S]:
         """What exists now, the most recently used last."""
         with self._lock:
             return dict(self._sessions)

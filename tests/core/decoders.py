@@ -23,13 +23,15 @@ Feeds = dict[str, NDArray[Any]]
 @dataclass(frozen=True)
 class Decoder:
     """`rotary`: positions turn queries and keys, as in Llama, instead of being added, as in GPT-2. `shared`: so many
-    heads have the same keys and values. `turned`: keys are kept as [batch, heads, depth, tokens]."""
+    heads have the same keys and values. `turned`: keys are kept as [batch, heads, depth, tokens]. `names`: "shared" by
+    all inputs, "own" ones for the past of each input, or "none" at all, not even for extents that weights fix."""
 
     rotary: bool = False
     shared: int = 1
     turned: bool = False
     layers: int = 2
     seed: int = 0
+    names: str = "shared"
 
     @property
     def pasts(self) -> list[str]:
@@ -81,7 +83,10 @@ class _Writer(OnnxWriter):
         self.op("MatMul", x, self.weight(WIDTH, WORDS), name="logits")
         info = helper.make_tensor_value_info
         inputs = [info("ids", INT64, ["batch", "length"]), info("mask", INT64, ["batch", "total"])]
-        inputs += [info(name, FLOAT, d.shape("batch", "past", name)) for name in d.pasts]
+        pasts = {name: "past" if d.names == "shared" else f"past_{index}" for index, name in enumerate(d.pasts)}
+        inputs += [info(name, FLOAT, d.shape("batch", pasts[name], name)) for name in d.pasts]
+        if d.names == "none":
+            inputs = [info(each.name, each.type.tensor_type.elem_type, [None] * _rank(each)) for each in inputs]
         outputs = ["logits", *(name.replace("past", "present") for name in d.pasts)]
         results = [info(name, FLOAT, None) for name in outputs]
         graph = helper.make_graph(self.nodes, "decoder", inputs, results, self.constants)
@@ -142,3 +147,7 @@ class _Writer(OnnxWriter):
         joined = self.op("Concat", self.op("Slice", shape, self.ints(0), self.ints(1)), self.ints(HEADS),
                          self.op("Slice", shape, self.ints(2), self.ints(4)), axis=0)  # fmt: skip
         return self.op("Reshape", self.op("Expand", self.op("Unsqueeze", x, self.ints(2)), wide), joined)
+
+
+def _rank(info: onnx.ValueInfoProto) -> int:
+    return len(info.type.tensor_type.shape.dim)

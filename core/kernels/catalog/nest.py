@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from core.ir.dim import Atom, FloorDiv, SymDim
+from core.ir.dim import Atom, FloorDiv, Larger, SymDim
 from core.ir.dims import place_of
 from core.ir.graph import Node
 from core.ir.types import Dim, DType, TensorType, ValueType
@@ -84,7 +84,7 @@ def broadcast_strides(
 
 def is_plannable(dim: Dim) -> bool:
     """Whether generated code can compute `dim` at run time: a polynomial in the batch symbol or in sizes of a table,
-    and in quotients of such sizes by numbers."""
+    in quotients of such sizes by numbers, and in maxima of them."""
     if not isinstance(dim, SymDim):
         return True
     return all(_is_computed(atom) for monomial, _ in dim.terms for atom in monomial)
@@ -94,6 +94,8 @@ def _is_computed(atom: Atom) -> bool:
     if isinstance(atom, FloorDiv):
         by_number = isinstance(atom.denominator, int) and atom.denominator > 0
         return by_number and BATCH not in _names(atom.numerator) and is_plannable(atom.numerator)
+    if isinstance(atom, Larger):
+        return all(BATCH not in _names(side) and is_plannable(side) for side in atom.sides)
     return atom == BATCH or place_of(atom) is not None
 
 

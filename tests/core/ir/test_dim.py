@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.ir.dim import Dim, SymDim, affine, evaluate, floor_div, parse_dim, product, substitute, symbol, symbols
+from core.ir.dim import (
+    Dim,
+    SymDim,
+    affine,
+    evaluate,
+    floor_div,
+    is_never_negative,
+    larger,
+    parse_dim,
+    product,
+    substitute,
+    symbol,
+    symbols,
+)
 
 N, H = symbol("n"), symbol("H")
 
@@ -136,3 +149,21 @@ def test_product_of_dimensions() -> None:
     assert product([]) == 1
     assert product([2, N, 3]) == 6 * N
     assert isinstance(product([N, 4]), SymDim)
+
+
+def test_the_larger_one_of_two_dimensions_is_known_where_their_difference_has_a_sign() -> None:
+    assert larger(3, 5) == 5
+    assert larger(N + 2, N) == larger(N, N + 2) == N + 2
+    assert larger(N + H, H) == N + H
+    assert larger(N, N) == N
+
+
+def test_the_larger_one_of_two_dimensions_stays_open_until_they_are_known() -> None:
+    both = larger(N, H + 1)
+    assert both == larger(H + 1, N) and symbols(both) == {"n", "H"} and affine(both, "n") is None
+    assert parse_dim(str(2 * both - 1)) == 2 * both - 1
+    for n, h in ((5, 2), (2, 5), (3, 2)):
+        assert evaluate(4 * both + N, {"n": n, "H": h}) == 4 * max(n, h + 1) + n
+    assert substitute(both, {"n": H}) == H + 1
+    assert is_never_negative(both) and is_never_negative(larger(N - 3, H))
+    assert not is_never_negative(larger(N - 3, H - 1))

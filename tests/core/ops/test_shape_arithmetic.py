@@ -9,7 +9,7 @@ import pytest
 
 import core
 from core.ir.build import Builder
-from core.ir.dim import Dim, floor_div, symbol
+from core.ir.dim import Dim, floor_div, larger, symbol
 from core.ir.graph import Graph, Value
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_graph
@@ -82,6 +82,13 @@ def test_a_bound_is_not_taken_for_the_lesser_where_a_run_decides() -> None:
     length = w.build("Shape", w.x, start=1)
     for value in (w.build("Min", length, w.c(64)), w.build("Max", w.build("Sub", length, w.c(5)), w.c(0))):
         assert w.known(value) is None
+
+
+def test_the_larger_one_of_two_sizes() -> None:
+    w = World(N, S)
+    rows, length = (w.build("Shape", w.x, start=i, end=i + 1) for i in (0, 1))
+    assert w.known(w.build("Max", rows, length)) == [larger(N, S)]
+    assert w.known(w.build("Max", rows, w.build("Add", rows, length))) == [N + S]
 
 
 def test_symbols_divide_and_ranges_count() -> None:

@@ -37,6 +37,9 @@ DECODERS = {
     "shared": Decoder(rotary=True, shared=2),
     "one for all": Decoder(shared=4),
     "turned": Decoder(turned=True),
+    "pasts of own names": Decoder(names="own", shared=2),
+    "without names": Decoder(names="none"),
+    "turned without names": Decoder(names="none", turned=True, rotary=True),
 }
 WIDTH, HEADS = 32, 4
 FLOAT = TensorProto.FLOAT
@@ -177,6 +180,155 @@ def test_sizes_that_differ_from_what_is_assumed_have_code_of_their_own(builds: l
             session.run(feeds | {"mask": feeds["mask"][:, 1:]})
         agree(model, session, feeds)
     assert [is_any_size(binding) for binding in builds][:2] == [True, False]
+
+
+@pytest.mark.parametrize("names", ["own", "none"])
+def test_pasts_that_are_not_of_one_length_have_code_of_their_own(names: str, builds: list[Sizes]) -> None:
+    model = Decoder(names=names).model()
+    feeds = Decoder().feeds(2, 1, 7)
+    with opened(model, new_shapes="wait") as session:
+        agree(model, session, feeds)
+        shorter = {name: past[:, :, 2:] for name, past in feeds.items() if name.startswith("past.1")}
+        with pytest.raises(FeedError):
+            session.run(feeds | shorter)
+        with pytest.raises(FeedError):
+            session.run(feeds | {"past.0.key": feeds["past.0.key"][:, :, 1:]})
+        with pytest.raises(FeedError):
+            session.run(feeds | {"past.0.key": feeds["past.0.key"][:1]})
+        agree(model, session, feeds | {"mask": np.ones((2, 1), np.int64)})
+        agree(model, session, Decoder().feeds(1, 2, 9))
+    assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
+
+
+def test_operands_of_one_row_broadcast(builds: list[Sizes]) -> None:
+    model = cross(dims=("batch", "length", "rows", "encoded"))
+    with opened(model, new_shapes="wait") as session:
+        for x_rows, rows in [(2, 2), (2, 1), (1, 3), (3, 3)]:
+            feeds = {"x": cross_feeds(x_rows, 4, 5)["x"], "seen": cross_feeds(rows, 4, 5)["seen"]}
+            agree(model, session, feeds)
+    assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
+
+
+def grouped(fed: str = "mask") -> onnx.ModelProto:
+    """Grouped queries with kept keys and values; the number of places is in the shape of a mask, or fed as a "number",
+    or as a "vector" of one."""
+    w, int32 = OnnxWriter(4), TensorProto.INT32
+    q, k, v = (w.op("MatMul", "x", w.weight(WIDTH, size)) for size in (HEADS * 16, 32, 32))
+    last, total = "last", "total"
+    if fed == "mask":
+        total = w.op("Cast", w.op("Gather", w.op("Shape", "mask"), w.const(1, np.int64)), to=int32)
+        last = w.op("Sub", w.op("ReduceSum", "mask", w.ints(1), keepdims=0), w.const(1, np.int64))
+        last = w.op("Cast", last, to=int32)
+    given = [q, k, v, "past_k", "past_v", last, total]
+    tables, outputs = [w.weight(64, 8), w.weight(64, 8)], ["y", "k", "v"]
+    attrs = {"num_heads": HEADS, "kv_num_heads": HEADS // 2, "do_rotary": 1, "domain": "com.microsoft"}
+    w.nodes.append(helper.make_node("GroupQueryAttention", [*given, *tables], outputs, **attrs))
+    info = helper.make_tensor_value_info
+    numbers = [info("last", int32, ["batch"]), info("total", int32, [1] if fed == "vector" else [])]
+    masks = [info("mask", TensorProto.INT64, ["batch", "places"])]
+    inputs = [info("x", FLOAT, ["batch", "length", WIDTH]), *(masks if fed == "mask" else numbers)]
+    inputs += [info(name, FLOAT, ["batch", HEADS // 2, "past", 16]) for name in ("past_k", "past_v")]
+    graph = helper.make_graph(w.nodes, "grouped", inputs, [info(name, FLOAT, None) for name in outputs], w.constants)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+# Rows, new tokens, places of the past, and places of all: a past that grows, and one that is a buffer.
+STEPS = [(1, 6, 0, 6), (1, 1, 6, 7), (2, 1, 20, 21), (1, 1, 32, 10), (1, 1, 32, 32), (1, 1, 9, 10), (2, 5, 12, 5)]
+
+
+def grouped_feeds(fed: str, rows: int, length: int, past: int, total: int) -> Feeds:
+    rng = np.random.default_rng((rows, length, past, total))
+    shapes = {"x": (rows, length, WIDTH), "past_k": (rows, 2, past, 16), "past_v": (rows, 2, past, 16)}
+    feeds: Feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    if fed == "mask":
+        return {**feeds, "mask": np.ones((rows, total), np.int64)}
+    number = np.array([total] if fed == "vector" else total, np.int32)
+    return {**feeds, "last": np.full(rows, total - 1, np.int32), "total": number}
+
+
+@pytest.mark.parametrize("fed", ["mask", "number", "vector"])
+def test_grouped_queries_have_one_code_for_pasts_that_grow_and_for_buffers(
+    fed: str, tmp_path: Path, builds: list[Sizes]
+) -> None:
+    model = grouped(fed)
+    oracle = plain_session(model.SerializeToString())
+    for _ in range(2):  # the second session finds the code
+        with core.compile(model.SerializeToString(), threads=1, tune="off", cache_dir=tmp_path) as session:
+            assert list(session.inputs) == [each.name for each in model.graph.input]
+            for rows, length, past, total in STEPS:
+                feeds = grouped_feeds(fed, rows, length, past, total)
+                for answers in (session.run(feeds), session.run(feeds)):
+                    for name, want in zip(("y", "k", "v"), oracle.run(None, feeds), strict=True):
+                        assert answers[name].shape == want.shape
+                        used = ... if name == "y" else (..., slice(total), slice(None))  # nobody reads what lies behind
+                        np.testing.assert_allclose(answers[name][used], want[used], rtol=3e-5, atol=3e-5, err_msg=name)
+            assert "FALLBACK" not in session.explain()
+    assert len(builds) == 1 and is_any_size(builds[0])
+
+
+def test_numbers_that_are_no_lengths_are_refused() -> None:
+    feeds = grouped_feeds("number", 1, 1, 6, 7)
+    with opened(grouped("number")) as session:
+        with pytest.raises(FeedError, match="'total' is missing"):
+            session.run({name: array for name, array in feeds.items() if name != "total"})
+        with pytest.raises(FeedError, match="'total' has dtype float32"):
+            session.run(feeds | {"total": np.array(7, np.float32)})
+        with pytest.raises(FeedError, match="'total' has shape"):
+            session.run(feeds | {"total": np.array([7, 7], np.int32)})
+        with pytest.raises(FeedError, match="unknown input 'total#length'"):
+            session.run(feeds | {"total#length": np.empty(7, np.uint8)})
+        assert session.run(feeds)["y"].shape == (1, 1, HEADS * 16)
+
+
+def network_of_nodes(names: tuple[str | None, str | None, str | None]) -> onnx.ModelProto:
+    """Two layers of a graph network: what each node has, and which ones are its neighbours."""
+    w = OnnxWriter(8)
+    hidden = w.op("Relu", w.op("MatMul", "edges", w.op("MatMul", "nodes", w.weight(8, 16))))
+    w.op("MatMul", "edges", w.op("MatMul", hidden, w.weight(16, 4)), name="y")
+    info = helper.make_tensor_value_info
+    inputs = [info("nodes", FLOAT, [names[0], 8]), info("edges", FLOAT, list(names[1:]))]
+    graph = helper.make_graph(w.nodes, "nodes", inputs, [info("y", FLOAT, None)], w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("names", [("n", "n", "n"), (None, None, None), ("n", "a", "b")])
+def test_a_graph_network_has_one_code_for_all_numbers_of_nodes(names: Any, builds: list[Sizes]) -> None:
+    model, rng = network_of_nodes(names), np.random.default_rng(0)
+    with opened(model, new_shapes="wait") as session:
+        for count in (3, 1, 20, 7):
+            feeds = {"nodes": rng.standard_normal((count, 8)), "edges": rng.standard_normal((count, count))}
+            agree(model, session, {name: array.astype(np.float32) for name, array in feeds.items()})
+        assert "FALLBACK" not in session.explain()
+        with pytest.raises(FeedError):
+            session.run({"nodes": np.ones((3, 8), np.float32), "edges": np.ones((3, 4), np.float32)})
+    assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
+
+
+def two_sums() -> onnx.ModelProto:
+    """[a, b, 16] and [c, d, 16] times weights, and what is left of those joined along the tokens."""
+    w = OnnxWriter(5)
+    one, other = (w.op("MatMul", x, w.weight(16, 8)) for x in ("x", "z"))
+    w.op("Concat", one, other, axis=1, name="joined")
+    w.op("Softmax", w.op("MatMul", one, w.op("Transpose", other, perm=[0, 2, 1])), name="pairs")
+    info = helper.make_tensor_value_info
+    ports = [info(name, FLOAT, [None] * 3) for name in "xz"], [info(name, FLOAT, None) for name in ("joined", "pairs")]
+    graph = helper.make_graph(w.nodes, "two_sums", *ports, w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_extents_that_no_name_tells_are_what_weights_and_others_need(builds: list[Sizes]) -> None:
+    model, rng = two_sums(), np.random.default_rng(0)
+    with opened(model, new_shapes="wait") as session:
+        for rows, length, other in [(1, 2, 3), (3, 1, 5), (2, 9, 9), (4, 40, 1)]:
+            shapes = {"x": (rows, length, 16), "z": (rows, other, 16)}
+            feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            agree(model, session, feeds)
+        assert len(builds) == 1
+        with pytest.raises(FeedError):
+            session.run(feeds | {"x": feeds["x"][..., 1:]})
+        with pytest.raises(FeedError):
+            session.run(feeds | {"x": feeds["x"][1:]})
 
 
 @pytest.mark.parametrize("feeds", [cross_feeds(0, 3, 4), cross_feeds(2, 0, 4)], ids=["no rows", "no queries"])

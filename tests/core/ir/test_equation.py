@@ -1,0 +1,48 @@
+"""Equations of dimensions, solved for a symbol."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.ir.dim import evaluate, parse_dim, symbols
+from core.ir.equation import solved
+
+SOLVED = [
+    ("a", "b", "a", "b"),
+    ("a", "5", "a", "5"),
+    ("7", "a", "a", "7"),
+    ("a", "b - 2", "a", "b - 2"),
+    ("a + s", "b + s", "b", "a"),
+    ("s + t", "m", "m", "s + t"),
+    ("s + t + 1", "m + 1", "m", "s + t"),
+    ("2*m", "6*s + 4*t", "m", "3*s + 2*t"),
+    ("64*s*b", "16*s*c", "c", "4*b"),
+    ("a + 3", "5", "a", "2"),
+    ("a*b", "a*c + a*d", "b", "c + d"),
+]
+NOT_SOLVED = [
+    ("2*a", "3*b"), ("a*b", "c*d"), ("a", "a + 1"), ("5", "6"), ("a + 5", "3"), ("a + s", "b + t"), ("a", "a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "name", "value"), SOLVED)
+def test_a_symbol_is_found(one: str, other: str, name: str, value: str) -> None:
+    sides = parse_dim(one), parse_dim(other)
+    found = solved(*sides, lambda each: True)
+    assert found == (name, parse_dim(value))
+    values = {each: 3 + 2 * index for index, each in enumerate("abcdmst")}
+    values[name] = evaluate(found[1], values)
+    left, right = (evaluate(side, values) for side in sides)
+    assert left == right
+
+
+@pytest.mark.parametrize(("one", "other"), NOT_SOLVED)
+def test_nothing_follows(one: str, other: str) -> None:
+    assert solved(parse_dim(one), parse_dim(other), lambda each: True) is None
+
+
+def test_only_free_symbols_are_solved_for() -> None:
+    found = solved(parse_dim("a + s"), parse_dim("b + s"), lambda each: each == "a")
+    assert found == ("a", parse_dim("b"))
+    assert solved(parse_dim("a"), parse_dim("b"), lambda each: each == "s") is None
+    assert symbols(found[1]) == {"b"}

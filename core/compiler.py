@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import sizes_of, stand_in, supposed_of_sizes
+from core.any_size import has_kernels, sizes_of, stand_in, supposed_of_sizes
 from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
@@ -21,7 +21,9 @@ from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import import_model, load
 from core.frontends.proto import parse_model
+from core.in_parts import in_parts
 from core.ir.dim import Dim
+from core.ir.dims import size
 from core.ir.graph import Graph
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
@@ -44,10 +46,11 @@ from core.plan.probe import misfit
 from core.plan.within import plan_within
 from core.runtime import artifact
 from core.runtime.bundle import MAGIC, Written
-from core.runtime.compiled import Compiled, Split, ready, ready_split
+from core.runtime.compiled import Compiled, InParts, Split, ready, ready_in_parts, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.given import Sizes, is_any_size
+from core.runtime.in_parts import PartsRunner
 from core.runtime.memory import block_of, drop_code, give_back, is_much, let_go, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
@@ -96,11 +99,12 @@ def compile(
     "background" compiles without measuring, and measures everything in a child process while that serves; the tuned
     code then takes its place (`Session.settle` waits for it). It needs the path of a file, and the cache.
 
-    A model with symbolic dimensions besides the batch size is compiled for any sizes, if each of its nodes has a kernel
-    that takes any; the first run waits for that, and a combination that comes often gets code of its own in the
-    background. Other models are compiled for each combination that a run shows. The first one is waited for; others are
-    compiled in the background, and the references answer meanwhile where that is faster. `new_shapes="wait"` waits for
-    each combination, and has nothing compiled in the background; "background" waits for none.
+    A model with symbolic dimensions besides the batch size is compiled for any sizes; the first run waits for that, and
+    a combination that comes often gets code of its own in the background. Nodes without a kernel that takes any sizes
+    run on their references. A model of which no node has one is compiled for each combination that a run shows. The
+    first one is waited for; others are compiled in the background, and the references answer meanwhile where that is
+    faster. `new_shapes="wait"` waits for each combination, unless every node has a kernel for any sizes, and has
+    nothing compiled in the background; "background" waits for none.
 
     `packing` compiles a model of sequences for tokens instead, whatever the lengths: `Session.run_packed` lays
     sequences one after the other, so many tokens to a run at most, where that is proven to give what each would get
@@ -251,6 +255,8 @@ def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled 
     if other_symbols(graph, batching) or (batching.supposed and not graph.states):
         return graph
     made = build(graph, options, batching, ())
+    if isinstance(made, InParts):
+        raise UnsupportedError("code for any sizes is no code for a batch size")
     parts = made.parts if isinstance(made, Split) else (made,)
     return graph if any(part.plan.supposed for part in parts) and not graph.states else made
 
@@ -375,8 +381,8 @@ def _maker_of(
     if graph.states or options.devices:
         return maker(make, options, "wait", None, source)
     general = None
-    if new_shapes != "wait" or description.any_size:
-        general = stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
+    if new_shapes != "wait" or (description.any_size and not description.in_parts):
+        general = stand_in(graph, description, options, partial(_stored_for_any, source=source), source)
     return maker(make, options, new_shapes, general, source)
 
 
@@ -407,8 +413,8 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     together, proof = as_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
-    any_size = sizes_of(together, description.batching, options)
-    return together, replace(description, declared=declared, any_size=any_size)
+    any_size, whole = sizes_of(together, description.batching, options)
+    return together, replace(description, declared=declared, any_size=any_size, in_parts=bool(any_size) and not whole)
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -484,8 +490,16 @@ def _stored_on_host(
     return _on_host(_stored(graph, description, binding, options, source))
 
 
+def _stored_for_any(
+    graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options, source: Source | None
+) -> Executable | PartsRunner:
+    """As `_stored`, of code for any sizes."""
+    made = _stored(graph, description, binding, options, source)
+    return made if isinstance(made, PartsRunner) else _on_host(made)
+
+
 def _keep(
-    source: Source, description: Description, binding: Sizes, options: Options, compiled: Compiled | Split
+    source: Source, description: Description, binding: Sizes, options: Options, compiled: Compiled | Split | InParts
 ) -> Written:
     path = source.place(binding, options)
     written = artifact.save(path, description, options.kept(), compiled, durable=False)
@@ -494,9 +508,14 @@ def _keep(
 
 
 def loaded(
-    compiled: Compiled | Split, options: Options, batching: BatchInfo, adopted: Mapping[str, Block] | None = None
+    compiled: Compiled | Split | InParts,
+    options: Options,
+    batching: BatchInfo,
+    adopted: Mapping[str, Block] | None = None,
 ) -> Runner:
     """Compiled code and weights in memory, ready to run. DeviceMemoryError where a device has no room for its part."""
+    if isinstance(compiled, InParts):
+        return ready_in_parts(compiled, options.threads, options.max_batch)
     if isinstance(compiled, Split):
         return ready_split(
             compiled, lambda part: ready(part, options.threads, options.max_batch, independent=False, adopted=adopted)
@@ -504,17 +523,19 @@ def loaded(
     return ready(compiled, options.threads, options.max_batch, batching.divisible)
 
 
-def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split:
-    """The whole pipeline for one set of shapes, or for any sizes. UnsupportedError where nodes have no kernel for any
-    sizes: then each shape is better off with code of its own."""
+def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split | InParts:
+    """The whole pipeline for one set of shapes, or for any sizes: in parts, where some nodes have no kernel for any.
+    UnsupportedError where no node has one."""
     if not options.optimize:  # what the author wrote: products by their definition, too
         options = replace(options, winograd=False)
     # 1. the batch size becomes `n`, every other symbol a number; in code for any sizes all become sizes of a table
-    graph = bind(graph, batching, binding)
+    whole, graph = graph, bind(graph, batching, binding)
     varying = varying_in(binding)
     supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
+    if is_any_size(binding) and not has_kernels(graph, options):
+        return _in_parts(whole, options, batching, binding)
     supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *supposed_of_sizes(graph, binding))))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
@@ -528,10 +549,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     # 4. choose kernels, share memory, give addresses
     planned, reports = planned_of(graph, options, choose, reports, supposed)
     check_fits(planned.plan, machine_bytes())
-    if is_any_size(binding) and (left := planned.plan.fallbacks.nodes):
-        raise UnsupportedError(f"{left[0]} has no kernel for any sizes")
-    if is_any_size(binding) and planned.plan.copies:
-        raise UnsupportedError("an output is what an input or another output is")
+    if is_any_size(binding) and (planned.plan.fallbacks.nodes or planned.plan.copies):
+        return _in_parts(whole, options, batching, binding)
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
@@ -542,13 +561,28 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
 
 
-def rewritten(graph: Graph, options: Options) -> tuple[Graph, list[PassReport]]:
-    """A graph whose shapes are known, as the passes leave it for what the options name."""
+def _in_parts(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> InParts:
+    """Code for any sizes of a model of which some nodes have no kernel for any."""
+
+    def rewrite(graph: Graph, inside: bool) -> Graph:
+        return rewritten(graph, options, inside, in_parts=True)[0]
+
+    names = tuple(name for name, _ in binding)
+    apart = tuple((name, size(place)) for place, name in enumerate(names))
+    return in_parts(bind(graph, batching, apart), names, options, rewrite)
+
+
+def rewritten(
+    graph: Graph, options: Options, inside: bool = False, in_parts: bool = False
+) -> tuple[Graph, list[PassReport]]:
+    """A graph whose shapes are known, as the passes leave it for what the options name. `inside` and `in_parts`: see
+    the options of passes."""
     here = not options.devices
     own = narrow_products(graph)
     wanted = "float32" if options.precision == "tf32" else options.precision
     precision = str(own) if own is not None and wanted == "float32" else wanted
-    passes = PassOptions(precision=precision, integers=not here or has_bytes(host()), host=here)
+    integers = not here or has_bytes(host())
+    passes = PassOptions(precision=precision, integers=integers, host=here, inside=inside, in_parts=in_parts)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     if is_on():
         from core.check.types import check_types

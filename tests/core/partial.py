@@ -41,19 +41,20 @@ class Partial(OnnxWriter):
 
     def branch(self, name: str, write: Callable[[OnnxWriter], str]) -> onnx.GraphProto:
         """A graph without inputs, whose one output is what `write` gives."""
-        inner = OnnxWriter(len(self.nodes))
-        inner.constants = self.constants  # of the graph around it
+        inner = _Branch(name)
         output = write(inner)
-        nodes = [_renamed(node, name, inner.nodes) for node in inner.nodes]
-        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_{output}", FLOAT, None)])
+        return helper.make_graph(inner.nodes, name, [], [helper.make_tensor_value_info(output, FLOAT, None)])
 
 
-def _renamed(node: onnx.NodeProto, prefix: str, nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto:
-    own = {output for each in nodes for output in each.output}
-    inputs, outputs = ([f"{prefix}_{x}" if x in own else x for x in names] for names in (node.input, node.output))
-    twin = helper.make_node(node.op_type, inputs, outputs, f"{prefix}_{node.name}")
-    twin.attribute.extend(node.attribute)
-    return twin
+class _Branch(OnnxWriter):
+    """Writes nodes whose names begin with that of the branch."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(0)
+        self.name = name
+
+    def op(self, kind: str, *inputs: str, name: str = "", **attrs: Any) -> str:
+        return super().op(kind, *inputs, name=name or f"{self.name}_{kind}_{len(self.nodes)}", **attrs)
 
 
 def lstm() -> onnx.ModelProto:

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from core.any_size import has_kernels, sizes_of, stand_in, supposed_of_sizes
-from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
-from core.codegen.target import has_bytes, host
+from core.codegen.target import host
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import import_model, load
 from core.frontends.proto import parse_model
-from core.in_parts import in_parts
+from core.in_parts import in_parts_for
 from core.ir.dim import Dim
-from core.ir.dims import size
 from core.ir.graph import Graph
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
@@ -34,16 +32,15 @@ from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
 from core.passes.assumptions import as_one_batch
 from core.passes.feed_defaults import with_fed, with_types
-from core.passes.pipeline import Options as PassOptions
-from core.passes.pipeline import PassReport, optimize, prepare
+from core.passes.pipeline import PassReport
 from core.passes.recompute import Recompute
 from core.passes.rows import BatchInfo as Proof
 from core.passes.rows import rows
-from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan, plan_for_no_batch
 from core.plan.probe import misfit
 from core.plan.within import plan_within
+from core.rewriting import rewritten
 from core.runtime import artifact
 from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, InParts, Split, ready, ready_in_parts, ready_split
@@ -535,7 +532,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
     if is_any_size(binding) and not has_kernels(graph, options):
-        return _in_parts(whole, options, batching, binding)
+        return in_parts_for(whole, options, batching, binding)
     supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *supposed_of_sizes(graph, binding))))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
@@ -550,7 +547,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     planned, reports = planned_of(graph, options, choose, reports, supposed)
     check_fits(planned.plan, machine_bytes())
     if is_any_size(binding) and (planned.plan.fallbacks.nodes or planned.plan.copies):
-        return _in_parts(whole, options, batching, binding)
+        return in_parts_for(whole, options, batching, binding)
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
@@ -559,36 +556,6 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     plan = replace(planned.plan, log=tuple(log), sizes=sizes)
     states = {state.value.name: state.initial for state in graph.states}
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
-
-
-def _in_parts(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> InParts:
-    """Code for any sizes of a model of which some nodes have no kernel for any."""
-
-    def rewrite(graph: Graph, inside: bool) -> Graph:
-        return rewritten(graph, options, inside, in_parts=True)[0]
-
-    names = tuple(name for name, _ in binding)
-    apart = tuple((name, size(place)) for place, name in enumerate(names))
-    return in_parts(bind(graph, batching, apart), names, options, rewrite)
-
-
-def rewritten(
-    graph: Graph, options: Options, inside: bool = False, in_parts: bool = False
-) -> tuple[Graph, list[PassReport]]:
-    """A graph whose shapes are known, as the passes leave it for what the options name. `inside` and `in_parts`: see
-    the options of passes."""
-    here = not options.devices
-    own = narrow_products(graph)
-    wanted = "float32" if options.precision == "tf32" else options.precision
-    precision = str(own) if own is not None and wanted == "float32" else wanted
-    integers = not here or has_bytes(host())
-    passes = PassOptions(precision=precision, integers=integers, host=here, inside=inside, in_parts=in_parts)
-    graph, reports = (optimize if options.optimize else prepare)(graph, passes)
-    if is_on():
-        from core.check.types import check_types
-
-        check_types(graph)
-    return graph, reports
 
 
 def target_of(options: Options) -> Target:

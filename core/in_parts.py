@@ -31,15 +31,29 @@ from core.plan.placement import HOST, graph_of, groups_of
 from core.plan.plan import Planned, weight_chunks
 from core.plan.planner import make_plan
 from core.reference import shown_by
+from core.rewriting import rewritten
 from core.runtime.compiled import Compiled, InParts
+from core.runtime.given import Sizes
 from core.runtime.script import PART
+from core.runtime.session import BatchInfo
 from core.runtime.store import open_store
-from core.sizes import equality, extents_of, input_symbols, supposed_of
+from core.sizes import bind, equality, extents_of, input_symbols, supposed_of
 
 Rewrite: TypeAlias = Callable[[Graph, bool], Graph]  # a graph, and whether it is a body
 
 _REFERENCE = "reference"
 _ANY = str(size(0))  # a size that every model has: of a part that depends on none
+
+
+def in_parts_for(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> InParts:
+    """Code for any sizes of a model of which some nodes have no kernel for any."""
+
+    def rewrite(graph: Graph, inside: bool) -> Graph:
+        return rewritten(graph, options, inside, in_parts=True)[0]
+
+    names = tuple(name for name, _ in binding)
+    apart = tuple((name, size(place)) for place, name in enumerate(names))
+    return in_parts(bind(graph, batching, apart), names, options, rewrite)
 
 
 def in_parts(graph: Graph, sizes: tuple[str, ...], options: Options, rewrite: Rewrite) -> InParts:

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from core.codegen.target import host
 from core.errors import LatheError
-from core.ir.dim import Dim, is_never_negative, substitute
-from core.ir.dims import is_sized, place_of, size
-from core.ir.equation import solved
-from core.ir.graph import Graph, Value, node_reads
+from core.ir.dim import Dim, substitute
+from core.ir.dims import size
+from core.ir.graph import Graph, Value
 from core.kernels.catalog import select
-from core.ops.inference import infer_graph
-from core.ops.meeting import Pair, met_in
 from core.ops.registry import are_everywhere
 from core.options import Options
-from core.passes.base import shape_of
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import optimize, prepare
 from core.plan.choice import Asked, Choice, choose_kernels, plannable
-from core.plan.control import NotNative
+from core.plan.control import CONTROL, NotNative
 from core.plan.order import order
 from core.plan.plan import Planned
-from core.runtime.any_size import AnySize
+from core.runtime.any_size import AnyCode, AnySize
 from core.runtime.background import Background
 from core.runtime.executable import Executable
 from core.runtime.general import General
 from core.runtime.given import Sizes, is_any_size
 from core.runtime.session import BatchInfo, Description
 from core.runtime.shapes import StandIn
-from core.sizes import bind, input_symbols
+from core.sizes import bind, equal_sizes, extents_of, input_symbols
 from core.specialise import Source
 
 
@@ -43,24 +39,51 @@ class MakePart(Protocol):
     ) -> Executable: ...
 
 
-def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sizes:
-    """The binding of code for any sizes: what each symbol of the inputs is in terms of the sizes of its table. Empty
-    where some node of the model has no kernel that takes any sizes, and for models where only the batch size is free:
-    they have no other symbol, or weights fix what those are.
-    """
+class MakeAnySize(Protocol):
+    """The same for code for any sizes, which may be in parts."""
+
+    def __call__(
+        self, graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options
+    ) -> AnyCode: ...
+
+
+def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> tuple[Sizes, bool]:
+    """The binding of code for any sizes, what each symbol of the inputs is in terms of the sizes of its table, and
+    whether that code is whole: else it is in parts, since some node of the model has no kernel that takes any sizes.
+    Empty where none has one, and for models where only the batch size is free: they have no other symbol, or weights
+    fix what those are."""
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
-        return ()
+        return (), False
     try:
         binding = _with_equal_sizes(graph)
         if {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}:
-            return ()  # code for any batch size and these numbers serves all runs
+            return (), False  # code for any batch size and these numbers serves all runs
         passes = optimize if options.optimize else prepare
         rewritten, _ = passes(bind(graph, batching, binding), PassOptions(precision=options.precision))
-        asked = Asked(host(), options.threads, select, options.winograd, _no_body)
-        choice = choose_kernels(rewritten, order(rewritten), asked)
+        choice = _choice(rewritten, options)
     except (LatheError, ValueError):
-        return ()
-    return binding if not choice.reasons and _are_computed(rewritten.outputs, choice) else ()
+        return (), False
+    whole = _is_whole(rewritten, choice)
+    return binding if whole or _has_some(rewritten, choice) else (), whole
+
+
+def has_kernels(graph: Graph, options: Options) -> bool:
+    """Whether each node of a graph, which passes have rewritten, has a kernel for any sizes."""
+    return _is_whole(graph, _choice(graph, options))
+
+
+def _choice(graph: Graph, options: Options) -> Choice:
+    asked = Asked(host(), options.threads, select, options.winograd, _no_body)
+    return choose_kernels(graph, order(graph), asked)
+
+
+def _is_whole(graph: Graph, choice: Choice) -> bool:
+    return not choice.reasons and _are_computed(graph.outputs, choice)
+
+
+def _has_some(graph: Graph, choice: Choice) -> bool:
+    """Whether some node has a kernel, or there are bodies whose nodes may have one."""
+    return bool(choice.calls) or any(node.op in CONTROL for node in graph.nodes)
 
 
 def _are_computed(outputs: Sequence[Value], choice: Choice) -> bool:
@@ -79,46 +102,22 @@ def _with_equal_sizes(graph: Graph) -> Sizes:
     for _ in names:
         bound = graph.clone(dict(binding))
         bound.defaults.clear()  # as `bind` does
-        met = met_in(bound, infer_graph(bound))
-        found = _solutions(met.equal) or _solutions(met.broadcast)
+        found = equal_sizes(bound)
         if not found:
             break
         binding = tuple((name, substitute(dim, found)) for name, dim in binding)
     return binding
 
 
-def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
-    """Sizes, and what they are where all of these pairs are equal; no size is named that another one replaces. Pairs
-    that no sizes make equal are left out."""
-    found: dict[str, Dim] = {}
-    for pair in pairs:
-        one, other = (substitute(dim, found) for dim in pair)
-        if not all(isinstance(dim, int) or is_sized(dim) for dim in (one, other)):
-            continue
-        answer = solved(one, other, lambda name: place_of(name) is not None)
-        if answer is not None:
-            found = {name: substitute(dim, dict([answer])) for name, dim in found.items()} | dict([answer])
-    return found
-
-
 def supposed_of_sizes(graph: Graph, binding: Sizes) -> tuple[Dim, ...]:
     """What code for any sizes supposes besides the types of its graph; nothing for other bindings."""
-    return (*_equalities(binding), *_extents(graph)) if is_any_size(binding) else ()
+    return (*_equalities(binding), *extents_of(graph)) if is_any_size(binding) else ()
 
 
 def _equalities(binding: Sizes) -> tuple[Dim, ...]:
     """What must not be negative where each size of the table is what the binding takes it for."""
     pairs = [(size(place), dim) for place, (_, dim) in enumerate(binding) if dim != size(place)]
     return tuple(difference for one, other in pairs for difference in (one - other, other - one))
-
-
-def _extents(graph: Graph) -> tuple[Dim, ...]:
-    """What the code for any sizes supposes besides the types: kernels are written for extents of at least one. A part
-    of a Concat may be empty, as a past is before the first token."""
-    read = [value for node in graph.nodes if node.op != "Concat" for value in node_reads(node)]
-    made = [value for node in graph.nodes for value in node.outputs]
-    dims = dict.fromkeys(dim for value in (*read, *made) for dim in shape_of(value) or ())
-    return tuple(dim - 1 for dim in dims if not isinstance(dim, int) and not is_never_negative(dim - 1))
 
 
 def _no_body(graph: Graph) -> Planned:
@@ -132,7 +131,7 @@ def for_any_size(options: Options) -> Options:
 
 
 def stand_in(
-    graph: Graph, description: Description, options: Options, make: MakePart, source: Source | None
+    graph: Graph, description: Description, options: Options, make: MakeAnySize, source: Source | None
 ) -> StandIn:
     """What answers for shapes that have no code of their own: code for any sizes, or else the references. `source`:
     where a child process finds the graph."""

@@ -12,15 +12,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import sizes_of, stand_in, supposed_of_sizes
-from core.check.switch import is_on
+from core.any_size import has_kernels, sizes_of, stand_in, supposed_of_sizes
 from core.codegen.jit import compiler_version, llvm_version
-from core.codegen.target import has_bytes, host
+from core.codegen.target import host
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import import_model, load
 from core.frontends.proto import parse_model
+from core.in_parts import in_parts_for
 from core.ir.dim import Dim
 from core.ir.graph import Graph
 from core.kernels.catalog import Selector
@@ -33,22 +33,22 @@ from core.packing import pack_info, packed_maker
 from core.passes.assumptions import as_one_batch
 from core.passes.fed_sizes import with_shadows
 from core.passes.feed_defaults import with_fed, with_ranks, with_types
-from core.passes.pipeline import Options as PassOptions
-from core.passes.pipeline import PassReport, optimize, prepare
+from core.passes.pipeline import PassReport
 from core.passes.recompute import Recompute
 from core.passes.rows import BatchInfo as Proof
 from core.passes.rows import rows
-from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan, plan_for_no_batch
 from core.plan.probe import misfit
 from core.plan.within import plan_within
+from core.rewriting import rewritten
 from core.runtime import artifact
 from core.runtime.bundle import MAGIC, Written
-from core.runtime.compiled import Compiled, Split, ready, ready_split
+from core.runtime.compiled import Compiled, InParts, Split, ready, ready_in_parts, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.given import Sizes, is_any_size
+from core.runtime.in_parts import PartsRunner
 from core.runtime.memory import give_back, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
@@ -96,11 +96,12 @@ def compile(
     "background" compiles without measuring, and measures everything in a child process while that serves; the tuned
     code then takes its place (`Session.settle` waits for it). It needs the path of a file, and the cache.
 
-    A model with symbolic dimensions besides the batch size is compiled for any sizes, if each of its nodes has a kernel
-    that takes any; the first run waits for that, and a combination that comes often gets code of its own in the
-    background. Other models are compiled for each combination that a run shows. The first one is waited for; others are
-    compiled in the background, and the references answer meanwhile where that is faster. `new_shapes="wait"` waits for
-    each combination, and has nothing compiled in the background; "background" waits for none.
+    A model with symbolic dimensions besides the batch size is compiled for any sizes; the first run waits for that, and
+    a combination that comes often gets code of its own in the background. Nodes without a kernel that takes any sizes
+    run on their references. A model of which no node has one is compiled for each combination that a run shows. The
+    first one is waited for; others are compiled in the background, and the references answer meanwhile where that is
+    faster. `new_shapes="wait"` waits for each combination, unless every node has a kernel for any sizes, and has
+    nothing compiled in the background; "background" waits for none.
 
     `packing` compiles a model of sequences for tokens instead, whatever the lengths: `Session.run_packed` lays
     sequences one after the other, so many tokens to a run at most, where that is proven to give what each would get
@@ -235,6 +236,8 @@ def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled 
     if other_symbols(graph, batching) or (batching.supposed and not graph.states):
         return graph
     made = build(graph, options, batching, ())
+    if isinstance(made, InParts):
+        raise UnsupportedError("code for any sizes is no code for a batch size")
     parts = made.parts if isinstance(made, Split) else (made,)
     return graph if any(part.plan.supposed for part in parts) and not graph.states else made
 
@@ -371,8 +374,8 @@ def _maker_of(
     if graph.states or options.devices:
         return maker(make, options, "wait", None, source)
     general = None
-    if new_shapes != "wait" or description.any_size:
-        general = stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
+    if new_shapes != "wait" or (description.any_size and not description.in_parts):
+        general = stand_in(graph, description, options, partial(_stored_for_any, source=source), source)
     return maker(make, options, new_shapes, general, source)
 
 
@@ -405,12 +408,13 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     together, proof = as_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
-    any_size = sizes_of(together, description.batching, options)
-    if not any_size and (shaded := with_shadows(together)) is not together:
+    any_size, whole = sizes_of(together, description.batching, options)
+    if not whole and (shaded := with_shadows(together)) is not together:
         other = describe(shaded, options)
-        if any_size := sizes_of(shaded, other.batching, options):
-            together, description = shaded, other
-    return together, replace(description, declared=declared, any_size=any_size)
+        sizes, is_whole = sizes_of(shaded, other.batching, options)
+        if is_whole:
+            together, description, any_size, whole = shaded, other, sizes, True
+    return together, replace(description, declared=declared, any_size=any_size, in_parts=bool(any_size) and not whole)
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -486,8 +490,16 @@ def _stored_on_host(
     return _on_host(_stored(graph, description, binding, options, source))
 
 
+def _stored_for_any(
+    graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options, source: Source | None
+) -> Executable | PartsRunner:
+    """As `_stored`, of code for any sizes."""
+    made = _stored(graph, description, binding, options, source)
+    return made if isinstance(made, PartsRunner) else _on_host(made)
+
+
 def _keep(
-    source: Source, description: Description, binding: Sizes, options: Options, compiled: Compiled | Split
+    source: Source, description: Description, binding: Sizes, options: Options, compiled: Compiled | Split | InParts
 ) -> Written:
     path = source.place(binding, options)
     written = artifact.save(path, description, options.kept(), compiled, durable=False)
@@ -496,9 +508,14 @@ def _keep(
 
 
 def loaded(
-    compiled: Compiled | Split, options: Options, batching: BatchInfo, adopted: Mapping[str, Block] | None = None
+    compiled: Compiled | Split | InParts,
+    options: Options,
+    batching: BatchInfo,
+    adopted: Mapping[str, Block] | None = None,
 ) -> Runner:
     """Compiled code and weights in memory, ready to run. DeviceMemoryError where a device has no room for its part."""
+    if isinstance(compiled, InParts):
+        return ready_in_parts(compiled, options.threads, options.max_batch)
     if isinstance(compiled, Split):
         return ready_split(
             compiled, lambda part: ready(part, options.threads, options.max_batch, independent=False, adopted=adopted)
@@ -506,17 +523,19 @@ def loaded(
     return ready(compiled, options.threads, options.max_batch, batching.divisible)
 
 
-def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split:
-    """The whole pipeline for one set of shapes, or for any sizes. UnsupportedError where nodes have no kernel for any
-    sizes: then each shape is better off with code of its own."""
+def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split | InParts:
+    """The whole pipeline for one set of shapes, or for any sizes: in parts, where some nodes have no kernel for any.
+    UnsupportedError where no node has one."""
     if not options.optimize:  # what the author wrote: products by their definition, too
         options = replace(options, winograd=False)
     # 1. the batch size becomes `n`, every other symbol a number; in code for any sizes all become sizes of a table
-    graph = bind(graph, batching, binding)
+    whole, graph = graph, bind(graph, batching, binding)
     varying = varying_in(binding)
     supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
+    if is_any_size(binding) and not has_kernels(graph, options):
+        return in_parts_for(whole, options, batching, binding)
     supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *supposed_of_sizes(graph, binding))))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
@@ -530,10 +549,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     # 4. choose kernels, share memory, give addresses
     planned, reports = planned_of(graph, options, choose, reports, supposed)
     check_fits(planned.plan, machine_bytes())
-    if is_any_size(binding) and (left := planned.plan.fallbacks.nodes):
-        raise UnsupportedError(f"{left[0]} has no kernel for any sizes")
-    if is_any_size(binding) and planned.plan.copies:
-        raise UnsupportedError("an output is what an input or another output is")
+    if is_any_size(binding) and (planned.plan.fallbacks.nodes or planned.plan.copies):
+        return in_parts_for(whole, options, batching, binding)
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
@@ -542,21 +559,6 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     plan = replace(planned.plan, log=tuple(log), sizes=sizes)
     states = {state.value.name: state.initial for state in graph.states}
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
-
-
-def rewritten(graph: Graph, options: Options) -> tuple[Graph, list[PassReport]]:
-    """A graph whose shapes are known, as the passes leave it for what the options name."""
-    here = not options.devices
-    own = narrow_products(graph)
-    wanted = "float32" if options.precision == "tf32" else options.precision
-    precision = str(own) if own is not None and wanted == "float32" else wanted
-    passes = PassOptions(precision=precision, integers=not here or has_bytes(host()), host=here)
-    graph, reports = (optimize if options.optimize else prepare)(graph, passes)
-    if is_on():
-        from core.check.types import check_types
-
-        check_types(graph)
-    return graph, reports
 
 
 def target_of(options: Options) -> Target:

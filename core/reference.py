@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from core.errors import FeedError, ModelError
 from core.feeds import check_feeds
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
-from core.ir.types import TensorType
+from core.ir.types import TensorType, ValueType
 from core.ops import registry
 from core.passes.feed_defaults import with_fed
 
@@ -36,15 +36,27 @@ def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
     return {value.name: environment[value] for value in graph.outputs}
 
 
+# Runs a node in the place of its reference: arguments, and the sizes that symbols stand for, to the node's outputs.
+RunCode: TypeAlias = Callable[[Sequence[Any], Mapping[str, int]], list[Any]]
+_NO_CODE: Mapping[Node, RunCode] = {}
+
+
 def run_nodes(
-    graph: Graph, environment: dict[Value, Any], known: dict[str, int], check: Callable[[], object] = bool
+    graph: Graph,
+    environment: dict[Value, Any],
+    known: dict[str, int],
+    check: Callable[[], object] = bool,
+    code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> None:
     """Execute all nodes of a graph whose inputs are bound in `environment`, binding the values they define, and the
-    symbols that their shapes show in `known`. `check` as in `run_node`."""
+    symbols that their shapes show in `known`. `check` and `code` as in `run_node`."""
     environment.update(graph.constants)
     for node in graph.nodes:
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, known, check, is_fed(node, graph.constants))
+        if node in code:
+            results = code[node](arguments, known)
+        else:
+            results = run_node(node, arguments, environment, known, check, is_fed(node, graph.constants), code)
         environment.update(zip(node.outputs, results, strict=False))
         learn_symbols(node, results, known)
 
@@ -65,9 +77,11 @@ def run_node(
     known: Mapping[str, int],
     check: Callable[[], object] = bool,
     fed: bool = True,
+    code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> list[Any]:
     """The outputs of one node; `environment` supplies what its bodies capture. `check` is called whenever a body is
-    about to run, and by what is open-ended: its error ends the node. `fed`: see `is_fed`.
+    about to run, and by what is open-ended: its error ends the node. `fed`: see `is_fed`. `code` runs some of the nodes
+    of its bodies.
 
     FeedError for data that the node cannot take, such as extents that do not fit each other; ModelError where they are
     all the model's own.
@@ -77,7 +91,9 @@ def run_node(
         check()
         inner = dict(environment)
         inner.update(zip(body.inputs, arguments, strict=True))
-        run_nodes(body, inner, dict(known), check)  # what a symbol of the body means may change with every iteration
+        shown = dict(known)  # what a symbol of the body means may change with every iteration
+        _learn(body.inputs, arguments, shown)
+        run_nodes(body, inner, shown, check, code)
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
@@ -104,9 +120,20 @@ def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> d
 
 def learn_symbols(node: Node, results: Sequence[Any], known: dict[str, int]) -> None:
     """Note what a node's results say of symbols that no input shows, such as how many elements are not zero."""
-    for value, result in zip(node.outputs, results, strict=False):
+    _learn(node.outputs, results, known)
+
+
+def _learn(values: Sequence[Value], results: Sequence[Any], known: dict[str, int]) -> None:
+    for value, result in zip(values, results, strict=False):
         for name, size in _solutions(value, result):
             known.setdefault(name, size)
+
+
+def shown_by(type_: ValueType) -> frozenset[str]:
+    """The symbols that an array of this type shows the values of."""
+    dims = type_.shape or () if isinstance(type_, TensorType) else ()
+    alone = [(min(symbols(dim)), dim) for dim in dims if len(symbols(dim)) == 1]
+    return frozenset(name for name, dim in alone if affine(dim, name) is not None)
 
 
 def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:

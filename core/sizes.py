@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from core.ir.dim import symbol, symbols
-from core.ir.graph import Graph
-from core.ir.types import Dim, TensorType
+from collections.abc import Iterable
+
+from core.ir.dim import Dim, is_never_negative, substitute, symbol, symbols
+from core.ir.dims import is_sized, place_of
+from core.ir.equation import solved
+from core.ir.graph import Graph, node_reads
+from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
+from core.ops.meeting import Pair, met_in
 from core.ops.supposed import suppositions
 from core.passes.base import shape_of
 from core.passes.rows import leading
@@ -62,3 +67,33 @@ def input_symbols(graph: Graph) -> list[str]:
 def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
     """Symbols of the inputs that are bound per shape."""
     return [name for name in input_symbols(graph) if name != batching.symbol]
+
+
+def equal_sizes(graph: Graph) -> dict[str, Dim]:
+    """Sizes that have to be something else for the nodes of a graph, and what they are then; else those that nodes
+    broadcast. Empty where there is none. Types are inferred anew."""
+    met = met_in(graph, infer_graph(graph))
+    return _solutions(met.equal) or _solutions(met.broadcast)
+
+
+def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
+    """Sizes, and what they are where all of these pairs are equal; no size is named that another one replaces. Pairs
+    that no sizes make equal are left out."""
+    found: dict[str, Dim] = {}
+    for pair in pairs:
+        one, other = (substitute(dim, found) for dim in pair)
+        if not all(isinstance(dim, int) or is_sized(dim) for dim in (one, other)):
+            continue
+        answer = solved(one, other, lambda name: place_of(name) is not None)
+        if answer is not None:
+            found = {name: substitute(dim, dict([answer])) for name, dim in found.items()} | dict([answer])
+    return found
+
+
+def extents_of(graph: Graph) -> tuple[Dim, ...]:
+    """What the code for any sizes supposes besides the types: kernels are written for extents of at least one. A part
+    of a Concat may be empty, as a past is before the first token."""
+    read = [value for node in graph.nodes if node.op != "Concat" for value in node_reads(node)]
+    made = [value for node in graph.nodes for value in node.outputs]
+    dims = dict.fromkeys(dim for value in (*read, *made) for dim in shape_of(value) or ())
+    return tuple(dim - 1 for dim in dims if not isinstance(dim, int) and not is_never_negative(dim - 1))

@@ -51,7 +51,8 @@ class Options:
     """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`:
     the type of what products multiply, "float32", "bfloat16" or "float16". `integers`: whether the target multiplies
     bytes faster than floats, so that products of quantized numbers are worth integer kernels. `host`: whether a CPU
-    runs what comes out, for whose kernels some forms are made. `inside`: whether the graph is the body of a node."""
+    runs what comes out, for whose kernels some forms are made. `inside`: whether the graph is the body of a node.
+    `in_parts`: whether the graph is cut into parts, so that a body is a graph of its own, for any sizes as well."""
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
@@ -59,6 +60,7 @@ class Options:
     integers: bool = True
     host: bool = True
     inside: bool = False
+    in_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def passes(options: Options) -> list[Pass]:
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
     last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
-    sizes: list[Pass] = [WriteIota()] if options.host and not options.inside else []
+    sizes: list[Pass] = [WriteIota()] if options.host and (options.in_parts or not options.inside) else []
     fusion: list[Pass] = [
         ExactProducts(),
         FuseEpilogue(),
@@ -115,7 +117,7 @@ def passes(options: Options) -> list[Pass]:
         *chains,
     ]
     narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
-    bodies = OptimizeBodies(lambda body: _counted(optimize(body, replace(options, inside=True))))
+    bodies: list[Pass] = [OptimizeBodies(lambda body: _counted(optimize(body, replace(options, inside=True))))]
     whole: list[Pass] = [Quantized(options.integers, options.host), ExpandFitted()]
     return [
         *whole,
@@ -132,7 +134,7 @@ def passes(options: Options) -> list[Pass]:
         *sizes,
         *fusion,
         *narrow,
-        bodies,
+        *([] if options.in_parts else bodies),
     ]
 
 
@@ -146,8 +148,8 @@ def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[Pa
 
 def prepare(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
     """`optimize` without the optimizations: every node stays what the model's author wrote."""
-    bodies = OptimizeBodies(lambda body: _counted(prepare(body, options)))
-    return run_passes(graph, [*preparation(options), bodies])
+    bodies: list[Pass] = [OptimizeBodies(lambda body: _counted(prepare(body, options)))]
+    return run_passes(graph, [*preparation(options), *([] if options.in_parts else bodies)])
 
 
 def _counted(result: tuple[Graph, list[PassReport]]) -> tuple[Graph, int]:

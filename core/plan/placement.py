@@ -273,11 +273,11 @@ def _with_views(work: _Work, where: dict[Node, str]) -> dict[Node, str]:
 
 
 def _cut(graph: Graph, where: Mapping[Node, str]) -> Placement:
-    groups = list(_groups(graph, where))
+    groups = list(groups_of(graph, where))
     home = {value: index for index, (_, nodes) in enumerate(groups) for node in nodes for value in node.outputs}
     owners = {state: _owner(state, graph, groups, home) for state in graph.states}
     parts = tuple(
-        Part(device, _graph_of(graph, index, nodes, home, [state for state, owner in owners.items() if owner == index]))
+        Part(device, graph_of(graph, index, nodes, home, [state for state, owner in owners.items() if owner == index]))
         for index, (device, nodes) in enumerate(groups)
     )
     rest = tuple(state for state, owner in owners.items() if owner is None)
@@ -286,7 +286,7 @@ def _cut(graph: Graph, where: Mapping[Node, str]) -> Placement:
     return Placement(parts, tuple(_crossings(parts)), rest, notes)
 
 
-def _groups(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:
+def groups_of(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:
     """Nodes in an order that changes the device only where nothing else is ready."""
     waiting, made = list(graph.nodes), {value for value in graph.values() if value.producer is None}
     while waiting:
@@ -326,8 +326,8 @@ def _owner(
     return next(iter(readers)) if len(readers) == 1 else None
 
 
-def _graph_of(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value, int], states: list[State]) -> Graph:
-    """The graph of a part, with values of its own."""
+def graph_of(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value, int], states: list[State]) -> Graph:
+    """The graph of part `index`, with values of its own. `home`: the part that makes each value."""
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}
     needed = [*reads, *(state.update for state in states)]

@@ -15,11 +15,13 @@ from core.runtime.background import Background
 from core.runtime.call import Call, Run
 from core.runtime.executable import Executable
 from core.runtime.given import Given
+from core.runtime.in_parts import PartsCall, PartsRunner
 from core.runtime.record import Record, tell
 from core.runtime.runner import Times
 from core.runtime.shapes import StandIn
 
-MakeSized: TypeAlias = Callable[[], Executable]
+AnyCode: TypeAlias = Executable | PartsRunner
+MakeSized: TypeAlias = Callable[[], AnyCode]
 
 _KEPT = 64  # sizes whose layouts are kept; when there are more, they are forgotten together
 
@@ -40,8 +42,8 @@ class AnySize:
         self._make, self._batch, self._general = make, batch, general
         self._at_hand, self._compile_beside = at_hand, compile_beside
         self._making = threading.Lock()
-        self._code: Executable | None = None
-        self._runs: dict[tuple[int, ...], Call | None] = {}
+        self._code: AnyCode | None = None
+        self._runs: dict[tuple[int, ...], Call | PartsCall | None] = {}
         self._failed = self._closed = False
 
     @property
@@ -65,7 +67,7 @@ class AnySize:
         return "code for any sizes" if self.quick else self._general.name
 
     @property
-    def runners(self) -> tuple[Executable, ...]:
+    def runners(self) -> tuple[AnyCode, ...]:
         return (self._code,) if self._code is not None else ()
 
     def prepare(self, background: Background | None = None) -> None:
@@ -87,19 +89,20 @@ class AnySize:
         with suppress(SessionClosed):
             if run is not None:
                 return run(given.arrays) if given.record is None else _recorded(code, run, given.arrays, given.record)
-        return None
+        # In parts, what the code does not serve may only show in the data: such runs come often, and wait for nothing.
+        return self._general.run(given, enough) if isinstance(code, PartsRunner) else None
 
     def call(self, given: Given) -> Run | None:
         return self._run_of(self._code, self._sizes(self._code, given)) if self._code is not None else None
 
-    def _sizes(self, code: Executable, given: Given) -> tuple[int, ...]:
+    def _sizes(self, code: AnyCode, given: Given) -> tuple[int, ...]:
         """The values of the code's table."""
         known = dict(given.binding)
         if self._batch is not None:
             known[self._batch] = given.rows
-        return tuple([known[name] for name in code.plan.sizes])
+        return tuple([known[name] for name in (code.sizes if isinstance(code, PartsRunner) else code.plan.sizes)])
 
-    def _run_of(self, code: Executable, sizes: tuple[int, ...]) -> Call | None:
+    def _run_of(self, code: AnyCode, sizes: tuple[int, ...]) -> Call | PartsCall | None:
         """The run for these values; None where the code does not serve them."""
         if sizes not in self._runs:
             if len(self._runs) >= _KEPT:
@@ -116,9 +119,11 @@ class AnySize:
             code.close()
 
 
-def _recorded(code: Executable, run: Call, arrays: Sequence[Any], record: Record) -> list[Any]:
+def _recorded(code: AnyCode, run: Call | PartsCall, arrays: Sequence[Any], record: Record) -> list[Any]:
     """A run of which `record` is told the kernels."""
-    times = Times(code.plan)
+    if isinstance(run, PartsCall):
+        return run.recorded(arrays, record)
+    times = Times(code.shares[0].plan)
     results = run(arrays, times.stamps)
     times.lap(0, times.stamps)
     tell([(share, times) for share in code.shares], record)

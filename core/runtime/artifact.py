@@ -8,6 +8,8 @@
     source     the graph itself, only for models compiled per shape those with defaults that a run may
                replace, and those whose code assumes more of the inputs than is declared
 
+Code for any sizes in parts has a plan and sections for each part, too, and a "script": the graph around them.
+
 Where nodes are spread over devices, every part has a plan and sections of its own ("0.code", "1.code"), and the facts
 say how values get from one to the other. The code of a GPU's part are binaries, up to sm_89 each with its PTX.
 
@@ -33,16 +35,17 @@ from core.ir.types import DType, TensorType, parse_type
 from core.plan.placement import Crossing
 from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime.bundle import Bundle, Chunks, Written, write_bundle
-from core.runtime.compiled import Compiled, Split, ready, ready_split
+from core.runtime.compiled import Compiled, InParts, Split, ready, ready_in_parts, ready_split
 from core.runtime.device import Device
 from core.runtime.devices import HOST, open_device
+from core.runtime.in_parts import PartsRunner
 from core.runtime.memory import let_go
 from core.runtime.placed import Wiring
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
 from core.runtime.sharing import SharedWeights
 
-SCHEMA = 9
+SCHEMA = 10
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def save(
     path: Path,
     description: Description,
     options: dict[str, Any],
-    content: Compiled | Split | Graph,
+    content: Compiled | Split | InParts | Graph,
     durable: bool = True,
     source: Graph | None = None,
 ) -> Written:
@@ -88,6 +91,11 @@ def save(
         facts["wiring"] = _wiring_to_json(content.wiring)
         sections |= _graph_sections("states", _as_constants(content.states))
         sections |= _graph_sections("constants", _as_constants(content.wiring.constants))
+    elif isinstance(content, InParts):
+        facts["parts"] = [_part_facts(part, sections, f"{index}.") for index, part in enumerate(content.parts)]
+        supposed = list(map(str, content.supposed))
+        facts["script"] = {"supposed": supposed, "notes": content.notes, "sizes": content.sizes}
+        sections |= _graph_sections("script", content.script)
     else:
         source = content
     if source is not None:
@@ -165,10 +173,21 @@ def _runner(bundle: Bundle, threads: int, description: Description) -> Runner | 
     if "parts" not in facts:
         return None
     read = [_read_part(bundle, each, f"{index}.") for index, each in enumerate(facts["parts"])]
+    if "script" in facts:
+        return _parts_runner(bundle, facts["script"], read, threads, max_batch)
     wiring = _wiring_from_json(facts["wiring"], _read_graph(bundle, "constants"))
     blocks = {id(part): weights for part, weights in read}
     content = Split(tuple(part for part, _ in read), wiring, _read_arrays(bundle, "states"))
     return ready_split(content, lambda part: ready(part, threads, max_batch, False, blocks[id(part)]))
+
+
+def _parts_runner(
+    bundle: Bundle, facts: Mapping[str, Any], read: list[tuple[Compiled, SharedWeights]], threads: int, max_batch: int
+) -> PartsRunner:
+    parts, supposed = tuple(part for part, _ in read), tuple(map(parse_dim, facts["supposed"]))
+    script = _read_graph(bundle, "script")
+    content = InParts(script, parts, supposed, tuple(facts["notes"]), tuple(facts["sizes"]))
+    return ready_in_parts(content, threads, max_batch, [weights for _, weights in read])
 
 
 def _read_part(bundle: Bundle, facts: Mapping[str, Any], prefix: str) -> tuple[Compiled, SharedWeights]:
@@ -260,6 +279,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "declared": {name: str(type_) for name, type_ in description.declared.items()},
         "packing": astuple(description.packing) if description.packing is not None else None,
         "any_size": [[name, str(dim)] for name, dim in description.any_size],
+        "in_parts": description.in_parts,
     }
 
 
@@ -277,6 +297,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             declared={name: parse_type(text) for name, text in data["declared"].items()},
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
             any_size=tuple((str(name), parse_dim(dim)) for name, dim in data["any_size"]),
+            in_parts=bool(data["in_parts"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"description is malformed: {type(error).__name__} {error}") from error

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from core.codegen.jit import Library
-from core.ir.graph import Array
+from core.ir.dim import Dim
+from core.ir.graph import Array, Graph
 from core.plan.plan import Plan
 from core.runtime.bundle import Chunks
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.devices import HOST, open_device
 from core.runtime.executable import Executable
+from core.runtime.in_parts import PartsRunner
 from core.runtime.memory import joined
 from core.runtime.placed import Placed, Wiring
 from core.runtime.room import Block
@@ -40,6 +42,19 @@ class Split:
     parts: tuple[Compiled, ...]
     wiring: Wiring
     states: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InParts:
+    """Code for any sizes in parts. `script` is what the references run: each node `PART` (script.py) stands for one of
+    the parts, whose plans name the symbols of the script that are their sizes. It is right as long as nothing of
+    `supposed` is negative. `sizes`: see `Plan.sizes`. `notes` say for people what runs on the references, and why."""
+
+    script: Graph
+    parts: tuple[Compiled, ...]
+    supposed: tuple[Dim, ...]
+    notes: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
 
 
 def ready(
@@ -76,3 +91,19 @@ def ready_split(content: Split, make: Callable[[Compiled], Runner]) -> Runner:
             failing.callback(parts[-1].close)
         failing.pop_all()
     return Placed(parts, content.wiring, content.states)
+
+
+def ready_in_parts(
+    content: InParts, threads: int, max_batch: int, held: Sequence[SharedWeights | None] = ()
+) -> PartsRunner:
+    """The parts of a script in memory. `held`: the weights of each, where they are in memory already."""
+    with ExitStack() as failing:
+        parts: list[Executable] = []
+        for part, weights in zip(content.parts, held or [None] * len(content.parts), strict=True):
+            made = ready(part, threads, max_batch, False, weights)
+            if not isinstance(made, Executable):
+                raise TypeError(f"a part of a script is for {part.device}, expected the host")
+            parts.append(made)
+            failing.callback(made.close)
+        failing.pop_all()
+    return PartsRunner(content.script, parts, content.sizes, content.supposed, content.notes)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from core.errors import Interrupted, SessionClosed
 from core.plan.plan import ARENA
 from core.runtime.memory import address_of, aligned_bytes
+
+RUN_NUMBERS = count(1)  # of runs; a thread's next one is never taken for the one before
 
 
 @dataclass(eq=False, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from core.plan.liveness import Affine
 from core.plan.plan import ARENA, FIRST_PORT, WEIGHTS, Address, Fallback, Plan, Port, Segment
 from core.reference import is_fed, learn_symbols, run_node
 from core.runtime.call import Call, Finished, Run, Setting, SizedSetting, Tail, no_room
-from core.runtime.context import Context, Contexts
+from core.runtime.context import RUN_NUMBERS, Context, Contexts
 from core.runtime.explain import explain_plan
 from core.runtime.layouts import Layouts
 from core.runtime.machine import peaks
@@ -47,9 +46,6 @@ _IN_A_ROW_NS = SPIN_NS * 4 // 5  # a worker that is about to sleep would have to
 _N, _FIRST, _LAST = int(ContextWord.N), int(ContextWord.FIRST), int(ContextWord.LAST)
 _THREADS, _TIMES, _CLEARED = int(ContextWord.THREADS), int(ContextWord.TIMES), int(ContextWord.CLEARED)
 _ARRAYS = int(ContextWord.ARRAY_COUNT)
-
-
-_NUMBERS = count(1)  # of runs; a thread's next one is never taken for the one before
 
 
 class Executable:
@@ -403,7 +399,7 @@ class Executable:
         try:
             context.make_room(self.plan.arena.at(max(n, 1)))
             if self.may_not_end:
-                context.run, context.thread, context.interrupted = next(_NUMBERS), threading.get_ident(), False
+                context.run, context.thread, context.interrupted = next(RUN_NUMBERS), threading.get_ident(), False
                 with self._guard:
                     self._in_flight.add(context)
         except BaseException:

@@ -20,9 +20,8 @@ from core.ir.graph import Array
 from core.plan.placement import Crossing
 from core.plan.plan import Plan
 from core.runtime.device_executable import DeviceExecutable
-from core.runtime.executable import Executable
 from core.runtime.resident import Held
-from core.runtime.runner import Runner, Share, Times
+from core.runtime.runner import Endless, Runner, Share, Times
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Placed:
         return tuple(share for part in self._parts for share in part.shares)
 
     @property
-    def hosts(self) -> tuple[Executable, ...]:
+    def hosts(self) -> tuple[Endless, ...]:
         return tuple(host for part in self._parts for host in part.hosts)
 
     def run(self, n: int, inputs: Sequence[Any], times: Sequence[Times] | None = None) -> list[Any]:

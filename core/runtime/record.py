@@ -38,9 +38,9 @@ def run_recorded(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], record:
     return results
 
 
-def tell(taken: Sequence[tuple[Share, Times]], record: Record) -> None:
-    """Tell `record` what ran, in order."""
-    found = [run for share, times in taken for run in _runs(share, times)]
+def tell(taken: Sequence[tuple[Share, Times]], record: Record, others: Sequence[KernelRun] = ()) -> None:
+    """Tell `record` what ran, in order; `others` ran beside what the shares have taken."""
+    found = [*others, *(run for share, times in taken for run in _runs(share, times))]
     for run in sorted(found, key=lambda run: run.began):
         record(run)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from core.ir.dim import Dim
 from core.plan.plan import Memory, Plan
 from core.runtime.machine import Peaks
-
-if TYPE_CHECKING:
-    from core.runtime.executable import Executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,21 @@ class Share:
     peaks: Callable[[], Peaks]
 
 
+class Endless(Protocol):
+    """What the host runs, and may run for ever."""
+
+    @property
+    def may_not_end(self) -> bool: ...
+
+    def runs(self) -> dict[int, int]:
+        """The number of the run that each thread is in, where a run may not end by itself."""
+        ...
+
+    def interrupt(self, run: int | None = None) -> None:
+        """Make a run, or all under way, end soon; they raise Interrupted."""
+        ...
+
+
 class Runner(Protocol):
     """Runs a model. Any number of threads may call `run`; after `close` runs raise SessionClosed."""
 
@@ -65,7 +77,7 @@ class Runner(Protocol):
         ...
 
     @property
-    def hosts(self) -> tuple[Executable, ...]:
+    def hosts(self) -> tuple[Endless, ...]:
         """What of it the host runs. Only there a run may not end, and can be broken off: kernels of devices have no
         loops that data decide on."""
         ...

@@ -25,7 +25,7 @@ from core.runtime.given import Binding, Given, Sizes, is_any_size
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
-from core.runtime.runner import Runner, memory_of, supposed_by
+from core.runtime.runner import Endless, Runner, memory_of, supposed_by
 from core.runtime.shadows import ShadowInputs
 from core.runtime.shapes import Made, Maker, Shape, Shapes
 from core.runtime.variants import Fed, Ranks, Variants
@@ -86,6 +86,7 @@ class Description:
     may_not_end: bool = False  # data can make a run of some shapes go on for ever
     defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
     any_size: Sizes = ()  # what the symbols of the inputs are in code for any sizes; empty where there is none
+    in_parts: bool = False  # that code is in parts, with references between them
     # The inputs as the model declares them, where `inputs` assumes more (`passes/assumptions.py`).
     declared: Mapping[str, ValueType] = field(default_factory=dict)
 
@@ -186,11 +187,11 @@ class Session:
 
     @property
     def memory(self) -> Memory | None:
-        """What the plan needs; None before the first shapes of a model with several symbols are known."""
+        """What the plan needs: of the shape used last, else of code for any sizes. None before there is any code."""
         packed = self._packed.made if self._packed is not None else None
         if packed is not None:
             return packed.tokens.plan.memory
-        executables = list(self._shapes.made().values())
+        executables = [*self._shapes.standing(), *self._shapes.made().values()]
         return memory_of(executables[-1]) if executables else None
 
     @property
@@ -410,7 +411,7 @@ class Session:
         for host in self._endless():
             host.interrupt(run)
 
-    def _endless(self) -> list[Executable]:
+    def _endless(self) -> list[Endless]:
         """What runs that may not end, also where better code has taken its place meanwhile."""
         packed = self._packed.made if self._packed is not None else None
         runners = [*self._shapes.runners(), *(packed.runners if packed is not None else ())]
@@ -489,6 +490,6 @@ def _call_of(runner: Runner, n: int) -> Run:
     return runner.call(n) if isinstance(runner, Executable) else partial(runner.run, n)
 
 
-def _endless(runner: Runner) -> list[Executable]:
+def _endless(runner: Runner) -> list[Endless]:
     """The parts of a run that may go on for ever."""
     return [host for host in runner.hosts if host.may_not_end]

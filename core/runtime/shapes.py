@@ -19,7 +19,6 @@ from weakref import WeakSet
 from core.errors import SessionClosed
 from core.runtime.background import Background
 from core.runtime.call import Run
-from core.runtime.executable import Executable
 from core.runtime.given import Given, Sizes
 from core.runtime.runner import Runner, serves_none
 
@@ -62,7 +61,7 @@ class StandIn(Protocol):
         """What answers, for people."""
 
     @property
-    def runners(self) -> tuple[Executable, ...]:
+    def runners(self) -> tuple[Runner, ...]:
         """The code that it runs."""
 
     def call(self, given: Given) -> Run | None:

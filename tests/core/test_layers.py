@@ -29,7 +29,7 @@ LAYERS = [
     ["core.options"],
     ["core.tune"],
     ["core.split"],
-    ["core.specialise", "core.packing", "core.any_size", "core.sizes", "core.tidy"],
+    ["core.specialise", "core.packing", "core.any_size", "core.in_parts", "core.sizes", "core.rewriting", "core.tidy"],
     ["core.compiler"],
     ["core.custom", "core.ahead"],
     ["core.nn"],

@@ -7,10 +7,11 @@ import statistics
 from functools import lru_cache
 from math import inf
 
-from core.compiler import describe, rewritten
+from core.compiler import describe
 from core.errors import DeviceMemoryError
 from core.frontends.onnx import load
 from core.options import make_options
+from core.rewriting import rewritten
 from core.runtime.device_trial import device_bench
 from core.runtime.devices import canonical, open_device
 from core.runtime.store import open_store

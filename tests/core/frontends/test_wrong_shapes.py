@@ -87,7 +87,8 @@ def test_a_value_of_which_only_the_shape_is_read_has_its_own(reader: str, shape:
 
 @pytest.mark.parametrize("made", ["Reshape", "Expand"])
 def test_no_node_goes_because_of_the_shape_that_it_is_declared_to_make(made: str) -> None:
-    """A Reshape to the shape that it has, and an Expand to the shape of a sum that broadcasts by itself."""
+    """A Reshape to the shape that it has, and an Expand to the shape of a sum that broadcasts by itself. Where what is
+    fed makes another shape, the answer is ONNX Runtime's."""
     body = "r = Neg(w) y = Reshape(r, s) z = Neg(y)" if made == "Reshape" else "y = Expand(w, s) z = Add(y, w)"
     data = model("float[3,2] w, int64[k] s => float z", body)
     proto = onnx.load_from_string(data)
@@ -96,9 +97,8 @@ def test_no_node_goes_because_of_the_shape_that_it_is_declared_to_make(made: str
     proto.graph.value_info.append(onnx.parser.parse_graph("g (float[3,2] y) => (float r) { r = Neg(y) }").input[0])
     fits, other = ({"w": normal(3, 2), "s": np.array(s)} for s in ([3, 2], [2, 3] if made == "Reshape" else [4, 1, 1]))
     with core.compile(proto.SerializeToString(), tune="off") as session:
-        np.testing.assert_array_equal(session.run(fits)["z"], theirs(proto.SerializeToString(), fits)["z"])
-        with pytest.raises(FeedError, match=rf"\({made}\): its output 'y' has shape"):
-            session.run(other)
+        for feeds in (fits, other):
+            np.testing.assert_array_equal(session.run(feeds)["z"], theirs(proto.SerializeToString(), feeds)["z"])
 
 
 @pytest.mark.parametrize("declared", ["[77,1]", "[2,1]", "[n,1]"])

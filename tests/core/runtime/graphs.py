@@ -28,14 +28,13 @@ def mlp(seed: int = 0, hidden: int = 48) -> Graph:
 
 
 def sequence() -> Graph:
-    """[batch, length, 8] -> softmax over the length, moved by one row, the first one mirrored: a model of two symbols.
-    The kernel that mirrors needs a known length, so there is no code for any sizes."""
+    """[batch, length, 8] -> [batch, length + 2, 8], the rows beside the first and the last one mirrored: a model of two
+    symbols. The kernel that mirrors needs a known length, so there is no code for any sizes, and no part of it."""
     graph = Graph("sequence")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (N, symbol("length"), 8)))
-    pads, *part = (b.constant(np.array(each), "c") for each in ([0, 1, 0, 0, 0, 0], [0], [-1], [1]))
-    mirrored = b("Pad", b("Softmax", b("Exp", x), axis=1), pads, mode="reflect")
-    graph.outputs = [b("Slice", mirrored, *part)]
+    before, behind = (b.constant(np.array(pads), "c") for pads in ([0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]))
+    graph.outputs = [b("Pad", b("Pad", x, before, mode="reflect"), behind, mode="reflect")]
     return graph
 
 

@@ -25,6 +25,7 @@ from core.runtime.background import Background
 from core.runtime.general import General, work
 from core.runtime.given import Binding, Given
 from core.runtime.shapes import Made
+from tests.core import partial
 from tests.core.runtime import graphs
 
 Feeds = dict[str, np.ndarray]
@@ -152,14 +153,51 @@ def test_answers_of_the_general_version_are_fresh_arrays_in_rows() -> None:
     assert not any(np.shares_memory(output, owned) for output in outputs for owned in (array, graph.constants[kept]))
 
 
-def test_work_is_that_of_products_and_unknown_for_loops() -> None:
+def test_work_is_that_of_products_and_of_calling_nodes() -> None:
     graph = Graph("products")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 3, 10, 10)))
     weights = b.constant(np.zeros((4, 3, 3, 3), np.float32))
     graph.outputs = [b("Conv", x, weights, pads=(1, 1, 1, 1))]
-    assert work(graph, {"batch": 2}) == 2 * (2 * 4 * 100) * 27
+    one, two = work(graph, {"batch": 1}), work(graph, {"batch": 2})
+    assert two - one == 2 * (4 * 100) * 27
     assert work(graph, {}) == float("inf")
+
+
+each_with_steps = pytest.mark.parametrize("name", ["lstm", "scanned", "looped"])
+
+
+def partial_graph(name: str) -> Graph:
+    return core.load(partial.MODELS[name]().SerializeToString())
+
+
+@each_with_steps
+def test_work_over_time_grows_with_the_steps(name: str) -> None:
+    graph = partial_graph(name)
+    few, many = (work(graph, {"batch": 2, "length": length}) for length in (10, 10_000))
+    assert 500 * few < many < 2000 * few
+
+
+@each_with_steps
+def test_references_answer_a_new_length_of_a_model_with_steps(name: str) -> None:
+    graph, feeds = partial_graph(name), partial.feeds(2, 9)
+    outputs = General(graph).run(Given(2, [feeds["x"]], (("length", 9),)), lambda: False)
+    assert outputs is not None
+    np.testing.assert_allclose(outputs[0], core.interpret(graph, feeds)["y"])
+
+
+def test_references_do_not_begin_what_takes_long_or_may_not_end() -> None:
+    many = np.zeros((2, 300_000, 16), np.float32)
+    assert General(partial_graph("lstm")).run(Given(2, [many], (("length", 300_000),)), lambda: False) is None
+    assert work(partial_graph("looped_on"), {"batch": 2, "length": 4}) == float("inf")
+
+
+def test_references_leave_a_loop_once_nobody_waits() -> None:
+    asked = itertools.count()
+    x = np.zeros((2, 500, 16), np.float32)
+    given = Given(2, [x], (("length", 500),))
+    assert General(partial_graph("looped")).run(given, lambda: next(asked) > 40) is None
+    assert next(asked) < 50
 
 
 def test_a_feed_that_does_not_fit_is_refused_whoever_answers() -> None:

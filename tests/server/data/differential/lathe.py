@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -100,6 +101,18 @@ class Observed(LatheProtocol):
             turn.cycle is self.receiving_cycle if isinstance(turn, AsgiTurn) else turn is self.receiving
         )
 
+    def between_calls(self, size: int) -> Reading | None:
+        """What was made of a stream of so many bytes; None until nothing more will come of it. The event loop looks,
+        between two of its calls: within one, an answer may be written and its connection not closed yet."""
+        seen: Future[Reading | None] = Future()
+
+        def look() -> None:
+            whole = (self.received >= size or self.lost) and self.is_settled
+            seen.set_result(self.reading() if whole else None)
+
+        self.loop.call_soon_threadsafe(look)
+        return seen.result(PATIENCE)
+
     def reading(self) -> Reading:
         """What was made of the stream."""
         whole = []
@@ -179,12 +192,12 @@ class Lathe:
         end = time.monotonic() + PATIENCE
         while True:
             observed = Observed.by_port.get(port)
-            if observed is not None and (observed.received >= len(data) or observed.lost) and observed.is_settled:
+            if observed is not None and (found := observed.between_calls(len(data))) is not None:
                 break
             assert time.monotonic() < end, f"not read and answered in time: {data[:200]!r}"
             time.sleep(0.0005)
         del Observed.by_port[port]
-        reading, refused = observed.reading(), observed.refused
+        reading, refused = found, observed.refused
         if refused is None:
             return Outcome(reading)
         answers = b""

@@ -17,6 +17,7 @@ from core.frontends.onnx import STANDARD_DOMAINS
 from core.ir.types import DType
 from core.kernels.catalog.base import VIEWS, families
 from core.ops import registry
+from tests.core.frontends.refused import OPERATORS
 
 COVERAGE = Path("core/ops/COVERAGE.md")
 
@@ -43,9 +44,14 @@ CONTRIBUTED = """
 ## com.microsoft
 
 What exporters and ONNX Runtime's optimizer and quantizer write; rewritten on import as operators above, but for
-Tokenizer, which has a reference of its own:
+{own}, which have references of their own:
 {operators}.
-"""
+
+Of what ONNX Runtime's CPU provider runs, these are refused:
+
+| Operator | Domain | Why |
+|---|---|---|
+{refused}"""
 
 TABLE = """
 ## {domain}
@@ -90,7 +96,12 @@ def coverage() -> str:
 
 
 def _contributed() -> str:
-    return CONTRIBUTED.format(operators=fill(", ".join(sorted([*contrib.lowered(), "Tokenizer"])), 120))
+    own = [name for name in registry.names() if registry.get(name).domain == contrib.DOMAIN]
+    taken = sorted([*contrib.lowered(), *contrib.renamed(), *own])
+    refused = "".join(
+        f"| {op} | {domain or 'ai.onnx'} | {reason} |\n" for (domain, op), reason in sorted(OPERATORS.items())
+    )
+    return CONTRIBUTED.format(own=", ".join(own), operators=fill(", ".join(taken), 120), refused=refused)
 
 
 def _table(domain: str, rows: Iterable[Row]) -> str:

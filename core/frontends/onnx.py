@@ -244,6 +244,11 @@ class _Importer:
         version = frame.opsets.get(domain)
         if version is None:
             raise ModelError(f"is of domain '{domain}', of which the model imports no opset", where=where)
+        if standard := contrib.as_standard(proto, domain, attrs, where):
+            proto, attrs, least = standard
+            frame = replace(frame, opsets={**frame.opsets, "": max(frame.opsets.get("", 0), least)})
+            self._operator(proto, "", inputs, attrs, frame)
+            return
         if _is_ours(proto.op_type, domain) or contrib.find_lowering(domain, proto.op_type):
             label = frame.emitter.label
             self._emit(OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, label, domain), frame)

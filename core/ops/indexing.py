@@ -343,6 +343,18 @@ class OneHot(OpDef):
         off, on = ((dy * part).sum(keepdims=False).unsqueeze(0) for part in (1 - hot, hot))
         return [None, None, off.op("Concat", on, axis=0)]
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Of a known depth: one of the two values at each place, by comparison with its number."""
+        depth, indices, values = g.param("depth"), g.x(0).cast(DType.INT64), g.x(2)
+        if depth is None or not isinstance(_whole(depth[0]), int) or values.shape != (2,):
+            g.unsupported("depth, or how many values there are, is not known")
+        count, rank = int(depth[0]), indices.rank + 1
+        axis = normalize_axis(g, g.attr("axis"), rank)
+        order = np.arange(count).reshape([count if i == axis else 1 for i in range(rank)])
+        places = (indices < 0).where(indices + count, indices).unsqueeze(axis)
+        off, on = (values.gather(g.writer.number(index, DType.INT64)) for index in (0, 1))
+        return [places.equals(g.writer.array(order, DType.INT64)).where(on, off)]
+
 
 def _whole(value: Any) -> Dim:
     return int(value) if isinstance(value, float) else value

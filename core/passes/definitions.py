@@ -1,7 +1,8 @@
 """Operators without kernels that others compute: each is replaced by its definition in other operators.
 
 So every later pass, and every proof, sees products: Einsum, and Fourier transforms of a known, moderate length. Col2Im
-moves elements, or is a transposed convolution.
+moves elements, or is a transposed convolution. Norms of float32 are reductions and elementwise operators, OneHot
+is a comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from core.ops.terms import Writer
 from core.passes.base import PassResult, has_ranks, input_symbols
 from core.passes.edit import Editor
 
-_DEFINED = frozenset({"Einsum", "DFT", "STFT", "Col2Im"})
+_NORMS = frozenset({"LpNormalization", "MeanVarianceNormalization"})
+_DEFINED = frozenset({"Einsum", "DFT", "STFT", "Col2Im", "OneHot"}) | _NORMS
 
 # Multiplications for each number of a signal. There the fast transform of the reference takes about half the time of
 # products, on one thread. But it has only one, it splits native code, and tables must stay small.
@@ -42,6 +44,8 @@ class Define:
 
     def _rewrite(self, editor: Editor, node: Node) -> bool:
         if not has_ranks(node) or not node.output.dtype.is_float or not self._is_short(editor, node):
+            return False
+        if node.op in _NORMS and node.output.dtype is not DType.FLOAT32:  # the reference sums half floats in float32
             return False
         body = _definition(editor, node)
         if body is None or not self._pays(editor, node, body):

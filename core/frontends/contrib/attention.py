@@ -1,4 +1,4 @@
-"""Attention over several heads, embeddings and rotary positions, in terms of products and Softmax.
+"""Attention over several heads, and embeddings, in terms of products and Softmax.
 
 Letters in shapes: B batch, S queries, P keys kept from before, T = P + new keys, N heads, D numbers per head.
 """
@@ -10,6 +10,7 @@ from functools import reduce
 from typing import Any
 
 from core.errors import UnsupportedError
+from core.frontends.contrib.quantized import dequantized, integer_product
 from core.frontends.contrib.table import constant, int64s, last, lowers, refuse
 from core.frontends.opsets import OnnxNode
 from core.frontends.scope import Emitter
@@ -26,13 +27,27 @@ def _attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
     The mask is int32: keys to attend to, [B] (their number), [B,T] or [B,S,T]. `past` and `present` are [2,B,N,P,D].
     """
-    refuse(node, "do_rotary", "past_present_share_buffer")
     x = e("MatMul", node.required(0), node.required(1))
     x = x if (bias := node.input(2)) is None else e("Add", x, bias)
+    return _self_attention(e, node, x, node.input(3), node.input(4), node.input(5))
+
+
+@lowers("QAttention")
+def _quantized_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """The same with input and weight of bytes: inputs x, weight, bias, their scales, mask, their zero points, past."""
+    x = integer_product(e, node, (0, 3, 6), (1, 4, 7))
+    return _self_attention(e, node, e("Add", x, node.required(2)), node.input(5), node.input(8), None)
+
+
+def _self_attention(
+    e: Emitter, node: OnnxNode, x: Value, mask: Value | None, past: Value | None, bias: Value | None
+) -> list[Value]:
+    """The outputs for queries, keys and values side by side in x [B,S,3*N*D]."""
+    refuse(node, "do_rotary", "past_present_share_buffer")
     q, k, v = (_heads(e, node, part) for part in _parts(e, node, x))
-    if (past := node.input(4)) is not None:
+    if past is not None:
         k, v = (e("Concat", _at(e, past, i), new, axis=2) for i, new in enumerate((k, v)))
-    y = _attended(e, node, q, k, v, _bias(e, node, q, k, 3, 5))
+    y = _attended(e, node, q, k, v, _bias(e, node, q, k, mask, bias))
     if len(node.outputs) < 2:
         return y
     stacked = (e("Unsqueeze", each, int64s(e, 0)) for each in (k, v))
@@ -51,7 +66,7 @@ def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     q, k, v = (value if value.tensor.rank == 4 else _heads(e, node, value) for value in given)
     if (past_k := node.input(6)) is not None and (past_v := node.input(7)) is not None:
         k, v = e("Concat", past_k, k, axis=2), e("Concat", past_v, v, axis=2)
-    y = _attended(e, node, q, k, v, _bias(e, node, q, k, 4, 5))
+    y = _attended(e, node, q, k, v, _bias(e, node, q, k, node.input(4), node.input(5)))
     kept = zip((k, v), node.outputs[1:3], strict=False)
     return [*y, *(e.emit("Identity", [value], {}, [name], node.label)[0] for value, name in kept)]
 
@@ -103,10 +118,10 @@ def scale_of(e: Emitter, node: OnnxNode, q: Value) -> Value:
     return e("Cast", e("Reciprocal", e("Sqrt", size)), to=q.dtype.onnx_code)
 
 
-def _bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask_at: int, bias_at: int) -> Value | None:
+def _bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask: Value | None, given: Value | None) -> Value | None:
     """What is added to the scores [B,N,S,T]: the mask, the order of steps, and a bias that the node is given."""
-    found = [] if (given := node.input(bias_at)) is None else [given]
-    if (mask := node.input(mask_at)) is not None:
+    found = [] if given is None else [given]
+    if mask is not None:
         found.append(_mask_bias(e, node, _keep(e, node, mask, k), q))
     if node.attrs.get("unidirectional"):
         found.append(_mask_bias(e, node, _earlier(e, q, k), q))
@@ -124,14 +139,14 @@ def _keep(e: Emitter, node: OnnxNode, mask: Value, k: Value) -> Value:
     match mask.tensor.rank:
         case 1:
             ends = e("Unsqueeze", e("Cast", mask, to=DType.INT64.onnx_code), int64s(e, 1, 2, 3))
-            return e("Less", _positions(e, k), ends)
+            return e("Less", positions(e, k), ends)
         case 2 | 3 as rank:
             axes = int64s(e, 1, 2) if rank == 2 else int64s(e, 1)
             return e("Cast", e("Unsqueeze", mask, axes), to=DType.BOOL.onnx_code)
     raise UnsupportedError(f"has a mask {mask.type}, expected rank 1 to 3", where=node.where)
 
 
-def _positions(e: Emitter, x: Value) -> Value:
+def positions(e: Emitter, x: Value) -> Value:
     """0, 1 .. along the third axis of [B,N,T,D], as int64 [T]."""
     size = e("Squeeze", e("Shape", x, start=2, end=3))
     return e("Range", e.constant(0, dtype=DType.INT64), size, e.constant(1, dtype=DType.INT64))
@@ -140,23 +155,51 @@ def _positions(e: Emitter, x: Value) -> Value:
 def _earlier(e: Emitter, q: Value, k: Value) -> Value:
     """Whether a key is no later than a query, the last of which is the last of the keys: bool [S,T]."""
     ahead = e("Sub", e("Shape", k, start=2, end=3), e("Shape", q, start=2, end=3))
-    queries = e("Unsqueeze", e("Add", _positions(e, q), ahead), int64s(e, 1))
-    return e("LessOrEqual", _positions(e, k), queries)
+    queries = e("Unsqueeze", e("Add", positions(e, q), ahead), int64s(e, 1))
+    return e("LessOrEqual", positions(e, k), queries)
 
 
 @lowers("EmbedLayerNormalization")
 def _embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """LayerNormalization of the sum of embeddings of words, places and segments; the mask as numbers of words."""
-    ids, segments, mask = node.required(0), node.input(1), node.input(7)
+    ids, segments = node.required(0), node.input(1)
     places = node.input(8)
     if places is None:
-        zero, one = (e.constant(i, dtype=DType.INT64) for i in (0, 1))
-        places = e("Range", zero, e("Squeeze", e("Shape", ids, start=1, end=2)), one)
-    total = e("Add", e("Gather", node.required(2), ids), e("Gather", node.required(3), places))
+        places = _places(e, ids)
+    rows = [e("Gather", node.required(2), ids), e("Gather", node.required(3), places)]
     if segments is not None and (table := node.input(4)) is not None:
-        total = e("Add", total, e("Gather", table, segments))
+        rows.append(e("Gather", table, segments))
+    return _embedded(e, node, rows, node.required(5), node.required(6))
+
+
+@lowers("QEmbedLayerNormalization")
+def _quantized_embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """The same with tables, gamma and beta of bytes: inputs 2 to 6, their scales from 8 on, zero points from 13 on."""
+    ids, segments = node.required(0), node.input(1)
+
+    def real(index: int, picked: Value | None = None) -> Value:
+        x = node.required(index)
+        x = x if picked is None else e("Gather", x, picked)
+        return dequantized(e, x, node.required(index + 6), node.required(index + 11))
+
+    rows = [real(2, ids), real(3, _places(e, ids))]
+    if segments is not None and node.input(4) is not None:
+        rows.append(real(4, segments))
+    return _embedded(e, node, rows, real(5), real(6))
+
+
+def _places(e: Emitter, ids: Value) -> Value:
+    """0, 1 .. for each word of [B,S]."""
+    zero, one = (e.constant(i, dtype=DType.INT64) for i in (0, 1))
+    return e("Range", zero, e("Squeeze", e("Shape", ids, start=1, end=2)), one)
+
+
+def _embedded(e: Emitter, node: OnnxNode, rows: Sequence[Value], gamma: Value, beta: Value) -> list[Value]:
+    """The outputs: the normalized sum of rows, the number of words that the mask leaves, the sum."""
+    ids, mask = node.required(0), node.input(7)
+    total = reduce(lambda a, b: e("Add", a, b), rows)
     epsilon = node.attrs.get("epsilon", _EPSILON)
-    found = last(e, node, "LayerNormalization", total, node.required(5), node.required(6), epsilon=epsilon)
+    found = last(e, node, "LayerNormalization", total, gamma, beta, epsilon=epsilon)
     if len(node.outputs) > 1:
         counted = e("Mul", ids, constant(e, 0, ids)) if mask is None else mask
         found = [*found, _named(e, node, 1, e("ReduceSum", counted, int64s(e, 1), keepdims=0))]
@@ -165,41 +208,3 @@ def _embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 def _named(e: Emitter, node: OnnxNode, output: int, value: Value) -> Value:
     return e.emit("Identity", [value], {}, node.outputs[output : output + 1], node.label)[0]
-
-
-@lowers("RotaryEmbedding")
-def _rotary(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Pairs of numbers turned by angles that depend on the place: [B,S,N*D] or [B,N,S,D], halves or neighbours."""
-    refuse(node, "is_packed_batching", "rotary_embedding_dim")
-    x, places, is_flat = node.required(0), node.required(1), node.rank(0) == 3
-    if is_flat:
-        width = node.required(2).shape[-1]
-        x = e("Transpose", e("Reshape", x, int64s(e, 0, 0, -1, _twice(node, width))), perm=(0, 2, 1, 3))
-    if node.rank(1) == 1:
-        places = e("Unsqueeze", e("Add", _positions(e, x), places), int64s(e, 0))
-    cos, sin = (e("Unsqueeze", e("Gather", node.required(i), places), int64s(e, 1)) for i in (2, 3))
-    y = turned(e, node, x, cos, sin, bool(node.attrs.get("interleaved")))
-    if not is_flat:
-        return last(e, node, "Identity", y)
-    return last(e, node, "Reshape", e("Transpose", y, perm=(0, 2, 1, 3)), int64s(e, 0, 0, -1))
-
-
-def _twice(node: OnnxNode, width: Any) -> int:
-    if not isinstance(width, int):
-        raise UnsupportedError("needs to know the size of a head", where=node.where)
-    return 2 * width
-
-
-def turned(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
-    """x [B,N,S,D] turned by angles whose cosines and sines are [B,1,S,D/2]: pairs of neighbours, or of halves."""
-    if interleaved:
-        pairs = e("Reshape", x, int64s(e, 0, 0, 0, -1, 2))
-        a, b = (e("Gather", pairs, e.constant(i, dtype=DType.INT64), axis=-1) for i in (0, 1))
-    else:
-        a, b = split(e, node, x, [e("Shape", cos, start=-1)] * 2, -1)
-    real = e("Sub", e("Mul", a, cos), e("Mul", b, sin))
-    imaginary = e("Add", e("Mul", a, sin), e("Mul", b, cos))
-    if not interleaved:
-        return e("Concat", real, imaginary, axis=-1)
-    joined = e("Concat", *(e("Unsqueeze", each, int64s(e, -1)) for each in (real, imaginary)), axis=-1)
-    return e("Reshape", joined, int64s(e, 0, 0, 0, -1))

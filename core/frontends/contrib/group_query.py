@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from core.errors import UnsupportedError
-from core.frontends.contrib.attention import scale_of, split, turned
+from core.frontends.contrib.attention import scale_of, split
+from core.frontends.contrib.rotary import turned_in_part
 from core.frontends.contrib.table import constant, int64s, last, lowers, refuse
 from core.frontends.opsets import OnnxNode
 from core.frontends.scope import Emitter
@@ -20,7 +21,8 @@ from core.ir.graph import Value
 from core.ir.types import DType
 
 _I64 = DType.INT64
-_PAST, _LENGTHS, _TOTAL, _ANGLES, _PLACES, _BIAS = 3, 5, 6, 7, 9, 10
+_PAST, _LENGTHS, _TOTAL, _ANGLES, _PLACES, _BIAS, _SINK, _NORMS = 3, 5, 6, 7, 9, 10, 11, 14
+_REFUSED = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
 
 
 @lowers("GroupQueryAttention")
@@ -30,10 +32,15 @@ def _group_query_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     `seqlens_k` [B] counts the keys of each row, less one. Row b keeps `before` of its keys from the past, the new ones
     follow; what lies behind them in the past stays as it is. A prompt has as many queries as keys in all, and no past.
     """
-    refuse(node, "smooth_softmax", "qk_output", "kv_cache_bit_width")
-    if any(node.input(index) is not None for index in range(_BIAS + 1, len(node.inputs))):
-        raise UnsupportedError("has a sink for attention or scales of its keys", where=node.where)
+    refuse(node, "qk_output", "kv_cache_bit_width", "sliding_window_cache")
+    if not node.attrs.get("causal", 1):
+        raise UnsupportedError("attribute 'causal' = 0 is not supported", where=node.where)
+    for index, name in _REFUSED.items():
+        if node.input(index) is not None:
+            raise UnsupportedError(f"input {index} ({name}) is not supported", where=node.where)
     q, k, v = _given(e, node)
+    if node.input(_NORMS) is not None:
+        q, k = (_normalized(e, node, x, index) for index, x in enumerate((q, k)))
     before = _before(e, node, q)
     if node.attrs.get("do_rotary"):
         q, k = (_rotated(e, node, x, before) for x in (q, k))
@@ -89,6 +96,13 @@ def _range(e: Emitter, size: Value) -> Value:
     return e("Range", e.constant(0, dtype=_I64), e("Squeeze", size), e.constant(1, dtype=_I64))
 
 
+def _normalized(e: Emitter, node: OnnxNode, x: Value, index: int) -> Value:
+    """Queries (index 0) or keys (1) after RMSNormalization of each head."""
+    own = ("q_norm_epsilon", "k_norm_epsilon")[index]
+    epsilon = node.attrs.get(own, node.attrs.get("qk_norm_epsilon", 1e-6))
+    return e("RMSNormalization", x, node.required(_NORMS + index), epsilon=epsilon)
+
+
 def _rotated(e: Emitter, node: OnnxNode, x: Value, before: Value) -> Value:
     """x [B,.,S,D] turned by the angles of its places; where those are of fewer numbers, only the first of D."""
     places = node.input(_PLACES)
@@ -96,13 +110,7 @@ def _rotated(e: Emitter, node: OnnxNode, x: Value, before: Value) -> Value:
         places = e("Add", before, _range(e, e("Shape", x, start=2, end=3)))
     tables = [node.required(index) for index in (_ANGLES, _ANGLES + 1)]
     cos, sin = (e("Unsqueeze", e("Gather", table, places), int64s(e, 1)) for table in tables)
-    interleaved, width, size = bool(node.attrs.get("rotary_interleaved")), tables[0].shape[-1], x.shape[-1]
-    if not isinstance(width, int) or not isinstance(size, int):
-        raise UnsupportedError("needs to know the size of a head", where=node.where)
-    if 2 * width == size:
-        return turned(e, node, x, cos, sin, interleaved)
-    first, rest = split(e, node, x, [int64s(e, 2 * width), int64s(e, size - 2 * width)], -1)
-    return e("Concat", turned(e, node, first, cos, sin, interleaved), rest, axis=-1)
+    return turned_in_part(e, node, x, cos, sin, bool(node.attrs.get("rotary_interleaved")))
 
 
 def _kept_places(e: Emitter, node: OnnxNode, before: Value, k: Value) -> Value:
@@ -133,10 +141,23 @@ def _attended(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, before: 
         scores = e("Mul", e("Tanh", e("Div", scores, limit)), limit)
     if (bias := node.input(_BIAS)) is not None:
         scores = e("Add", scores, bias)
-    weights = e("Softmax", e("Where", _keep(e, node, q, k, before), scores, constant(e, -np.inf, scores)), axis=-1)
+    scores = e("Where", _keep(e, node, q, k, before), scores, constant(e, -np.inf, scores))
+    weights = _weights(e, node, scores)
     y = e("MatMul", e("Reshape", weights, int64s(e, 0, shared, -1, 0)), v)
     y = e("Transpose", e("Reshape", y, int64s(e, 0, heads, -1, 0)), perm=(0, 2, 1, 3))
     return last(e, node, "Reshape", y, int64s(e, 0, 0, -1))
+
+
+def _weights(e: Emitter, node: OnnxNode, scores: Value) -> Value:
+    """The softmax of scores [B,N,S,L], in which a sink takes part: a score per head, or 0 with `smooth_softmax`."""
+    given, smooth = node.input(_SINK), node.attrs.get("smooth_softmax", -1)
+    if given is None and smooth != 1:
+        return e("Softmax", scores, axis=-1)
+    sink = constant(e, 0.0, scores) if given is None else e("Reshape", given, int64s(e, 1, -1, 1, 1))
+    most = e("Max", e("ReduceMax", scores, int64s(e, -1), keepdims=1), sink)
+    powers = e("Exp", e("Sub", scores, most))
+    total = e("Add", e("ReduceSum", powers, int64s(e, -1), keepdims=1), e("Exp", e("Sub", sink, most)))
+    return e("Div", powers, total)
 
 
 def _keep(e: Emitter, node: OnnxNode, q: Value, k: Value, before: Value) -> Value:

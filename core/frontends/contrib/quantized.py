@@ -6,7 +6,7 @@ Passes may make integer kernels of that again. Scales and zero points are those 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -91,33 +91,44 @@ def _gemm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 @lowers("MatMulIntegerToFloat")
 def _integer_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Inputs A, B, their scales, their zero points, a bias."""
-    return _product(e, node, node.required(0), node.required(2), node.input(4), node.input(3), node.input(5), 6)
+    return _biased(e, node, integer_product(e, node, (0, 2, 4), (1, 3, 5)), 6)
 
 
 @lowers("DynamicQuantizeMatMul")
 def _dynamic_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """A is quantized to uint8 by its own range first. Inputs A, B, B's scale, B's zero point, a bias."""
     a, scale, zero = dynamically_quantized(e, node.required(0))
-    return _product(e, node, a, scale, zero, node.input(2), node.input(3), 4)
+    return _biased(e, node, _product(e, a, scale, zero, *_of_bytes(node, (1, 2, 3))), 4)
+
+
+_Bytes: TypeAlias = tuple[Value, Value, Value | None]  # a tensor, its scale, its zero point
+
+
+def integer_product(e: Emitter, node: OnnxNode, a: Sequence[int], b: Sequence[int]) -> Value:
+    """The product as floats of two inputs of bytes; `a` and `b` say where they, their scales and zero points stand."""
+    return _product(e, *_of_bytes(node, a), *_of_bytes(node, b))
+
+
+def _of_bytes(node: OnnxNode, at: Sequence[int]) -> _Bytes:
+    return node.required(at[0]), node.required(at[1]), node.input(at[2])
 
 
 def _product(
-    e: Emitter,
-    node: OnnxNode,
-    a: Value,
-    a_scale: Value,
-    a_zero: Value | None,
-    b_scale: Value | None,
-    b_zero: Value | None,
-    bias_at: int,
-) -> list[Value]:
-    if b_scale is None:
-        raise UnsupportedError("has no scale of B", where=node.where)
-    whole = e("Cast", e("MatMulInteger", a, node.required(1), a_zero, b_zero), to=DType.FLOAT32.onnx_code)
-    scales = (whole, e("Mul", a_scale, b_scale))
-    if (bias := node.input(bias_at)) is None:
-        return last(e, node, "Mul", *scales)
-    return last(e, node, "Add", e("Mul", *scales), bias)
+    e: Emitter, a: Value, a_scale: Value, a_zero: Value | None, b: Value, b_scale: Value, b_zero: Value | None
+) -> Value:
+    whole = e("Cast", e("MatMulInteger", a, b, a_zero, b_zero), to=DType.FLOAT32.onnx_code)
+    return e("Mul", whole, e("Mul", a_scale, b_scale))
+
+
+def _biased(e: Emitter, node: OnnxNode, y: Value, bias_at: int) -> list[Value]:
+    bias = node.input(bias_at)
+    return last(e, node, "Identity", y) if bias is None else last(e, node, "Add", y, bias)
+
+
+def dequantized(e: Emitter, x: Value, scale: Value, zero: Value) -> Value:
+    """(x - zero) * scale as floats, for the one scale of a whole tensor, which may be a vector of one number."""
+    scale, zero = (e("Reshape", each, e.constant([], dtype=DType.INT64)) for each in (scale, zero))
+    return e("DequantizeLinear", x, scale, zero)
 
 
 @lowers("DynamicQuantizeLinear", domain="")
@@ -166,6 +177,36 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     if (bias := node.input(5)) is None:
         return last(e, node, "MatMul", *y)
     return last(e, node, "Add", e("MatMul", *y), bias)
+
+
+@lowers("MatMulBnb4")
+def _bits_and_bytes_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """A times a weight [N,K] of 4 bits as bitsandbytes packs them, the upper half of a byte first: each number stands
+    for one of 16 floats, times the greatest magnitude of its block in the flat weight."""
+    given: dict[str, Any] = {"transB": 1, **node.attrs}
+    n, k, block = (given[name] for name in ("N", "K", "block_size"))
+    packed, floats = e.value_of(node.input(1)), _FLOATS.get(given["quant_type"])
+    if packed is None or floats is None:
+        raise UnsupportedError("needs a constant weight, and quant_type 0 or 1", where=node.where)
+    codes = np.stack([packed >> 4, packed & 15], axis=-1).ravel()[: n * k].astype(np.int32)
+    most = e("Gather", node.required(2), e.constant(np.arange(n * k, dtype=np.int32) // block))
+    table = e.constant(floats, dtype=most.dtype)
+    weight = e("Reshape", e("Mul", e("Gather", table, e.constant(codes)), most), e.constant([n, k], dtype=DType.INT64))
+    b = e("Transpose", weight, perm=(1, 0)) if given["transB"] else weight
+    return last(e, node, "MatMul", node.required(0), b)
+
+
+# The 16 floats of each type of bitsandbytes: FP4 (a sign, two bits of exponent, one of mantissa), and NF4 (the middles
+# of 16 equally likely pieces of a normal distribution).
+_MAGNITUDES = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+_FLOATS = {
+    0: (*_MAGNITUDES, *(-number for number in _MAGNITUDES)),
+    1: (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+        0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+}  # fmt: skip
 
 
 def _first_columns(e: Emitter, x: Value, count: int) -> Value:

@@ -75,7 +75,7 @@ def activated(e: Emitter, node: OnnxNode, x: Value) -> list[Value]:
     names = _ACTIVATIONS[kind]
     listed: Any = node.attrs.get("activation_params", ())
     given = dict(zip(names, listed, strict=False))
-    given |= {name: node.attrs[f"activation_{name}"] for name in names if f"activation_{name}" in node.attrs}
+    given |= {name: node.attrs[_PARAMETERS[name]] for name in names if _PARAMETERS.get(name) in node.attrs}
     if kind == "Clip":
         return last(e, node, "Clip", x, *(constant(e, given[name], x) if name in given else None for name in names))
     return last(e, node, kind, x, **given)
@@ -85,3 +85,4 @@ _ACTIVATIONS = {
     "Clip": ("min", "max"), "Elu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "LeakyRelu": ("alpha",), "Relu": (),
     "Sigmoid": (), "Softplus": (), "Softsign": (), "Tanh": (), "ThresholdedRelu": ("alpha",),
 }  # fmt: skip
+_PARAMETERS = {"alpha": "activation_alpha", "beta": "activation_beta"}

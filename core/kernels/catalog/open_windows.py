@@ -1,10 +1,12 @@
-"""Windows over images whose extents are sizes of a table: MaxPool, AveragePool and depthwise convolutions.
+"""Windows over images whose extents are sizes of a table: MaxPool, AveragePool and depthwise convolutions; and pools
+of images with their channels first, whatever their sizes.
 
 Every window is cut to what it has in common with the image, so no size has to be known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,11 +21,14 @@ from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, 
 from core.kernels.catalog.conv import Finish, extra_indices, finish_of, inplace_extras, is_covered
 from core.kernels.catalog.depthwise import pack
 from core.kernels.catalog.nest import has_plannable_types, traffic
+from core.kernels.catalog.pool import windows_of
+from core.kernels.target import Target
 from core.ops import registry
 from core.ops.conv import conv_pads
 from core.ops.registry import Infer
 
 F32 = DType.FLOAT32
+MOST_UNROLLED = 16  # taps along the last axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,11 @@ class OpenWindow:
     dilation: int
     before: int  # padding
     after: int
+
+    def has_vectors(self, target: Target) -> bool:
+        """Whether neighbouring results of images of one channel are vectors: their taps are unrolled, and each lies in
+        one of two vectors that follow one another."""
+        return self.kernel <= MOST_UNROLLED and (self.kernel - 1) * self.dilation // self.stride <= target.lanes
 
 
 @dataclass(frozen=True)
@@ -66,9 +76,9 @@ class OpenWindowsSpec(KernelSpec):
         return f"{self.kind} of {'x'.join(str(window.kernel) for window in self.windows)}, {self.channels} channels"
 
 
-@covers("MaxPool", "AveragePool")
+@covers("MaxPool", "AveragePool", first=True)
 def open_pool(request: Request) -> KernelCall | None:
-    """None for the indices of MaxPool, for padding that follows from the size, and where channels are no number."""
+    """None for the indices of MaxPool, where channels are no number, and where a kernel of known sizes does as well."""
     node = request.node
     x, y, kernel = node.inputs[0], node.outputs[0], integers(node, "kernel_shape")
     if x is None or kernel is None or len(node.outputs) > 1 or not has_plannable_types(node) or x.dtype is not F32:
@@ -76,15 +86,28 @@ def open_pool(request: Request) -> KernelCall | None:
     last = attribute(node, "layout") != "NCHW"
     image, results = (value.shape[1:-1] if last else value.shape[2:] for value in (x, y))
     batch, channels = (x.shape[0], x.shape[-1]) if last else (x.shape[0] * x.shape[1], 1)
-    pads = integers(node, "pads") or (0,) * (2 * len(kernel))
-    explicit = str(attribute(node, "auto_pad") or "NOTSET") in ("NOTSET", "VALID")
-    if not explicit or not isinstance(channels, int) or not any(map(is_sized, (*image, *results))):
+    windows = _windows(node, image, results, kernel)
+    if windows is None or not isinstance(channels, int):
         return None
+    if not any(map(is_sized, (*image, *results))) and (last or not windows[-1].has_vectors(request.cpu)):
+        return None
+    kind = "max" if node.op == "MaxPool" else "padded average" if attribute(node, "count_include_pad") else "average"
+    spec = OpenWindowsSpec(kind, batch, windows, channels, None)
+    return KernelCall(spec, (In(0), Out()), flops=y.tensor.size * spec.taps, bytes=traffic(node))
+
+
+def _windows(
+    node: Node, image: Sequence[Dim], results: Sequence[Dim], kernel: tuple[int, ...]
+) -> tuple[OpenWindow, ...] | None:
+    """The windows of a pool; None for padding that follows from a size that is not known."""
+    if (known := windows_of(node, image, results)) is not None:
+        return tuple(OpenWindow(w.size, w.count, w.kernel, w.stride, w.dilation, w.before, w.after) for w in known)
+    if str(attribute(node, "auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):
+        return None
+    pads = integers(node, "pads") or (0,) * (2 * len(kernel))
     strides, dilations = (integers(node, name) or (1,) * len(kernel) for name in ("strides", "dilations"))
     facts = zip(image, results, kernel, strides, dilations, pads[: len(kernel)], pads[len(kernel) :], strict=True)
-    kind = "max" if node.op == "MaxPool" else "padded average" if attribute(node, "count_include_pad") else "average"
-    spec = OpenWindowsSpec(kind, batch, tuple(OpenWindow(*each) for each in facts), channels, None)
-    return KernelCall(spec, (In(0), Out()), flops=y.tensor.size * spec.taps, bytes=traffic(node))
+    return tuple(OpenWindow(*each) for each in facts)
 
 
 @covers("FusedConv", "Conv", first=True)

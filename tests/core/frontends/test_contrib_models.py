@@ -107,6 +107,34 @@ def test_windows_and_soft_caps(step: str, attrs: dict[str, Any]) -> None:
     check_attention(query(**attrs), feeds, turns)
 
 
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("step", ["a prompt", "a step", "a step in a buffer"])
+def test_sinks_of_attention(step: str, sink: bool) -> None:
+    """A score for each head that takes part in the softmax, or the score 0."""
+    feeds, turns = attention(*STEPS[step])
+    node = query(smooth_softmax=0 if sink else 1)
+    node.input.extend(["", "", "sink"] if sink else [])
+    check_attention(node, feeds, {**turns, "sink": floats(HEADS, seed=7)})
+
+
+@pytest.mark.parametrize("attrs", [{}, {"qk_norm_epsilon": 0.1}, {"q_norm_epsilon": 0.1, "k_norm_epsilon": 0.01}])
+def test_normalized_queries_and_keys(attrs: dict[str, Any]) -> None:
+    """ONNX Runtime does so on GPUs alone: its CPU provider is given what NumPy has normalized."""
+    feeds, turns = attention(*STEPS["a step"])
+    scales = {"q": floats(SIZE, seed=8), "k": floats(SIZE, seed=9)}
+    node = query(**attrs)
+    node.input.extend([*[""] * 5, "qn", "kn"])
+    data = proto_of([node], of_arrays(feeds), ["y"], {**turns, "qn": scales["q"], "kn": scales["k"]})
+    normalized = dict(feeds)
+    for name, scale in scales.items():
+        epsilon = attrs.get(f"{name}_norm_epsilon", attrs.get("qk_norm_epsilon", 1e-6))
+        heads = feeds[name].reshape(*feeds[name].shape[:2], -1, SIZE)
+        spread = np.sqrt(np.mean(heads**2, -1, keepdims=True) + epsilon)
+        normalized[name] = (heads / spread * scale).reshape(feeds[name].shape)
+    want = plain_session(proto_of([query()], of_arrays(feeds), ["y"], turns)).run(None, normalized)[0]
+    np.testing.assert_allclose(core.interpret(core.load(data), feeds)["y"], want, 1e-4, 1e-4)
+
+
 @pytest.mark.parametrize("step", ["a prompt", "a step"])
 def test_a_head_that_is_turned_in_part(step: str) -> None:
     feeds, turns = attention(*STEPS[step], size=2 * SIZE)
@@ -159,7 +187,8 @@ def test_a_decoder_generates_step_by_step() -> None:
     ("attrs", "expected"),
     [
         ({"kv_num_heads": 3}, "4 heads of queries for 3 of keys"),
-        ({"smooth_softmax": 1}, "attribute 'smooth_softmax' = 1"),
+        ({"causal": 0}, "attribute 'causal' = 0"),
+        ({"sliding_window_cache": 1}, "attribute 'sliding_window_cache' = 1"),
     ],
 )
 def test_other_attention_is_refused(attrs: dict[str, Any], expected: str) -> None:

@@ -249,3 +249,41 @@ def test_columns_of_an_image(
     assert_like_onnx_runtime(data, *({"x": normal(n, columns, windows)} for n in (1, 3)))
     with core.compile(data, tune="off") as session:
         assert ("FALLBACK" in session.explain()) == ("dilations" in attrs)
+
+
+NORMS = [
+    "LpNormalization <axis = -1, p = 2> (x)",
+    "LpNormalization <axis = 1, p = 1> (x)",
+    "MeanVarianceNormalization (x)",
+    "MeanVarianceNormalization <axes = [1, 3]> (x)",
+]
+
+
+@pytest.mark.parametrize("body", NORMS)
+@pytest.mark.parametrize("sizes", ["N,3,5,7", "N,3,H,W"])
+def test_norms_are_reductions(body: str, sizes: str) -> None:
+    data = model(f"float[{sizes}] x => float[] y", f"y = {body}")
+    feeds = [{"x": normal(rows, 3, 5, 7)} for rows in (1, 4)]
+    feeds[0]["x"][0, 0, 0] = 0
+    assert_like_onnx_runtime(data, *feeds)
+    with core.compile(data, threads=1, tune="off") as session:
+        session.run(feeds[0])
+        assert "FALLBACK" not in session.explain()
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("kind", ["int64", "int32", "float"])
+def test_one_hot_is_a_comparison(axis: int, kind: str) -> None:
+    """Indices count from behind where they are negative, and mean nothing beyond the depth. ONNX Runtime takes int64
+    here; for the others the reference is the oracle."""
+    data = model(f"{kind}[N,L] x => float[] y", f"y = OneHot <axis = {axis}> (x, depth, values)",
+                 "int64[1] depth = {5}, float[2] values = {-1.5, 2.5}")  # fmt: skip
+    random = np.random.default_rng(0)
+    dtype = {"float": "float32"}.get(kind, kind)
+    feeds = [{"x": random.integers(-6, 7, shape).astype(dtype)} for shape in ((1, 4), (3, 9))]
+    if kind == "int64":
+        assert_like_onnx_runtime(data, *feeds)
+    with core.compile(data, threads=1, tune="off") as session:
+        for each in feeds:
+            np.testing.assert_array_equal(session.run(each)["y"], core.interpret(core.load(data), each)["y"])
+        assert "FALLBACK" not in session.explain()

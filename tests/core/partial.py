@@ -66,10 +66,9 @@ def lstm() -> onnx.ModelProto:
     return w.model()
 
 
-def one_hot() -> onnx.ModelProto:
+def hardmax() -> onnx.ModelProto:
     w = Partial(2)
-    best = w.op("ArgMax", w.linear("x", 24), axis=2, keepdims=0)
-    shown = w.op("OneHot", best, w.const(24, np.int64), w.const([-1, 2]))
+    shown = w.op("Hardmax", w.linear("x", 24), axis=2)
     w.op("Softmax", w.op("MatMul", shown, w.weight(24, 16)), axis=1, name="y")
     return w.model()
 
@@ -195,7 +194,7 @@ def viewed() -> onnx.ModelProto:
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     make.__name__: make
     for make in (
-        lstm, one_hot, non_zero, scanned, looped, looped_until, looped_on, chosen, shorter, squeezed, mirrored, viewed,
+        lstm, hardmax, non_zero, scanned, looped, looped_until, looped_on, chosen, shorter, squeezed, mirrored, viewed,
     )
 }  # fmt: skip
 

@@ -172,7 +172,7 @@ def test_nothing_to_compute_behind_a_node_is_answered() -> None:
 
 
 def test_a_shape_that_comes_often_gets_code_of_its_own(builds: list[Sizes]) -> None:
-    model, feeds = partial.one_hot(), partial.feeds(2, 9)
+    model, feeds = partial.hardmax(), partial.feeds(2, 9)
     with opened(model) as session:
         for _ in range(30):
             agree(model, session, feeds)
@@ -246,11 +246,11 @@ def test_a_loop_that_data_may_keep_going_is_broken_off(session: core.Session) ->
 
 def test_runs_are_recorded() -> None:
     found: list[Any] = []
-    with opened(partial.one_hot()) as session:
+    with opened(partial.hardmax()) as session:
         session.run(partial.feeds(2, 5))
         session.run(partial.feeds(2, 6), record=found.append)
-    assert {"ArgMax", "OneHot", "Softmax"} <= {run.op for run in found}
-    assert [run.op for run in found if run.kernel == REFERENCE] == ["OneHot"]
+    assert {"Hardmax", "Softmax"} <= {run.op for run in found}
+    assert [run.op for run in found if run.kernel == REFERENCE] == ["Hardmax"]
     assert all(run.began <= run.ended for run in found)
     assert [run.began for run in found] == sorted(run.began for run in found)
 
@@ -258,7 +258,7 @@ def test_runs_are_recorded() -> None:
 def test_results_are_arrays_of_the_caller(tmp_path: Path) -> None:
     """No output is an input, a constant, or another output."""
     w = partial.Partial(1)
-    w.op("OneHot", w.op("ArgMax", w.linear("x"), axis=2, keepdims=0), w.const(16, np.int64), w.const([0, 1]), name="y")
+    w.op("Hardmax", w.linear("x"), axis=2, name="y")
     w.op("Identity", "x", name="same")
     w.op("Reshape", "y", w.op("Shape", "x"), name="viewed")
     w.op("Identity", w.weight(3, 3), name="kept")
@@ -278,11 +278,11 @@ def test_results_are_arrays_of_the_caller(tmp_path: Path) -> None:
 
 
 def test_explain_says_what_runs_on_references() -> None:
-    with opened(partial.one_hot()) as session:
+    with opened(partial.hardmax()) as session:
         session.run(partial.feeds(2, 5))
         text = session.explain()
     assert "2 parts, and references between them" in text
-    assert "(OneHot) runs on the reference: no compiled kernel" in text
+    assert "(Hardmax) runs on the reference: no compiled kernel" in text
 
 
 def test_threads_meet_new_lengths() -> None:
@@ -319,7 +319,7 @@ def test_arrays_that_are_not_as_long_as_their_types_say_reach_no_kernel() -> Non
 
 def test_data_that_a_node_refuses_are_an_error() -> None:
     w = partial.Partial(2)
-    hot = w.op("OneHot", w.op("ArgMax", w.linear("x"), axis=2, keepdims=0), w.const(16, np.int64), w.const([0, 1]))
+    hot = w.op("Hardmax", w.linear("x"), axis=2)
     wide = w.op("Reshape", w.linear(hot), w.ints(-1, 7 * partial.WIDTH))
     w.op("Relu", w.op("Pad", wide, w.ints(0, 1, 0, 1), mode="reflect"), name="y")
     with opened(w.model()) as session:
@@ -330,7 +330,7 @@ def test_data_that_a_node_refuses_are_an_error() -> None:
 
 
 def test_a_closed_session_runs_no_more() -> None:
-    session = opened(partial.one_hot())
+    session = opened(partial.hardmax())
     session.run(partial.feeds(1, 4))
     session.close()
     with pytest.raises(core.errors.SessionClosed):

@@ -104,11 +104,13 @@ class AnySize:
 
     def _run_of(self, code: AnyCode, sizes: tuple[int, ...]) -> Call | PartsCall | None:
         """The run for these values; None where the code does not serve them."""
-        if sizes not in self._runs:
+        try:
+            return self._runs[sizes]  # one look: another thread may forget them all at any moment
+        except KeyError:
             if len(self._runs) >= _KEPT:
                 self._runs.clear()
-            self._runs[sizes] = code.sized(sizes)
-        return self._runs.get(sizes)
+            run = self._runs[sizes] = code.sized(sizes)
+            return run
 
     def close(self) -> None:
         """Free the code once nobody runs it."""

@@ -348,12 +348,17 @@ class OneHot(OpDef):
         depth, indices, values = g.param("depth"), g.x(0).cast(DType.INT64), g.x(2)
         if depth is None or not isinstance(_whole(depth[0]), int) or values.shape != (2,):
             g.unsupported("depth, or how many values there are, is not known")
+        if depth[0] > _DEEPEST:
+            g.unsupported(f"a depth of {depth[0]}; its numbers would be a constant of the model")
         count, rank = int(depth[0]), indices.rank + 1
         axis = normalize_axis(g, g.attr("axis"), rank)
         order = np.arange(count).reshape([count if i == axis else 1 for i in range(rank)])
         places = (indices < 0).where(indices + count, indices).unsqueeze(axis)
         off, on = (values.gather(g.writer.number(index, DType.INT64)) for index in (0, 1))
         return [places.equals(g.writer.array(order, DType.INT64)).where(on, off)]
+
+
+_DEEPEST = 1 << 20  # the depth up to which its numbers are a constant: 8 MiB
 
 
 def _whole(value: Any) -> Dim:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import core
-from core import compiler
+from core import rewriting
 from core.ir.build import Builder
 from core.ir.dim import symbol
 from core.ir.graph import Array, Graph, Value
@@ -74,7 +74,7 @@ def compiled(graph: Graph, integers: bool, precision: str = "float32") -> core.S
     """As for a CPU that has an instruction for products of bytes, or for one that has not: the kernels for bytes run on
     both, but the compiler chooses them on the first alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "has_bytes", lambda target: integers)
+        patch.setattr(rewriting, "has_bytes", lambda target: integers)
         return core.compile(graph, threads=1, precision=precision)
 
 

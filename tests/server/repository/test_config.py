@@ -53,14 +53,14 @@ def test_a_configuration_is_followed_by_all_versions_and_let_go_with_its_file(tm
             assert policy(w) == policy(w, "2") == expected
             admission = w.registry.resolve("m").batcher.admission
             assert (admission.max_items, admission.max_bytes) == (7, 100_000)
-            cache = w.registry.resolve("m").cache
-            assert cache is not None
-            assert cache.max_bytes == 1_000
+            lookup = w.registry.resolve("m").lookup
+            assert lookup is not None
+            assert lookup.cache.max_bytes == 1_000
             (w.root / "m" / "config.toml").unlink()
             await w.watcher.poll()
             assert policy(w) == BatchPolicy()
             assert admission.max_items == 2048
-            assert w.registry.resolve("m").cache is None
+            assert w.registry.resolve("m").lookup is None
 
         async with world(tmp_path) as w:
             await write(w, "max_batch_size = 2")

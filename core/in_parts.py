@@ -1,6 +1,6 @@
 """Code for any sizes of a model of which some nodes have no kernel for any sizes: its graph is cut into parts.
 
-What is left of the graph is a script: a graph in which one node, `PART`, stands for all nodes of a part. The references
+The rest of the graph is a script: a graph in which one node, `PART`, stands for all nodes of a part. The references
 run it (`core.reference`), bodies of control flow too, and parts are native code. Each body is cut like a graph of its
 own. A symbol that only a run shows, such as how many elements are not zero, is a size of the parts behind the node that
 shows it.
@@ -88,7 +88,7 @@ class _Part:
 
 @dataclass
 class _Placed:
-    """What runs each node, and the symbols that have values before it."""
+    """The device of each node, and the symbols that have values before the node runs."""
 
     where: dict[Node, str] = field(default_factory=dict)
     known: dict[Node, frozenset[str]] = field(default_factory=dict)
@@ -154,8 +154,7 @@ class _Cutter:
     def _placed(self, graph: Graph, shown: frozenset[str]) -> _Placed:
         """Which nodes are code. A node that shows a symbol is not, since its kernel would have to know it before; no
         more is what reads sizes that nothing shows. Views are where what they look at is."""
-        names = sorted(frozenset().union(*map(_symbols_of, graph.nodes), _type_symbols(graph.inputs)))
-        twin = graph.clone({name: size(place) for place, name in enumerate(names)})
+        twin, _ = _sized(graph)
         asked = Asked(host(), self.options.threads, select, False, _no_body)
         reasons = choose_kernels(twin, twin.nodes, asked).reasons
         known = shown.union(*(shown_by(value.type) for value in graph.inputs))
@@ -176,10 +175,9 @@ class _Cutter:
         return placed
 
     def _part(self, graph: Graph) -> _Part:
-        names = sorted(frozenset().union(*map(_symbols_of, graph.nodes), _type_symbols(graph.inputs)))
-        sized = graph.clone({name: size(place) for place, name in enumerate(names)})
+        sized, names = _sized(graph)
         plan = make_plan(sized, host(), self.options.threads, winograd=False)
-        return _Part(graph, plan, tuple(names) or (_ANY,))
+        return _Part(graph, plan, names or (_ANY,))
 
     def _node(self, part: _Part, nodes: Sequence[Node], supposed: tuple[Dim, ...]) -> Node:
         """The node that stands for a part in the script."""
@@ -224,6 +222,12 @@ def _left(planned: Planned) -> Iterator[str]:
         yield from (value.name for value in node.outputs)
     for name, _ in planned.plan.copies:
         yield name
+
+
+def _sized(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """A copy whose symbols are the sizes of a table, and the symbols in the order of that table."""
+    names = sorted(frozenset().union(*map(_symbols_of, graph.nodes), _type_symbols(graph.inputs)))
+    return graph.clone({name: size(place) for place, name in enumerate(names)}), tuple(names)
 
 
 def _symbols_of(node: Node) -> frozenset[str]:

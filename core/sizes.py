@@ -71,7 +71,7 @@ def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
 
 def equal_sizes(graph: Graph) -> dict[str, Dim]:
     """Sizes that have to be something else for the nodes of a graph, and what they are then; else those that nodes
-    broadcast. Empty where there is none. Types are inferred anew."""
+    broadcast. Empty where there is none. Infers the types of the graph again."""
     met = met_in(graph, infer_graph(graph))
     return _solutions(met.equal) or _solutions(met.broadcast)
 

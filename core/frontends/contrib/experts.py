@@ -144,7 +144,7 @@ def _shares(e: Emitter, node: OnnxNode, weights: Value | None) -> Value:
 
 
 def _activated(e: Emitter, node: OnnxNode, x: Value, first: _Layer, third: _Layer | None) -> Value:
-    """What the experts' second layers take, [T,E,I]."""
+    """Return the inputs of the experts' second layers: the activated outputs of the first ones, [T,E,I]."""
     kind: Any = node.attrs.get("activation_type", "relu")
     if kind != "swiglu":
         if third is not None:

@@ -46,16 +46,20 @@ def test_images_with_their_channels_first(target: Target, seed: int) -> None:
         if fits(window, sizes):
             break
     shape = f"float32[n,3,{','.join(map(str, sizes))}]"
-    attrs = {name: tuple(value) for name, value in window.items()}
+    attrs: dict[str, Any] = {name: tuple(value) for name, value in window.items()}
     op = "MaxPool" if seed % 2 else "AveragePool"
-    more = {"count_include_pad": seed // 2 % 2} if op == "AveragePool" else {}
-    sweep(op, shape, layout="NCHW", target=target, batches=(0, 2), **attrs, **more)  # type: ignore[arg-type]
+    more: dict[str, Any] = {"count_include_pad": seed // 2 % 2} if op == "AveragePool" else {}
+    sweep(op, shape, layout="NCHW", target=target, batches=(0, 2), **attrs, **more)
 
 
 def test_pools_of_common_windows_are_vectors() -> None:
-    for window in ({"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1,) * 4}, {"kernel_shape": (5, 5)}):
+    windows: list[dict[str, Any]] = [
+        {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1,) * 4},
+        {"kernel_shape": (5, 5)},
+    ]
+    for window in windows:
         for op in ("MaxPool", "AveragePool"):
-            found = kernel(op, "float32[n,8,20,20]", layout="NCHW", **window)  # type: ignore[arg-type]
+            found = kernel(op, "float32[n,8,20,20]", layout="NCHW", **window)
             assert found.call.spec.family == "open_windows"
 
 

@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper
 
 import core
-from core import compiler
 from core.check.sized import check_sized
 from core.codegen.target import host
 from core.errors import FeedError, PlanError
@@ -29,6 +28,7 @@ from tests.core.decoders import Decoder, Feeds
 from tests.core.encoders import Encoder
 from tests.core.onnx_writer import OnnxWriter
 from tests.core.runtime import graphs
+from tests.core.sessions import agree, opened
 from tests.onnx_runtime import plain_session
 
 DECODERS = {
@@ -70,35 +70,6 @@ def cross_feeds(rows: int, length: int, encoded: int) -> Feeds:
     rng = np.random.default_rng((rows, length, encoded))
     shapes = {"x": (rows, length, WIDTH), "seen": (rows, encoded, WIDTH)}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Sizes]:
-    """What this process compiles, in order."""
-    found: list[Sizes] = []
-    original = compiler.build
-
-    def build(graph: core.Graph, options: object, batching: object, binding: Sizes) -> object:
-        found.append(binding)
-        return original(graph, options, batching, binding)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compiler, "build", build)
-    return found
-
-
-def opened(model: onnx.ModelProto | core.Graph, **options: Any) -> core.Session:
-    graph = model if isinstance(model, core.Graph) else core.load(model.SerializeToString())
-    return core.compile(graph, **{"threads": 1, "tune": "off", **options})
-
-
-def agree(model: onnx.ModelProto, session: core.Session, feeds: Feeds) -> dict[str, np.ndarray]:
-    """The session's answers, which are ONNX Runtime's."""
-    oracle = plain_session(model.SerializeToString())
-    names, answers = [each.name for each in oracle.get_outputs()], session.run(feeds)
-    for name, want in zip(names, oracle.run(None, feeds), strict=True):
-        assert answers[name].shape == want.shape
-        np.testing.assert_allclose(answers[name], want, rtol=3e-5, atol=3e-5, err_msg=name)
-    return answers
 
 
 # -- one code for all sizes --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,6 @@ import pytest
 from onnx import TensorProto, helper
 
 import core
-from core import compiler
 from core.errors import FeedError, Interrupted
 from core.runtime.any_size import AnySize
 from core.runtime.general import General
@@ -22,33 +22,18 @@ from core.runtime.given import Sizes, is_any_size
 from core.runtime.in_parts import PartsRunner
 from core.runtime.record import REFERENCE
 from core.runtime.script import PART
-from tests.core import partial
-from tests.core.decoders import Decoder, Feeds
+from tests.core import partial, sessions
+from tests.core.decoders import Decoder
+from tests.core.sessions import opened
 from tests.onnx_runtime import plain_session
 
 SHAPES = [(2, 16), (1, 23), (3, 31), (1, 7), (2, 64), (5, 2), (1, 57)]
 ENDING = {name: make for name, make in partial.MODELS.items() if name != "looped_on"}
 IN_PARTS = {name: make for name, make in ENDING.items() if name != "lstm"}  # recurrent layers have kernels
 
+agree = functools.partial(sessions.agree, tolerance=1e-4)
+
 each_in_parts = pytest.mark.parametrize("name", list(IN_PARTS))
-
-
-@pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Sizes]:
-    """What this process compiles, in order."""
-    found: list[Sizes] = []
-    original = compiler.build
-
-    def build(graph: core.Graph, options: object, batching: object, binding: Sizes) -> object:
-        found.append(binding)
-        return original(graph, options, batching, binding)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compiler, "build", build)
-    return found
-
-
-def opened(model: onnx.ModelProto, **options: Any) -> core.Session:
-    return core.compile(core.load(model.SerializeToString()), **{"threads": 1, "tune": "off", **options})
 
 
 def code_of(session: core.Session) -> PartsRunner:
@@ -56,16 +41,6 @@ def code_of(session: core.Session) -> PartsRunner:
     assert isinstance(general, AnySize)
     assert isinstance(general._code, PartsRunner)
     return general._code
-
-
-def agree(model: onnx.ModelProto, session: core.Session, feeds: Feeds) -> dict[str, Any]:
-    """The session's answers, which are ONNX Runtime's."""
-    oracle = plain_session(model.SerializeToString())
-    names, answers = [each.name for each in oracle.get_outputs()], session.run(feeds)
-    for name, want in zip(names, oracle.run(None, feeds), strict=True):
-        assert answers[name].shape == want.shape
-        np.testing.assert_allclose(answers[name], want, rtol=1e-4, atol=1e-4, err_msg=name)
-    return answers
 
 
 def merged(decoder: Decoder, narrow: bool = False) -> onnx.ModelProto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import httpx
 import numpy as np
@@ -29,6 +31,7 @@ PAGE = "docs/command-line.md"
 TASKS = ["start", "push", "ask", "promote", "roll", "try", "train", "watch", "add", "switch"]
 SERVES, GOES_ON = "lathe serve ", ("lathe top", "lathe rollout watch")
 PATIENCE = 60.0  # seconds
+TABLE_END = "┘".encode()
 
 
 def tasks(project: Path) -> dict[str, list[str]]:
@@ -59,6 +62,8 @@ class Terminal:
         if command.startswith(SERVES):
             self.serve(command)
             return ""
+        if command.startswith(GOES_ON):
+            return self.watch(command)
         kept = self.folder / "environment"
         process = subprocess.Popen(
             ["bash", "-c", f"{command}\nstatus=$?; env -0 > {kept}; exit $status"],
@@ -69,14 +74,34 @@ class Terminal:
             text=True,
             start_new_session=True,
         )
-        if command.startswith(GOES_ON):
-            time.sleep(3)
-            os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all of the foreground
         out, err = process.communicate(timeout=300)
-        assert process.returncode == (130 if command.startswith(GOES_ON) else 0), f"{command}: {out}{err}"
+        assert process.returncode == 0, f"{command}: {out}{err}"
         if command.startswith("export "):
             self.environment = dict(line.split("=", 1) for line in kept.read_text().split("\0") if line)
         return out
+
+    def watch(self, command: str) -> str:
+        """Run a command that shows tables until Ctrl-C, in a terminal; press Ctrl-C once it has shown one."""
+        ours, theirs = os.openpty()
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        shown = b""
+        with open(ours, "rb", buffering=0) as screen:
+            while TABLE_END not in shown:
+                shown += read_screen(screen)
+                assert process.poll() is None, f"{command}: {shown.decode()}"
+            os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all of the foreground
+            while more := read_screen(screen):
+                shown += more
+        assert process.wait(PATIENCE) == 130, f"{command}: {shown.decode()}"
+        return shown.decode()
 
     def serve(self, command: str) -> None:
         """Start the server, in place of the one before."""
@@ -95,6 +120,15 @@ class Terminal:
             self.server.send_signal(signal.SIGINT)
             assert self.server.wait(30) == 0
             self.server = None
+
+
+def read_screen(screen: IO[bytes]) -> bytes:
+    """Return what a terminal's programs wrote, within `PATIENCE`; nothing once all of them have ended."""
+    assert select.select([screen], [], [], PATIENCE)[0], "nothing was shown in time"
+    try:
+        return screen.read(65536)
+    except OSError:  # EIO: nobody holds the other end
+        return b""
 
 
 def is_ready(url: str) -> bool:

@@ -14,12 +14,11 @@ from core.ir.graph import Graph, Value
 from core.kernels.catalog import select
 from core.ops.registry import are_everywhere
 from core.options import Options
-from core.passes.pipeline import Options as PassOptions
-from core.passes.pipeline import optimize, prepare
 from core.plan.choice import Asked, Choice, choose_kernels, plannable
 from core.plan.control import CONTROL, NotNative
 from core.plan.order import order
 from core.plan.plan import Planned
+from core.rewriting import rewritten
 from core.runtime.any_size import AnyCode, AnySize
 from core.runtime.background import Background
 from core.runtime.executable import Executable
@@ -58,13 +57,12 @@ def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> tuple[Sizes
         binding = _with_equal_sizes(graph)
         if {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}:
             return (), False  # code for any batch size and these numbers serves all runs
-        passes = optimize if options.optimize else prepare
-        rewritten, _ = passes(bind(graph, batching, binding), PassOptions(precision=options.precision))
-        choice = _choice(rewritten, options)
+        compiled, _ = rewritten(bind(graph, batching, binding), options)
+        choice = _choice(compiled, options)
     except (LatheError, ValueError):
         return (), False
-    whole = _is_whole(rewritten, choice)
-    return binding if whole or _has_some(rewritten, choice) else (), whole
+    whole = _is_whole(compiled, choice)
+    return binding if whole or _has_some(compiled, choice) else (), whole
 
 
 def has_kernels(graph: Graph, options: Options) -> bool:

@@ -37,6 +37,7 @@ HELP = {
     "cycles": "cycles of upload and rollback (rollback)",
     "requests": "requests at least (rollback)",
     "repository": "the server's model repository, on this machine (standing)",
+    "grpc": "the server's gRPC port, as host:port; without it messages of gRPC are left out (stalls)",
 }
 OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "chaos": chaos.main,
@@ -50,7 +51,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "starting": starting.main,
     "tokens": tokens.main,
 }
-TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str, "repository": str}
+TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str, "repository": str, "grpc": str}
 
 
 def parser() -> argparse.ArgumentParser:

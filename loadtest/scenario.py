@@ -32,6 +32,7 @@ class Options:
     cycles: int = 10
     requests: int = 50_000
     repository: str = ""
+    grpc: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from urllib.parse import quote
 
+from loadtest import text_bodies
 from loadtest.admin import Admin
 from loadtest.build import Entry, build
 from loadtest.connection import Target
@@ -49,6 +50,25 @@ class Bad:
     body: bytes
     coding: str = ""
     accepts: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def send(self, target: Target) -> str:
+        """Send it and return the status of the answer."""
+        status = _send(target, self)
+        return f"HTTP {status}" if status else "connection closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The same over gRPC; ``address`` is the port's."""
+
+    name: str
+    data: bytes
+    address: str
+
+    def send(self, target: Target) -> str:
+        """Send it and return the status of the answer."""
+        return f"gRPC {text_bodies.call(self.address, self.data, PATIENCE)}"
 
 
 def bad_requests(model: str) -> Iterator[Bad]:
@@ -80,6 +100,11 @@ def large_answers(model: str) -> Iterator[Bad]:
     yield Bad("answer of 1 Mi classes as JSON", path, body(binary_data=False, classification=WIDTH))
 
 
+def text_requests() -> Iterator[Bad]:
+    for name, body, headers in text_bodies.http_bodies():
+        yield Bad(name, infer_path(text_bodies.TEXTS), body, headers=headers)
+
+
 def wide() -> bytes:
     """A model of rows of four numbers, each of which it answers with 65,536."""
     made: bytes = build(MODEL, Entry((4,), lambda b, x: b.dense(x, 4, WIDTH), (WIDTH,))).SerializeToString()
@@ -97,30 +122,40 @@ async def stalls(options: Options, report: Report) -> None:
     """One request after the other, beside a client that asks for `live` every 20 ms."""
     target = Target(options.url)
     await Admin(target, MODEL).upload(wide())
-    requests = [*bad_requests(options.model), *large_answers(MODEL)]
-    found = await asyncio.to_thread(_measure, target, requests)
+    texts = Admin(target, text_bodies.TEXTS)
+    await texts.upload(text_bodies.first_text())
+    requests: list[Bad | Message] = [*bad_requests(options.model), *large_answers(MODEL), *text_requests()]
+    if options.grpc:
+        requests += [Message(name, data, options.grpc) for name, data in text_bodies.messages(MODEL)]
+    region = f"/v2/systemsharedmemory/region/{text_bodies.IN_MEMORY}"
+    with text_bodies.shared_texts() as place:
+        await texts.call("POST", f"{region}/register", json.dumps(place).encode())
+        try:
+            found = await asyncio.to_thread(_measure, target, requests)
+        finally:
+            await texts.call("POST", f"{region}/unregister")
     for name, (stall, late, status) in found.items():
         report.promise(
             f"{name}: others wait at most {LIMIT_MS:g} ms",
             stall < LIMIT_MS / 1e3,
-            f"{stall * 1e3:.1f} ms (and {late * 1e3:.1f} ms of the machine's), HTTP {status or 'connection closed'}",
+            f"{stall * 1e3:.1f} ms (and {late * 1e3:.1f} ms of the machine's), {status}",
         )
 
 
-def _measure(target: Target, requests: Sequence[Bad]) -> dict[str, tuple[float, float, int]]:
+def _measure(target: Target, requests: Sequence[Bad | Message]) -> dict[str, tuple[float, float, str]]:
     """For each request its longest stall and the machine's, in seconds, and the status of its answer."""
-    spans: list[tuple[str, float, float, int]] = []
+    spans: list[tuple[str, float, float, str]] = []
     command = [sys.executable, "-m", "loadtest.stalls"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
         with _standing_by(target) as waits:
             for request in [*requests] * ROUNDS:
                 time.sleep(REST)
                 began = time.monotonic()
-                status = _send(target, request)
+                status = request.send(target)
                 time.sleep(REST)
                 spans.append((request.name, began, time.monotonic(), status))
         lates: list[Wait] = [(at, late) for at, late in json.loads(idle.communicate()[0])]
-    found: dict[str, tuple[float, float, int]] = {}
+    found: dict[str, tuple[float, float, str]] = {}
     for name, began, ended, status in spans:
         late = longest(lates, began, ended)
         stall = max(0.0, longest(waits, began, ended) - late)
@@ -182,7 +217,9 @@ def _note(once: Callable[[], None], over: threading.Event, waits: list[Wait]) ->
 
 def _send(target: Target, request: Bad) -> int:
     """Send it and return the status of the answer, 0 where the connection ends without one."""
-    headers = {"Content-Encoding": request.coding} if request.coding else {}
+    headers = dict(request.headers)
+    if request.coding:
+        headers["Content-Encoding"] = request.coding
     if request.accepts:
         headers["Accept-Encoding"] = request.accepts
     data = http_request("POST", request.path, target.authority, request.body, headers)

@@ -11,9 +11,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from loadtest import stalls
+from loadtest import stalls, text_bodies
 from loadtest.connection import Target
 from loadtest.stalls import MIB, ROWS, Bad, bad_requests, large_answers, longest
+from server.api.grpc.messages import INFERENCE, message_class
 from tests.loadtest.fake import Answer, Call, serving
 
 
@@ -38,6 +39,36 @@ def test_answers_are_large() -> None:
         assert len(request.body) < 2048
 
 
+def test_texts_come_as_they_say() -> None:
+    made = {name: (body, headers) for name, body, headers in text_bodies.http_bodies()}
+    binary, as_json, shared = made.values()
+    length = int(binary[1]["Inference-Header-Content-Length"])
+    (asked,) = json.loads(binary[0][:length])["inputs"]
+    assert asked["parameters"]["binary_data_size"] == len(binary[0]) - length == 4 * asked["shape"][0]
+    (asked,) = json.loads(as_json[0])["inputs"]
+    assert asked["data"] == [""] * asked["shape"][0]
+    (asked,) = json.loads(shared[0])["inputs"]
+    with text_bodies.shared_texts() as place:
+        assert asked["parameters"]["shared_memory_byte_size"] == place["byte_size"] == 4 * asked["shape"][0]
+        assert (text_bodies.SHARED / str(place["key"])[1:]).stat().st_size == place["byte_size"]
+    session = ort.InferenceSession(text_bodies.first_text())
+    assert session.run(None, {"x": np.array(["a", "b"], object)})[0].tolist() == ["a"]
+
+
+def test_messages_of_grpc_are_read_by_protocol_buffers() -> None:
+    message = message_class(INFERENCE.message_types_by_name["ModelInferRequest"])
+    read = {name: message.FromString(data) for name, data in text_bodies.messages("m")}
+    raw, elements, numbers, wrong, inputs, parameters = read.values()
+    assert raw.raw_input_contents[0] == bytes(4 * raw.inputs[0].shape[0])
+    assert len(elements.inputs[0].contents.bytes_contents) == elements.inputs[0].shape[0]
+    rows, width = numbers.inputs[0].shape
+    assert len(numbers.inputs[0].contents.fp32_contents) == rows * width
+    assert len(wrong.inputs[0].contents.int_contents) == text_bodies.LARGEST
+    assert len(inputs.inputs) == text_bodies.LARGEST // 2
+    assert dict(parameters.parameters)["k"].bool_param
+    assert all(len(data) <= 1.01 * text_bodies.LARGEST for _, data in text_bodies.messages("m"))
+
+
 def test_the_longest_wait_is_of_its_span() -> None:
     waits = [(0.0, 0.3), (1.0, 0.1), (2.0, 0.2), (3.0, 0.9)]
     assert longest(waits, 0.9, 2.5) == 0.2
@@ -51,13 +82,13 @@ def test_a_server_that_stands_still_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
             time.sleep(0.4)  # noqa: ASYNC251  # on the event loop: that is the fault
         return (400 if call.method == "POST" else 200), b""
 
-    async def measure() -> dict[str, tuple[float, float, int]]:
+    async def measure() -> dict[str, tuple[float, float, str]]:
         requests = [Bad("blocks", "/blocks", b"x"), Bad("passes", "/passes", b"x")]
         async with serving(handle) as url:
             return await asyncio.to_thread(stalls._measure, Target(url), requests)
 
     monkeypatch.setattr(stalls, "ROUNDS", 1)
     found = asyncio.run(measure())
-    assert {name: status for name, (_, _, status) in found.items()} == {"blocks": 400, "passes": 400}
+    assert {name: status for name, (_, _, status) in found.items()} == {"blocks": "HTTP 400", "passes": "HTTP 400"}
     assert found["blocks"][0] + found["blocks"][1] > 0.35
     assert found["blocks"][0] > found["passes"][0]

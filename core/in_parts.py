@@ -134,9 +134,7 @@ class _Cutter:
             else:
                 node.attrs[name] = opened(inner, outer)
 
-    def _planned(
-        self, graph: Graph, where: dict[Node, str]
-    ) -> tuple[list[tuple[str, list[Node]]], list[_Part | None]]:
+    def _planned(self, graph: Graph, where: dict[Node, str]) -> tuple[list[tuple[str, list[Node]]], list[_Part | None]]:
         """The nodes of a graph in groups that run one after the other, and the parts that some of these are. A node
         that a plan would run on its reference, or whose result it would copy, is cut out."""
         while True:

@@ -27,7 +27,7 @@ from core.codegen import assembly
 from core.codegen.arithmetic import Arithmetic
 from core.codegen.assembly import I64, POINTER, Block, Builder, Module, Phi, Type, Value
 from core.codegen.registers import Pointer, Val, element_type, register_type
-from core.ir.dim import Atom, FloorDiv, Larger
+from core.ir.dim import Atom, FloorDiv, Larger, is_never_negative
 from core.ir.dims import place_of
 from core.ir.types import Dim, DType
 from core.kernels.catalog.base import KernelSpec, Status
@@ -283,7 +283,7 @@ class Kernel:
 
     def _atom(self, atom: Atom) -> Val:
         if isinstance(atom, FloorDiv):
-            return self.dim(atom.numerator) // self.dim(atom.denominator)
+            return self._rounded_down(self.dim(atom.numerator), self.dim(atom.denominator), atom.numerator)
         if isinstance(atom, Larger):
             return self.ops.max(self.dim(atom.one), self.dim(atom.other))
         if atom in self._numbers:
@@ -291,6 +291,15 @@ class Kernel:
         if atom != "n":
             raise ValueError(f"kernel {self.symbol}: dimension {atom} is not known, only n may vary")
         return self.n
+
+    def _rounded_down(self, above: Val, below: Val, numerator: Dim) -> Val:
+        """A quotient by a positive number; `//` takes words for numbers that are not negative."""
+        if is_never_negative(numerator):
+            return above // below
+        ops = self.ops
+        negative = ops.lt(above, self.index(0))
+        under = ops.neg((ops.neg(above) + (below - 1)) // below)
+        return ops.select(negative, under, above // below)
 
     def _phi(self, value: Val, block: Block) -> Val:
         phi = self.builder.phi(value.ir.type)

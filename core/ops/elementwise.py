@@ -11,6 +11,7 @@ import numpy as np
 
 from core.ir.dim import Dim, floor_div, larger
 from core.ir.graph import Array
+from core.ir.ratio import has_ratios, supposed_of
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
 from core.ops.backward import Backward, Rewrite, Slope
@@ -128,13 +129,15 @@ class Div(Binary):
     long as neither is negative, which is supposed."""
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        counted = [array for array in map(c.value, range(2)) if array is not None]
+        counted = [array for array in map(c.value, range(2)) if array is not None]  # ratios are no such quotients
         if len(counted) < 2 or all(array.dtype != object for array in counted):
             return ()
         pairs = zip(*(array.ravel().tolist() for array in np.broadcast_arrays(*counted)), strict=True)
         return [dim for a, b in pairs if b != 0 and floor_div(a, b) * b != a for dim in (a, b)]
 
     def reference(self, c: Call, a: Array, b: Array) -> Array:
+        if has_ratios(a) or has_ratios(b):
+            return np.asarray(np.true_divide(a, b, dtype=object), object)
         if a.dtype == object or b.dtype == object:
             return np.vectorize(_rounded_down, otypes=[object])(a, b)
         return truncated_div(a, b) if a.dtype.kind in "iu" else np.divide(a, b)
@@ -252,16 +255,8 @@ class Mean(Variadic):
         return [1 / len(g.terms) for _ in g.terms]
 
 
-def _larger_size(one: Dim, other: Dim) -> Dim:
-    """The larger one of two dimensions. TypeError where a number bounds one: models clamp much of what they compute of
-    shapes so, and kernels compute that."""
-    found = larger(one, other)
-    if found not in (one, other) and (isinstance(one, int) or isinstance(other, int)):
-        raise TypeError(f"only a run shows whether {other} is larger than {one}")
-    return found
-
-
-_larger: UFunc = np.frompyfunc(_larger_size, 2, 1)
+_larger: UFunc = np.frompyfunc(larger, 2, 1)
+_smaller: UFunc = np.frompyfunc(lambda one, other: one + other - larger(one, other), 2, 1)
 
 
 @register
@@ -282,9 +277,10 @@ class Max(Variadic):
 @register
 class Min(Variadic):
     outputs = "min"
+    shape_arithmetic = True
 
     def reference(self, c: Call, *x: Array) -> Array:
-        return reduce(np.minimum, x)
+        return reduce(_smaller if any(each.dtype == object for each in x) else np.minimum, x)
 
     def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
         return e.min(x, y)
@@ -397,21 +393,30 @@ class Erf(FloatUnary):
         return [2 / sqrt(pi) * (-g.x().square()).exp()]
 
 
-@register
-class Floor(FloatUnary):
-    ufunc = np.floor
+class Rounding(FloatUnary):
+    """Family base: an integer near the number; also near a ratio of dimensions."""
+
     shape_arithmetic = True
     zero_gradient = "a step function is flat between its steps"
+
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        return supposed_of(c.ratios(0))
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.asarray(self.ufunc(x), object) if x.dtype == object else super().reference(c, x)
+
+
+@register
+class Floor(Rounding):
+    ufunc = np.floor
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.floor(x[0])
 
 
 @register
-class Ceil(FloatUnary):
+class Ceil(Rounding):
     ufunc = np.ceil
-    shape_arithmetic = True
-    zero_gradient = "a step function is flat between its steps"
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.ceil(x[0])

@@ -7,6 +7,7 @@ import numpy as np
 from core.errors import LatheError, ModelError
 from core.ir.dim import SymDim, may_break
 from core.ir.graph import Array, Graph, Node, Value
+from core.ir.ratio import has_ratios
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import registry
 
@@ -139,6 +140,8 @@ def _normalized(array: Array, declared: DType) -> Array | None:
     """Dimensions as an object array only where there is a symbol; None for what is no value of the declared type."""
     if array.dtype != object:
         return array if array.dtype == declared.numpy else None
+    if declared is DType.FLOAT32 and has_ratios(array):
+        return array
     if declared not in (DType.INT64, DType.INT32) or not _all_dims(array):
         return None
     return array if _any_symbol(array) else array.astype(declared.numpy)

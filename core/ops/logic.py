@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from core.ir.dim import Dim, SymDim
 from core.ir.graph import Array
+from core.ir.ratio import has_ratios, ratio_of, supposed_of, whole_of
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite, Slope
 from core.ops.common import ANY, BOOL, FLOAT, INTEGER, NUMBER, Kind, as_dtype, broadcast_shapes, check_kind, same_dtype
@@ -322,10 +323,20 @@ class Cast(Elementwise):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         return [TensorType(self.target(c), c.shape(0))]
 
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        counted = c.ratios(0)
+        if counted is not None and counted.dtype == object and self.target(c) is DType.FLOAT32:
+            counted = _each(ratio_of, counted)
+        return supposed_of(counted)
+
     def reference(self, c: Call, x: Array, *_: Array) -> Array:
         dtype = self.target(c)
         if x.dtype == object and dtype.is_integer and _symbolic(x):
             return x
+        if x.dtype == object and dtype is DType.FLOAT32 and _symbolic(x):
+            return _each(ratio_of, x)
+        if dtype.is_integer and has_ratios(x):
+            return _each(whole_of, x)
         try:
             return convert(x, dtype, bool(c.attr("saturate")), c.attr("round_mode"))
         except ValueError as error:
@@ -408,6 +419,11 @@ def _same_sign(dim: SymDim) -> bool:
     signs = {coefficient > 0 for _, coefficient in dim.terms}
     plain = all(isinstance(atom, str) for atoms, _ in dim.terms for atom in atoms)
     return plain and len(signs) == 1 and any(atoms == () for atoms, _ in dim.terms)
+
+
+def _each(function: Callable[..., object], x: Array) -> Array:
+    """A function of every element."""
+    return np.asarray(np.frompyfunc(function, 1, 1)(x), object)
 
 
 def _symbolic(*x: Any) -> bool:

@@ -30,6 +30,7 @@ import numpy as np
 from core.errors import FeedError, ModelError, UnsupportedError
 from core.ir.dim import OPEN, SymDim, evaluate, symbol
 from core.ir.graph import Array, Graph, Node, Value
+from core.ir.ratio import has_ratios
 from core.ir.types import Dim, DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.scalar import Operand, ScalarOps
 
@@ -121,6 +122,11 @@ class Infer(NodeView):
 
     def value(self, index: int) -> Array | None:
         """The input's elements if known: a constant, or an object array of dimensions; else None."""
+        array = self.ratios(index)
+        return None if array is None or has_ratios(array) else array
+
+    def ratios(self, index: int) -> Array | None:
+        """As `value`; of an input in float32 perhaps an object array of ratios."""
         value = self.node.input(index)
         return None if value is None else self.known.get(value)
 

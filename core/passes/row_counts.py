@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.dim import Dim, SymDim, floor_div, symbol, symbols
+from core.ir.dim import Dim, SymDim, floor_div, symbol
 from core.ir.graph import Array, Graph, Node, Value
+from core.ir.ratio import Ratio
 from core.ops import registry
 from core.ops.registry import Infer, OpDef, describe
 from core.ops.resize import is_kept, resized_axes
@@ -27,8 +28,8 @@ class Mixed(Exception):
 
 
 def depends(dim: object, rows: str) -> bool:
-    """Whether a dimension depends on the number of rows."""
-    return isinstance(dim, SymDim) and rows in symbols(dim)
+    """Whether a dimension, or a ratio of some, depends on the number of rows."""
+    return isinstance(dim, SymDim | Ratio) and rows in dim.names
 
 
 def steps_per_row(dim: Dim, rows: str) -> Dim | None:

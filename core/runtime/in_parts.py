@@ -209,9 +209,7 @@ class _PartCode:
         ready, inputs = self._entered(arrays, known)
         return ready.call(inputs)
 
-    def recorded(
-        self, taken: list[tuple[Share, Times]], arrays: Sequence[Any], known: Mapping[str, int]
-    ) -> list[Any]:
+    def recorded(self, taken: list[tuple[Share, Times]], arrays: Sequence[Any], known: Mapping[str, int]) -> list[Any]:
         """The same; `taken` receives what each step took."""
         ready, inputs = self._entered(arrays, known)
         times = Times(self._executable.plan)

@@ -9,6 +9,7 @@ import pytest
 
 from core.codegen.lang import Kernel
 from core.codegen.target import host
+from core.ir.dim import evaluate, floor_div, larger
 from core.ir.types import DType, symbol
 from core.kernels.catalog.base import Status
 from core.kernels.target import Target
@@ -37,6 +38,20 @@ def test_elementwise_over_any_n(target: Target, n: int, threads: int) -> None:
     run(write, [x, y], n, threads, target)
     np.testing.assert_array_equal(y[:-1], x * 2 + 1)
     assert y[-1] == -7
+
+
+@each_target
+@pytest.mark.parametrize("n", [0, 1, 6, 7, 8, 16, 17, 30])
+def test_quotients_of_negative_dimensions_are_rounded_down(target: Target, n: int) -> None:
+    dims = (floor_div(N - 7, 10), -floor_div(-N, 2), floor_div(3 - 2 * N, 7), larger(floor_div(N - 7, 10), 0))
+    found = np.full(len(dims), 99, np.int64)
+
+    def write(k: Kernel) -> None:
+        for place, dim in enumerate(dims):
+            k.operand(0, DType.INT64).store(k.dim(dim), place)
+
+    run(write, [found], n=n, target=target)
+    assert found.tolist() == [evaluate(dim, {"n": n}) for dim in dims]
 
 
 @each_target

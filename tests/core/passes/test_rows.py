@@ -217,10 +217,10 @@ MIXING = {
         const %zero : int64[] = [0]
         %s : int64[*] = Shape(%x)
         %g : int64[*] = Gather(%s, %zero) {axis = 0}
-        %f : float32[*] = Cast(%g) {to = 1} "count"
-        %y : float32[*] = Div(%x, %f)
+        %f : float32[*] = Cast(%g) {to = 1}
+        %y : float32[*] = Div(%x, %f) "count"
         output %y""",
-        "node 'count' (Cast): computes with the number of rows",
+        "node 'count' (Div): computes with the number of rows",
     ),
     "numbered rows": (
         """

@@ -1,0 +1,82 @@
+"""Ratios of dimensions are what float32 computes: rounded to the same integers for every size that they suppose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.ir.dim import Dim, broken, evaluate, symbol
+from core.ir.ratio import MOST, Ratio
+
+N = symbol("n")
+F32 = np.float32
+SIZES = [*range(200), 4095, 65535, 1 << 20, (1 << 21) - 1, 1 << 21, MOST - 7, MOST - 1, MOST]
+
+Step = Callable[[Any], Any]
+PROGRAMS: Sequence[tuple[Step, ...]] = [
+    (lambda x: x / F32(3), lambda x: x + F32(1)),
+    (lambda x: x + F32(5), lambda x: x / F32(8), lambda x: x + F32(1)),
+    (lambda x: x - F32(7), lambda x: x / F32(320)),
+    (lambda x: x * F32(0.5),),
+    (lambda x: x * F32(1.5), lambda x: x - F32(0.25)),
+    (lambda x: F32(3) - x, lambda x: x / F32(7)),
+    (lambda x: x / F32(-10),),
+    (lambda x: x * F32(0.25), lambda x: x / F32(255), lambda x: x + F32(900)),
+]
+
+
+def rounded(x: Any, way: str) -> Any:
+    return np.floor(x) if way == "floor" else np.ceil(x)
+
+
+@pytest.mark.parametrize("way", ["floor", "ceil"])
+@pytest.mark.parametrize("steps", PROGRAMS)
+def test_rounded_ratios_are_those_of_float32(steps: Sequence[Step], way: str) -> None:
+    ratio: Any = Ratio(N)
+    for step in steps:
+        ratio = step(ratio)
+    supposed = ratio.supposed
+    found: Dim = (math.floor(ratio) if way == "floor" else math.ceil(ratio)).whole
+    checked = 0
+    for n in SIZES:
+        number: Any = F32(n)
+        for step in steps:
+            number = step(number)
+            assert number.dtype == np.float32
+        if not broken(supposed, {"n": n}):
+            assert evaluate(found, {"n": n}) == int(rounded(number, way)), n
+            checked += 1
+    assert checked >= 200
+
+
+def test_rounding_towards_zero_needs_a_sign() -> None:
+    assert evaluate((Ratio(N) / 3).whole, {"n": 8}) == 2
+    with pytest.raises(TypeError, match="rounded up or down"):
+        _ = ((Ratio(N) - 5) / 3).whole
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x * F32(1 / 3),  # itself rounded
+        lambda x: x / 3 * 3,
+        lambda x: x / 3 / 5,
+        lambda x: x / 3 + F32(0.5),
+        lambda x: x / 3 + 5000,
+        lambda x: x + x,  # a number on the way may be larger than the last one
+        lambda x: x / x,
+        lambda x: 1 / x,
+        lambda x: x / 0,
+        lambda x: x / 100_000,
+        lambda x: x == 3,
+        lambda x: x < 3,
+        lambda x: x * F32("inf"),
+    ],
+)
+def test_what_float32_may_round_otherwise_is_refused(step: Step) -> None:
+    with pytest.raises((TypeError, ArithmeticError)):
+        step(Ratio(N))

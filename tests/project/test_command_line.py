@@ -96,12 +96,13 @@ class Terminal:
         with open(ours, "rb", buffering=0) as screen:
             while TABLE_END not in shown:
                 shown += read_screen(screen)
-                assert process.poll() is None, f"{command}: {shown.decode()}"
+                assert process.poll() is None, f"{command}: {shown.decode(errors='replace')}"
             os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all of the foreground
             while more := read_screen(screen):
                 shown += more
-        assert process.wait(PATIENCE) == 130, f"{command}: {shown.decode()}"
-        return shown.decode()
+        screen_text = shown.decode(errors="replace")  # Ctrl-C may come within a character
+        assert process.wait(PATIENCE) == 130, f"{command}: {screen_text}"
+        return screen_text
 
     def serve(self, command: str) -> None:
         """Start the server, in place of the one before."""

@@ -31,11 +31,11 @@ from loadtest.admin import Admin
 from loadtest.build import Entry, build
 from loadtest.connection import Target
 from loadtest.scenario import Options, Report
+from loadtest.text_bodies import MIB
 from loadtest.wire import http_request, infer_path
 
 EVERY, LIMIT_MS, ROUNDS = 0.02, 50.0, 3
 REST, PATIENCE = 0.5, 120.0  # seconds before and after each request, and in which it is answered
-MIB = 1 << 20
 MODEL, ROWS, WIDTH = "loadtest-stalls", 16, 1 << 16
 
 Wait = tuple[float, float]  # when it began, on the monotonic clock, and how long it was; both in seconds

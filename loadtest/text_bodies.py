@@ -111,17 +111,18 @@ def messages(numbers: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _message(model: str, datatype: str, shape: list[int], contents: bytes = b"") -> bytes:
-    sizes = b"".join(map(_varint, shape))
+    sizes = b"".join(map(varint, shape))
     one = _field(NAME, b"x") + _field(DATATYPE, datatype.encode()) + _field(SHAPE, sizes)
     return _field(MODEL_NAME, model.encode()) + _field(INPUTS, one + (_field(CONTENTS, contents) if contents else b""))
 
 
 def _field(number: int, content: bytes) -> bytes:
     """A field of bytes, as Protocol Buffers encode it: https://protobuf.dev/programming-guides/encoding/."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
+    return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number of any size that is not negative, in groups of seven bits, as Protocol Buffers encode it."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -130,8 +131,8 @@ def _varint(value: int) -> bytes:
 
 
 def call(address: str, message: bytes, patience: float) -> str:
-    """The status of one call of ModelInfer over a connection of its own, such as "OK". It is a child process's: its
-    copies of the message hold up nobody else here."""
+    """The status of one call of ModelInfer over a connection of its own, such as "OK". A child
+    process makes the call, as gRPC keeps the interpreter lock while it copies the message."""
     command = [sys.executable, "-m", "loadtest.text_bodies", address, str(patience)]
     done = subprocess.run(command, input=message, capture_output=True)
     if done.returncode:

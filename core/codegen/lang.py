@@ -293,13 +293,11 @@ class Kernel:
         return self.n
 
     def _rounded_down(self, above: Val, below: Val, numerator: Dim) -> Val:
-        """A quotient by a positive number; `//` takes words for numbers that are not negative."""
+        """The quotient by a positive number, rounded down. `//` divides unsigned, so it cannot take a negative one."""
         if is_never_negative(numerator):
             return above // below
-        ops = self.ops
-        negative = ops.lt(above, self.index(0))
-        under = ops.neg((ops.neg(above) + (below - 1)) // below)
-        return ops.select(negative, under, above // below)
+        below_zero = self.ops.neg((self.ops.neg(above) + (below - 1)) // below)
+        return self.ops.select(self.ops.lt(above, 0), below_zero, above // below)
 
     def _phi(self, value: Val, block: Block) -> Val:
         phi = self.builder.phi(value.ir.type)

@@ -8,6 +8,7 @@ quarters and so on. All others raise TypeError, as does whatever a run alone can
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TypeAlias, Union
 
 from core.ir.dim import Dim, SymDim, floor_div, is_never_negative, symbols
 from core.ir.graph import Array
@@ -15,17 +16,19 @@ from core.ir.graph import Array
 # float32 has 24 bits. A quotient x / k that is no integer is at least 1/k away from one; with 22 bits of x, two
 # roundings of half a unit in the last place are at most a quarter of that.
 MOST = 1 << 22
-_LEAST_MOST = 1 << 10  # of what is added, and of a denominator: no number on the way is beyond 24 bits then
+_SMALL = 1 << 10  # the largest summand, and the largest denominator: every intermediate result has 24 bits then
+
+
+Number: TypeAlias = Union["Ratio", Dim, float]
 
 
 class Ratio:
     """`top / bottom`, whose terms have no common factor taken out: `top` is as large as any number on the way to it."""
 
     __slots__ = ("bottom", "top")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, top: Dim, bottom: int = 1) -> None:
-        if bottom > _LEAST_MOST:
+        if bottom > _SMALL:
             raise TypeError(f"{top} / {bottom} may be rounded on the way")
         self.top, self.bottom = top, bottom
 
@@ -44,19 +47,15 @@ class Ratio:
 
     @property
     def supposed(self) -> tuple[Dim, ...]:
-        """What must not be negative so that a run rounds to the integers that are said here."""
+        """Dimensions that must not be negative: float32 then rounds this number as `floor`, `ceil` and `whole` do."""
         return MOST - self.top, MOST + self.top
 
     def __eq__(self, other: object) -> bool:
         raise TypeError(f"only a run shows whether {self} equals {other}")
 
-    def __add__(self, other: object) -> Ratio:
+    def __add__(self, other: Number) -> Ratio:
         addend = _exact(other)
-        if (
-            not isinstance(addend.top, int)
-            or abs(addend.top) > _LEAST_MOST
-            or (addend.bottom > 1 and not self.is_exact)
-        ):
+        if not isinstance(addend.top, int) or abs(addend.top) > _SMALL or (addend.bottom > 1 and not self.is_exact):
             raise TypeError(f"only a run shows how {self} and {other} are rounded")
         return Ratio(self.top * addend.bottom + addend.top * self.bottom, self.bottom * addend.bottom)
 
@@ -65,13 +64,13 @@ class Ratio:
     def __neg__(self) -> Ratio:
         return Ratio(-self.top, self.bottom)
 
-    def __sub__(self, other: object) -> Ratio:
+    def __sub__(self, other: Number) -> Ratio:
         return self + -_exact(other)
 
-    def __rsub__(self, other: object) -> Ratio:
+    def __rsub__(self, other: Number) -> Ratio:
         return -self + other
 
-    def __mul__(self, other: object) -> Ratio:
+    def __mul__(self, other: Number) -> Ratio:
         factor = _exact(other)
         if not self.is_exact:
             raise TypeError(f"only a run shows how {self} times {other} is rounded")
@@ -79,7 +78,7 @@ class Ratio:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: object) -> Ratio:
+    def __truediv__(self, other: Number) -> Ratio:
         divisor = _exact(other)
         if not isinstance(divisor.top, int) or divisor.top == 0 or not self.is_exact:
             raise TypeError(f"only a run shows what {self} / {other} is")
@@ -105,9 +104,9 @@ def ratio_of(number: object) -> object:
     return Ratio(number) if isinstance(number, SymDim) else number
 
 
-def whole_of(number: object) -> Dim:
+def whole_of(number: Ratio | float) -> Dim:
     """A number of float32 as the integer that Cast makes of it."""
-    return number.whole if isinstance(number, Ratio) else int(number)  # type: ignore[call-overload]
+    return number.whole if isinstance(number, Ratio) else int(number)
 
 
 def has_ratios(array: Array) -> bool:
@@ -115,20 +114,20 @@ def has_ratios(array: Array) -> bool:
     return array.dtype == object and any(isinstance(item, Ratio) for item in array.ravel().tolist())
 
 
-def supposed_of(array: Array | None) -> list[Dim]:
-    """What must not be negative so that the ratios among elements are rounded as they say."""
+def rounding_suppositions(array: Array | None) -> list[Dim]:
+    """The suppositions of all ratios among the elements, see `Ratio.supposed`; none for values that are not known."""
     items = [] if array is None or array.dtype != object else array.ravel().tolist()
     return [dim for item in items if isinstance(item, Ratio) for dim in item.supposed]
 
 
-def _exact(number: object) -> Ratio:
+def _exact(number: Number) -> Ratio:
     """A number that float32 holds, as a ratio. TypeError for one that may have been rounded."""
     if isinstance(number, Ratio):
         found = number
     elif isinstance(number, int | SymDim):
         found = Ratio(number)
     else:
-        fraction = Fraction(float(number))  # type: ignore[arg-type]
+        fraction = Fraction(float(number))
         if abs(fraction.numerator) > MOST:
             raise TypeError(f"{number} may have been rounded")
         found = Ratio(fraction.numerator, fraction.denominator)

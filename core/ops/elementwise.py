@@ -11,7 +11,7 @@ import numpy as np
 
 from core.ir.dim import Dim, floor_div, larger
 from core.ir.graph import Array
-from core.ir.ratio import has_ratios, supposed_of
+from core.ir.ratio import has_ratios, rounding_suppositions
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
 from core.ops.backward import Backward, Rewrite, Slope
@@ -137,7 +137,7 @@ class Div(Binary):
 
     def reference(self, c: Call, a: Array, b: Array) -> Array:
         if has_ratios(a) or has_ratios(b):
-            return np.asarray(np.true_divide(a, b, dtype=object), object)
+            return np.true_divide(a, b, dtype=object)
         if a.dtype == object or b.dtype == object:
             return np.vectorize(_rounded_down, otypes=[object])(a, b)
         return truncated_div(a, b) if a.dtype.kind in "iu" else np.divide(a, b)
@@ -400,10 +400,10 @@ class Rounding(FloatUnary):
     zero_gradient = "a step function is flat between its steps"
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        return supposed_of(c.ratios(0))
+        return rounding_suppositions(c.ratios(0))
 
     def reference(self, c: Call, x: Array) -> Array:
-        return np.asarray(self.ufunc(x), object) if x.dtype == object else super().reference(c, x)
+        return self.ufunc(x) if x.dtype == object else super().reference(c, x)
 
 
 @register

@@ -9,7 +9,7 @@ import numpy as np
 
 from core.ir.dim import Dim, SymDim
 from core.ir.graph import Array
-from core.ir.ratio import has_ratios, ratio_of, supposed_of, whole_of
+from core.ir.ratio import has_ratios, ratio_of, rounding_suppositions, whole_of
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite, Slope
 from core.ops.common import ANY, BOOL, FLOAT, INTEGER, NUMBER, Kind, as_dtype, broadcast_shapes, check_kind, same_dtype
@@ -327,7 +327,7 @@ class Cast(Elementwise):
         counted = c.ratios(0)
         if counted is not None and counted.dtype == object and self.target(c) is DType.FLOAT32:
             counted = _each(ratio_of, counted)
-        return supposed_of(counted)
+        return rounding_suppositions(counted)
 
     def reference(self, c: Call, x: Array, *_: Array) -> Array:
         dtype = self.target(c)

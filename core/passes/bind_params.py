@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from core.ir.dim import SymDim, symbols
 from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.ratio import has_ratios
 from core.ops import registry
 from core.ops.inference import infer_graph
 from core.passes.base import PassResult, input_symbols
@@ -47,9 +46,8 @@ def _bind(node: Node, known: dict[Value, Array], free: frozenset[str]) -> int:
 def _known_param(node: Node, name: str, known: dict[Value, Array], free: frozenset[str]) -> Attr:
     """The value as a flat tuple; None when it is absent, unknown, or has a symbol that only running tells."""
     op = registry.get(node.op)
-    value = node.input(op.params[name])
-    array = None if value is None else known.get(value)
-    items = None if array is None or has_ratios(array) else op.param_of(name, array)
+    array = registry.Infer(op, node, known).value(op.params[name])
+    items = None if array is None else op.param_of(name, array)
     if items is None:
         return None
     return items if all(symbols(item) <= free for item in items if isinstance(item, SymDim)) else None

@@ -128,7 +128,7 @@ def read_screen(screen: IO[bytes]) -> bytes:
     assert select.select([screen], [], [], PATIENCE)[0], "nothing was shown in time"
     try:
         return screen.read(65536)
-    except OSError:  # EIO: nobody holds the other end
+    except OSError:  # EIO: the last process with the other end has closed it
         return b""
 
 

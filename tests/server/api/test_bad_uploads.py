@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from loadtest.text_bodies import varint
 from server.app import create_app
 from server.client import ApiError, Client
 from server.serve import make_server
@@ -69,16 +70,8 @@ def deep() -> bytes:
     body = b""
     for _ in range(10_000):
         for tag in (b"\x32", b"\x2a", b"\x0a"):  # attribute.g, node.attribute, graph.node
-            body = tag + _varint(len(body)) + body
-    return b"\x08\x08" + b"\x3a" + _varint(len(body)) + body
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
+            body = tag + varint(len(body)) + body
+    return b"\x08\x08" + b"\x3a" + varint(len(body)) + body
 
 
 def duplicate_input() -> bytes:

@@ -79,14 +79,16 @@ def _run(settings: Settings) -> None:
     """Serve until a signal; what is heavy is imported only now that the settings are good."""
     from core.errors import UnsupportedError
     from core.runtime.devices import find_device
-    from core.runtime.memory import share_heaps
+    from core.runtime.memory import keep_freed, share_heaps
     from server import descriptors
     from server.access.keys import DamagedKeys
     from server.app import create_app
-    from server.serve import HEAPS, make_server
+    from server.serve import HEAPS, MESSAGE, make_server
     from server.telemetry.logs import configure
 
     share_heaps(HEAPS)
+    if settings.grpc_port is not None:
+        keep_freed(MESSAGE)
     try:
         find_device(settings.device)
     except UnsupportedError as error:

@@ -27,6 +27,7 @@ from server.listening import Listener, listen
 from server.settings import Settings
 
 HEAPS = 2  # of the C library: the event loop has its own, all other threads share one
+MESSAGE = 80 << 20  # bytes: gRPC's copy of a message of 64 MiB, which grows by an eighth, is kept for the next one
 SWITCH = 0.001  # seconds a worker with a finished batch waits at most for the interpreter of a busy event loop
 
 log = logging.getLogger("lathe.server")

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from math import gcd
 from typing import TypeAlias, Union
 
@@ -107,7 +107,7 @@ class SymDim:
         if not isinstance(other, int | SymDim):
             return NotImplemented
         if isinstance(other, int) and other:
-            return SymDim([(atoms, value * other) for atoms, value in self.terms])
+            return self if other == 1 else self._scaled(other)
         total: dict[Monomial, int] = {}
         for left, a in self.terms:
             for right, b in _terms(other):
@@ -116,6 +116,13 @@ class SymDim:
         return _make(total)
 
     __rmul__ = __mul__
+
+    def _scaled(self, number: int) -> SymDim:
+        """The product with a number that is not 0: terms keep their order, and the dimension its size."""
+        made = SymDim.__new__(SymDim)
+        made.terms = tuple([(atoms, value * number) for atoms, value in self.terms])
+        made.size, made._names, made._hash = self.size, self._names, hash(made.terms)
+        return made
 
     def __floordiv__(self, other: Dim) -> Dim:
         return floor_div(self, other)
@@ -145,6 +152,7 @@ class SymDim:
         return f"SymDim({_text(self)})"
 
 
+@lru_cache(maxsize=1 << 12)
 def symbol(name: str) -> SymDim:
     """The dimension that is exactly the symbol `name`."""
     return SymDim([((name,), 1)])

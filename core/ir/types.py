@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TypeAlias
 
 import ml_dtypes
@@ -107,6 +108,12 @@ _BY_ONNX = {dtype.onnx_code: dtype for dtype in DType}
 Shape: TypeAlias = tuple[Dim, ...]
 
 
+@lru_cache(maxsize=1 << 14)
+def _elements(shape: Shape) -> Dim:
+    """The product of a shape's dimensions. Compiling asks for few shapes, each of them many times."""
+    return product(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """A dense tensor. `shape` is None when not even the rank is known (only the interpreter runs those)."""
@@ -132,7 +139,7 @@ class TensorType:
     @property
     def size(self) -> Dim:
         """Number of elements."""
-        return product(self.dims)
+        return _elements(self.dims)
 
     @property
     def nbytes(self) -> Dim:

@@ -23,6 +23,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
@@ -368,11 +369,16 @@ class OpDef:
     @property
     def arity(self) -> tuple[int, int | None]:
         """Least and greatest number of inputs; None for no upper limit."""
-        names = [name.strip() for name in self.inputs.split(",") if name.strip()]
-        variadic = bool(names) and names[-1].startswith("*")
-        fixed = names[:-1] if variadic else names
-        required = sum(not name.endswith("?") for name in fixed)
-        return required, None if variadic else len(names)
+        return _arity(self.inputs)
+
+
+@cache
+def _arity(inputs: str) -> tuple[int, int | None]:
+    names = [name.strip() for name in inputs.split(",") if name.strip()]
+    variadic = bool(names) and names[-1].startswith("*")
+    fixed = names[:-1] if variadic else names
+    required = sum(not name.endswith("?") for name in fixed)
+    return required, None if variadic else len(names)
 
 
 ML = "ai.onnx.ml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
@@ -37,7 +38,8 @@ def run(source: Source, grid: Sequence[int], arrays: Sequence[Array | int], n: i
     if not interprets():
         raise UnsupportedError(f"the interpreter of kernels needs Triton {INTERPRETER}x, found {triton_version()}")
     pointers = [_Pointer(_address(a), element) for a, element in zip(arrays, source.operands, strict=True)]
-    with LOCK, np.errstate(all="ignore"):  # as on a GPU: infinities and wrapped integers raise nothing
+    with LOCK, np.errstate(all="ignore"), warnings.catch_warnings():  # as on a GPU: infinities and NaN are no errors
+        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy's maximum over nothing but NaN
         _executor(function_of(source), tuple(grid))(*pointers, n)
 
 

@@ -36,13 +36,14 @@ def test_softmax_of_long_lines() -> None:
 
 @pytest.mark.parametrize("length", [7, 600, LONG])
 def test_softmax_of_special_numbers(length: int) -> None:
-    rows = floats(7, length)
+    rows = floats(8, length)
     rows[0, : length // 2] = -np.inf  # masked
     rows[1] = -np.inf
     rows[2, 2] = np.inf
     rows[3, 1] = np.nan
     rows[4] *= 1e30
     rows[5] = 88.0
+    rows[6] = np.nan
     with np.errstate(all="ignore"):
         for op in ("Softmax", "GuardedSoftmax"):
             GpuKernel(op, f"float32[n,{length}]").check(rows)

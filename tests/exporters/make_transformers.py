@@ -11,6 +11,7 @@ without a name (`Dim.DYNAMIC`), `torchscript` names them: so people export them.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import warnings
@@ -119,4 +120,8 @@ def main(folder: Path, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the models go")
+    parser.add_argument("names", nargs="*", help="of models; all but the large ones without any")
+    chosen = parser.parse_args()
+    main(chosen.folder, chosen.names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from core.codegen.target import host
@@ -18,7 +18,7 @@ from core.plan.choice import Asked, Choice, choose_kernels, plannable
 from core.plan.control import CONTROL, NotNative
 from core.plan.order import order
 from core.plan.plan import Planned
-from core.rewriting import rewritten
+from core.rewriting import Rewritten, rewritten
 from core.runtime.any_size import AnyCode, AnySize
 from core.runtime.background import Background
 from core.runtime.executable import Executable
@@ -46,23 +46,36 @@ class MakeAnySize(Protocol):
     ) -> AnyCode: ...
 
 
-def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> tuple[Sizes, bool]:
-    """The binding of code for any sizes, what each symbol of the inputs is in terms of the sizes of its table, and
-    whether that code is whole: else it is in parts, since some node of the model has no kernel that takes any sizes.
-    Empty where none has one, and for models where only the batch size is free: they have no other symbol, or weights
-    fix what those are."""
+@dataclass(frozen=True)
+class Sized:
+    """What is known of a model's code for any sizes before it is compiled. `binding`: what each symbol of the inputs is
+    in terms of the sizes of the code's table; empty where no node has a kernel that takes any sizes, and for models
+    where only the batch size is free: they have no other symbol, or weights fix what those are.
+
+    `whole`: each node has one; else that code is in parts. `rewritten`: the graph of whole code as passes leave it,
+    with their reports, so that compiling need not run them again.
+    """
+
+    binding: Sizes = ()
+    whole: bool = False
+    rewritten: Rewritten | None = None
+
+
+def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sized:
+    """What code for any sizes a model is to have."""
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
-        return (), False
+        return Sized()
     try:
         binding = _with_equal_sizes(graph)
         if {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}:
-            return (), False  # code for any batch size and these numbers serves all runs
-        compiled, _ = rewritten(bind(graph, batching, binding), options)
+            return Sized()  # code for any batch size and these numbers serves all runs
+        compiled, reports = rewritten(bind(graph, batching, binding), options)
         choice = _choice(compiled, options)
     except (LatheError, ValueError):
-        return (), False
-    whole = _is_whole(compiled, choice)
-    return binding if whole or _has_some(compiled, choice) else (), whole
+        return Sized()
+    if _is_whole(compiled, choice):
+        return Sized(binding, True, (compiled, reports))
+    return Sized(binding if _has_some(compiled, choice) else ())
 
 
 def has_kernels(graph: Graph, options: Options) -> bool:

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import has_kernels, sizes_of, stand_in, supposed_of_sizes
+from core.any_size import for_any_size, has_kernels, sizes_of, stand_in, supposed_of_sizes
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import host
 from core.errors import ArtifactError, ModelError, UnsupportedError
@@ -41,7 +41,7 @@ from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan, plan_for_no_batch
 from core.plan.probe import misfit
 from core.plan.within import plan_within
-from core.rewriting import rewritten
+from core.rewriting import Rewritten, rewritten
 from core.runtime import artifact
 from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, InParts, Split, ready, ready_in_parts, ready_split
@@ -168,13 +168,14 @@ def kept(
     made = saved(store, path, graphs.pop(), options, new_shapes)  # which has the only reference then
     give_back(size)  # what packing and generating code took
     session = made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
+    session.prepare()
     drop_compiler(size)
     return session
 
 
 def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
-    graph, description = described(graph, options)
+    graph, description, ahead = described(graph, options)
     content = content_of(graph, description.batching, options)
     source = _source_of(graph, description)
     if source is None and not isinstance(content, Graph):
@@ -184,7 +185,22 @@ def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: 
         store.added(path)
     except OSError:
         return session_of(description, content, graph, options, new_shapes)
+    if new_shapes == "default" or (new_shapes == "wait" and not description.in_parts):
+        _compile_for_any(Source(path, written.digest, store), graph, description, options, ahead)
     return written
+
+
+def _compile_for_any(
+    source: Source, graph: Graph, description: Description, options: Options, ahead: Rewritten | None
+) -> None:
+    """Put the code for any sizes into the store, where sessions of `source` look for it: no run waits for it then."""
+    binding, chosen = description.any_size, for_any_size(replace(options, findings=()))
+    if not binding or source.place(binding, chosen).exists():
+        return
+    batching = description.batching.of(binding)
+    with suppress(Exception):  # whatever it is: a model is not refused by what only stands in
+        compiled = build(graph, chosen, batching, binding, ahead)
+        _keep(source, replace(description, batching=batching), binding, chosen, compiled)
 
 
 def _source_of(graph: Graph, description: Description) -> Graph | None:
@@ -217,17 +233,20 @@ def _key_of(content: Content, model: bytes | Path, options: Options, beside: Ext
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
-    graph, description = described(graph, options)
+    graph, description, _ = described(graph, options)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
     tidy(graph)
     return session
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
-    """Compile into an artifact, one file; see runtime/artifact.py."""
-    graph, description = described(graph, options)
+    """Compile into an artifact, one file; see runtime/artifact.py. Code for any sizes goes into the store."""
+    graph, description, ahead = described(graph, options)
     content, source = content_of(graph, description.batching, options), _source_of(graph, description)
-    artifact.save(path, description, options.kept(), content, source=source)
+    written = artifact.save(path, description, options.kept(), content, source=source)
+    store = open_store(options.cache_dir)
+    if store is not None:
+        _compile_for_any(Source(path, written.digest, store), graph, description, options, ahead)
 
 
 def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
@@ -292,7 +311,7 @@ def _as_declared(graph: Graph, options: Options) -> Session:
 def _of_ranks(graph: Graph, options: Options, new_shapes: NewShapes) -> Session:
     """A session of a graph whose inputs have known ranks; the model leaves them open."""
     chosen = _without_packing(options)
-    opened_up, description = described(graph, chosen)
+    opened_up, description, _ = described(graph, chosen)
     make = partial(_stored, lambda: opened_up, description, source=None)
     others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
     return Session(description, _maker_of(opened_up, description, make, chosen, new_shapes, None), **others)
@@ -311,7 +330,7 @@ def variants_of(
     chosen = _without_packing(options)  # a default belongs to one request
 
     def variant(fed: Fed) -> Session:
-        opened_up, description = described(with_fed(graph(), fed), chosen)
+        opened_up, description, _ = described(with_fed(graph(), fed), chosen)
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
         others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
@@ -402,19 +421,22 @@ def _graph_in(path: Path) -> Graph:
     return artifact.load_graph(path)
 
 
-def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
-    """The graph to compile, and its description. The graph may assume more of its inputs than the model declares
-    (`passes/assumptions.py`); then the description keeps the declared types, too."""
+def described(graph: Graph, options: Options) -> tuple[Graph, Description, Rewritten | None]:
+    """The graph to compile, its description, and what passes leave of it for any sizes, if that code is whole. The
+    graph may assume more of its inputs than the model declares (`passes/assumptions.py`); then the description keeps
+    the declared types, too."""
     together, proof = as_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
-    any_size, whole = sizes_of(together, description.batching, options)
-    if not whole and (shaded := with_shadows(together)) is not together:
+    sized = sizes_of(together, description.batching, options)
+    if not sized.whole and (shaded := with_shadows(together)) is not together:
         other = describe(shaded, options)
-        sizes, is_whole = sizes_of(shaded, other.batching, options)
-        if is_whole:
-            together, description, any_size, whole = shaded, other, sizes, True
-    return together, replace(description, declared=declared, any_size=any_size, in_parts=bool(any_size) and not whole)
+        found = sizes_of(shaded, other.batching, options)
+        if found.whole:
+            together, description, sized = shaded, other, found
+    in_parts = bool(sized.binding) and not sized.whole
+    description = replace(description, declared=declared, any_size=sized.binding, in_parts=in_parts)
+    return together, description, sized.rewritten
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -523,9 +545,11 @@ def loaded(
     return ready(compiled, options.threads, options.max_batch, batching.divisible)
 
 
-def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split | InParts:
+def build(
+    graph: Graph, options: Options, batching: BatchInfo, binding: Sizes, ahead: Rewritten | None = None
+) -> Compiled | Split | InParts:
     """The whole pipeline for one set of shapes, or for any sizes: in parts, where some nodes have no kernel for any.
-    UnsupportedError where no node has one."""
+    `ahead`: what step 2 gives, if it was done before. UnsupportedError where no node has a kernel."""
     if not options.optimize:  # what the author wrote: products by their definition, too
         options = replace(options, winograd=False)
     # 1. the batch size becomes `n`, every other symbol a number; in code for any sizes all become sizes of a table
@@ -533,8 +557,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     varying = varying_in(binding)
     supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
-    graph, reports = rewritten(graph, options)
-    if is_any_size(binding) and not has_kernels(graph, options):
+    graph, reports = ahead or rewritten(graph, options)
+    if ahead is None and is_any_size(binding) and not has_kernels(graph, options):
         return in_parts_for(whole, options, batching, binding)
     supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *supposed_of_sizes(graph, binding))))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:

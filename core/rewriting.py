@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from core.check.switch import is_on
 from core.codegen.target import has_bytes, host
 from core.ir.graph import Graph
@@ -10,10 +12,10 @@ from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.widen import narrow_products
 
+Rewritten: TypeAlias = tuple[Graph, list[PassReport]]
 
-def rewritten(
-    graph: Graph, options: Options, inside: bool = False, in_parts: bool = False
-) -> tuple[Graph, list[PassReport]]:
+
+def rewritten(graph: Graph, options: Options, inside: bool = False, in_parts: bool = False) -> Rewritten:
     """A graph whose shapes are known, as the passes leave it for what the options name. `inside` and `in_parts`: see
     the options of passes."""
     here = not options.devices

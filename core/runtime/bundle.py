@@ -23,7 +23,7 @@ import secrets
 import stat
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from itertools import groupby
 from pathlib import Path
@@ -55,6 +55,7 @@ class Written:
     inode: int
     nbytes: int
     modified: int  # nanoseconds
+    digest: str = field(default="", compare=False)  # of the header, as `Bundle.digest`
 
     @classmethod
     def of(cls, descriptor: int) -> Written:
@@ -83,11 +84,12 @@ def write_bundle(path: Path, facts: Mapping[str, Any], sections: Mapping[str, Ch
             file.write(MAGIC)
             table = {name: _write_section(file, chunks) for name, chunks in sections.items()}
             header = json.dumps({"facts": facts, "sections": table}).encode()
-            file.write(header + _TRAILER.pack(len(header), hashlib.sha256(header).digest(), MAGIC))
+            digest = hashlib.sha256(header)
+            file.write(header + _TRAILER.pack(len(header), digest.digest(), MAGIC))
             file.flush()
             if durable:
                 os.fsync(descriptor)
-            written = Written.of(descriptor)
+            written = replace(Written.of(descriptor), digest=digest.hexdigest())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -24,9 +24,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Sizes]:
     found: list[Sizes] = []
     original = compiler.build
 
-    def build(graph: Any, options: Any, batching: Any, binding: Sizes) -> Any:
+    def build(graph: Any, options: Any, batching: Any, binding: Sizes, *ahead: Any) -> Any:
         found.append(binding)
-        return original(graph, options, batching, binding)
+        return original(graph, options, batching, binding, *ahead)
 
     monkeypatch.setattr(compiler, "build", build)
     return found

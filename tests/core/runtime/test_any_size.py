@@ -13,11 +13,13 @@ import pytest
 from onnx import TensorProto, helper
 
 import core
+from core import compiler
 from core.check.sized import check_sized
 from core.codegen.target import host
 from core.errors import FeedError, PlanError
 from core.ir.dim import evaluate, parse_dim, symbol
 from core.ir.dims import evaluator, size
+from core.options import make_options
 from core.plan import planner
 from core.plan.liveness import Affine
 from core.plan.plan import Address
@@ -344,6 +346,25 @@ def test_later_sessions_find_the_code(tmp_path: Path, builds: list[Sizes]) -> No
             for length in (3, 9):
                 agree(model, session, cross_feeds(2, length, 6))
         assert len(builds) == count
+
+
+def test_the_code_is_there_before_any_run(tmp_path: Path, builds: list[Sizes]) -> None:
+    """Of a decoder, whose mask is as long as past and tokens together: inputs made up from symbols alone do not fit."""
+    model, path, cache = DECODERS["rotary"].model(), tmp_path / "model.onnx", tmp_path / "cache"
+    path.write_bytes(model.SerializeToString())
+    with core.compile(path, threads=1, cache_dir=cache, tune="off") as session:
+        assert _answers_any_size(session)
+    options = make_options(threads=1, cache_dir=cache, tune="off")
+    compiler.compile_to(tmp_path / "model.lathe", core.load(path), options)
+    with core.load_compiled(tmp_path / "model.lathe", 1, cache, "background") as session:
+        session.prepare()
+        assert _answers_any_size(session)
+    assert len(builds) == 2 and all(map(is_any_size, builds))
+
+
+def _answers_any_size(session: core.Session) -> bool:
+    general = session._shapes._maker.general
+    return isinstance(general, AnySize) and general.quick
 
 
 def test_runs_are_recorded() -> None:

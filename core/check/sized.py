@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from core.check.plans import check_plan
-from core.ir.dim import Dim, SymDim, evaluate, substitute
+from core.ir.dim import Dim, SymDim, broken, evaluate, substitute
 from core.ir.dims import place_of
 from core.ir.graph import Graph
 from core.ir.types import TensorType, ValueType
 from core.kernels.target import GpuTarget, Target
+from core.ops.inference import infer_graph
+from core.ops.supposed import suppositions
 from core.plan.liveness import Affine
 from core.plan.plan import Planned
 
@@ -22,13 +24,15 @@ _SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (7, 5, 3, 2), (3, 16, 17, 4), (1, 40, 1, 3
 
 
 def check_sized(graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool) -> None:
-    """As `check_plan`, for several values of the sizes: those for which no value is empty."""
+    """As `check_plan`, for several values of the sizes: those for which no value is empty, and the types are right."""
     inputs = [value.type for value in graph.inputs if isinstance(value.type, TensorType)]
     places = {name: place for type_ in inputs for name in type_.symbols if (place := place_of(name)) is not None}
+    twin = graph.clone()
+    supposed = suppositions(twin, infer_graph(twin), places)
     for values in _SIZES:
-        env: dict[str, Dim] = {name: values[place % len(values)] for name, place in places.items()}
-        bound = graph.clone(env)
-        if not any(_is_empty(value.type) for value in bound.values()):
+        env = {name: values[place % len(values)] for name, place in places.items()}
+        bound = graph.clone({**env})
+        if not broken(supposed, env) and not any(_is_empty(value.type) for value in bound.values()):
             check_plan(bound, _planned_with_numbers(planned, env), target, winograd, offered=False)
 
 

@@ -255,6 +255,20 @@ def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
     return total
 
 
+def maxima(dim: Dim) -> tuple[Larger, ...]:
+    """The maxima that are factors of the terms of a dimension, each once."""
+    found = (atom for atoms, _ in _terms(dim) for atom in atoms if isinstance(atom, Larger))
+    return tuple(dict.fromkeys(found))
+
+
+def replaced(dim: Dim, atom: Atom, by: Dim) -> Dim:
+    """`dim` with another dimension in the place of an atom, where that is a factor of its terms."""
+    total: Dim = 0
+    for atoms, coefficient in _terms(dim):
+        total = total + product([coefficient, *(by if each == atom else SymDim([((each,), 1)]) for each in atoms)])
+    return total
+
+
 def symbols(dim: Dim) -> frozenset[str]:
     """The names of all symbols that `dim` depends on."""
     return _NO_NAMES if isinstance(dim, int) else dim.names

@@ -1,4 +1,4 @@
-"""Solving the equation of two dimensions for a symbol."""
+"""Solving the equation of two dimensions for a symbol, or for a maximum."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from math import gcd
 
-from core.ir.dim import Atom, Dim, Monomial, SymDim, is_never_negative, symbols
+from core.ir.dim import Atom, Dim, Larger, Monomial, SymDim, is_never_negative, maxima, replaced, symbols
 
 
 def solved(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, Dim] | None:
@@ -23,6 +23,19 @@ def solved(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, D
     difference = one - other
     reduced = _without_shared(difference) if isinstance(difference, SymDim) else difference
     return next((each for each in _solutions(reduced, is_free) if is_never_negative(each[1])), None)
+
+
+def side_taken(one: Dim, other: Dim) -> tuple[Larger, Dim] | None:
+    """A maximum in the two dimensions, and which of its sides it is where they are equal: 64 where 2*(64|n) is 128.
+    None where that does not follow. Where factors that both share are 0, they are equal for other values, too."""
+    difference = one - other
+    for maximum in maxima(difference):
+        if isinstance(difference, SymDim) and any(atoms.count(maximum) > 1 for atoms, _ in difference.terms):
+            continue  # its square may have a second solution
+        for side in maximum.sides:
+            if replaced(difference, maximum, side) == 0:
+                return maximum, side
+    return None
 
 
 def _solutions(difference: Dim, is_free: Callable[[str], bool]) -> Iterator[tuple[str, Dim]]:

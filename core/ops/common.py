@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from core.ir.dim import larger, maxima
 from core.ir.graph import Array
 from core.ir.types import Dim, DType
 from core.ops.registry import Infer, Mixes, NodeView, RowAxis
@@ -107,7 +108,8 @@ def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
 
 def broadcast_shapes(c: Infer, shapes: Sequence[Shape | None]) -> Shape | None:
     """The broadcast of shapes; None when a rank is unknown. A symbol that meets a number above 1 is that number or 1.
-    Of two symbols either may be 1: their extent is a symbol of its own. What does not fit shows when the model runs."""
+    Of two symbols either may be 1: their extent is a symbol of its own, unless one limits the other (`limit_of`). What
+    does not fit shows when the model runs."""
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
@@ -129,9 +131,17 @@ def _broadcast_dim(c: Infer, axis: int, dims: Sequence[Dim], shapes: Sequence[Sh
     c.broadcast(distinct)
     if numbers:
         return numbers[0]
-    if len(distinct) > 1:
-        return c.fresh_dim(f"b{axis}")
-    return distinct[0] if distinct else 1
+    if not distinct:
+        return 1
+    whole = [dim for dim in distinct if all(dim == other or limit_of(other, dim) is not None for other in distinct)]
+    return whole[0] if whole else c.fresh_dim(f"b{axis}")
+
+
+def limit_of(dim: Dim, whole: Dim) -> int | None:
+    """The number of which `dim` is the smaller one, or `whole`: 64 of min(n, 64) for n. The two only broadcast where
+    they are equal, as the number is 2 or more. None for any other dimension."""
+    numbers = [side for maximum in maxima(dim) for side in maximum.sides if isinstance(side, int)]
+    return next((each for each in numbers if each > 1 and dim == whole + each - larger(each, whole)), None)
 
 
 def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:

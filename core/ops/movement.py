@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.dim import Dim, floor_div, product, symbols
+from core.ir.dim import Dim, Larger, floor_div, product, replaced, symbols
+from core.ir.equation import side_taken
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
 from core.ops.backward import Backward
@@ -99,11 +100,26 @@ class Reshape(SameElements):
     symbolic = ("shape",)
 
     def target(self, c: Infer | Call, shape: Shape) -> Shape | None:
-        wanted = c.param("shape")
+        wanted = self._wanted(c, shape)
         if wanted is None:
             return unknown_shape(c, c.shape(1)) if isinstance(c, Infer) else None
-        copied = wanted if c.attr("allowzero") else tuple(self._copied(c, shape, i, d) for i, d in enumerate(wanted))
-        return self._filled(c, shape, copied)
+        return self._filled(c, shape, wanted)
+
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        shape = c.shape(0)
+        wanted = None if shape is None else self._wanted(c, shape)
+        taken = None if shape is None or wanted is None else _side_taken(shape, wanted)
+        if taken is None:
+            return ()
+        maximum, side = taken
+        return [side - other for other in maximum.sides]
+
+    def _wanted(self, c: Infer | Call, shape: Shape) -> Shape | None:
+        """The shape that is asked for, with what it copies; None where it is not known."""
+        wanted = c.param("shape")
+        if wanted is None or c.attr("allowzero"):
+            return wanted
+        return tuple(self._copied(c, shape, i, dim) for i, dim in enumerate(wanted))
 
     def unknown(self, c: Infer) -> Shape | None:
         wanted = c.param("shape")
@@ -123,6 +139,9 @@ class Reshape(SameElements):
         if any(isinstance(dim, int) and dim < -1 for dim in wanted) or wanted.count(-1) > 1:
             c.fail(f"shape is {_text(wanted)}, expected extents of 0 or more and at most one -1")
         if -1 not in wanted:
+            taken = _side_taken(shape, wanted)
+            if taken is not None:
+                return tuple(replaced(dim, *taken) for dim in wanted)
             if not c.agree(total, known):
                 c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")
             return wanted
@@ -134,6 +153,12 @@ class Reshape(SameElements):
         if isinstance(total, int) and isinstance(known, int) and total % known:
             c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")
         return tuple(floor_div(total, known) if dim == -1 else dim for dim in wanted)
+
+
+def _side_taken(shape: Shape, wanted: Shape) -> tuple[Larger, Dim] | None:
+    """A maximum in a shape that is asked for, and which of its sides it has to be so that it has the elements of
+    another one: no run succeeds where [min(n, 64), 2] is to be made of [n, 2], and n is more than 64."""
+    return None if -1 in wanted else side_taken(product(shape), product(wanted))
 
 
 @register

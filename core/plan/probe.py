@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from core.errors import LatheError
-from core.ir.dim import Dim
+from core.ir.dim import Dim, broken
 from core.ir.dims import place_of
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
 from core.ops.inference import forget_types, infer_graph
+from core.ops.supposed import supposed_by
 from core.passes.control import CONTROL
 
-_SMALL = ((5, 7, 11, 13, 17), (7, 11, 5, 17, 13), (6, 9, 14, 10, 15))  # sizes; no two of one place agree
+_SMALL = ((5, 7, 11, 13, 17), (7, 11, 5, 17, 13), (6, 9, 14, 10, 15), (3, 4, 2, 5, 6))  # no two of one place agree
 _PROBE = 1_000_003  # a prime, and an extent that no model has: no accident makes it agree with another one
 
 
@@ -33,10 +34,10 @@ def holds_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
     if _agrees(node, constants, {"n": _PROBE, **{name: _PROBE + 2 * place + 2 for name, place in places.items()}}):
         return True
     # What a node supposes of sizes, such as an end of a slice, may rule out large ones. Then small ones tell.
-    return bool(places) and all(
-        _agrees(node, constants, {name: numbers[place % len(numbers)] for name, place in places.items()})
-        for numbers in _SMALL
-    )
+    supposed = tuple(supposed_by(node, dict(constants)))
+    small = [{name: numbers[place % len(numbers)] for name, place in places.items()} for numbers in _SMALL]
+    possible = [sizes for sizes in small if not broken(supposed, sizes)]
+    return bool(places and possible) and all(_agrees(node, constants, {**sizes}) for sizes in possible)
 
 
 def _agrees(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]) -> bool:

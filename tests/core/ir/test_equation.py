@@ -1,11 +1,11 @@
-"""Equations of dimensions, solved for a symbol."""
+"""Equations of dimensions, solved for a symbol or a maximum."""
 
 from __future__ import annotations
 
 import pytest
 
 from core.ir.dim import evaluate, parse_dim, symbols
-from core.ir.equation import solved
+from core.ir.equation import side_taken, solved
 
 SOLVED = [
     ("a", "b", "a", "b"),
@@ -46,3 +46,30 @@ def test_only_free_symbols_are_solved_for() -> None:
     assert found == ("a", parse_dim("b"))
     assert solved(parse_dim("a"), parse_dim("b"), lambda each: each == "s") is None
     assert symbols(found[1]) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "side"),
+    [
+        ("a", "a + 64 - (64|a)", "64"),
+        ("4*a*b", "4*b*(64 + a - (64|a))", "64"),
+        ("a", "(64|a)", "a"),
+        ("64", "(64|a)", "64"),
+        ("a + b", "(a + b|c)", "a + b"),
+    ],
+)
+def test_a_maximum_is_one_of_its_sides(one: str, other: str, side: str) -> None:
+    found = side_taken(parse_dim(one), parse_dim(other))
+    assert found is not None
+    maximum, taken = found
+    assert taken == parse_dim(side)
+    for values in ({"a": a, "b": b, "c": c} for a in range(1, 70, 9) for b in (1, 3) for c in (2, 50)):
+        equal = evaluate(parse_dim(one), values) == evaluate(parse_dim(other), values)
+        assert equal == all(evaluate(taken, values) >= evaluate(each, values) for each in maximum.sides)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("a", "b"), ("a", "(64|b)"), ("a*a", "(64 + a - (64|a))*(64 + a - (64|a))"), ("(a|b)", "(a|c)")]
+)
+def test_no_side_follows(one: str, other: str) -> None:
+    assert side_taken(parse_dim(one), parse_dim(other)) is None

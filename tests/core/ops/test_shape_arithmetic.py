@@ -87,6 +87,22 @@ def test_a_bound_is_right_on_both_of_its_sides(s: int) -> None:
     assert (evaluate(least, {"s": s}), evaluate(most, {"s": s})) == (min(s, 64), max(s - 5, 0))
 
 
+def test_what_must_be_as_long_as_a_limit_lets_it_be_is_whole() -> None:
+    """No run succeeds where min(s, 64) is to be s, and s is more than 64. With 1 as its limit it may broadcast."""
+    w = World(N, S, 4)
+    rows, length = (w.build("Shape", w.x, start=i, end=i + 1) for i in (0, 1))
+    least, one = (w.build("Min", length, w.c(limit)) for limit in (64, 1))
+    assert w.build("Reshape", w.x, w.build("Concat", rows, least, w.c(2), w.c(2), axis=0)).shape == (N, S, 2, 2)
+    cut = [w.build("Slice", w.x, w.c(0), end, w.c(1)) for end in (least, one)]
+    assert cut[0].shape == (N, S + 64 - larger(64, S), 4)
+    sums = [w.build("Add", w.x, each) for each in cut]
+    assert sums[0].shape == (N, S, 4) and sums[1].shape not in ((N, S, 4), None)
+    w.graph.outputs = sums[:1]
+    assert 64 - S in suppositions(w.graph, infer_graph(w.graph), {"n", "s"})
+    w.graph.outputs = sums[1:]
+    assert 64 - S not in suppositions(w.graph, infer_graph(w.graph), {"n", "s"})
+
+
 def test_the_larger_one_of_two_sizes() -> None:
     w = World(N, S)
     rows, length = (w.build("Shape", w.x, start=i, end=i + 1) for i in (0, 1))

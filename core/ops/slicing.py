@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import UnsupportedError
-from core.ir.dim import Dim, SymDim, floor_div, is_never_negative, may_break
+from core.ir.dim import Dim, SymDim, floor_div, is_never_negative, larger, may_break
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
 from core.ops.backward import Backward, scatter_along
@@ -225,6 +225,17 @@ class Pad(OpDef):
         if any(isinstance(dim, int) and dim < 0 for dim in dims):
             c.fail(f"pads crop more than there is of {type_}")
         return [TensorType(type_.dtype, dims)]
+
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        """That no more is cropped than there is, and something is left to be repeated. The types would be right, but
+        kernels rely on that."""
+        shape = c.shape(0)
+        widths = None if shape is None else self.widths(c, len(shape))
+        least = 0 if c.attr("mode") == "constant" else 1
+        pairs = zip(shape or (), widths or (), strict=False)
+        return [
+            extent - sum(larger(-width, 0) for width in added) - least for extent, added in pairs if added != (0, 0)
+        ]
 
     def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
         widths = self.widths(c, x.ndim) or []

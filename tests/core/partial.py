@@ -22,7 +22,7 @@ class Partial(OnnxWriter):
         info = helper.make_tensor_value_info
         ports = [info("x", FLOAT, ["batch", "length", WIDTH])], [info("y", FLOAT, None)]
         graph = helper.make_graph(self.nodes, "partial", *ports, self.constants)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
     def linear(self, x: str, width: int = WIDTH, name: str = "") -> str:
         return self.op("MatMul", x, self.weight(WIDTH, width), name=name)
@@ -77,7 +77,7 @@ def non_zero() -> onnx.ModelProto:
     """Tokens whose largest number is above a limit, one after the other."""
     w = Partial(3)
     flat = w.op("Reshape", w.linear("x"), w.ints(-1, WIDTH))
-    kept = w.op("Greater", w.op("ReduceMax", flat, axes=[1], keepdims=0), w.const(0.5))
+    kept = w.op("Greater", w.op("ReduceMax", flat, w.ints(1), keepdims=0), w.const(0.5))
     rows = w.op("Squeeze", w.op("NonZero", kept), w.ints(0))
     w.op("Relu", w.linear(w.op("Gather", flat, rows, axis=0)), name="y")
     return w.model()
@@ -172,10 +172,16 @@ def squeezed() -> onnx.ModelProto:
     return w.model()
 
 
-def mirrored() -> onnx.ModelProto:
+def stretched() -> onnx.ModelProto:
+    """The kernel of a Resize that smoothes needs known sizes."""
     w = Partial(11)
-    padded = w.op("Pad", w.linear("x"), w.ints(0, 1, 0, 0, 1, 0), mode="reflect")
-    w.op("Add", w.linear(padded), w.const(1.0), name="y")
+    longer = w.op("Add", w.op("Slice", w.op("Shape", "x"), w.ints(1), w.ints(2)), w.ints(2))
+    sizes = w.op(
+        "Concat", w.op("Slice", w.op("Shape", "x"), w.ints(0), w.ints(1)), w.ints(1), longer, w.ints(WIDTH), axis=0
+    )
+    image = w.op("Unsqueeze", w.linear("x"), w.ints(1))
+    resized = w.op("Resize", image, "", "", sizes, mode="linear", antialias=1)
+    w.op("Add", w.linear(w.op("Squeeze", resized, w.ints(1))), w.const(1.0), name="y")
     return w.model()
 
 
@@ -184,9 +190,7 @@ def viewed() -> onnx.ModelProto:
     w = Partial(12)
     hidden = w.linear("x")
     flat = w.op("Reshape", hidden, w.ints(-1, WIDTH))
-    padded = w.op("Pad", flat, w.ints(1, 0, 1, 0), mode="reflect")
-    cut = w.op("Slice", padded, w.ints(1), w.ints(-1), w.ints(0))
-    back = w.op("Reshape", w.op("Relu", cut), w.op("Shape", hidden))
+    back = w.op("Reshape", w.op("Relu", w.op("Hardmax", flat, axis=1)), w.op("Shape", hidden))
     w.op("Add", w.op("Add", back, hidden), w.op("Reshape", flat, w.op("Shape", "x")), name="y")
     return w.model()
 
@@ -194,7 +198,7 @@ def viewed() -> onnx.ModelProto:
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     make.__name__: make
     for make in (
-        lstm, hardmax, non_zero, scanned, looped, looped_until, looped_on, chosen, shorter, squeezed, mirrored, viewed,
+        lstm, hardmax, non_zero, scanned, looped, looped_until, looped_on, chosen, shorter, squeezed, stretched, viewed,
     )
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -290,12 +290,13 @@ class _Segment:
 
 @covers("Pad")
 def pad(request: Request) -> KernelCall | None:
-    """Constant (the default), edge, reflect and wrap padding; a computed value is one more operand."""
+    """Constant (the default), edge, reflect and wrap padding; a computed value is one more operand. None where that
+    takes more than one reflection or repetition, or is not known to; see `core.kernels.catalog.pad`."""
     node = request.node
-    widths = _pad_widths(node)
-    if not _is_movable(node) or widths is None or node.input(1) is not None or node.input(3) is not None:
+    widths = pad_widths(node)
+    if widths is None or not all(isinstance(width, int) for pair in widths for width in pair):
         return None
-    fill = _fill_bits(request)
+    fill = fill_bits(request)
     operands: list[Operand] = [In(0), Out()] if fill is not None else [In(0), Out(), In(2)]
     source, mode = _input(node).shape, attribute(node, "mode") or "constant"
     axes = [_segments(mode, before, after, extent) for (before, after), extent in zip(widths, source, strict=True)]
@@ -307,20 +308,22 @@ def pad(request: Request) -> KernelCall | None:
     return _call(node, pieces, operands, fill or 0)
 
 
-def _pad_widths(node: Node) -> list[tuple[int, int]] | None:
+def pad_widths(node: Node) -> list[tuple[Any, Any]] | None:
+    """What a Pad adds before and after each axis; None where it is not known, or elements cannot be copied."""
     pads = integers(node, "pads")
-    if pads is None or len(pads) % 2 or not all(isinstance(width, int) for width in pads):
+    computed = node.input(1) is not None or node.input(3) is not None
+    if not _is_movable(node) or computed or pads is None or len(pads) % 2:
         return None
     rank, half = len(_input(node).shape), len(pads) // 2
     axes = integers(node, "axes") or tuple(range(half))
-    widths = [(0, 0)] * rank
+    widths: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for position, axis in enumerate(axes):
         widths[axis_of(axis, rank)] = (pads[position], pads[half + position])
     return widths
 
 
-def _fill_bits(request: Request) -> int | None:
-    """The fill value's bits; None when it is known only at run time."""
+def fill_bits(request: Request) -> int | None:
+    """The bits of what a Pad fills with; None when it is known only at run time."""
     node = request.node
     value = node.attrs.get("constant_value")
     if value is None and node.input(2) is not None:

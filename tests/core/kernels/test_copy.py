@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.kernels.catalog import Request, select
 from core.kernels.target import Target
-from tests.core.kernels.harness import guarded, single_node
+from tests.core.kernels.harness import guarded
 from tests.core.kernels.sweep import floats, kernel, normal, sweep, tensor
 from tests.core.targets import each_target
 
@@ -108,11 +107,6 @@ def test_concat_of_few_long_rows_is_shared_out() -> None:
     compiled = kernel("Concat", "float32[n,3,20480]", "float32[n,1,20480]", axis=1)
     for threads in (1, 2, 3):
         compiled.check(floats(2, 3, 20480), floats(2, 1, 20480), threads=threads)
-
-
-def test_padding_beyond_one_reflection_is_left_to_the_reference() -> None:
-    graph = single_node("Pad", tensor("float32[n,3]"), pads=(0, 5, 0, 5), mode="wrap")
-    assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None
 
 
 def test_rows_that_do_not_exist_cost_nothing() -> None:

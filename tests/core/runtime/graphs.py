@@ -28,13 +28,16 @@ def mlp(seed: int = 0, hidden: int = 48) -> Graph:
 
 
 def sequence() -> Graph:
-    """[batch, length, 8] -> [batch, length + 2, 8], the rows beside the first and the last one mirrored: a model of two
-    symbols. The kernel that mirrors needs a known length, so there is no code for any sizes, and no part of it."""
+    """[batch, length, 8] -> [batch, length + 2, 8], resampled: a model of two symbols. The kernel of a Resize that
+    smoothes needs known sizes, so there is no code for any sizes, and no part of it."""
     graph = Graph("sequence")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (N, symbol("length"), 8)))
-    before, behind = (b.constant(np.array(pads), "c") for pads in ([0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]))
-    graph.outputs = [b("Pad", b("Pad", x, before, mode="reflect"), behind, mode="reflect")]
+    one, more = (b.constant(np.array([number]), "c") for number in (1, 2))
+    sizes = b("Add", b("Shape", x, start=1, end=2), more)
+    image = b("Unsqueeze", x, one)
+    resized = b("Resize", image, None, None, sizes, mode="linear", antialias=1, axes=(2,))
+    graph.outputs = [b("Squeeze", resized, one)]
     return graph
 
 

@@ -10,7 +10,7 @@ from core.codegen.target import host
 from core.errors import LatheError
 from core.ir.dim import Dim, substitute
 from core.ir.dims import size
-from core.ir.graph import Graph, Value
+from core.ir.graph import Graph, Node, Value
 from core.kernels.catalog import select
 from core.ops.registry import are_everywhere
 from core.options import Options
@@ -66,11 +66,11 @@ def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sized:
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
         return Sized()
     try:
-        binding = _with_equal_sizes(graph)
+        binding = with_equal_sizes(graph)
         if {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}:
             return Sized()  # code for any batch size and these numbers serves all runs
         compiled, reports = rewritten(bind(graph, batching, binding), options)
-        choice = _choice(compiled, options)
+        choice = kernels_for(compiled, order(compiled), options)
     except (LatheError, ValueError):
         return Sized()
     if _is_whole(compiled, choice):
@@ -80,12 +80,13 @@ def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sized:
 
 def has_kernels(graph: Graph, options: Options) -> bool:
     """Whether each node of a graph, which passes have rewritten, has a kernel for any sizes."""
-    return _is_whole(graph, _choice(graph, options))
+    return _is_whole(graph, kernels_for(graph, order(graph), options))
 
 
-def _choice(graph: Graph, options: Options) -> Choice:
+def kernels_for(graph: Graph, nodes: Sequence[Node], options: Options) -> Choice:
+    """The kernels for any sizes of these nodes of a graph, and why others have none."""
     asked = Asked(host(), options.threads, select, options.winograd, _no_body)
-    return choose_kernels(graph, order(graph), asked)
+    return choose_kernels(graph, nodes, asked)
 
 
 def _is_whole(graph: Graph, choice: Choice) -> bool:
@@ -103,7 +104,7 @@ def _are_computed(outputs: Sequence[Value], choice: Choice) -> bool:
     return len(set(roots)) == len(roots) and all(root.producer is not None and plannable(root) for root in roots)
 
 
-def _with_equal_sizes(graph: Graph) -> Sizes:
+def with_equal_sizes(graph: Graph) -> Sizes:
     """A size of the table for each symbol of the inputs, or what it has to be where others are given. Where nodes need
     two extents to be equal, one is taken to be the other: the past of one layer is as long as that of the others. So it
     is where extents broadcast: the length of a mask is that of the tokens, or of the past and the tokens together. Runs
@@ -132,7 +133,7 @@ def _equalities(binding: Sizes) -> tuple[Dim, ...]:
 
 
 def _no_body(graph: Graph) -> Planned:
-    raise NotNative("control flow has code for one batch size")
+    raise NotNative("bodies of control flow have code for one batch size, or parts of their own")
 
 
 def for_any_size(options: Options) -> Options:

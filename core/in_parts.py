@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
+from core.any_size import kernels_for
 from core.codegen.target import host
 from core.errors import FeedError, ModelError, UnsupportedError
 from core.ir.closure import closed, opened
@@ -20,13 +21,12 @@ from core.ir.dim import Dim, symbol
 from core.ir.dims import size
 from core.ir.graph import Attr, Graph, Node, Value, attr_symbols, node_reads
 from core.ir.types import TensorType
-from core.kernels.catalog import select
 from core.kernels.cpu import object_for
 from core.ops import registry
 from core.ops.inference import infer_graph
 from core.options import Options
-from core.plan.choice import Asked, choose_kernels, is_view
-from core.plan.control import CONTROL, NotNative
+from core.plan.choice import is_view
+from core.plan.control import CONTROL
 from core.plan.placement import HOST, graph_of, groups_of
 from core.plan.plan import Planned, weight_chunks
 from core.plan.planner import make_plan
@@ -153,8 +153,7 @@ class _Cutter:
         """Which nodes are code. A node that shows a symbol is not, since its kernel would have to know it before; no
         more is what reads sizes that nothing shows. Views are where what they look at is."""
         twin, _ = _sized(graph)
-        asked = Asked(host(), self.options.threads, select, False, _no_body)
-        reasons = choose_kernels(twin, twin.nodes, asked).reasons
+        reasons = kernels_for(twin, twin.nodes, self.options).reasons
         known = shown.union(*(shown_by(value.type) for value in graph.inputs))
         placed = _Placed()
         where = placed.where
@@ -174,7 +173,7 @@ class _Cutter:
 
     def _part(self, graph: Graph) -> _Part:
         sized, names = _sized(graph)
-        plan = make_plan(sized, host(), self.options.threads, winograd=False)
+        plan = make_plan(sized, host(), self.options.threads, winograd=self.options.winograd)
         return _Part(graph, plan, names or (_ANY,))
 
     def _node(self, part: _Part, nodes: Sequence[Node], supposed: tuple[Dim, ...]) -> Node:
@@ -235,10 +234,6 @@ def _symbols_of(node: Node) -> frozenset[str]:
 
 def _type_symbols(values: Sequence[Value]) -> frozenset[str]:
     return frozenset().union(*(value.type.symbols for value in values if isinstance(value.type, TensorType)))
-
-
-def _no_body(graph: Graph) -> Planned:
-    raise NotNative("its bodies are scripts of their own")
 
 
 def _name_apart(graph: Graph, taken: set[str]) -> None:

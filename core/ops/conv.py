@@ -220,7 +220,7 @@ class ConvTranspose(OpDef):
         spatial, out = sizes[: len(extents)], sizes[len(extents) :]
         window = window_of(g, extents)
         full = _full_extent(window, spatial, _output_padding(g, len(spatial)))
-        cuts = _transposed_cuts(g, window, full, out)
+        cuts = _transposed_cuts(g, window, _less(full, out))
         pads = tuple((cut, size - cut - kept) for size, cut, kept in zip(full, cuts, out, strict=True))
         if any(after < 0 for _, after in pads):
             g.unsupported("an output_shape larger than the windows reach is not differentiated")
@@ -352,19 +352,26 @@ def _full_extent(window: Window, spatial: Sequence[Any], extra: Sequence[int]) -
     return [(size - 1) * stride + (extent + more) for size, stride, extent, more in axes]
 
 
-def transposed_cuts(c: Infer, spatial: Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """How much of a transposed convolution's full output is cut off before its first element, per axis."""
-    window = window_of(c, kernel)
-    out = [evaluate(size, {}) for size in _transposed_output(c, spatial, kernel)]
-    return _transposed_cuts(c, window, _full_extent(window, spatial, _output_padding(c, len(spatial))), out)
+def transposed_cuts(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) -> list[int] | None:
+    """How much of a transposed convolution's full output is cut off before its first element, per axis. None where that
+    depends on extents that are not known."""
+    window, out = window_of(c, kernel), _transposed_output(c, spatial, kernel)
+    full: Sequence[Dim] = _full_extent(window, spatial, _output_padding(c, len(spatial)))
+    known = [lost for size, kept in zip(full, out, strict=True) if isinstance(lost := size - kept, int)]
+    return _transposed_cuts(c, window, known) if len(known) == len(full) else None
 
 
-def _transposed_cuts(c: NodeView, window: Window, full: Sequence[int], out: Sequence[int]) -> list[int]:
+def _transposed_cuts(c: NodeView, window: Window, lost: Sequence[int]) -> list[int]:
+    """`lost`: how much of the full output is cut off along each axis, before and after."""
     if window.pads is not None and c.attr("output_shape") is None:
         return [before for before, _ in window.pads]
-    totals = [max(size - kept, 0) for size, kept in zip(full, out, strict=True)]
+    totals = [max(each, 0) for each in lost]
     upper = c.attr("auto_pad") == "SAME_UPPER"
     return [total // 2 if upper else total - total // 2 for total in totals]
+
+
+def _less(sizes: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [size - other for size, other in zip(sizes, others, strict=True)]
 
 
 def _conv_transpose(c: Call, x: Any, w: Any, b: Any) -> Any:
@@ -373,7 +380,7 @@ def _conv_transpose(c: Call, x: Any, w: Any, b: Any) -> Any:
     view = c.shown()
     out = [evaluate(size, {}) for size in _transposed_output(view, spatial, w.shape[2:])]
     full = _full_extent(window, spatial, _output_padding(c, len(spatial)))
-    cuts = _transposed_cuts(c, window, full, out)
+    cuts = _transposed_cuts(c, window, _less(full, out))
     n, m = x.shape[0], w.shape[1] * group
     rows = wide(x).reshape(n, group, x.shape[1] // group, int(np.prod(spatial)))
     y = np.zeros((n, m, *(max(size, cut + kept) for size, cut, kept in zip(full, cuts, out, strict=True))), rows.dtype)

@@ -111,6 +111,15 @@ class GatherElements(OpDef):
             normalize_axis(c, c.attr("axis"), len(data))
         return [TensorType(c.dtype(0), indices)]
 
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        """That data have an element for each index along the other axes, too: no run succeeds otherwise."""
+        data, indices = c.shape(0), c.shape(1)
+        if data is None or indices is None:
+            return ()
+        axis = normalize_axis(c, c.attr("axis"), len(data))
+        pairs = enumerate(zip(data, indices, strict=True))
+        return [extent - count for at, (extent, count) in pairs if at != axis]
+
     def reference(self, c: Call, data: Array, indices: Array) -> Array:
         axis = normalize_axis(c, c.attr("axis"), data.ndim)
         return data[_grid(indices.shape, axis, checked(c, indices, data.shape[axis], axis))]
@@ -141,6 +150,7 @@ def _rows_together(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
 class GatherND(OpDef):
     """The last axis of `indices` holds coordinates into `data` (after `batch_dims` common axes)."""
 
+    agreeing = True
     inputs = "data, indices"
     outputs = "output"
     attrs = {"batch_dims": 0}
@@ -152,6 +162,8 @@ class GatherND(OpDef):
             return [TensorType(c.dtype(0), None)]
         if not 0 <= batch < min(len(data), len(indices)) or batch + indices[-1] > len(data):
             c.fail(f"data is {c.tensor(0)}, indices {c.tensor(1)}; the indices reach past data's rank")
+        if not agree(c, data[:batch], indices[:batch]):
+            c.fail(f"data is {c.tensor(0)}, indices {c.tensor(1)}; expected the same {batch} first extents")
         return [TensorType(c.dtype(0), (*indices[:-1], *data[batch + indices[-1] :]))]
 
     def reference(self, c: Call, data: Array, indices: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from core.ir.dims import is_sized
 from core.ir.graph import Array, Value
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
@@ -14,6 +15,15 @@ from core.ops.common import FLOAT, as_dtype, check_kind, normalize_axis, rows_be
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
 from core.ops.spatial import batch_rows
 from core.ops.terms import Term, Writer
+
+# Multiplications for each number of a signal. There the fast transform of the reference takes about half the time of
+# products, on one thread. But it has only one, it splits native code, and tables must stay small.
+MOST_WORK = 1024
+
+
+def has_products(dtype: DType) -> bool:
+    """Whether products of these elements have kernels."""
+    return dtype is not DType.FLOAT64
 
 
 @register
@@ -43,6 +53,13 @@ class DFT(OpDef):
         dims = [*shape[:-1], 1 if c.attr("onesided") and c.attr("inverse") else 2]
         dims[axis] = length // 2 + 1 if halved else length
         return [TensorType(dtype, tuple(dims))]
+
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        """That products take no longer than they should where sizes of a table decide. The types would be right."""
+        shape = c.shape(0)
+        if shape is None or not has_products(c.dtype(0)) or (c.has_param("axis") and c.param("axis") is None):
+            return ()
+        return [MOST_WORK - extent for extent in dict.fromkeys(self.extents(c)) if is_sized(extent)]
 
     def extents(self, c: Infer) -> tuple[Dim, ...]:
         """Of the results, and of the input, along the axis."""
@@ -85,18 +102,22 @@ class DFT(OpDef):
         x = g.x()
         if x.shape[-1] not in (1, 2) or (g.has_param("axis") and g.param("axis") is None):
             g.unsupported(f"its axis, and the parts of {g.tensor(0)}, must be known to write it as products")
-        axis, halved = self._axis(g, x.rank), bool(g.attr("onesided"))
+        axis, inverse, halved = self._axis(g, x.rank), bool(g.attr("inverse")), bool(g.attr("onesided"))
         size = x.shape[axis]
         length = self._length(g, size)
-        if not isinstance(size, int) or not isinstance(length, int):
+        if isinstance(size, int) and isinstance(length, int):
+            matrix = _dft_matrix(size, length, inverse, halved)
+            products = _mirrored if size == length and not (halved and inverse) else _products
+            first, *second = [products(part, axis, matrix) for part in _parts(x)]
+        elif is_sized(size) or is_sized(length):
+            tables = _open_tables(x, size, length, inverse, halved)
+            first, *second = [(_along(part, axis, tables[0]), _along(part, axis, tables[1])) for part in _parts(x)]
+        else:
             g.unsupported(f"the length along axis {axis} of {g.tensor(0)} must be known to write it as products")
-        matrix = _dft_matrix(size, length, bool(g.attr("inverse")), halved)
-        products = _mirrored if size == length and not (halved and g.attr("inverse")) else _products
-        first, *second = [products(part, axis, matrix) for part in _parts(x)]
         results = list(first)
         for cosines, sines in second:
             results = [first[0] - sines, first[1] + cosines]
-        kept = results[:1] if halved and g.attr("inverse") else results
+        kept = results[:1] if halved and inverse else results
         columns = [part.unsqueeze(part.rank) for part in kept]
         return [columns[0].op("Concat", *columns[1:], axis=x.rank - 1)]
 
@@ -163,10 +184,16 @@ class STFT(OpDef):
         """The frames side by side, windowed, and transformed."""
         signal, window, step = g.x(0), g.given(2), g.param("frame_step")
         count, length = signal.shape[1], self._frame_length(g)
-        if step is None or not isinstance(count, int) or not isinstance(length, int):
+        if step is None or not isinstance(length, int):
             g.unsupported(f"frame_step and the lengths of {g.tensor(0)} must be known to differentiate it")
-        starts = np.arange(0, count - length + 1, step[0])
-        frames = signal.gather(g.writer.array(starts[:, None] + np.arange(length)), 1)
+        if isinstance(count, int):
+            starts = np.arange(0, count - length + 1, step[0])
+            places = g.writer.array(starts[:, None] + np.arange(length))
+        elif is_sized(count):
+            places = g.writer.iota((g.node.output.shape[1], length), (step[0], 1))
+        else:
+            g.unsupported(f"the length of {g.tensor(0)} must be known to differentiate it")
+        frames = signal.gather(places, 1)
         if window is not None:
             frames = frames * window.reshape((length, 1))
         return [frames.op("DFT", axis=(2,), onesided=g.attr("onesided"))]
@@ -224,6 +251,29 @@ def _dft_matrix(size: int, length: int, inverse: bool, halved: bool) -> Any:
     return np.pad(matrix, [(0, 0), (0, size - used)])
 
 
+def _open_tables(x: Term, size: Dim, length: Dim, inverse: bool, halved: bool) -> tuple[Term, Term]:
+    """The real and the imaginary part of what `_dft_matrix` gives, computed while the model runs: only then its extents
+    are known. Angles lie within half a turn, where float32 is most exact."""
+    writer = x.writer
+    results = length // 2 + 1 if halved and not inverse else length
+    row, column, whole = writer.iota((results, 1), (1, 0)), writer.iota((1, size), (0, 1)), writer.iota((), (), length)
+    turns = (row * column).cast(DType.FLOAT64) / whole.cast(DType.FLOAT64)
+    angles = ((turns - turns.op("Round")) * (2 * np.pi)).cast(DType.FLOAT32)
+    real, imaginary = angles.op("Cos"), angles.op("Sin")
+    if inverse:
+        factors = 1 / whole.cast(DType.FLOAT32)
+        if halved:  # every number but the ends stands for its mirror image, too
+            twice = column * 2
+            is_end = column.equals(0).op("Or", twice.equals(whole))
+            factors = (twice > whole).where(0, is_end.where(factors, factors * 2))
+        real, imaginary = real * factors, imaginary * factors
+    else:
+        imaginary = -imaginary
+    if size != length and not (halved and inverse):  # what the signal has more is cut off
+        real, imaginary = ((column < whole).where(part, 0) for part in (real, imaginary))
+    return real.cast(x.dtype), imaginary.cast(x.dtype)
+
+
 def _parts(x: Term) -> list[Term]:
     """The real and the imaginary numbers of [.., 1 or 2], each [..], without imaginary ones that are known to be 0."""
     node, last = x.value.producer, x.rank - 1
@@ -263,12 +313,12 @@ def _mirrored(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
 
 
 def _along(x: Term, axis: int, matrix: Any) -> Term:
-    """A matrix [results, places] applied along one axis."""
-    last = x.rank - 1
+    """A matrix [results, places], of numbers or a term, applied along one axis."""
+    last, known = x.rank - 1, not isinstance(matrix, Term)
     if axis == last:
-        return x @ x.writer.array(matrix.T, x.dtype)
+        return x @ (x.writer.array(matrix.T, x.dtype) if known else matrix.swap())
     order = [*(i for i in range(last) if i != axis), axis, last]
-    product = x.writer.array(matrix, x.dtype) @ x.transpose(*order)
+    product = (x.writer.array(matrix, x.dtype) if known else matrix) @ x.transpose(*order)
     return product.transpose(*(order.index(i) for i in range(x.rank)))
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from core.errors import UnsupportedError
 from core.ir.dim import Dim, SymDim, floor_div, is_never_negative, larger, may_break
+from core.ir.dims import is_sized
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
-from core.ops.backward import Backward, scatter_along
+from core.ops.backward import Backward, Rewrite, scatter_along
 from core.ops.common import INDEX, Shape, check_kind, expect_shape, normalize_axes, rows_beside
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
 from core.ops.terms import Term
@@ -29,7 +30,7 @@ class Slice(OpDef):
 
     Where the extent or a bound is symbolic, the type may suppose that the bounds lie within the extent (`supposes`).
     Where the end is a number counted from the start, which is how models clamp a length, the result gets a symbol of
-    its own.
+    its own; of a size of a table it is as long as the smaller one of the two.
     """
 
     inputs = "data, starts, ends, axes?, steps?"
@@ -155,8 +156,10 @@ def cut_of(extent: Dim, start: Dim, end: Dim, step: int) -> Cut | None:
         return Cut(len(range(*slice(start, end, step).indices(extent))))
     if _is_whole(extent, start, end, step):
         return Cut(extent)
-    if step < 0 or _clamps(extent, end):
+    if step < 0:
         return None
+    if _clamps(extent, end):
+        return _clamped(extent, start, end, step)
     (first, first_supposed), (last, last_supposed) = _bound(extent, start), _bound(extent, end)
     if is_never_negative(first - last):
         return Cut(0, (*first_supposed, *last_supposed))
@@ -168,6 +171,14 @@ def _clamps(extent: Dim, end: Dim) -> bool:
     """Whether a slice of a symbolic extent ends at a number counted from the start, beyond the first element: so
     models clamp a length."""
     return isinstance(end, int) and 1 < end < _FAR and not isinstance(extent, int)
+
+
+def _clamped(extent: Dim, start: Dim, end: Dim, step: int) -> Cut | None:
+    """What a slice takes that ends at a number, of a size of a table; None of other extents."""
+    if not is_sized(extent) or not isinstance(start, int) or start < 0:
+        return None
+    last = extent + end - larger(extent, end)  # the smaller one of the two
+    return Cut(floor_div(larger(last - start, 0) + (step - 1), step))
 
 
 def _bound(extent: Dim, bound: Dim) -> tuple[Dim, tuple[Dim, ...]]:
@@ -298,6 +309,16 @@ class Trilu(OpDef):
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         return [g.again(g.dy(), g.given(1))[0]]
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Places compared with the diagonal, where they are only known while the model runs."""
+        x = g.x()
+        rows, columns = x.shape[-2:]
+        if not (is_sized(rows) or is_sized(columns)) or (g.has_param("k") and g.param("k") is None):
+            g.unsupported(f"the matrices of {g.tensor(0)} have no extents that are sizes, or the diagonal is not known")
+        right = g.writer.iota((rows, columns), (-1, 1))  # of the main diagonal
+        diagonal = (g.param("k") or (0,))[0]
+        return [(right >= diagonal if g.attr("upper") else right <= diagonal).where(x, 0)]
 
 
 @register

@@ -95,6 +95,11 @@ class Writer:
             self._numbers[key] = self.array(number, dtype).value
         return Term(self, self._numbers[key])
 
+    def iota(self, shape: Sequence[Dim], steps: Sequence[int], start: Dim = 0) -> Term:
+        """Integers that only depend on their place: `start`, and so many more for each step along an axis."""
+        attrs: dict[str, Attr] = {"dtype": DType.INT64, "shape": tuple(shape), "start": start, "steps": tuple(steps)}
+        return Term(self, self.emit("Iota", [], attrs)[0])
+
     def fill(self, number: Number, dtype: DType, shape: Sequence[Dim]) -> Term:
         """One number everywhere in a tensor of this shape."""
         return self.number(number, dtype).expand(shape)

@@ -1,31 +1,30 @@
 """Operators without kernels that others compute: each is replaced by its definition in other operators.
 
-So every later pass, and every proof, sees products: Einsum, and Fourier transforms of a known, moderate length. Col2Im
+So every later pass, and every proof, sees products: Einsum, and Fourier transforms of a known, moderate length; in
+code for any sizes, also of a length that is a size. Col2Im
 moves elements, or is a transposed convolution. Norms of float32 are reductions and elementwise operators, OneHot
-is a comparison.
+is a comparison, and so is Trilu of sizes that only a run shows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import le
 
 from core.errors import UnsupportedError
+from core.ir.dims import is_sized
 from core.ir.graph import Graph, Node, attr_symbols
-from core.ir.types import DType
+from core.ir.types import Dim, DType
 from core.ops import registry
 from core.ops.backward import Rewrite
-from core.ops.signal import DFT, STFT
+from core.ops.signal import DFT, MOST_WORK, STFT, has_products
 from core.ops.terms import Writer
 from core.passes.base import PassResult, has_ranks, input_symbols
 from core.passes.edit import Editor
 
 _NORMS = frozenset({"LpNormalization", "MeanVarianceNormalization"})
-_DEFINED = frozenset({"Einsum", "DFT", "STFT", "Col2Im", "OneHot"}) | _NORMS
+_OF_ANY_TYPE = frozenset({"Trilu"})
+_DEFINED = frozenset({"Einsum", "DFT", "STFT", "Col2Im", "OneHot"}) | _NORMS | _OF_ANY_TYPE
 
-# Multiplications for each number of a signal. There the fast transform of the reference takes about half the time of
-# products, on one thread. But it has only one, it splits native code, and tables must stay small.
-MOST_WORK = 1024
 _MOST_PLACES = 1 << 20  # that the frames of a signal take together: their numbers are a table
 
 
@@ -43,7 +42,9 @@ class Define:
         return editor.finish()
 
     def _rewrite(self, editor: Editor, node: Node) -> bool:
-        if not has_ranks(node) or not node.output.dtype.is_float or not self._is_short(editor, node):
+        if not has_ranks(node) or not self._is_short(editor, node):
+            return False
+        if not node.output.dtype.is_float and node.op not in _OF_ANY_TYPE:
             return False
         if node.op in _NORMS and node.output.dtype is not DType.FLOAT32:  # the reference sums half floats in float32
             return False
@@ -59,10 +60,9 @@ class Define:
         if not isinstance(op, DFT | STFT):
             return True
         extents = op.extents(registry.Infer(op, node, editor.graph.constants))
-        known = [extent for extent in extents if isinstance(extent, int) and extent > 0]
-        limits = [_MOST_PLACES, *(self.most_work for _ in known[1:])]
-        few = len(known) == len(extents) and all(map(le, known, limits))
-        return few and node.output.dtype is not DType.FLOAT64
+        limits = [_MOST_PLACES, *(self.most_work for _ in extents[1:])]
+        few = all(map(_is_within, extents, limits))
+        return few and has_products(node.output.dtype)
 
     def _pays(self, editor: Editor, node: Node, body: Graph) -> bool:
         """Whether products take little more time than a fast transform. Where one part of the spectrum is read, only
@@ -74,7 +74,12 @@ class Define:
         tables = [body.constant_of(value) for each in body.nodes if each.op == "MatMul" for value in each.inputs]
         work = sum(table.size for table in tables if table is not None)
         read = 0.5 if _reads_one_part(editor, node) else 1
-        return isinstance(size, int) and work * read <= size * self.most_work
+        return is_sized(size) or (isinstance(size, int) and work * read <= size * self.most_work)
+
+
+def _is_within(extent: Dim, limit: int) -> bool:
+    """Whether an extent is known to be small. Sizes of a table are supposed to be; no table is made for them before."""
+    return is_sized(extent) or (isinstance(extent, int) and 0 < extent <= limit)
 
 
 def _reads_one_part(editor: Editor, node: Node) -> bool:

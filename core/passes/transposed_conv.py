@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from core.ir.dim import floor_div
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import Dim
 from core.ops import registry
@@ -41,8 +42,8 @@ class TransposedConvolutions:
 class _Axis:
     """Along one axis: result `stride*j + q` is the sum of x[j + at] * w[q + cut - stride*at] over `at` in `reach`."""
 
-    size: int
-    count: int
+    size: Dim
+    count: Dim
     kernel: int
     stride: int
     cut: int  # results cut off before the first
@@ -53,12 +54,13 @@ class _Axis:
         return range(first, (self.stride - 1 + self.cut) // self.stride + 1)
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> Dim:
         """Pixels that results are made for; the last may have more than are wanted."""
-        return -(-self.count // self.stride)
+        return floor_div(self.count + (self.stride - 1), self.stride)
 
     @property
-    def pads(self) -> tuple[int, int]:
+    def pads(self) -> tuple[int, Dim]:
+        """They are numbers, whatever the size is, unless the number of results is not computed from it."""
         return -self.reach[0], self.steps - self.size + self.reach[-1]
 
     def tap(self, q: int, at: int) -> int | None:
@@ -72,7 +74,8 @@ def _rewrite(editor: Editor, node: Node) -> None:
     if x is None or weight is None or (bias is None and node.input(2) is not None):
         return
     axes = _axes(node, x, weight) if x.dtype.is_float and node.attrs.get("layout", "NCHW") == "NCHW" else None
-    if axes is None or any(min(axis.pads) < 0 for axis in axes):
+    pads = [pad for axis in axes or () for pad in axis.pads]
+    if axes is None or not all(isinstance(pad, int) and pad >= 0 for pad in pads):
         return
     if prod(axis.stride * len(axis.reach) for axis in axes) > _MOST_GROWTH * prod(axis.kernel for axis in axes):
         return
@@ -86,18 +89,13 @@ def _rewrite(editor: Editor, node: Node) -> None:
 
 
 def _axes(node: Node, x: Value, weight: Array) -> list[_Axis] | None:
-    """None where an extent is not a number, or the kernel has holes."""
-    sizes, counts, kernel = _numbers(x.shape[2:]), _numbers(node.output.shape[2:]), weight.shape[2:]
+    """None where it is not known how much is cut off, or the kernel has holes."""
+    sizes, counts, kernel = x.shape[2:], node.output.shape[2:], weight.shape[2:]
     strides, dilations = _steps(node, "strides", len(kernel)), _steps(node, "dilations", len(kernel))
-    if sizes is None or counts is None or any(step != 1 for step in dilations):
-        return None
     cuts = transposed_cuts(registry.Infer(registry.get(node.op), node, {}), sizes, kernel)
+    if cuts is None or any(step != 1 for step in dilations):
+        return None
     return [_Axis(*each) for each in zip(sizes, counts, kernel, strides, cuts, strict=True)]
-
-
-def _numbers(dims: Sequence[Dim]) -> list[int] | None:
-    known = [dim for dim in dims if isinstance(dim, int)]
-    return known if len(known) == len(dims) else None
 
 
 def _steps(node: Node, name: str, rank: int) -> list[int]:

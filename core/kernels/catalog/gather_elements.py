@@ -53,6 +53,7 @@ def gather_elements(request: Request) -> KernelCall | None:
 
 
 def _is_inside(indices: Sequence[Dim], x: Sequence[Dim], axis: int) -> bool:
-    """Whether there is an element of x for each index, along all axes but the one that indices point along."""
+    """Whether there is an element of x for each index, along all axes but the one that indices point along. Of extents
+    that are no numbers, the types of the node suppose that."""
     pairs = [pair for at, pair in enumerate(zip(indices, x, strict=True)) if at != axis]
-    return all(a == b or (isinstance(a, int) and isinstance(b, int) and a <= b) for a, b in pairs)
+    return all(a <= b for a, b in pairs if isinstance(a, int) and isinstance(b, int))

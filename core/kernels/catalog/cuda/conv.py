@@ -163,6 +163,8 @@ def windows_under(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
     ones = (1,) * len(kernel)
     strides, dilations = (attribute(node, name) or ones for name in ("strides", "dilations"))
     cuts = transposed_cuts(Infer(registry.get(node.op), node, {}), known[: len(kernel)], kernel)
+    if cuts is None:
+        return None
     facts = zip(known[len(kernel) :], known[: len(kernel)], kernel, strides, dilations, cuts, strict=True)
     return tuple(
         Window(size, count, extent, stride, dilation, cut, 0) for size, count, extent, stride, dilation, cut in facts

@@ -1,0 +1,88 @@
+"""Fourier transforms, triangles and transposed convolutions whose extents only a run shows, against ONNX Runtime, and
+against NumPy's fast transform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core.ops.signal import MOST_WORK
+from tests.core.small_models import model, normal, theirs, untyped
+
+CONSTANTS = "int64 one = {1}, int64 k = {2}, int64 back = {-1}, int64 step = {3}, int64 seven = {7}, int64[1] two = {2}"
+LENGTHS = (5, 1, 2, 8, 9, 33, 64)
+
+
+def answers(data: bytes, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of code for any sizes, which has met another length before."""
+    with core.compile(core.load(data), tune="off", threads=1) as session:
+        assert session.description.any_size and not session.description.in_parts
+        session.run({name: array[:, :2] if array.ndim > 1 else array for name, array in feeds.items()})
+        return dict(session.run(feeds))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_transforms_along_a_size(length: int, parts: int) -> None:
+    body = "y = DFT(x, , one) z = DFT <inverse = 1> (x, , one) w = DFT(x, seven, one)"
+    data = untyped(model(f"float[b,s,3,{parts}] x => float[a] y, float[a] z, float[a] w", body, CONSTANTS, opset=20))
+    x = normal(2, length, 3, parts)
+    signal = x[..., 0] + (1j * x[..., 1] if parts == 2 else 0)
+    got = answers(data, {"x": x})
+    for name, want in (
+        ("y", np.fft.fft(signal, axis=1)),
+        ("z", np.fft.ifft(signal, axis=1)),
+        ("w", np.fft.fft(signal, 7, 1)),
+    ):
+        np.testing.assert_allclose(
+            got[name], np.stack([want.real, want.imag], -1), 2e-5, 2e-5 * max(length, 7), err_msg=name
+        )
+
+
+@pytest.mark.parametrize("length", LENGTHS[2:])
+def test_half_a_spectrum(length: int) -> None:
+    body = "y = DFT <onesided = 1> (x, , one) z = DFT <onesided = 1, inverse = 1> (h, , one)"
+    data = untyped(model("float[b,s,1] x, float[b,t,2] h => float[a] y, float[a] z", body, CONSTANTS, opset=20))
+    x = normal(2, length, 1)
+    half = np.fft.rfft(normal(2, 2 * length - 2, seed=1))
+    got = answers(data, {"x": x, "h": np.stack([half.real, half.imag], -1).astype(np.float32)})
+    spectrum = np.fft.rfft(x[..., 0])
+    np.testing.assert_allclose(got["y"], np.stack([spectrum.real, spectrum.imag], -1), 2e-5, 2e-5 * length)
+    np.testing.assert_allclose(got["z"][..., 0], np.fft.irfft(half), 2e-5, 2e-5)
+
+
+def test_a_length_that_takes_too_many_products_is_left_to_the_fast_transform() -> None:
+    data = untyped(model("float[b,s,1] x => float[a] y", "t = DFT(x, , one) y = Mul(t, t)", CONSTANTS, opset=20))
+    x = normal(1, MOST_WORK + 7, 1)
+    want = np.fft.fft(x[..., 0])
+    with core.compile(core.load(data), tune="off", threads=1) as session:
+        session.run({"x": normal(1, 5, 1)})
+        assert "DFT" not in session.explain()
+        got = session.run({"x": x})["y"]
+    np.testing.assert_allclose(got, np.stack([want.real, want.imag], -1) ** 2, 1e-4, 1e-2)
+
+
+@pytest.mark.parametrize("length", [7, 8, 20, 99])
+def test_frames_of_a_signal(length: int) -> None:
+    body = "y = STFT <onesided = 1> (x, step, , seven)"
+    data = untyped(model("float[b,s,1] x => float[a] y", body, CONSTANTS, opset=20))
+    x = normal(2, length, 1)
+    with core.compile(core.load(data), tune="off", threads=1) as session:
+        session.run({"x": normal(2, 11, 1)})
+        np.testing.assert_allclose(session.run({"x": x})["y"], theirs(data, {"x": x})["y"], 1e-4, 1e-4)
+        assert "code for any sizes serves" in session.explain() and "FALLBACK" not in session.explain()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
+@pytest.mark.parametrize("shape", [(1, 4, 7), (2, 9, 3), (2, 1, 1)])
+def test_triangles(dtype: Any, shape: tuple[int, int, int]) -> None:
+    element = {np.float32: "float", np.int64: "int64", np.bool_: "bool"}[dtype]
+    body = "y = Trilu(x) z = Trilu <upper = 0> (x, k) w = Trilu(x, back)"
+    data = untyped(model(f"{element}[b,s,t] x => {element}[a] y, {element}[a] z, {element}[a] w", body, CONSTANTS))
+    x = (normal(*shape) * 3).astype(dtype)
+    for name, want in theirs(data, {"x": x}).items():
+        np.testing.assert_array_equal(answers(data, {"x": x})[name], want)

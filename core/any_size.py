@@ -143,10 +143,10 @@ def for_any_size(options: Options) -> Options:
 
 
 def stand_in(
-    graph: Graph, description: Description, options: Options, make: MakeAnySize, source: Source | None
+    graph: Graph, description: Description, options: Options, make: MakeAnySize, source: Source | None, waits: bool
 ) -> StandIn:
     """What answers for shapes that have no code of their own: code for any sizes, or else the references. `source`:
-    where a child process finds the graph."""
+    where a child process finds the graph. `waits`: see `AnySize`."""
     general, chosen, binding = General(graph), for_any_size(options), description.any_size
     if not binding:
         return general
@@ -164,4 +164,5 @@ def stand_in(
         general,
         at_hand,
         compile_beside,
+        waits,
     )

@@ -394,7 +394,8 @@ def _maker_of(
         return maker(make, options, "wait", None, source)
     general = None
     if new_shapes != "wait" or (description.any_size and not description.in_parts):
-        general = stand_in(graph, description, options, partial(_stored_for_any, source=source), source)
+        make_any = partial(_stored_for_any, source=source)
+        general = stand_in(graph, description, options, make_any, source, waits=new_shapes == "wait")
     return maker(make, options, new_shapes, general, source)
 
 

@@ -36,11 +36,13 @@ class AnySize:
         general: StandIn,
         at_hand: Callable[[], bool] = lambda: False,
         compile_beside: Callable[[Background], None] = lambda background: None,
+        waits: bool = False,
     ) -> None:
         """`batch`: the symbol of the batch size. `at_hand`: whether `make` only has to load. `compile_beside` lets a
-        child process of the background do most of what `make` has to do."""
+        child process of the background do most of what `make` has to do. `waits`: whether sizes that the code does not
+        serve wait for code of their own; else the general version answers."""
         self._make, self._batch, self._general = make, batch, general
-        self._at_hand, self._compile_beside = at_hand, compile_beside
+        self._at_hand, self._compile_beside, self._waits = at_hand, compile_beside, waits
         self._making = threading.Lock()
         self._code: AnyCode | None = None
         self._runs: dict[tuple[int, ...], Call | PartsCall | None] = {}
@@ -89,8 +91,7 @@ class AnySize:
         with suppress(SessionClosed):
             if run is not None:
                 return run(given.arrays) if given.record is None else _recorded(code, run, given.arrays, given.record)
-        # In parts, what the code does not serve may only show in the data: such runs come often, and wait for nothing.
-        return self._general.run(given, enough) if isinstance(code, PartsRunner) else None
+        return None if self._waits else self._general.run(given, enough)
 
     def call(self, given: Given) -> Run | None:
         return self._run_of(self._code, self._sizes(self._code, given)) if self._code is not None else None

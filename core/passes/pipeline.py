@@ -38,6 +38,7 @@ from core.passes.quantized import Quantized
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
 from core.passes.requantize import Requantize
+from core.passes.same_pads import SamePads
 from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
@@ -126,6 +127,7 @@ def passes(options: Options) -> list[Pass]:
         Requantize(),
         Widen(),
         Define(),
+        SamePads(),
         *canonical,
         *algebra,
         *products,

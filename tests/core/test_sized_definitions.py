@@ -1,5 +1,5 @@
-"""Fourier transforms, triangles and transposed convolutions whose extents only a run shows, against ONNX Runtime, and
-against NumPy's fast transform."""
+"""Fourier transforms, triangles, transposed convolutions and padding by `auto_pad` whose extents only a run shows,
+against ONNX Runtime, and against NumPy's fast transform."""
 
 from __future__ import annotations
 
@@ -88,3 +88,27 @@ def test_triangles(dtype: Any, shape: tuple[int, int, int]) -> None:
     x = (normal(*shape) * 3).astype(dtype)
     for name, want in theirs(data, {"x": x}).items():
         np.testing.assert_array_equal(answers(data, {"x": x})[name], want)
+
+
+IMAGES = {
+    "same, upper": 'y = Conv <auto_pad = "SAME_UPPER", strides = [2, 3]> (x, w)',
+    "same, lower": 'y = Conv <auto_pad = "SAME_LOWER", strides = [2, 1]> (x, w)',
+    "same, apart": 'y = Conv <auto_pad = "SAME_UPPER", strides = [2, 1], group = 2> (x, d)',
+    "same, pooled": 'y = MaxPool <auto_pad = "SAME_UPPER", kernel_shape = [3, 2], strides = [2, 2]> (x)',
+    "transposed": "y = ConvTranspose <strides = [2, 3], pads = [1, 0, 0, 1], output_padding = [1, 0]> (x, w)",
+    "transposed, side by side": "t = Neg(x) y = ConvTranspose <strides = [3, 3]> (t, w)",
+    "transposed, apart": "y = ConvTranspose <strides = [2, 2], group = 2> (x, d)",
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_images(kind: str, threads: int) -> None:
+    weights = ", ".join(str(number / 40) for number in range(36))
+    constants = f"float[2,2,3,3] w = {{{weights}}}, float[2,1,3,3] d = {{{', '.join(weights.split(', ')[:18])}}}"
+    data = untyped(model("float[b,2,h,w0] x => float[a] y", IMAGES[kind], constants))
+    with core.compile(core.load(data), tune="off", threads=threads) as session:
+        for shape in ((1, 2, 5, 6), (2, 2, 8, 9), (1, 2, 3, 3), (2, 2, 17, 40), (1, 2, 12, 7)):
+            x = normal(*shape)
+            np.testing.assert_allclose(session.run({"x": x})["y"], theirs(data, {"x": x})["y"], 2e-5, 2e-5)
+        assert "code for any sizes serves" in session.explain() and "FALLBACK" not in session.explain()

@@ -37,7 +37,6 @@ KNOWN_SIZES_ONLY = {
     ("STFT", 2): "a window is multiplied by tables of known length",
     ("Col2Im", 0): "channels are divided by those of a block",
     ("Resize", 0): "cubic and smoothing filters have tables of known length",
-    ("Conv", 0): "padding that keeps the size at a stride of 2 follows from it",
 }
 OPTIONS = make_options(tune="off", threads=1)
 NO_BATCH = BatchInfo(False, "", None)
@@ -53,6 +52,7 @@ def _windows() -> list[Case]:
         case("Conv", image, floats(8, 3, 3, 2), group=2, dilations=[2, 1]),
         case("Conv", image, floats(8, 6, 3, 3), auto_pad="SAME_UPPER"),
         case("Conv", image, floats(8, 6, 3, 3), auto_pad="SAME_LOWER", strides=[2, 2]),
+        case("MaxPool", image, auto_pad="SAME_UPPER", kernel_shape=[3, 2], strides=[2, 2]),
         case("Conv", line, floats(8, 6, 5), pads=[2, 2]),
         case("Conv", volume, floats(8, 6, 3, 3, 3)),
         case("ConvTranspose", image, floats(6, 8, 3, 3), floats(8), strides=[2, 2], pads=[1, 1, 1, 1]),

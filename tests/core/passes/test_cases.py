@@ -34,6 +34,7 @@ from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
 from core.passes.requantize import Requantize
+from core.passes.same_pads import SamePads
 from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
@@ -52,6 +53,7 @@ PASSES: dict[str, Pass] = {
         IndexedViews(),
         WriteIota(),
         Define(),
+        SamePads(),
         BatchAxes(),
         GroupedQueries(),
         Requantize(),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from core.ir.dims import is_sized
 from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute, axis_of
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
@@ -53,7 +54,7 @@ def gather_elements(request: Request) -> KernelCall | None:
 
 
 def _is_inside(indices: Sequence[Dim], x: Sequence[Dim], axis: int) -> bool:
-    """Whether there is an element of x for each index, along all axes but the one that indices point along. Of extents
-    that are no numbers, the types of the node suppose that."""
-    pairs = [pair for at, pair in enumerate(zip(indices, x, strict=True)) if at != axis]
-    return all(a <= b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+    """Whether there is an element of x for each index, along all axes but the one that indices point along. Of sizes of
+    a table, the types of the node suppose that."""
+    more = [extent - count for at, (extent, count) in enumerate(zip(x, indices, strict=True)) if at != axis]
+    return all(dim >= 0 if isinstance(dim, int) else is_sized(dim) for dim in more)

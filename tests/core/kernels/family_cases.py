@@ -105,6 +105,8 @@ def graphs() -> Iterator[Graph]:
     yield _node("Transpose", "float32[n,33,17]", perm=(0, 2, 1))
     yield _node("Transpose", "uint8[n,33,17]", perm=(0, 2, 1))
     yield _node("Concat", "float32[n,3]", "float32[n,5]", axis=1)
+    for mode in ("constant", "edge", "reflect", "wrap"):
+        yield _node("Pad", "float32[size0,size1,20]", pads=(0, 3, 0, 0, 2, 1), mode=mode)
     yield _node("Gather", "float32[n,9]", "int64[4]", axis=1)
     yield _node("GatherElements", "float32[n,9]", "int64[n,4]", axis=1)
     yield _node("GatherND", "float32[n,9,5]", "int64[n,2]")

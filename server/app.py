@@ -216,7 +216,7 @@ def assemble(
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))
-    collectors = [*collectors, ConnectionMetrics(hub.slots)]
+    collectors = [*collectors, ConnectionMetrics(hub.slots, endpoint.connections if endpoint else None)]
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)

@@ -198,9 +198,10 @@ class Settings(BaseSettings):
     max_client_connections: int | None = Field(
         None,
         ge=1,
-        description="Connections served at once of one client address (of IPv6 its /64), and gRPC calls under way of "
-        "one client, a key or an address; without it a quarter of `LATHE_MAX_CONNECTIONS`, or 16 if that is more. All "
-        "clients behind a proxy have one address: there give it as many as `LATHE_MAX_CONNECTIONS`.",
+        description="Connections served at once of one client address (of IPv6 its /64), of HTTP and of gRPC each, and "
+        "gRPC calls under way of one client, a key or an address; without it a quarter of "
+        "`LATHE_MAX_CONNECTIONS`, or 16 if that is more. All clients behind a proxy have one address: there give it as "
+        "many as `LATHE_MAX_CONNECTIONS`.",
     )
     max_pipeline: int = Field(64, ge=1, description="Unanswered requests per connection before reading pauses.")
     compress_min: int = Field(

@@ -20,11 +20,21 @@ class Counted(Protocol):
     def taken(self) -> int: ...
 
 
+class CountedOfGrpc(Protocol):
+    """What is counted of gRPC's connections."""
+
+    evicted: int
+
+    @property
+    def taken(self) -> int: ...
+
+
 class ConnectionMetrics(Collector):
     """How many there are, and what became of those for which there was no room."""
 
-    def __init__(self, slots: Counted) -> None:
+    def __init__(self, slots: Counted, of_grpc: CountedOfGrpc | None = None) -> None:
         self._slots = slots
+        self._of_grpc = of_grpc
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures of now."""
@@ -36,4 +46,12 @@ class ConnectionMetrics(Collector):
         )
         yield CounterMetricFamily(
             "lathe_connections_refused", "HTTP requests refused for want of connections", value=slots.refused
+        )
+        if self._of_grpc is None:
+            return
+        yield GaugeMetricFamily("lathe_grpc_connections", "gRPC connections", value=self._of_grpc.taken)
+        yield CounterMetricFamily(
+            "lathe_grpc_connections_evicted",
+            "gRPC connections that were closed since there were more than may be",
+            value=self._of_grpc.evicted,
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from grpc.aio import EOF
 
+from server.api.grpc.connections import Connection
 from server.errors import BadRequest, Overloaded, RequestTimeout, ServerError
 
 RESERVE = 64  # calls of health beyond the limit
@@ -23,6 +24,7 @@ class Call:
 
     __slots__ = (
         "_calls",
+        "_connection",
         "_reading",
         "_reason",
         "client",
@@ -36,6 +38,7 @@ class Call:
 
     def __init__(self, calls: Calls, client: str, patience: float, *, has_key: bool) -> None:
         self._calls = calls
+        self._connection: Connection | None = None
         self._reading: asyncio.Task[Any] | None = None  # while a message is waited for
         self._reason: ServerError | None = None
         self.client = client
@@ -50,6 +53,13 @@ class Call:
 
     def __exit__(self, *_: object) -> None:
         self._calls.leave(self)
+        if self._connection is not None:
+            self._connection.end()
+
+    def sit_on(self, connection: Connection) -> None:
+        """Say over which connection it came, which is not idle until it ends."""
+        self._connection = connection
+        connection.begin(has_key=self.has_key)
 
     def _why(self) -> ServerError | None:
         """Return what was said to a call that is being ended."""

@@ -18,6 +18,7 @@ from server.access.nearest import hinted
 from server.access.scopes import CALLS, Scope
 from server.api.grpc.accessed import Accessed
 from server.api.grpc.calls import RESERVE, Calls
+from server.api.grpc.connections import Connections
 from server.api.grpc.entrance import Entrance
 from server.api.grpc.gate import Gate
 from server.api.grpc.health import WATCHERS, HealthService
@@ -31,6 +32,7 @@ from server.settings import Settings
 from server.telemetry.access import AccessLog
 
 ENDING = 2 * RESERVE  # calls of health beyond the limit, and those that have just made room
+CROWDED = RESERVE  # connections beyond the limit, until one is seen to be idle
 LONGEST = 2**31 - 1  # milliseconds
 
 Read: TypeAlias = Callable[[bytes], Any]
@@ -46,6 +48,7 @@ class GrpcEndpoint:
         self._parts = parts
         self._server: Any = None
         self._calls = Calls(parts.settings.max_connections, parts.settings.connections_each)
+        self.connections = Connections(parts.settings.max_connections, parts.settings.connections_each)
         self._stopping = asyncio.Event()
         self._stopped: asyncio.Future[None] | None = None
         self.port = 0  # set once it listens
@@ -58,7 +61,7 @@ class GrpcEndpoint:
             options=list(options(settings).items()),
         )
         authority = self._parts.plane.authority
-        entrance = Entrance(self._calls, authority, settings)
+        entrance = Entrance(self._calls, self.connections, authority, settings)
         inference = InferenceService(self._parts, self._stopping)
         health = HealthService(
             self._parts.plane, self._stopping, watchers=min(WATCHERS, share_of(settings.max_connections))
@@ -77,6 +80,7 @@ class GrpcEndpoint:
             self.port = self._server.add_insecure_port(address)
         await self._server.start()
         self._calls.start()
+        self.connections.start(self.port)
         log.info("gRPC on %s:%d", host, self.port)
 
     async def stop(self) -> None:
@@ -84,6 +88,7 @@ class GrpcEndpoint:
         if self._stopped is None:
             self._stopping.set()
             self._calls.stop()
+            self.connections.stop()
             self._stopped = asyncio.ensure_future(self._server.stop(self._parts.settings.drain_timeout))
         await asyncio.shield(self._stopped)
 
@@ -95,7 +100,7 @@ def options(settings: Settings) -> dict[str, int]:
         "grpc.max_metadata_size": settings.max_header,
         "grpc.max_concurrent_streams": share_of(settings.max_connections),
         "grpc.so_reuseport": 0,  # else a second server would silently take half of the calls
-        "grpc.max_allowed_incoming_connections": settings.max_connections,
+        "grpc.max_allowed_incoming_connections": settings.max_connections + CROWDED,  # see Connections
         "grpc.server_handshake_timeout_ms": _ms(settings.header_timeout),
         "grpc.max_connection_idle_ms": _ms(settings.keep_alive),
         "grpc.keepalive_time_ms": _ms(settings.grpc_keepalive_time),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
 
-from server.access.addresses import client_of_peer
 from server.access.authority import Authority, Mode
 from server.api.grpc.calls import Call, Calls
+from server.api.grpc.connections import Connections
 from server.api.grpc.messages import Message
 from server.errors import ServerError
 from server.settings import Settings
@@ -19,8 +19,9 @@ Answer: TypeAlias = Callable[[Any, Any], Any]
 class Entrance:
     """Wraps methods. They get their message, or the error that is to be answered in its place."""
 
-    def __init__(self, calls: Calls, authority: Authority, settings: Settings) -> None:
+    def __init__(self, calls: Calls, connections: Connections, authority: Authority, settings: Settings) -> None:
         self._calls = calls
+        self._connections = connections
         self._authority = authority
         self._settings = settings
 
@@ -69,8 +70,10 @@ class Entrance:
             shown = self._key(context)
         settings = self._settings
         patience = settings.grpc_stream_idle if name == "ModelStreamInfer" else settings.body_timeout
-        client = shown or client_of_peer(context.peer())
-        return self._calls.enter(client, patience, has_key=bool(shown), is_health=name in HEALTH)
+        connection = self._connections.of(context.peer())
+        call = self._calls.enter(shown or connection.client, patience, has_key=bool(shown), is_health=name in HEALTH)
+        call.sit_on(connection)
+        return call
 
     def _key(self, context: Any) -> str:
         """Return the id of a call's key, empty where it shows none."""

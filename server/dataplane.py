@@ -107,15 +107,17 @@ class DataPlane:
         except UnknownModel as error:
             raise hinted(error, self.authority.caller(authorization)) from None
 
-    def crowded(self, model: str, version: str, authorization: str) -> Servable | None:
-        """Return what would answer, where requests are being refused, so that further ones need not be read for that.
+    def crowded(self, model: str, version: str, authorization: str) -> Admitted | None:
+        """Return what would answer, where requests are being refused, so that further ones need not be read for that;
+        and the key that was shown, empty where none is needed.
 
         None: a request has to be read, whatever becomes of it. Raises Unauthorized and Forbidden.
         """
         if not self.turning_away or self.tracing is not None:  # traces show what was refused, too
             return None
-        self.authority.check(authorization, Scope.INFER, model)
-        return self.registry.settled(model, version)
+        key = self.authority.check(authorization, Scope.INFER, model)
+        servable = self.registry.settled(model, version)
+        return None if servable is None else (servable, key)
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether this model answers; raises NotFound when there is none of that name."""

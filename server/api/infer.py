@@ -287,15 +287,16 @@ class InferService:
         if size is None or head.encoding or start + size > len(data):
             return None
         try:
-            servable = self.plane.crowded(head.model, head.version, head.authorization)
+            found = self.plane.crowded(head.model, head.version, head.authorization)
         except ServerError:
             return None
-        if servable is None:
+        if found is None:
             return None
+        servable, key = found
         wire = codec_of(servable, self.plane.regions).known(data[start : start + size])
         if wire is None:
             return None
-        error = servable.turn_away(wire.group, wire.held, wire.timeout)
+        error = servable.turn_away(wire.group, wire.held, wire.timeout, key or address)
         if error is None:
             return None
         if self.access.wants(ok=False):

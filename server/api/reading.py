@@ -96,6 +96,6 @@ class Reading:
     def admit(self, servable: Servable, head: Head, whose: str, paid: int = 0) -> None:
         """Refuse a request whose data are still to be read, where it would be refused afterwards."""
         self._plane.charge(servable, whose, head.rows, paid)
-        error = servable.turn_away(head.group, head.held, head.timeout)
+        error = servable.turn_away(head.group, head.held, head.timeout, whose)
         if error is not None:
             raise error

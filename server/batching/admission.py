@@ -82,6 +82,10 @@ class Admission:
         after = self.items + items
         return after <= self.max_items and (self.nbytes + nbytes <= self.max_bytes or after == 1)
 
+    def missing(self, nbytes: int) -> tuple[int, int]:
+        """Return how many requests, and bytes, are too many for one more of so many bytes; 0 or less: none."""
+        return self.items + 1 - self.max_items, self.nbytes + nbytes - self.max_bytes
+
     def leave(self, nbytes: int, items: int = 1) -> None:
         """Give places back: those of so many requests, which have so many bytes together."""
         self.items -= items

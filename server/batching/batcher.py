@@ -14,6 +14,7 @@ from time import monotonic, time
 
 from server.backends.base import LoadedModel, PlacedModel, endless
 from server.batching.admission import Admission
+from server.batching.backlog import put_out
 from server.batching.cost import CostModel
 from server.batching.dispatch import Dispatch, Finished
 from server.batching.entry import DONE, WAITING, Entry
@@ -122,7 +123,9 @@ class Batcher:
 
     def _examine(self, entry: Entry, now: float) -> None:
         """See to all that most requests do not need."""
-        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now)
+        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
+        if refusal is None and not self._make_room(entry.nbytes):
+            refusal = self.admission.refusal(entry.nbytes, now)
         if refusal is not None:
             raise refusal
         if entry.deadline is not None:
@@ -130,15 +133,32 @@ class Batcher:
         entry.priority = self.policy.level(entry.priority)
         self._former.expect(now)
 
-    def turn_away(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+    def _make_room(self, nbytes: int) -> bool:
+        """Put out requests of who has most of the queue, for one of a client who has less; say if there is room."""
+        while not self.admission.has_room(nbytes):
+            missing, _ = self.admission.missing(nbytes)
+            entry = self.queue.surplus(by_bytes=missing <= 0)
+            if entry is None:
+                return False
+            self._refuse([entry], put_out)
+            self._withdraw(entry)
+        return True
+
+    def turn_away(
+        self, group: Group, nbytes: int, deadline: float | None, now: float, client: str
+    ) -> ServerError | None:
         """Refuse a request that comes now if it has to be: counts it and returns why; None if it may be queued."""
-        refusal = self._refusal(group, nbytes, deadline, now)
+        refusal = self._refusal(group, nbytes, deadline, now, client)
         if refusal is not None:
             self.stats.refused(refusal.code)
         return refusal
 
-    def _refusal(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+    def _refusal(
+        self, group: Group, nbytes: int, deadline: float | None, now: float, client: str
+    ) -> ServerError | None:
         full = self.admission.refusal(nbytes, now)
+        if full is not None and self.queue.is_entitled(client, nbytes, self.admission):
+            full = None
         target = self.policy.latency_target
         if full is not None or (deadline is None and target is None):
             return full

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
-from server.batching.entry import Entry
+from server.batching.entry import WAITING, Entry
 from server.batching.shares import Shares
 
 
@@ -87,6 +87,19 @@ class Line:
         else:
             heappop(self._turns)
             del self._waiting[client]
+
+    def newest(self, client: str) -> tuple[Entry | None, int]:
+        """Return the last entry of a client that waits in its turn; and how many were dropped that are gone."""
+        own = self._waiting.get(client)
+        if own is None:
+            return None, 0
+        dropped = 0
+        while own[-1].state is not WAITING:
+            if len(own) == 1:  # it is this client's place, and goes when that comes
+                return None, dropped
+            own.pop()
+            dropped += 1
+        return own[-1], dropped
 
     def put_back(self, entry: Entry) -> None:
         """Return the entry taken last; it is the first again."""

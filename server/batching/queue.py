@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from server.batching.admission import Admission
+from server.batching.backlog import Backlog
 from server.batching.entry import WAITING, Entry
 from server.batching.line import Line
 from server.batching.shares import Shares
@@ -24,7 +26,18 @@ class Queue:
     ``starvation``: seconds after which a request counts as most urgent, whatever its priority.
     """
 
-    __slots__ = ("_client", "_gone", "_groups", "_latest", "_length", "_shares", "rows", "starvation", "work")
+    __slots__ = (
+        "_backlog",
+        "_client",
+        "_gone",
+        "_groups",
+        "_latest",
+        "_length",
+        "_shares",
+        "rows",
+        "starvation",
+        "work",
+    )
 
     def __init__(self, starvation: float = math.inf) -> None:
         self.starvation = starvation
@@ -34,6 +47,7 @@ class Queue:
         self._gone = 0
         self._client: str | None = None  # whose all of it is; None: several clients'
         self._shares = Shares()
+        self._backlog = Backlog()  # of several clients
         self._latest: tuple[int, Group, Line] | None = None  # that an entry was pushed to, while it is in use
 
     def __len__(self) -> int:
@@ -52,10 +66,12 @@ class Queue:
         client = entry.client
         if not self._length:
             self._client = client
+            self._backlog.clear()
         elif client != self._client and self._client is not None:
             self._deal()
         if self._client is None:
             self._shares.enter(client)
+            self._backlog.add(entry)
             self._group(entry).push(entry)
         else:
             self._group(entry).append(entry)
@@ -79,13 +95,37 @@ class Queue:
         self._client = None
         waiting = [(entry, group) for group in self._groups.values() for entry in group.take_plain()]
         for entry, group in sorted(waiting, key=lambda pair: pair[0].since):
+            if entry.state is WAITING:
+                self._backlog.add(entry)
             self._shares.enter(entry.client)
             group.push(entry)
+
+    def is_entitled(self, client: str, nbytes: int, admission: Admission) -> bool:
+        """Whether others have to make room for one more request of this client; see :class:`Backlog`."""
+        if self._client is not None:
+            if client == self._client or not self._length:
+                return False
+            self._deal()
+        return self._backlog.is_entitled(client, nbytes, admission)
+
+    def surplus(self, *, by_bytes: bool) -> Entry | None:
+        """Return the newest of the least urgent entries of the client that has most; None where all of that one's are
+        at the front. Several clients' must wait."""
+        client, found = self._backlog.heaviest(by_bytes=by_bytes), list[Entry]()
+        for group in self._groups.values():
+            entry, dropped = group.newest(client)
+            self._length -= dropped
+            self._gone -= dropped
+            if entry is not None:
+                found.append(entry)
+        return max(found, key=lambda entry: (entry.priority, entry.since), default=None)
 
     def forget(self, entry: Entry) -> None:
         """Count a waiting entry as gone; its place is cleared on the way, or by a sweep when many have left."""
         self.rows -= entry.rows
         self.work -= entry.work
+        if self._client is None:
+            self._backlog.remove(entry)
         self._gone += 1
         if self._gone > 64 and self._gone * 2 > self._length:
             self._sweep()
@@ -124,7 +164,7 @@ class Queue:
 
     def _fill(self, batch: list[Entry], group: Line, max_rows: int) -> None:
         rows = before = sum([entry.rows for entry in batch])
-        popped, plain = 0, group.plain
+        popped, plain, several = 0, group.plain, self._client is None
         while group:
             entry = plain[0] if plain else group.first()
             present = entry.state is WAITING
@@ -139,6 +179,8 @@ class Queue:
                 self._gone -= 1
                 continue
             batch.append(entry)
+            if several:
+                self._backlog.remove(entry)
             rows += entry.rows
             self.work -= entry.work
             if entry.group.rows == 0:
@@ -153,8 +195,11 @@ class Queue:
         if not self._length:
             clients = {entry.client for entry in entries}
             self._client = clients.pop() if len(clients) == 1 else None
+            self._backlog.clear()
         for entry in reversed(entries):
             self._group(entry).put_back(entry)
+            if self._client is None:
+                self._backlog.add(entry)
             self.rows += entry.rows
             self.work += entry.work
         self._length += len(entries)

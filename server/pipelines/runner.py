@@ -9,6 +9,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from server.batching.admission import Admission
+from server.batching.backlog import Backlog, put_out
 from server.batching.entry import Entry, Outcome
 from server.batching.execution import Ran
 from server.batching.policy import BatchPolicy
@@ -41,6 +42,7 @@ class PipelineRunner:
         ]
         self._outputs = [spec.name for spec in model.outputs]
         self._flows: dict[Entry, Flow] = {}
+        self._backlog = Backlog()
         self._drained: asyncio.Event | None = None
 
     def configure(self, policy: BatchPolicy) -> None:
@@ -50,10 +52,12 @@ class PipelineRunner:
     def submit(self, entry: Entry) -> None:
         """Begin a request; raises Overloaded, DeadlineExceeded, or what its first steps refuse it for."""
         now = monotonic()
-        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now)
+        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
         if refusal is not None:
             raise refusal
+        self._make_room(entry.nbytes)
         self.admission.enter(entry.nbytes)
+        self._backlog.add(entry)
         entry.since = now
         entry.pad_here()
         flow = self._flows[entry] = Flow(self._steps, self._outputs, entry, self.stats.stepped, self._ended)
@@ -94,12 +98,28 @@ class PipelineRunner:
             ends.update(dict.fromkeys(step.outputs.values(), end))
         return max(ends[name] for name in self._outputs if name in ends)
 
-    def turn_away(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+    def turn_away(
+        self, group: Group, nbytes: int, deadline: float | None, now: float, client: str
+    ) -> ServerError | None:
         """Refuse a request that comes now if it has to be: counts it and returns why; None if it may begin."""
-        refusal = self.admission.refusal(nbytes, now) or self._too_slow(group.rows or 1, deadline, now)
+        refusal: ServerError | None = self.admission.refusal(nbytes, now)
+        if refusal is None or self._backlog.is_entitled(client, nbytes, self.admission):
+            refusal = self._too_slow(group.rows or 1, deadline, now)
         if refusal is not None:
             self.stats.refused(refusal.code)
         return refusal
+
+    def _make_room(self, nbytes: int) -> None:
+        """End the newest requests of who has most under way, for one of a client who has less."""
+        while not self.admission.has_room(nbytes):
+            missing, _ = self.admission.missing(nbytes)
+            client = self._backlog.heaviest(by_bytes=missing <= 0)
+            victim = next(entry for entry in reversed(self._flows) if entry.client == client)
+            self._flows[victim].stop()
+            self._leave(victim)
+            refusal = put_out(self.admission.retry_after(monotonic()))
+            self.stats.refused(refusal.code)
+            victim.finish(refusal)
 
     def _too_slow(self, rows: int, deadline: float | None, now: float) -> ServerError | None:
         target = self.policy.latency_target
@@ -135,6 +155,7 @@ class PipelineRunner:
         if flow is None:
             return None
         self.admission.leave(entry.nbytes)
+        self._backlog.remove(entry)
         if self._drained is not None and not self._flows:
             self._drained.set()
             self._drained = None

@@ -292,6 +292,37 @@ def test_a_full_stage_refuses_and_the_other_branch_is_given_up() -> None:
     asyncio.run(scenario())
 
 
+def test_a_full_pipeline_is_shared_between_clients() -> None:
+    """One client had all six places; another's requests were refused until there was one."""
+
+    async def scenario() -> None:
+        a = doubler()
+        async with setup([step("a", "x", "y")], a=a) as world:
+            a.gate.clear()
+            world.pipeline.batcher.admission.limit(6, None)
+            x = np.ones((1, 4), np.float32)
+            group = world.pipeline.signature.group_of({"x": x})
+
+            def ask(client: str) -> asyncio.Task[Tensors]:
+                asked = world.plane.execute(world.pipeline, {"x": x}, group, None, client=client)
+                return asyncio.create_task(asked)
+
+            mine = [ask("mine") for _ in range(6)]
+            await until(lambda: world.pipeline.in_flight == 6)
+            others = [ask("other") for _ in range(4)]
+            await asyncio.wait(others[3:], timeout=20)
+            with pytest.raises(Overloaded, match="the queue is full: 6 of 6"):
+                await others[3]
+            for task in mine[3:]:
+                with pytest.raises(Overloaded, match="made room for another"):
+                    await task
+            a.gate.set()
+            for task in mine[:3] + others[:3]:
+                assert (await task)["y"].tolist() == [[2.0] * 4]
+
+    asyncio.run(scenario())
+
+
 def test_a_built_in_step_keeps_the_event_loop_free_and_survives_its_callers() -> None:
     async def scenario() -> None:
         slow, b = doubler(), doubler()

@@ -26,11 +26,13 @@ from core.train.zoo.transformer import TransformerEncoder
 
 @dataclass(frozen=True)
 class Means:
-    """What a training may use: threads that compute, a folder for compiled code, threads that prepare batches."""
+    """What a training may use: threads that compute, a folder for compiled code, threads that prepare batches, and the
+    disk but for some bytes."""
 
     threads: int | None = None
     cache_dir: str | os.PathLike[str] | None = None
     workers: int = 1
+    keep_free: int = 0
 
 
 MEANS = Means()

@@ -1,7 +1,7 @@
 """A training as a process of its own.
 
     python -m core.train.run FOLDER --dataset PATH [--parent MODEL.onnx] [--threads K] [--cache DIR] [--workers N]
-                             [--owner PID]
+                             [--owner PID] [--keep-free BYTES]
 
 What to train stands in FOLDER/recipe.json: see work.py. It may be killed at any moment, and goes on when started again.
 SIGTERM makes it write a checkpoint and end. Exit status:
@@ -77,11 +77,13 @@ def child(description: str, load: Callable[[], Work], argv: Sequence[str] | None
         _end_with(arguments.owner)
     from core.errors import LatheError
     from core.train.assembly import Means
+    from core.train.durable import keep_free
     from core.train.fitting import Outcome
     from core.train.work import Occupied, Sources
 
+    keep_free(arguments.keep_free)
     sources = Sources(arguments.dataset, arguments.parent)
-    means = Means(arguments.threads, arguments.cache, arguments.workers)
+    means = Means(arguments.threads, arguments.cache, arguments.workers, arguments.keep_free)
     try:
         outcome = load()(arguments.folder, sources, means, stop)
     except Occupied as error:
@@ -118,6 +120,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--cache")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--keep-free", type=int, default=0, help="bytes of the disk that are left to others")
     parser.add_argument("--owner", type=int, help="process with which to end")
     return parser
 

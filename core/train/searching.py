@@ -55,7 +55,7 @@ class Search:
         self.sweep = from_json((folder / RECIPE).read_bytes())
         self._folder, self._dataset, self._told = folder, sources.dataset, told
         threads = (means.threads or available_cpus()) // self.sweep.parallel
-        self._means = Means(max(threads, 1), means.cache_dir)
+        self._means = Means(max(threads, 1), means.cache_dir, keep_free=means.keep_free)
         self._ended: list[Record] = []
         self._running: list[tuple[Trial, optuna.Trial]] = []
         self._began = time.monotonic()

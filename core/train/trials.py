@@ -131,5 +131,7 @@ class Trial:
 
 def _arguments(folder: Path, dataset: Path, means: Means) -> Iterator[str]:
     yield from (str(folder), "--dataset", str(dataset), "--threads", str(means.threads), "--owner", str(os.getpid()))
+    if means.keep_free:
+        yield from ("--keep-free", str(means.keep_free))
     if means.cache_dir is not None:
         yield from ("--cache", os.fspath(means.cache_dir))

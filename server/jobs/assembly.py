@@ -88,7 +88,8 @@ def build_jobs(
     """Wire the objects; ``kinds``, ``allowance`` and ``fs`` are for tests that put others in their place."""
     rows, allowance = kinds or Kinds(KINDS), allowance or allowance_of(settings)
     register = Register(JobFolders(settings.state_folder / "jobs", fs))
-    dispatcher = Dispatcher(register, rows, ports.datasets, ports.publisher, allowance, draining)
+    space = state_space(settings)
+    dispatcher = Dispatcher(register, rows, ports.datasets, ports.publisher, allowance, space, draining)
     quotas = Quotas(
         settings.max_job_seconds,
         settings.max_job_memory,
@@ -96,5 +97,5 @@ def build_jobs(
         settings.max_jobs_files,
         settings.keep_jobs,
     )
-    service = JobService(register, dispatcher, rows, ports.datasets, ports.parents, quotas, state_space(settings))
+    service = JobService(register, dispatcher, rows, ports.datasets, ports.parents, quotas, space)
     return Jobs(register, service, dispatcher, Followers(draining), allowance.grace)

@@ -28,6 +28,7 @@ from server.jobs.queue import Active, Policy, Shares, Waiting, plan
 from server.jobs.register import Change, Register
 from server.jobs.runner import Bounds, End, Ending, Run
 from server.repository.manifest import MODEL_FILE
+from server.repository.space import Space
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Dispatcher:
         datasets: Datasets,
         publisher: Publisher,
         allowance: Allowance,
+        space: Space,
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._register = register
@@ -92,6 +94,7 @@ class Dispatcher:
         self._datasets = datasets
         self._publisher = publisher
         self._allowance = allowance
+        self._space = space  # of the disk that jobs write to
         self._draining = draining  # whether the server is about to stop
         self._shares = Shares()
         self._places: dict[str, _Place] = {}
@@ -106,6 +109,7 @@ class Dispatcher:
             self._woken.clear()
             if self._register.down is not None:
                 await self._register.open(time.time())
+            await asyncio.to_thread(self._space.look)
             self._turn(time.time())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), _TICK)
@@ -146,13 +150,14 @@ class Dispatcher:
     # the queue
 
     def _turn(self, now: float) -> None:
-        """Start and stop what the plan says; publish what a crash left unpublished."""
+        """Start and stop what the plan says, but start nothing while the disk is full; publish what a crash left
+        unpublished."""
         for job in self._register.in_state(JobState.PUBLISHING):
             if job.id not in self._places:
                 self._occupy(job, now, 0, self._publish(job))
         policy = self._allowance.policy
         queued = {job.id: job for job in self._register.in_state(JobState.QUEUED) if job.id not in self._places}
-        waiting = {job.id: _waiting(job) for job in queued.values()}
+        waiting = {job.id: _waiting(job) for job in queued.values() if not self._space.is_full}
         active = [_active(place) for place in self._places.values() if not place.publishing]
         used = {owner: self._shares.used(owner, now) for owner in {job.owner for job in waiting.values()}}
         decided = plan(now, waiting.values(), active, used, policy)
@@ -192,7 +197,7 @@ class Dispatcher:
         finally:
             place.run = None
         self._shares.charge(job.order.account, ending.seconds, time.time())
-        found = await asyncio.to_thread(_look, self._register.folders, job.id)
+        found = await asyncio.to_thread(_clear_up, self._register.folders, job.id)
         job = await self._insist(job.id, lambda job: after(job, ending, found, time.time()))
         log.info("job %s: %s after %.1f s, now %s", job.id, ending.end.value, ending.seconds, job.state.value)
         if job.state is JobState.PUBLISHING:
@@ -207,7 +212,7 @@ class Dispatcher:
         try:
             async with self._datasets.hold(job.order.dataset.digest) as data:
                 command, log_file = self._command(job, data.path), folders.path(job.id) / LOG
-                place.run = run = Run(command, log_file, bounds, lambda: folders.size(job.id))
+                place.run = run = Run(command, log_file, bounds, lambda: folders.size(job.id), self._space)
                 if place.leaving:  # meanwhile
                     run.stop()
                 return await run.to_end()
@@ -221,7 +226,7 @@ class Dispatcher:
         folder = self._register.folders.path(job.id).absolute()
         kind = self._kinds.get(job.order.kind)
         command = [kind.module, str(folder), "--dataset", str(data.absolute())]
-        command += ["--threads", str(self._allowance.threads)]
+        command += ["--threads", str(self._allowance.threads), "--keep-free", str(self._space.kept)]
         if job.order.model is not None:
             command += ["--parent", str(folder / PARENT / MODEL_FILE)]
         return command
@@ -290,7 +295,9 @@ def _active(place: _Place) -> Active:
     return Active(place.id, place.owner, place.level, place.since, place.leaving, place.device)
 
 
-def _look(folders: JobFolders, job_id: str) -> Found:
+def _clear_up(folders: JobFolders, job_id: str) -> Found:
+    """Remove what an attempt has left half written; return what it has left whole."""
+    folders.remove_unfinished(job_id)
     result = folders.path(job_id) / RESULT
     return Found(folders.checkpoint(job_id), result.is_dir(), read_metrics(result / "metrics.json"))
 

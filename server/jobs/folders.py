@@ -18,6 +18,7 @@ from pathlib import Path
 
 import orjson
 
+from core.train.durable import ASIDE
 from server.errors import ServerError, Unavailable
 from server.jobs.job import Job, from_json, is_id, to_json
 from server.repository.fs import Fs, make_folders, remove_tree
@@ -141,6 +142,23 @@ class JobFolders:
         except OSError:
             return 0
         return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def remove_unfinished(self, job_id: str) -> None:
+        """Remove the folders that a process which has ended was about to make: checkpoints and a result.
+
+        It would do so itself when it goes on, but one that was ended for want of disk does not.
+        """
+        for folder, names, _ in os.walk(self.path(job_id)):
+            for name in [name for name in names if name.endswith(ASIDE)]:
+                names.remove(name)
+                self._remove_aside(Path(folder, name))
+
+    def _remove_aside(self, folder: Path) -> None:
+        try:
+            if not folder.is_symlink():
+                remove_tree(self._fs, folder)
+        except OSError as error:
+            log.warning("%s could not be removed: %s", folder.name, error)
 
     def size(self, job_id: str | None = None) -> int:
         """Return the bytes that one job's files, or all of them, take."""

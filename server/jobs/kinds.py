@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Kind:
     """One kind. ``check`` raises ValueError, naming the field, for a recipe it cannot run."""
 
-    module: str  # run as: module FOLDER --dataset PATH [--parent FILE] [--threads K]
+    module: str  # run as: module FOLDER --dataset PATH [--parent FILE] [--threads K] [--keep-free BYTES]
     check: Callable[[Mapping[str, Any]], None]
     form: Callable[[], type[BaseModel]]  # what its recipes look like, for those who read the API's description
     needs_model: bool = False

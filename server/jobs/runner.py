@@ -17,9 +17,11 @@ from core.runtime.priority import Priority, usage
 from server.children import refusal
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
 from server.process import Process, kill, limited, read_tail, start
+from server.repository.space import Space
 
 _LOOK = 0.2  # seconds between two looks at a child
 _SELDOM = 25  # looks between two counts of the bytes on disk
+_GROWTH = 1 << 20  # bytes that a job may write while the disk is full: events, its log
 _LOG_BYTES = 4 << 20  # a log beyond this loses its older half
 _REFUSED, _STOPPED = 2, 75  # exit codes: the recipe or the data is at fault; stopped after a checkpoint
 
@@ -56,12 +58,21 @@ class Bounds:
 class Run:
     """A child process at work on a job. `stop` may come at any time, also before the process is there."""
 
-    def __init__(self, command: Sequence[str], log: Path, bounds: Bounds, size: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        bounds: Bounds,
+        size: Callable[[], int],
+        space: Space | None = None,
+    ) -> None:
         self.started = time.monotonic()
         self._command = command
         self._log = log
         self._bounds = bounds
         self._size = size  # bytes in the job's folder; called on another thread
+        self._space = space  # of the disk it writes to; None: it writes next to nothing
+        self._had: int | None = None  # the least it had since that is full
         self._asked: float | None = None  # when it was told to stop
         self._process: Process | None = None
 
@@ -112,7 +123,7 @@ class Run:
             if self._asked is not None and time.monotonic() - self._asked > self._bounds.grace:
                 kill(process)
             _shorten(log)
-            excess = self._excess(process.pid) or (await self._excess_on_disk() if looks % _SELDOM == 0 else None)
+            excess = self._excess(process.pid) or await asyncio.to_thread(self._excess_on_disk, looks % _SELDOM == 0)
             if excess and not answer.done():
                 return excess
         return None
@@ -125,9 +136,26 @@ class Run:
             return f"the job takes more than {amount(bounds.memory)} of memory, its limit"
         return None
 
-    async def _excess_on_disk(self) -> str | None:
-        if await asyncio.to_thread(self._size) > self._bounds.disk:
+    def _excess_on_disk(self, due: bool) -> str | None:
+        """Look at the disk, and at the job's files if that is due or the disk is full. Blocks."""
+        space = self._space
+        if space is not None:
+            space.look()
+        is_full = space is not None and space.is_full
+        if not (due or is_full):
+            return None
+        size = self._size()
+        if size > self._bounds.disk:
             return f"the job's files take more than {amount(self._bounds.disk)} of disk, its limit"
+        if space is None or not is_full:
+            self._had = None
+            return None
+        self._had = size if self._had is None else min(self._had, size)
+        if size > self._had + _GROWTH:
+            return (
+                f"the job wrote {size - self._had} bytes to a disk of which {space.free} are free, and at least "
+                f"{space.kept} are kept; its last checkpoint is there"
+            )
         return None
 
     def _meaning(self, code: int, output: bytes) -> tuple[End, str]:

@@ -6,6 +6,7 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,18 @@ def test_an_error_at_any_step_leaves_the_earlier_ones(tmp_path: Path, plug: Any,
         found, complaints = checkpoint.newest(folder)
         assert complaints == [] and (same(found, 2) or same(found, 3))
         at += 1
+
+
+def test_what_would_cut_into_what_is_kept_free_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [10_000]
+    monkeypatch.setattr(durable.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1))
+    monkeypatch.setattr(durable, "_kept", 0)
+    checkpoint.save(tmp_path, 1, content(1))
+    durable.keep_free(9_999)
+    with pytest.raises(OSError, match=r"10000 are free on the disk, and at least 9999 are kept: '2'") as refused:
+        checkpoint.save(tmp_path, 2, content(2))
+    assert refused.value.errno == errno.ENOSPC
+    assert [path.name for path in (tmp_path / checkpoint.FOLDER).iterdir()] == ["1"]
+    free[0] = 100_000
+    checkpoint.save(tmp_path, 2, content(2))
+    assert checkpoint.steps(tmp_path) == [2, 1]

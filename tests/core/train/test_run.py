@@ -160,6 +160,29 @@ def test_a_disk_without_room_for_the_result(tmp_path: Path, data: Path) -> None:
     assert ended(started(tmp_path, data)) == (0, "")
 
 
+def test_a_disk_that_is_kept_free(tmp_path: Path, data: Path) -> None:
+    """No checkpoint is written, the training goes on, and the result is refused."""
+    work.prepare(tmp_path, asked(epochs=3, checkpoint={"steps": 1}))
+    command = [
+        sys.executable,
+        "-m",
+        "core.train.run",
+        str(tmp_path),
+        "--dataset",
+        str(data),
+        "--keep-free",
+        str(1 << 60),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4, done.stderr
+    assert f"and at least {1 << 60} are kept: 'result'" in json.loads(done.stdout)["error"]
+    assert "checkpoint" not in kinds(tmp_path)
+    logged = [event.values["message"] for event in events.read(tmp_path) if event.kind == "log"]
+    assert len(logged) > 1
+    assert "could not be written" in logged[0]
+    assert ended(started(tmp_path, data)) == (0, "")
+
+
 def test_what_is_at_fault_is_told(tmp_path: Path, data: Path) -> None:
     work.prepare(tmp_path, asked(data={"target": "missing"}))
     status, output = ended(started(tmp_path, data))

@@ -78,6 +78,13 @@ class Task:
             case "fill the disk":
                 (self.folder / "big").write_bytes(bytes(20 << 20))
                 time.sleep(60)
+            case "write large checkpoints":
+                aside = self.folder / "checkpoints" / f"{step}.new"
+                aside.mkdir(parents=True)
+                (aside / "state").write_bytes(bytes(3 << 20))
+                if step > 1:
+                    time.sleep(60)
+                aside.rename(self.folder / "checkpoints" / str(step))
             case "start a child" if step == 1:
                 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(self.folder)])
             case "talk":

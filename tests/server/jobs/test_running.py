@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +16,7 @@ from server.access.keys import Key
 from server.access.scopes import Scope
 from server.errors import Conflict, Internal, NotFound, StorageFull, Unprocessable
 from server.jobs.job import Job, JobState, Publish
+from server.repository import space
 from tests.server.jobs.world import ANYBODY, Press, World, run, until, world
 from tests.server.repository.test_children import children_of, environment_of
 
@@ -97,6 +101,59 @@ def test_beyond_its_share_of_the_disk_a_job_is_ended(tmp_path: Path) -> None:
             return await w.reach(await w.submit(do="fill the disk"))
 
     assert "more than 4 MiB of disk" in run(scenario()).error
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Says how many bytes of the disk are free from now on, to the server."""
+    left = [1 << 40]
+    monkeypatch.setattr(space.os, "statvfs", lambda _: SimpleNamespace(f_bavail=left[0], f_frsize=1))
+    return lambda size: left.__setitem__(0, size)
+
+
+def test_a_job_that_writes_to_a_full_disk_is_ended_and_keeps_its_checkpoint(
+    tmp_path: Path, free: Callable[[int], None]
+) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, min_free_disk=1000) as w:
+            job = await w.submit(steps=100, do="write large checkpoints", seconds=0.5)
+            await until(lambda: (w.folder(job) / "checkpoints" / "1").exists())
+            free(999)
+            ended = await w.reach(job)
+            assert ended.state is JobState.FAILED
+            assert "a disk of which 999 are free, and at least 1000 are kept" in ended.error
+            assert [path.name for path in (w.folder(job) / "checkpoints").iterdir()] == ["1"]
+            assert children_of(tmp_path) == []
+
+    run(scenario())
+
+
+def test_a_job_that_only_computes_goes_on_while_the_disk_is_full(tmp_path: Path, free: Callable[[int], None]) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, min_free_disk=1000) as w:
+            job = await w.submit(steps=20, seconds=0.05)
+            await w.reach(job, JobState.RUNNING)
+            free(999)
+            assert (await w.reach(job)).state is JobState.SUCCEEDED
+
+    run(scenario())
+
+
+def test_no_job_begins_while_the_disk_is_full(tmp_path: Path, free: Callable[[int], None]) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, min_free_disk=1000) as w:
+            first, second = [await w.submit(steps=20, seconds=0.05) for _ in range(2)]
+            await w.reach(first, JobState.RUNNING)
+            free(999)
+            with pytest.raises(StorageFull, match="999 bytes are free"):
+                await w.submit()
+            await w.reach(first)
+            await asyncio.sleep(1)
+            assert w.job(second).state is JobState.QUEUED
+            free(1000)
+            assert (await w.reach(second)).state is JobState.SUCCEEDED
+
+    run(scenario())
 
 
 def test_cancelled_jobs_end_in_every_state(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import is_ssl
 from uvicorn.server import ServerState
 
 from server.access.authority import Caller
@@ -25,6 +26,7 @@ from server.api.hub import Hub
 from server.api.infer import InferCall
 from server.api.pace import Outflow, Pace
 from server.api.reply import Reply, closing
+from server.api.slices import Slices
 
 LINGER, LINGER_PAUSE = 30.0, 5.0  # seconds in which what nobody will read may still come, and between two reads
 BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
@@ -59,6 +61,7 @@ class TurnTaking(HttpToolsProtocol):
         self.stopping = False
         self.deaf = False  # nothing that still arrives is read
         self.deadline = math.inf  # loop time by which the message being received must be there
+        self.slices: Slices | None = None  # over TLS
         self.outflow: Outflow | None = None  # of answers that wait for the client to read
         self.gone_by = math.inf  # loop time by which a message that is answered already must be there
         self.receiving_cycle: RequestResponseCycle | None = None  # whose body is coming
@@ -72,13 +75,38 @@ class TurnTaking(HttpToolsProtocol):
 
     # flow control
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there; what it is sent over TLS goes in slices."""
+        if is_ssl(transport):
+            self.slices = Slices(transport, self._pause, self._resume)
+            transport = cast(asyncio.Transport, self.slices)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        if self.slices is not None:
+            self.slices.lost()
+        super().connection_lost(exc)
+
     def pause_writing(self) -> None:
+        """The transport has enough."""
+        if self.slices is not None:
+            self.slices.full()
+        if not self.flow.write_paused:
+            self._pause()
+
+    def resume_writing(self) -> None:
+        """The transport takes more."""
+        if self.slices is None or self.slices.drained():
+            self._resume()
+
+    def _pause(self) -> None:
         super().pause_writing()
         self.flow.pause_reading()
         settings, now, left = self.hub.settings, self.loop.time(), self.transport.get_write_buffer_size()
         self.outflow = Outflow(now, settings.write_timeout, settings.min_send_rate, left, now)
 
-    def resume_writing(self) -> None:
+    def _resume(self) -> None:
         super().resume_writing()
         self.outflow = None
         self._resume_reading()

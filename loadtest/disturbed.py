@@ -43,7 +43,7 @@ async def disturbed(options: Options, report: Report, what: str, disturbance: Di
 
 
 async def slow(options: Options, report: Report) -> None:
-    """Five hundred clients that say nothing, or one byte a second, beside ordinary traffic."""
+    """Five hundred clients beside ordinary traffic: silent, or sending a head or body, or reading, a byte a second."""
 
     def clients() -> AbstractAsyncContextManager[object]:
         return beside("loadtest.slow_clients", options.url, options.model, str(SLOW))

@@ -1,4 +1,5 @@
-"""Many clients that say next to nothing: half of them silent, half in the middle of a request's head.
+"""Many clients that say or read next to nothing. Of each four one is silent, one is in the middle of a request's head,
+one in the middle of a body, and one reads a byte now and then of many answers that it asked for.
 
 python -m loadtest.slow_clients URL MODEL COUNT     until it is killed; writes a line once all have connected
 
@@ -19,6 +20,8 @@ from urllib.parse import quote
 from loadtest.connection import Target
 
 TRICKLE = 1.0  # seconds between two bytes
+BODY = 1 << 20  # bytes of a body that never comes
+ASKED, SMALL = 64, 4096  # large answers that are asked for at once; bytes that are taken of them before one reads
 
 
 class SlowClient:
@@ -32,7 +35,7 @@ class SlowClient:
         """Connect, or say one byte more."""
         with contextlib.suppress(OSError):
             if self._socket is None:
-                self._socket = socket.create_connection(self._address, source_address=(self._source, 0))
+                self._socket = self._connected()
                 self._socket.setblocking(False)
                 self._socket.send(self._head)
             elif self._head:
@@ -40,6 +43,9 @@ class SlowClient:
         if self._socket is not None and self._is_dropped(self._socket):
             self._socket.close()
             self._socket = None
+
+    def _connected(self) -> socket.socket:
+        return socket.create_connection(self._address, source_address=(self._source, 0))
 
     def _is_dropped(self, connection: socket.socket) -> bool:
         try:
@@ -52,10 +58,42 @@ class SlowClient:
         return True
 
 
+class SlowReader(SlowClient):
+    """A client that asks for a lot at once, and reads a byte now and then."""
+
+    def turn(self) -> None:
+        """Connect and ask, or read one byte more."""
+        if self._socket is None:
+            super().turn()
+        elif self._is_dropped(self._socket):
+            self._socket.close()
+            self._socket = None
+
+    def _connected(self) -> socket.socket:
+        found = socket.socket(socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+        found.connect(self._address)
+        return found
+
+    def _is_dropped(self, connection: socket.socket) -> bool:
+        try:
+            return not connection.recv(1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
 def slow_clients(url: str, model: str, count: int) -> list[SlowClient]:
     target = Target(url)
-    head = f"POST /v2/models/{quote(model)}/infer HTTP/1.1\r\nhost: {target.authority}\r\nx-slow: ".encode()
-    return [SlowClient((target.host, target.port), head if index % 2 else b"") for index in range(count)]
+    address, path = (target.host, target.port), f"/v2/models/{quote(model)}/infer HTTP/1.1"
+    head = f"POST {path}\r\nhost: {target.authority}\r\n"
+    pieces = [b"", f"{head}x-slow: ".encode(), f'{head}content-length: {BODY}\r\n\r\n{{"inputs":'.encode()]
+    asked = f"GET /openapi.json HTTP/1.1\r\nhost: {target.authority}\r\n\r\n".encode() * ASKED
+    return [
+        SlowReader(address, asked) if index % 4 == 3 else SlowClient(address, pieces[index % 4])
+        for index in range(count)
+    ]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from loadtest.arrivals import Times
 from loadtest.beside import beside
 from loadtest.disturbed import disturbed
 from loadtest.scenario import Options, Report, Traffic
+from loadtest.slow_clients import ASKED
 from loadtest.stats import Log, Phase, summarise
 from tests.loadtest.fake import Answer, Call, serving
 
@@ -102,28 +103,46 @@ def test_slow_clients_are_there_and_come_again_when_they_are_dropped() -> None:
     asyncio.run(drive())
 
 
-def test_half_of_the_slow_clients_say_a_byte_now_and_then() -> None:
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(1 << 16)
+    except ConnectionError:
+        return b""
+
+
+def test_slow_clients_are_slow_in_four_ways() -> None:
     said: list[bytearray] = []
-    heard = asyncio.Queue[None]()
+    unread: list[int] = []
+    heard, gone = asyncio.Queue[None](), asyncio.Queue[None]()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         said.append(text := bytearray())
-        while data := await reader.read(1 << 10):
+        while data := await _read(reader):
+            if data.startswith(b"GET"):
+                writer.write(bytes(8 << 20))
+                await asyncio.sleep(2.5)  # it reads a byte in each second of them
+                unread.append(writer.transport.get_write_buffer_size())
             text += data
             heard.put_nowait(None)
-        writer.close()
+        writer.transport.abort()
+        gone.put_nowait(None)
 
     async def drive() -> None:
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, asyncio.timeout(60), beside("loadtest.slow_clients", url, "m", "4"):
-            while sum(text.endswith(b"x-slow: a") for text in said) < 2:
+            while sum(b"x-slow: a" in text or b'{"inputs":a' in text for text in said) < 2 or not unread:
                 await heard.get()
+        for _ in said:
+            await gone.get()
 
     asyncio.run(drive())
-    texts = sorted(map(bytes, said))
-    assert texts[:2] == [b"", b""]
-    assert all(text.startswith(b"POST /v2/models/m/infer") and b"\r\n\r\n" not in text for text in texts[2:])
+    silent, reads, *sends = sorted(map(bytes, said))
+    assert silent == b""
+    assert reads.count(b"GET /openapi.json") == reads.count(b"\r\n\r\n") == ASKED
+    assert all(text.startswith(b"POST /v2/models/m/infer") for text in sends)
+    assert sorted(b"\r\n\r\n" in text for text in sends) == [False, True]
+    assert unread[0] > 1 << 20
 
 
 def test_versions_are_uploaded_one_after_the_other(tmp_path: Path) -> None:

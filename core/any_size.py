@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -69,13 +69,23 @@ def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sized:
         binding = with_equal_sizes(graph)
         if {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}:
             return Sized()  # code for any batch size and these numbers serves all runs
-        compiled, reports = rewritten(bind(graph, batching, binding), options)
-        choice = kernels_for(compiled, order(compiled), options)
+        (compiled, reports), choice = _chosen(graph, batching, binding, options)
     except (LatheError, ValueError):
         return Sized()
     if _is_whole(compiled, choice):
         return Sized(binding, True, (compiled, reports))
     return Sized(binding if _has_some(compiled, choice) else ())
+
+
+def reasons_for_any_size(graph: Graph, batching: BatchInfo, options: Options) -> Mapping[Node, str]:
+    """Why nodes of a graph have no kernel for any sizes of its inputs. LatheError where no binding fits the graph."""
+    return _chosen(graph, batching, with_equal_sizes(graph), options)[1].reasons
+
+
+def _chosen(graph: Graph, batching: BatchInfo, binding: Sizes, options: Options) -> tuple[Rewritten, Choice]:
+    """The graph as passes leave it once it is bound, and its kernels."""
+    done = rewritten(bind(graph, batching, binding), options)
+    return done, kernels_for(done[0], order(done[0]), options)
 
 
 def has_kernels(graph: Graph, options: Options) -> bool:

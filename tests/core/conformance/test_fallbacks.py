@@ -1,0 +1,25 @@
+"""Which cases of ONNX's suite have nodes without a kernel is what `fallbacks.txt` says, in every form."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.conformance.fallbacks import FORMS, all_sections, found, names, recorded
+from tests.core.conformance.suite import STRIDE
+
+# The suite converts NaN and infinity to integers when it makes its data.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sample(form: str) -> None:
+    known = recorded()[form]
+    for name in names()[::STRIDE]:
+        expected = {operator for operator, cases in known.items() if name.removeprefix("test_") in cases}
+        assert found(name, form) == expected, f"{name}: run python -m tests.core.conformance.fallbacks"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_case() -> None:
+    assert all_sections() == recorded(), "run python -m tests.core.conformance.fallbacks"

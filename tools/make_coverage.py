@@ -65,6 +65,7 @@ FUSED = {
     "Gemm": "FusedMatMul", "MatMul": "FusedMatMul", "Conv": "FusedConv", "ConvTranspose": "FusedConv",
     "RNN": "RecurrentSteps", "GRU": "RecurrentSteps", "LSTM": "RecurrentSteps",
     "Einsum": "FusedMatMul", "DFT": "FusedMatMul", "STFT": "FusedMatMul",
+    "EyeLike": "Equal", "Hardmax": "ArgMax", "ReverseSequence": "Gather", "Trilu": "Where",
 }  # fmt: skip
 
 

@@ -23,7 +23,8 @@ def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val
     """`total` plus, lane by lane, the products of the elements that the words `factor` and `vector` hold.
 
     `element` is the type in `factor`: float32 or float16 (then words are float32 values), bfloat16, or uint8 beside
-    int8 in `vector`. Words of several elements are int32 values. Bytes add up in int32, the others in float32.
+    int8 in `vector`. Words of several elements are int32 values. Bytes add up in int32, narrow floats in float32,
+    and a number of 32 or 64 bits, which is an element of its own, in its type.
     """
     match element:
         case DType.FLOAT32 | DType.FLOAT16:
@@ -32,6 +33,10 @@ def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val
             return _bfloat16(k, factor, vector, total)
         case DType.UINT8:
             return _bytes(k, factor, vector, total)
+        case DType.FLOAT64:
+            return k.ops.fma(factor, vector, total)
+        case DType.INT32 | DType.INT64 | DType.UINT32 | DType.UINT64:
+            return factor * vector + total
     raise TypeError(f"no product of words that hold {element}")
 
 

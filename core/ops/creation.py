@@ -11,7 +11,7 @@ import numpy as np
 from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
-from core.ops.backward import Backward
+from core.ops.backward import Backward, Rewrite
 from core.ops.common import INDEX, as_dtype, same_dtype, unknown_shape
 from core.ops.inference import as_known
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, Runtime, register
@@ -171,6 +171,10 @@ class EyeLike(OpDef):
     def reference(self, c: Call, x: Array) -> Array:
         dtype = x.dtype if c.attr("dtype") is None else as_dtype(c, c.attr("dtype")).numpy
         return np.eye(x.shape[0], x.shape[1], k=c.attr("k")).astype(dtype)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        down, across = (g.writer.places(g.x().shape, axis, 2) for axis in (0, 1))
+        return [(down + g.attr("k")).equals(across).cast(g.node.output.dtype)]
 
 
 @register

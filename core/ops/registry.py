@@ -385,8 +385,8 @@ ML = "ai.onnx.ml"
 
 # What a class declares -> how its operator is differentiated.
 _DIFFERENTIATION = {
-    "slopes": "slopes", "gradient": "gradient", "definition": "definition", "zero_gradient": "zero",
-    "no_gradient": "none",
+    "slopes": "slopes", "gradient": "gradient", "zero_gradient": "zero", "no_gradient": "none",
+    "definition": "definition",
 }  # fmt: skip
 
 _REGISTRY: dict[str, OpDef] = {}

@@ -12,15 +12,16 @@ from core.errors import UnsupportedError
 from core.ir.dim import Dim, SymDim, floor_div, is_never_negative, larger, may_break
 from core.ir.dims import is_sized
 from core.ir.graph import Array
-from core.ir.types import TensorType, ValueType
+from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite, scatter_along
 from core.ops.common import INDEX, Shape, check_kind, expect_shape, normalize_axes, rows_beside
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
-from core.ops.terms import Term
+from core.ops.terms import Operand, Term
 
 # "To the end": exporters write the greatest (or least) number of int32 or int64, tf2onnx writes 10**9. A bound is
 # compared with an extent that is a number; of a symbolic one no axis is taken to be longer: it would take gigabytes.
 _FAR = 10**9
+_FARTHEST = 2**31 - 1  # that a diagonal lies from the main one: numbers of places are int32
 _Range = tuple[Any, Any, int]
 
 
@@ -311,14 +312,16 @@ class Trilu(OpDef):
         return [g.again(g.dy(), g.given(1))[0]]
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """Places compared with the diagonal, where they are only known while the model runs."""
-        x = g.x()
-        rows, columns = x.shape[-2:]
-        if not (is_sized(rows) or is_sized(columns)) or (g.has_param("k") and g.param("k") is None):
-            g.unsupported(f"the matrices of {g.tensor(0)} have no extents that are sizes, or the diagonal is not known")
-        right = g.writer.iota((rows, columns), (-1, 1))  # of the main diagonal
-        diagonal = (g.param("k") or (0,))[0]
-        return [(right >= diagonal if g.attr("upper") else right <= diagonal).where(x, 0)]
+        """A choice at each place, by how far it lies to the right of the diagonal."""
+        x, given = g.x(0), g.given(1)
+        down, across = (g.writer.places(x.shape[-2:], axis, 2, DType.INT32) for axis in (0, 1))
+        diagonal: Operand = 0
+        if given is not None:
+            diagonal = given.reshape(()).op("Clip", -_FARTHEST, _FARTHEST).cast(DType.INT32)
+        elif g.param("k") is not None:
+            diagonal = max(-_FARTHEST, min(int((g.param("k") or (0,))[0]), _FARTHEST))
+        kept = across - down >= diagonal if g.attr("upper") else across - down <= diagonal
+        return [kept.where(x, g.writer.number(0, x.dtype))]
 
 
 @register
@@ -361,6 +364,24 @@ class ReverseSequence(OpDef):
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         return [g.again(g.dy(), g.x(1))[0]]
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Steps picked by their numbers: all sequences as one list of steps. A length that does not fit picks a step
+        that does not exist, which Gather refuses."""
+        x, rank = g.x(0), g.x(0).rank
+        batch, time = normalize_axes(g, (g.attr("batch_axis"), g.attr("time_axis")), rank)
+        if {batch, time} != {0, 1} or x.shape[batch] != g.x(1).shape[0]:
+            g.unsupported("sequences must lie along the first two axes, and there must be as many as lengths")
+        step, sequence = (g.writer.places(x.shape, axis, 2) for axis in (time, batch))
+        count, steps = (g.writer.extent(x.shape[axis]) for axis in (0, time))
+        length = g.x(1).cast(DType.INT64).unsqueeze(1 - batch)
+        mirrored = (step < length).where(length - 1 - step, step)
+        fits = (length >= 0).op("And", length <= steps)
+        stride = g.writer.extent(x.shape[1])
+        flat = mirrored * stride + sequence if time == 0 else sequence * stride + mirrored
+        nowhere = count * stride
+        rows = x.reshape((x.shape[0] * x.shape[1], *x.shape[2:]))
+        return [rows.gather(fits.where(flat, nowhere))]
 
 
 def _apart(dy: Term, axis: int, first: Dim, step: int) -> tuple[Term, Dim]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
-from core.ops.backward import Backward
+from core.ops.backward import Backward, Rewrite
 from core.ops.common import FLOAT, check_kind, normalize_axis, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
 from core.ops.terms import Term
@@ -96,3 +96,11 @@ class Hardmax(AlongAxis):
         result = np.zeros_like(x)
         np.put_along_axis(result, np.expand_dims(x.argmax(axis), axis), 1, axis)
         return result
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x = g.x()
+        axis = normalize_axis(g, g.attr("axis"), x.rank)
+        if x.shape[axis] == 0:
+            g.unsupported("no element is the greatest of none")
+        places = g.writer.places(x.shape, axis, x.rank)
+        return [places.equals(x.op("ArgMax", axis=axis, keepdims=1)).cast(x.dtype)]

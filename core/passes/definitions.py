@@ -3,7 +3,7 @@
 So every later pass, and every proof, sees products: Einsum, and Fourier transforms of a known, moderate length; in
 code for any sizes, also of a length that is a size. Col2Im
 moves elements, or is a transposed convolution. Norms of float32 are reductions and elementwise operators, OneHot
-is a comparison, and so is Trilu of sizes that only a run shows.
+is a comparison, and so are triangles of matrices. Sequences are reversed by picking their steps.
 """
 
 from __future__ import annotations
@@ -22,29 +22,35 @@ from core.passes.base import PassResult, has_ranks, input_symbols
 from core.passes.edit import Editor
 
 _NORMS = frozenset({"LpNormalization", "MeanVarianceNormalization"})
-_OF_ANY_TYPE = frozenset({"Trilu"})
-_DEFINED = frozenset({"Einsum", "DFT", "STFT", "Col2Im", "OneHot"}) | _NORMS | _OF_ANY_TYPE
+_OF_FLOATS = frozenset({"Einsum", "DFT", "STFT", "Col2Im", "OneHot"}) | _NORMS
+# Of any type. A proof knows these themselves, and what they do to rows is lost in their definitions.
+_FOR_KERNELS = frozenset({"EyeLike", "Hardmax", "ReverseSequence", "Trilu"})
 
 _MOST_PLACES = 1 << 20  # that the frames of a signal take together: their numbers are a table
 
 
 @dataclass(frozen=True)
 class Define:
-    """`most_work`: what a Fourier transform may take as products."""
+    """`most_work`: what a Fourier transform may take as products. `for_kernels`: whether kernels run what comes out;
+    else a proof looks at it."""
 
     most_work: int = MOST_WORK
+    for_kernels: bool = True
     name: str = "definitions"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        while sum(self._rewrite(editor, node) for node in editor.nodes() if node.op in _DEFINED):
+        defined = _OF_FLOATS | _FOR_KERNELS if self.for_kernels else _OF_FLOATS
+        while sum(self._rewrite(editor, node) for node in editor.nodes() if node.op in defined):
             pass  # what one definition writes may have one itself
         return editor.finish()
 
     def _rewrite(self, editor: Editor, node: Node) -> bool:
         if not has_ranks(node) or not self._is_short(editor, node):
             return False
-        if not node.output.dtype.is_float and node.op not in _OF_ANY_TYPE:
+        if node.op in _OF_FLOATS and not node.output.dtype.is_float:
+            return False
+        if node.op in _FOR_KERNELS and 0 in node.output.shape:  # one node is better than several without kernels
             return False
         if node.op in _NORMS and node.output.dtype is not DType.FLOAT32:  # the reference sums half floats in float32
             return False

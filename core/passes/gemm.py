@@ -11,6 +11,7 @@ from core.ir.dim import Dim, symbols
 from core.ir.dims import is_sized
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import DType
+from core.ops.common import NUMBER
 from core.passes.base import PassResult, input_symbols, shape_of
 from core.passes.bodies import Body
 from core.passes.edit import Editor
@@ -103,7 +104,7 @@ def _from_matmul(editor: Editor, node: Node) -> None:
     """A vector operand becomes a matrix of one row or column, and the result is reshaped to what it was."""
     a, b, shape = node.inputs[0], node.inputs[1], shape_of(node.output)
     left, right = shape_of(a), shape_of(b)
-    if a is None or b is None or left is None or right is None or shape is None or not a.dtype.is_float:
+    if a is None or b is None or left is None or right is None or shape is None or a.dtype not in NUMBER:
         return
     if left[-1] != right[max(len(right) - 2, 0)]:
         return  # two symbols that are equal only at run time

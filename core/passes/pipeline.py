@@ -92,7 +92,7 @@ def for_proofs() -> list[Pass]:
     """What brings equal things into one form, before a proof looks at them: what it proves of the result is as true of
     the graph as it was written."""
     clean = preparation(Options())
-    return [*clean, Define(), Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
+    return [*clean, Define(for_kernels=False), Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
 
 
 def passes(options: Options) -> list[Pass]:

@@ -66,9 +66,9 @@ def lstm() -> onnx.ModelProto:
     return w.model()
 
 
-def hardmax() -> onnx.ModelProto:
+def pooled() -> onnx.ModelProto:
     w = Partial(2)
-    shown = w.op("Hardmax", w.linear("x", 24), axis=2)
+    shown = w.op("LpPool", w.linear("x", 24), kernel_shape=[3], pads=[1, 1])
     w.op("Softmax", w.op("MatMul", shown, w.weight(24, 16)), axis=1, name="y")
     return w.model()
 
@@ -198,7 +198,7 @@ def viewed() -> onnx.ModelProto:
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     make.__name__: make
     for make in (
-        lstm, hardmax, non_zero, scanned, looped, looped_until, looped_on, chosen, shorter, squeezed, stretched, viewed,
+        lstm, pooled, non_zero, scanned, looped, looped_until, looped_on, chosen, shorter, squeezed, stretched, viewed,
     )
 }  # fmt: skip
 

@@ -36,6 +36,7 @@ from core.kernels.catalog import (
     topk,
     trees,
     varying_gemm,
+    wide_gemm,
     winograd,
     winograd_lines,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "topk",
     "trees",
     "varying_gemm",
+    "wide_gemm",
     "winograd",
     "winograd_lines",
 ]  # fmt: skip

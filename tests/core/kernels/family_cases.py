@@ -73,6 +73,8 @@ def graphs() -> Iterator[Graph]:
         yield _node("MaxPool", f"{dtype}[n,9,9,20]", kernel_shape=(3, 3), **_IMAGE)
         yield _node("LayerNormalization", f"{dtype}[n,9,20]", floats(20), floats(20))
     yield _node("FusedMatMul", "uint8[n,64]", _SIGNED)
+    for dtype in ("float64", "int32", "int64"):
+        yield _node("FusedMatMul", f"{dtype}[n,20]", f"{dtype}[20,n]")
     yield _node("FusedConv", "uint8[n,9,9,16]", normal(DType.INT8, (32, 16, 3, 3)), pad_value=7, **_IMAGE)
     yield _node("FusedMatMul", "float32[n,70,384]", floats(384, 384))
     yield _node("FusedConv", "float32[n,9,7,20]", floats(20, 1, 3, 3), floats(20), group=20, **_IMAGE)

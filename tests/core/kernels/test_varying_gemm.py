@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.kernels.catalog import Request, select
 from core.kernels.target import Target
-from tests.core.kernels.harness import single_node
-from tests.core.kernels.sweep import sweep, tensor
+from tests.core.kernels.sweep import sweep
 from tests.core.kernels.test_attention import scaled
-from tests.core.targets import each_target, vectors
+from tests.core.targets import each_target
 
 _SIZES = (0, 1, 2, 7, 15, 16, 17, 33, 64, 70, 131)
 
@@ -44,16 +42,3 @@ def test_sizes(target: Target, a: str, b: str, perms: dict[str, Any]) -> None:
 def test_epilogues(target: Target, extra: str) -> None:
     operands = ("float32[2,3,8]", "float32[2,n,8]", f"float32[{extra}]")
     sweep("FusedMatMul", *operands, target=target, batches=_SIZES, perm_b=(0, 2, 1), epilogue=scaled(1))
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("float64[3,8]", "float64[8,n]"),
-        ("float32[40,8]", "float32[8,n]"),
-        ("float32[n,8]", "float32[8,n]"),
-    ],
-)
-def test_what_is_left_to_the_reference(a: str, b: str) -> None:
-    graph = single_node("FusedMatMul", tensor(a), tensor(b))
-    assert select(Request(graph.nodes[0], graph.constants, vectors())) is None

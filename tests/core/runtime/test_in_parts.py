@@ -147,7 +147,7 @@ def test_nothing_to_compute_behind_a_node_is_answered() -> None:
 
 
 def test_a_shape_that_comes_often_gets_code_of_its_own(builds: list[Sizes]) -> None:
-    model, feeds = partial.hardmax(), partial.feeds(2, 9)
+    model, feeds = partial.pooled(), partial.feeds(2, 9)
     with opened(model) as session:
         for _ in range(30):
             agree(model, session, feeds)
@@ -221,11 +221,11 @@ def test_a_loop_that_data_may_keep_going_is_broken_off(session: core.Session) ->
 
 def test_runs_are_recorded() -> None:
     found: list[Any] = []
-    with opened(partial.hardmax()) as session:
+    with opened(partial.pooled()) as session:
         session.run(partial.feeds(2, 5))
         session.run(partial.feeds(2, 6), record=found.append)
-    assert {"Hardmax", "Softmax"} <= {run.op for run in found}
-    assert [run.op for run in found if run.kernel == REFERENCE] == ["Hardmax"]
+    assert {"LpPool", "Softmax"} <= {run.op for run in found}
+    assert [run.op for run in found if run.kernel == REFERENCE] == ["LpPool"]
     assert all(run.began <= run.ended for run in found)
     assert [run.began for run in found] == sorted(run.began for run in found)
 
@@ -233,7 +233,7 @@ def test_runs_are_recorded() -> None:
 def test_results_are_arrays_of_the_caller(tmp_path: Path) -> None:
     """No output is an input, a constant, or another output."""
     w = partial.Partial(1)
-    w.op("Hardmax", w.linear("x"), axis=2, name="y")
+    w.op("LpPool", w.linear("x"), kernel_shape=[3], pads=[1, 1], name="y")
     w.op("Identity", "x", name="same")
     w.op("Reshape", "y", w.op("Shape", "x"), name="viewed")
     w.op("Identity", w.weight(3, 3), name="kept")
@@ -253,11 +253,11 @@ def test_results_are_arrays_of_the_caller(tmp_path: Path) -> None:
 
 
 def test_explain_says_what_runs_on_references() -> None:
-    with opened(partial.hardmax()) as session:
+    with opened(partial.pooled()) as session:
         session.run(partial.feeds(2, 5))
         text = session.explain()
     assert "2 parts, and references between them" in text
-    assert "(Hardmax) runs on the reference: no compiled kernel" in text
+    assert "(LpPool) runs on the reference: no compiled kernel" in text
 
 
 def test_threads_meet_new_lengths() -> None:
@@ -294,7 +294,7 @@ def test_arrays_that_are_not_as_long_as_their_types_say_reach_no_kernel() -> Non
 
 def test_data_that_a_node_refuses_are_an_error() -> None:
     w = partial.Partial(2)
-    hot = w.op("Hardmax", w.linear("x"), axis=2)
+    hot = w.op("LpPool", w.linear("x"), kernel_shape=[3], pads=[1, 1])
     wide = w.op("Reshape", w.linear(hot), w.ints(-1, 7 * partial.WIDTH))
     w.op("Relu", w.op("Hardmax", wide, axis=1), name="y")
     with opened(w.model()) as session:
@@ -305,7 +305,7 @@ def test_data_that_a_node_refuses_are_an_error() -> None:
 
 
 def test_a_closed_session_runs_no_more() -> None:
-    session = opened(partial.hardmax())
+    session = opened(partial.pooled())
     session.run(partial.feeds(1, 4))
     session.close()
     with pytest.raises(core.errors.SessionClosed):

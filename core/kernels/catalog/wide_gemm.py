@@ -1,0 +1,119 @@
+"""Matrix products of any sizes and of wide numbers: what no other kernel multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from core.ir.dim import product
+from core.ir.graph import Graph
+from core.ir.types import Dim, DType
+from core.kernels.catalog import body as bodies
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers
+from core.kernels.catalog.gemm import extras_of, operand_of, product_shape, rows_last
+from core.kernels.catalog.matrices import perm_attribute, unpermuted
+from core.kernels.catalog.nest import Nest, has_plannable_types, is_plannable, traffic
+from core.kernels.catalog.panels import Tile
+from core.kernels.target import Target
+
+_ELEMENTS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
+_BYTES = frozenset({DType.INT8, DType.UINT8})
+_MANY_REGISTERS = 32
+_ROWS = 8  # of a tile where there are many registers
+_FEWER_ROWS = 4
+
+
+@dataclass(frozen=True)
+class WideGemmSpec(KernelSpec):
+    """Y[b, i, j] = epilogue(sum over k of A[b, i, k] * B[b, k, j], extras[b, i, j]).
+
+    The loops of `batch` are the batch axes; its operands are A, B, the extras and Y. Pairs of strides are those along
+    the rows and the columns of each. Factors of other types than `element` are converted to it.
+    """
+
+    family: ClassVar[str] = "wide_gemm"
+    batch: Nest
+    rows: Dim
+    columns: Dim
+    depth: Dim
+    a_steps: tuple[Dim, Dim]
+    b_steps: tuple[Dim, Dim]
+    result_steps: tuple[tuple[Dim, Dim], ...]
+    factors: tuple[DType, DType]  # of A and B as they are stored
+    element: DType
+    epilogue: Graph | None
+    extra_dtypes: tuple[DType, ...]
+    dtype: DType  # of Y
+    tile: Tile
+
+    @property
+    def packs(self) -> bool:
+        """Whether every task first copies its panel of B: to be read by several tiles, or to have rows at all."""
+        few = isinstance(self.rows, int) and self.rows <= self.tile.rows
+        return not few or self.b_steps[1] != 1
+
+    @property
+    def panel_bytes(self) -> Dim:
+        return self.depth * (self.tile.columns * self.element.itemsize)
+
+    @property
+    def summary(self) -> str:
+        return f"product of {self.element} {self.tile}, {self.depth} deep"
+
+
+@covers("FusedMatMul", "MatMul", "MatMulInteger")
+def wide_gemm(request: Request) -> KernelCall | None:
+    """None for narrow floats, epilogues that are no scalar code, and shapes that cannot be planned. Asked last."""
+    node, element = request.node, _element(request)
+    epilogue = node.attrs.get("epilogue")
+    if element is None or (epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue))):
+        return None
+    a, b, shape = operand_of(request, 0), operand_of(request, 1), product_shape(node)
+    y = unpermuted(request.strides_of(node.output), perm_attribute(node, "perm_y"))
+    extras = extras_of(node)
+    walks = [request.walk(value, shape) for value in extras.values()]
+    strides = [(*a.along(shape[:-2]), a.strides[-2]), (*b.along(shape[:-2]), 0), *(each[:-1] for each in (*walks, y))]
+    nest = rows_last(Nest(shape[:-1], tuple(strides)).collapsed())
+    a_row, _, *rows = nest.loop(nest.rank - 1)
+    spec = WideGemmSpec(
+        batch=nest.take(range(nest.rank - 1)),
+        rows=nest.extents[-1],
+        columns=shape[-1],
+        depth=a.shape[-1],
+        a_steps=(a_row, a.strides[-1]),
+        b_steps=(b.strides[-2], b.strides[-1]),
+        result_steps=tuple(zip(rows, (each[-1] for each in (*walks, y)), strict=True)),
+        factors=(node.inputs[0].dtype, node.inputs[1].dtype),  # type: ignore[union-attr]
+        element=element,
+        epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
+        extra_dtypes=tuple(value.dtype for value in extras.values()),
+        dtype=node.output.dtype,
+        tile=_tile(request.cpu, element, shape[-1], nest.extents[-1]),
+    )
+    pairs = (spec.a_steps, spec.b_steps, *spec.result_steps)
+    dims = (*spec.batch.dims, spec.rows, spec.columns, spec.depth, *(step for pair in pairs for step in pair))
+    if not all(map(is_plannable, dims)):
+        return None
+    operands: list[Operand] = [In(0), In(1), *(In(i) for i in extras), Out(0)]
+    if spec.packs:
+        operands.append(Scratch(spec.panel_bytes))
+    return KernelCall(spec, tuple(operands), flops=product(shape) * spec.depth * 2, bytes=traffic(node))
+
+
+def _element(request: Request) -> DType | None:
+    """The type in which products add up; None for operands that are no matrices of numbers with one."""
+    node, (a, b) = request.node, request.node.inputs[:2]
+    if a is None or b is None or not has_plannable_types(node) or min(len(a.shape), len(b.shape)) < 2:
+        return None
+    if a.dtype in _BYTES and b.dtype in _BYTES:
+        whole = node.op == "FusedMatMul" or not any(node.inputs[2:])  # else zero points are taken off
+        return DType.INT32 if whole else None
+    return a.dtype if a.dtype is b.dtype and a.dtype in _ELEMENTS else None
+
+
+def _tile(target: Target, element: DType, columns: Dim, rows: Dim) -> Tile:
+    """As many accumulators as leave registers for a row of the panel and a factor."""
+    lanes = max(target.vector_bytes // element.itemsize, 1)
+    widest, height = (3, _ROWS) if target.registers >= _MANY_REGISTERS else (2, _FEWER_ROWS)
+    vectors = min(widest, -(-columns // lanes)) if isinstance(columns, int) else widest
+    return Tile(min(height, rows) if isinstance(rows, int) else height, vectors, lanes)

@@ -1,0 +1,121 @@
+"""Products of any sizes: a task copies a panel of B, and goes down its rows in tiles of registers."""
+
+from __future__ import annotations
+
+from core.codegen.lang import Kernel, Val
+from core.codegen.registers import Pointer
+from core.ir.dim import product
+from core.kernels.catalog.wide_gemm import WideGemmSpec
+from core.kernels.cpu.microkernel import accumulate, each_tile, zeros
+from core.kernels.cpu.nest import grain, offsets_of
+from core.kernels.cpu.results import Results
+from core.kernels.target import Target
+
+_TASKS_PER_THREAD = 4
+
+
+def generate(spec: WideGemmSpec, target: Target) -> Kernel:
+    return _WideGemm(spec, target).kernel
+
+
+class _WideGemm:
+    """Writes the kernel of one spec."""
+
+    def __init__(self, spec: WideGemmSpec, target: Target) -> None:
+        self.spec, self.kernel = spec, Kernel(spec, target)
+        k = self.kernel
+        dtypes = (*spec.factors, *spec.extra_dtypes, spec.dtype)
+        self.operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+        self.operands[:2] = [pointer.computing(spec.element) for pointer in self.operands[:2]]
+        self.scratch = k.scratch(len(dtypes), spec.panel_bytes, spec.element) if spec.packs else None
+        self.rows, self.columns, self.depth = (k.dim(dim) for dim in (spec.rows, spec.columns, spec.depth))
+        entries, width = k.dim(product(spec.batch.extents)), spec.tile.columns
+        panels = (self.columns + (width - 1)) // width
+        block = self._block(entries * panels)
+        with k.parallel(entries, panels, (self.rows + block - 1) // block) as (entry, panel, part):
+            self._task(entry, panel * width, part * block, k.ops.min((part + 1) * block, self.rows))
+
+    def _block(self, panels: Val) -> Val:
+        """How many rows a task does: a thread alone does all, a team shares them in whole tiles."""
+        k, height = self.kernel, self.spec.tile.rows
+        least = k.index(grain(0, 1)) // k.ops.max(self.depth, 1) // self.spec.tile.columns
+        tasks = k.ops.select(k.threads.equals(1), 1, k.threads * _TASKS_PER_THREAD)
+        wanted = k.ops.max(tasks // k.ops.max(panels, 1), 1)
+        rows = k.ops.max((self.rows + wanted - 1) // wanted, least)
+        return k.ops.max((rows + (height - 1)) // height, 1) * height
+
+    def _task(self, entry: Val, first: Val, start: Val, stop: Val) -> None:
+        """Rows `start` to `stop` of the panel of columns from `first` on."""
+        k, spec = self.kernel, self.spec
+        offsets = offsets_of(k, spec.batch, entry)
+        a, b, *rest = (pointer.at(offset) for pointer, offset in zip(self.operands, offsets, strict=True))
+        b = b.at(first * k.dim(spec.b_steps[1]))
+        steps = tuple(step if isinstance(step, int) else k.dim(step) for _, step in spec.result_steps)
+        results = Results(k, spec.epilogue, tuple(rest), steps).at_column(first)
+        count, width = self.columns - first, spec.tile.columns
+        if isinstance(spec.columns, int):
+            whole, rest_columns = divmod(spec.columns, width)
+            if whole:
+                with k.when(count >= width):
+                    self._panel(a, b, results, k.index(width), start, stop)
+            if rest_columns:
+                with k.when(count < width):
+                    self._panel(a, b, results, k.index(rest_columns), start, stop)
+            return
+        with k.when(count >= width):
+            self._panel(a, b, results, k.index(width), start, stop)
+        with k.when(count < width):
+            self._panel(a, b, results, count, start, stop)
+
+    def _panel(self, a: Pointer, b: Pointer, results: Results, count: Val, start: Val, stop: Val) -> None:
+        """`count` columns, as many vectors at a time as are known to be there."""
+        k, tile, lanes = self.kernel, self.spec.tile, self.spec.tile.lanes
+        step = k.dim(self.spec.b_steps[0])
+        known = count.constant
+        vectors = -(-int(known) // lanes) if known is not None else tile.vectors
+        if self.scratch is not None:
+            for v in range(vectors):
+                left = count - v * lanes
+                with k.when(left > 0):
+                    self._copy(b, v, None if known is not None and known >= (v + 1) * lanes else left)
+            b, step = self.scratch, k.index(tile.columns)
+        if known is not None:
+            rest = int(known) % lanes
+            self._tiles(a, b, step, results, vectors, k.lane_mask(rest, lanes) if rest else None, start, stop)
+            return
+        for v in range(vectors):
+            left = count - v * lanes
+            with k.when(left > 0):
+                mask = k.lane_mask(left, lanes)
+                self._tiles(a, b.at(v * lanes), step, results.at_column(k.index(v * lanes)), 1, mask, start, stop)
+
+    def _copy(self, b: Pointer, vector: int, left: Val | None) -> None:
+        """Vector `vector` of every row of a panel, whose first columns are at `b`; `left`: how many there are."""
+        assert self.scratch is not None
+        k, tile, (down, across) = self.kernel, self.spec.tile, self.spec.b_steps
+        lanes, along = tile.lanes, k.dim(across)
+        mask = None if left is None else k.lane_mask(left, lanes)
+        with k.loop(0, self.depth) as i:
+            line = b.at(i * k.dim(down) + along * (vector * lanes))
+            value = line.load(0, lanes, mask) if across == 1 else line.gather(k.lane_numbers(lanes) * along, mask)
+            self.scratch.store(value, i * tile.columns + vector * lanes)
+
+    def _tiles(
+        self, a: Pointer, b: Pointer, step: Val, results: Results, vectors: int, mask: Val | None, start: Val, stop: Val
+    ) -> None:
+        """Rows `start` to `stop` of so many vectors, `mask` guarding the last one."""
+        k, spec, lanes = self.kernel, self.spec, self.spec.tile.lanes
+        row_step, depth_step = (k.dim(each) for each in spec.a_steps)
+        moves = [k.dim(row) for row, _ in spec.result_steps]
+        loaded = None if spec.packs else mask
+
+        def tile(row: Val, height: int) -> None:
+            sources = [a.at((row + r) * row_step) for r in range(height)]
+            grid = accumulate(
+                k, zeros(k, height, vectors, lanes, spec.element), sources, depth_step, b, step,
+                spec.depth if isinstance(spec.depth, int) else self.depth, loaded, spec.element,
+                panel_vectors=spec.tile.vectors,
+            )  # fmt: skip
+            results.store_tile(grid, row, lambda at: [at * move for move in moves], mask)
+
+        each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)

@@ -1,9 +1,12 @@
-"""Einsum of one or two operands in terms of other operators: a product of matrices where it multiplies and sums."""
+"""Einsum in terms of other operators: a product of matrices where it multiplies and sums. Of more than two operands,
+two at a time are multiplied."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import prod
 from typing import TypeAlias
 
 from core.errors import UnsupportedError
@@ -15,6 +18,8 @@ from core.ops.terms import Term
 # are called by their labels together.
 Label: TypeAlias = str | int | tuple["Label", ...]
 Labels: TypeAlias = Sequence[Label]
+
+_SOME = 64  # what an extent that only a run shows is taken for, when sizes are compared
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,12 @@ class Labelled:
 
 
 def define(operands: Sequence[Labelled], result: Labels) -> Term:
-    """The sum of products with the axes `result`. UnsupportedError where there are more than two operands, or where
-    only a run shows that extents agree."""
-    if len(operands) > 2 or len(set(result)) < len(result):
-        raise UnsupportedError("only an Einsum of one or two operands whose result has each axis once is rewritten")
+    """The sum of products with the axes `result`. UnsupportedError where the result has an axis twice, or where only a
+    run shows that extents agree."""
+    if len(set(result)) < len(result):
+        raise UnsupportedError("only an Einsum whose result has each axis once is rewritten")
+    if len(operands) > 2:
+        return define(_two_multiplied(operands, result), result)
     if len(operands) == 1:
         return operands[0].only(result).ordered(result)
     a, b = _matched(*operands)
@@ -95,6 +102,26 @@ def define(operands: Sequence[Labelled], result: Labels) -> Term:
     if _should_exchange(a, b, result[-1]):
         a, b = b, a
     return _product(a, b, result)
+
+
+def _two_multiplied(operands: Sequence[Labelled], result: Labels) -> list[Labelled]:
+    """The operands, two of them multiplied and summed as far as the others and the result let it be: those whose product
+    is smallest, as far as extents are known, and otherwise the first ones."""
+
+    def kept(pair: tuple[int, int]) -> list[Label]:
+        others = [each.labels for i, each in enumerate(operands) if i not in pair]
+        needed = {label for labels in (*others, result) for label in labels}
+        both = (*operands[pair[0]].labels, *operands[pair[1]].labels)
+        return [label for label in dict.fromkeys(both) if label in needed]
+
+    def size(pair: tuple[int, int]) -> int:
+        one, other = (operands[i] for i in pair)
+        extents = [one.extent(label) if label in one.labels else other.extent(label) for label in kept(pair)]
+        return prod(extent if isinstance(extent, int) else _SOME for extent in extents)
+
+    pair = min(combinations(range(len(operands)), 2), key=size)
+    made = Labelled(tuple(kept(pair)), define([operands[i] for i in pair], kept(pair)))
+    return [made, *(each for i, each in enumerate(operands) if i not in pair)]
 
 
 def _should_exchange(a: Labelled, b: Labelled, last: Label) -> bool:

@@ -16,33 +16,36 @@ _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64})
 
 @dataclass(frozen=True)
 class CumulativeSpec(KernelSpec):
-    """Each element of [outer, length, inner] becomes the sum, or the product, of those up to it along the middle axis:
-    without itself if `exclusive`, from the end if `reverse`."""
+    """Each element becomes the sum, or the product, of those up to it along an axis: without itself if `exclusive`,
+    from the end if `reverse`. A known axis is the middle one of three `extents`; else the second operand says which of
+    them it is, a number of the type `axis`, or that it is none (`Status.INDEX_OUT_OF_RANGE`)."""
 
     family: ClassVar[str] = "cumulative"
     dtype: DType
-    outer: Dim
-    length: Dim
-    inner: Dim
+    extents: tuple[Dim, ...]
     multiplies: bool
     exclusive: bool
     reverse: bool
+    axis: DType | None = None
 
     @property
     def summary(self) -> str:
-        return f"running {'products' if self.multiplies else 'sums'}({self.length})"
+        what = f"running {'products' if self.multiplies else 'sums'}"
+        return f"{what}({self.extents[1]})" if self.axis is None else f"{what} along any axis"
 
 
 @covers("CumSum", "CumProd")
 def cumulative(request: Request) -> KernelCall | None:
-    """None for an axis that only a run tells, and other types than numbers."""
+    """None for other types than numbers."""
     node, axis, y = request.node, integers(request.node, "axis"), request.node.output
-    if axis is None or node.input(1) is not None or not has_plannable_types(node) or y.dtype not in _DTYPES:
+    fed = node.input(1)
+    if (axis is None) == (fed is None) or not has_plannable_types(node) or y.dtype not in _DTYPES or not y.shape:
         return None
-    if not y.shape:
-        return None
-    at = axis_of(axis[0], len(y.shape))
-    outer, length, inner = product(y.shape[:at]), y.shape[at], product(y.shape[at + 1 :])
+    extents, operands = y.shape, [In(0), *([In(1)] if fed is not None else []), Out()]
+    if axis is not None:
+        at = axis_of(axis[0], len(extents))
+        extents = (product(extents[:at]), extents[at], product(extents[at + 1 :]))
     exclusive, reverse = (bool(attribute(node, name)) for name in ("exclusive", "reverse"))
-    spec = CumulativeSpec(y.dtype, outer, length, inner, node.op == "CumProd", exclusive, reverse)
-    return KernelCall(spec, (In(0), Out()), flops=y.tensor.size, bytes=traffic(node))
+    kind = fed.dtype if fed is not None else None
+    spec = CumulativeSpec(y.dtype, extents, node.op == "CumProd", exclusive, reverse, kind)
+    return KernelCall(spec, tuple(operands), flops=y.tensor.size, bytes=traffic(node))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from core.kernels.catalog import Request, select
+import core
+from core.errors import FeedError
+from core.ir.types import DType
+from core.kernels.catalog import Request, Status, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import single_node
-from tests.core.kernels.sweep import floats, kernel, sweep, tensor
+from tests.core.kernels.sweep import floats, kernel, normal, sweep, tensor
+from tests.core.small_models import assert_like_onnx_runtime, model
 from tests.core.targets import each_target, vectors
 
 
@@ -28,8 +33,34 @@ def test_lines_are_shared_out(threads: int) -> None:
     kernel("CumSum", "float32[n,30,11]", axis=(1,)).check(floats(900, 30, 11), threads=threads, rtol=1e-4, atol=1e-4)
 
 
-def test_other_types_and_axes_of_a_run_stay_with_the_reference() -> None:
-    for inputs in (["float16[n,4]"], ["float32[n,4]", "int64[]"]):
-        attrs = {"axis": (1,)} if len(inputs) == 1 else {}
-        graph = single_node("CumSum", *map(tensor, inputs), **attrs)
-        assert select(Request(graph.nodes[0], graph.constants, vectors())) is None
+@each_target
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_an_axis_that_a_run_shows(target: Target, dtype: str, kind: str) -> None:
+    for op, exclusive, reverse in (("CumSum", 0, 1), ("CumProd", 1, 0)):
+        compiled = kernel(op, f"{dtype}[n,3,21]", f"{kind}[]", target=target, exclusive=exclusive, reverse=reverse)
+        for axis in range(-3, 3):
+            for rows in (0, 1, 5):
+                x = normal(DType[dtype.upper()], (rows, 3, 21))
+                compiled.check(x, np.array(axis, kind), threads=1 + rows % 3, rtol=1e-4, atol=1e-4)
+                assert compiled.status == Status.OK
+        for axis in (-4, 3, 2**31 - 1):
+            compiled(normal(DType[dtype.upper()], (2, 3, 21)), np.array(axis, kind))
+            assert compiled.status == Status.INDEX_OUT_OF_RANGE
+
+
+def test_a_fed_axis_like_onnx_runtime() -> None:
+    data = model("float[N,L,C] x, int32 axis => float[N,L,C] y", "y = CumSum (x, axis)")
+    feeds = [{"x": floats(2, 9, 5), "axis": np.array(axis, np.int32)} for axis in (0, 1, 2, -1)]
+    assert_like_onnx_runtime(data, *feeds)
+    with core.compile(data, threads=1, tune="off") as session:
+        for each in feeds:
+            session.run(each)
+        assert "FALLBACK" not in session.explain()
+        with pytest.raises(FeedError, match="out of range"):
+            session.run({**feeds[0], "axis": np.array(3, np.int32)})
+
+
+def test_other_types_stay_with_the_reference() -> None:
+    graph = single_node("CumSum", tensor("float16[n,4]"), axis=(1,))
+    assert select(Request(graph.nodes[0], graph.constants, vectors())) is None

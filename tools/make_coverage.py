@@ -66,6 +66,7 @@ FUSED = {
     "RNN": "RecurrentSteps", "GRU": "RecurrentSteps", "LSTM": "RecurrentSteps",
     "Einsum": "FusedMatMul", "DFT": "FusedMatMul", "STFT": "FusedMatMul",
     "EyeLike": "Equal", "Hardmax": "ArgMax", "ReverseSequence": "Gather", "Trilu": "Where",
+    "MatMulInteger": "FusedMatMul", "MaxUnpool": "ScatterElements",
 }  # fmt: skip
 
 

@@ -6,14 +6,15 @@ References take one matrix product per kernel element and add them up: no im2col
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from core.ir.dim import evaluate
+from core.ir.dim import evaluate, product
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
-from core.ops.backward import Backward
+from core.ops.backward import Backward, Rewrite
 from core.ops.common import expect_shape, same_dtype
 from core.ops.conv_gradient import explicit_pads, flat_pads, image_gradient, shared_attrs
 from core.ops.fused import apply_epilogue, check_extras, epilogue_dtype
@@ -38,6 +39,7 @@ from core.ops.spatial import (
 from core.ops.terms import Term
 
 POOL_SIZE = 2  # of PooledConv, along both axes
+_MOST_IMAGES = 49  # that a convolution with computed weights adds up
 _FEW_CHANNELS, _FEW_OUTPUTS, _LONGEST_LINE = 4, 8, 11  # at most
 
 
@@ -68,6 +70,39 @@ class Conv(OpDef):
         dx = image_gradient(dy, w, x.shape, attrs, pads) if g.wants(0) else None
         dw = x.op("ConvWeightGradient", dy, **attrs, pads=flat_pads(pads), kernel_shape=kernel)
         return [dx, dw, dy.sum([0, *range(2, dy.rank)], keepdims=False) if g.wants(2) else None]
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """With computed weights: a product of matrices for every group, of the weights and the columns that windows
+        see; or a sum of images, one for each place of the window, where each channel has a filter of its own."""
+        x, w, bias, out = g.x(0), g.x(1), g.given(2), g.node.output.shape
+        if w.value in g.writer.known:
+            g.unsupported("kernels know its weights")
+        kernel, group = known_kernel(g, w.shape), g.attr("group")
+        if not all(isinstance(extent, int) for extent in w.shape):
+            g.unsupported("how many channels there are is not known")
+        padded = x.pad([(0, 0), (0, 0), *explicit_pads(g, kernel, x.shape)])
+        window, taps = window_of(g, kernel), prod(kernel)
+        seen = [_seen(padded, window, out[2:], place) for place in np.ndindex(*kernel)]
+        if w.shape[0] == group and w.shape[1] == 1 and taps <= _MOST_IMAGES:
+            factors = w.reshape((group, taps, *(1 for _ in kernel)))
+            images = [image * factors.slice(1, i, i + 1).squeeze(1) for i, image in enumerate(seen)]
+            y = sum(images[1:], start=images[0])
+        else:
+            columns = [image.unsqueeze(2) for image in seen]
+            stacked = columns[0].op("Concat", *columns[1:], axis=2) if taps > 1 else columns[0]
+            matrix = stacked.reshape((x.shape[0], group, w.shape[1] * taps, product(out[2:])))
+            y = (w.reshape((group, w.shape[0] // group, w.shape[1] * taps)) @ matrix).reshape(out)
+        return [y if bias is None else y + bias.reshape((w.shape[0], *(1 for _ in kernel)))]
+
+
+def _seen(padded: Term, window: Window, out: Sequence[Dim], place: Sequence[int]) -> Term:
+    """What one place of the window meets in an image, for all results."""
+    for axis, (count, at, stride, dilation) in enumerate(
+        zip(out, place, window.strides, window.dilations, strict=True)
+    ):
+        first = at * dilation
+        padded = padded.slice(axis + 2, first, first + (count - 1) * stride + 1, stride)
+    return padded
 
 
 @register

@@ -105,8 +105,8 @@ def define(operands: Sequence[Labelled], result: Labels) -> Term:
 
 
 def _two_multiplied(operands: Sequence[Labelled], result: Labels) -> list[Labelled]:
-    """The operands, two of them multiplied and summed as far as the others and the result let it be: those whose product
-    is smallest, as far as extents are known, and otherwise the first ones."""
+    """The operands, two of them multiplied, and summed as far as the others and the result let it be: those whose
+    product is smallest, as far as extents are known, and otherwise the first ones."""
 
     def kept(pair: tuple[int, int]) -> list[Label]:
         others = [each.labels for i, each in enumerate(operands) if i not in pair]

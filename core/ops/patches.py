@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from core.ir.dim import product
 from core.ir.graph import Array
-from core.ir.types import Dim, TensorType, ValueType
+from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite
 from core.ops.common import FLOAT, check_kind, expect_shape, rows_beside, wide
-from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, Runtime, register
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, Runtime, register
 from core.ops.spatial import batch_rows, window_of
 from core.ops.terms import Term
 
@@ -120,7 +121,7 @@ class MaxUnpool(OpDef):
             return [TensorType(x.dtype, tuple(given or (c.fresh_dim(f"d{i}") for i in range(len(x.shape)))))]
         return [TensorType(x.dtype, self._natural(c, x.shape))]
 
-    def _natural(self, c: Infer | Call, shape: Sequence[Any]) -> tuple[Dim, ...]:
+    def _natural(self, c: NodeView, shape: Sequence[Any]) -> tuple[Dim, ...]:
         """The output shape of which X is the pooled one."""
         window = window_of(c, c.attr("kernel_shape"))
         axes = zip(shape[2:], window.strides, window.kernel, window.pads or (), strict=True)
@@ -137,6 +138,19 @@ class MaxUnpool(OpDef):
         if any(size < own for size, own in zip(wanted, natural, strict=True)):
             c.fail(f"output_shape is {list(wanted)}, expected at least {list(natural)}")
         return np.pad(y, [(0, size - own) for size, own in zip(wanted, natural, strict=True)])
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Elements written into zeros. A negative index, which MaxPool does not give, is none."""
+        x, indices, out = g.x(0), g.x(1).cast(DType.INT64), g.node.output.shape
+        own = self._natural(g, x.shape)
+        size = product(own)
+        checked = (indices < 0).where(g.writer.extent(size), indices).reshape((x.value.tensor.size,))
+        zeros = g.writer.fill(0, x.dtype, (size,))
+        y = zeros.op("ScatterElements", checked, x.reshape((x.value.tensor.size,)), axis=0).reshape(own)
+        more = [wanted - extent for wanted, extent in zip(out, own, strict=True)]
+        if any(not isinstance(extra, int) or extra < 0 for extra in more):
+            g.unsupported("how much larger the output is is not known")
+        return [y.pad([(0, extra) for extra in more])]
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         x, dy = g.x(0), g.dy()

@@ -24,7 +24,9 @@ from core.passes.edit import Editor
 _NORMS = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 _OF_FLOATS = frozenset({"Einsum", "DFT", "STFT", "Col2Im", "OneHot"}) | _NORMS
 # Of any type. A proof knows these themselves, and what they do to rows is lost in their definitions.
-_FOR_KERNELS = frozenset({"EyeLike", "Hardmax", "ReverseSequence", "Trilu"})
+# Convolutions whose weights are computed, and that no other pass has given kernels.
+CONVOLUTIONS = frozenset({"Conv"})
+_FOR_KERNELS = frozenset({"EyeLike", "Hardmax", "MaxUnpool", "ReverseSequence", "Trilu"})
 
 _MOST_PLACES = 1 << 20  # that the frames of a signal take together: their numbers are a table
 
@@ -32,15 +34,16 @@ _MOST_PLACES = 1 << 20  # that the frames of a signal take together: their numbe
 @dataclass(frozen=True)
 class Define:
     """`most_work`: what a Fourier transform may take as products. `for_kernels`: whether kernels run what comes out;
-    else a proof looks at it."""
+    else a proof looks at it. `only`: the operators to define, where it is not all of them."""
 
     most_work: int = MOST_WORK
     for_kernels: bool = True
+    only: frozenset[str] = frozenset()
     name: str = "definitions"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        defined = _OF_FLOATS | _FOR_KERNELS if self.for_kernels else _OF_FLOATS
+        defined = self.only or (_OF_FLOATS | _FOR_KERNELS if self.for_kernels else _OF_FLOATS)
         while sum(self._rewrite(editor, node) for node in editor.nodes() if node.op in defined):
             pass  # what one definition writes may have one itself
         return editor.finish()
@@ -48,7 +51,7 @@ class Define:
     def _rewrite(self, editor: Editor, node: Node) -> bool:
         if not has_ranks(node) or not self._is_short(editor, node):
             return False
-        if node.op in _OF_FLOATS and not node.output.dtype.is_float:
+        if node.op in _OF_FLOATS | CONVOLUTIONS and not node.output.dtype.is_float:
             return False
         if node.op in _FOR_KERNELS and 0 in node.output.shape:  # one node is better than several without kernels
             return False

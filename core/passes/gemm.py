@@ -19,6 +19,7 @@ from core.passes.permutation import Perm, compose, perm_attribute, perm_of, trim
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul"})
 _SWAP: Perm = (1, 0)
+_SIGN = 128  # between an unsigned byte and the signed one of the same bits but the first
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,14 @@ def _from_integers(editor: Editor, node: Node) -> None:
     """uint8 by constant int8 matrices: the zero point of A is taken off as that many sums of B's columns."""
     a, b, zero = node.inputs[0], node.inputs[1], node.input(2)
     weight, left = editor.array(b), shape_of(a)
-    if a is None or weight is None or left is None or min(len(left), weight.ndim) < 2 or node.input(3) is not None:
+    if a is None or left is None or b is None:
         return
-    if a.dtype is not DType.UINT8 or weight.dtype != np.int8 or left[-1] != weight.shape[-2]:
+    if weight is None or node.input(3) is not None or a.dtype is not DType.UINT8 or weight.dtype != np.int8:
+        _from_computed_integers(editor, node)
+        return
+    if min(len(left), weight.ndim) < 2:
+        return
+    if left[-1] != weight.shape[-2]:
         return
     if zero is not None and shape_of(zero) not in ((), (1,)):
         return
@@ -134,6 +140,52 @@ def _from_integers(editor: Editor, node: Node) -> None:
         wide = editor.emit(node, "Cast", zero, attrs={"to": DType.INT32.onnx_code})
         y = editor.emit(node, "Sub", y, editor.emit(node, "Mul", columns, wide))
     editor.replace(node.output, y)
+
+
+def _from_computed_integers(editor: Editor, node: Node) -> None:
+    """Matrices of bytes with zero points of their own. The sum of (a - s) * (b - t) is that of a * b, less s times that
+    of b, less t times that of a, plus as many times s * t as are summed. A becomes unsigned and B signed, with zero
+    points moved as far."""
+    (a, b), (s, t) = node.inputs[:2], (node.input(2), node.input(3))
+    left, right = shape_of(a), shape_of(b)
+    if a is None or b is None or left is None or right is None or min(len(left), len(right)) < 2:
+        return
+    columns = shape_of(t) in ((), (1,), (right[-1],)) if t is not None else True
+    if left[-1] != right[-2] or not columns or (s is not None and shape_of(s) not in ((), (1,))):
+        return
+
+    def moved(value: Value | None, by: int, to: DType) -> Value | None:
+        if value is None or value.dtype is to:
+            return value
+        wide = editor.emit(node, "Add", _int32(editor, node, value), editor.constant(np.array(by, np.int32), "offset"))
+        return editor.emit(node, "Cast", wide, attrs={"to": to.onnx_code})
+
+    if a.dtype is DType.INT8:
+        s = s if s is not None else editor.constant(np.zeros((), np.int8), "zero")
+        a, s = moved(a, _SIGN, DType.UINT8), moved(s, _SIGN, DType.UINT8)
+    if b.dtype is DType.UINT8:
+        t = t if t is not None else editor.constant(np.zeros((), np.uint8), "zero")
+        b, t = moved(b, -_SIGN, DType.INT8), moved(t, -_SIGN, DType.INT8)
+    assert a is not None and b is not None
+    y = editor.emit(node, "FusedMatMul", a, b)
+    if s is not None:  # s * (the sums of b, less as many t as are summed)
+        sums = editor.emit(node, "ReduceSum", _int32(editor, node, b), attrs={"axes": (-2,), "keepdims": 1})
+        if t is not None:
+            sums = editor.emit(node, "Sub", sums, _times_depth(editor, node, t, left[-1]))
+        y = editor.emit(node, "Sub", y, editor.emit(node, "Mul", sums, _int32(editor, node, s)))
+    if t is not None:
+        sums = editor.emit(node, "ReduceSum", _int32(editor, node, a), attrs={"axes": (-1,), "keepdims": 1})
+        y = editor.emit(node, "Sub", y, editor.emit(node, "Mul", sums, _int32(editor, node, t)))
+    editor.replace(node.output, y)
+
+
+def _int32(editor: Editor, node: Node, value: Value) -> Value:
+    return editor.emit(node, "Cast", value, attrs={"to": DType.INT32.onnx_code})
+
+
+def _times_depth(editor: Editor, node: Node, value: Value, depth: Dim) -> Value:
+    attrs: dict[str, Attr] = {"dtype": DType.INT32, "shape": (), "start": depth, "steps": ()}
+    return editor.emit(node, "Mul", _int32(editor, node, value), editor.emit(node, "Iota", attrs=attrs))
 
 
 def _absorb(editor: Editor, node: Node) -> None:

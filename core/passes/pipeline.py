@@ -17,7 +17,7 @@ from core.passes.bind_params import BindParams
 from core.passes.control import OptimizeBodies
 from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
-from core.passes.definitions import Define
+from core.passes.definitions import CONVOLUTIONS, Define
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
@@ -106,6 +106,7 @@ def passes(options: Options) -> list[Pass]:
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
     last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
+    computed: list[Pass] = [Define(only=CONVOLUTIONS), FuseMatMul()] if options.host else []
     sizes: list[Pass] = [WriteIota()] if options.host and (options.in_parts or not options.inside) else []
     fusion: list[Pass] = [
         ExactProducts(),
@@ -132,6 +133,7 @@ def passes(options: Options) -> list[Pass]:
         *algebra,
         *products,
         *images,
+        *computed,
         *clean,
         *sizes,
         *fusion,

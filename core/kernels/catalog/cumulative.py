@@ -8,7 +8,7 @@ from typing import ClassVar
 from core.ir.dim import product
 from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute, axis_of, integers
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, covers
 from core.kernels.catalog.nest import has_plannable_types, traffic
 
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64})
@@ -41,11 +41,12 @@ def cumulative(request: Request) -> KernelCall | None:
     fed = node.input(1)
     if (axis is None) == (fed is None) or not has_plannable_types(node) or y.dtype not in _DTYPES or not y.shape:
         return None
-    extents, operands = y.shape, [In(0), *([In(1)] if fed is not None else []), Out()]
+    extents = y.shape
+    operands: tuple[Operand, ...] = (In(0), Out()) if fed is None else (In(0), In(1), Out())
     if axis is not None:
         at = axis_of(axis[0], len(extents))
         extents = (product(extents[:at]), extents[at], product(extents[at + 1 :]))
     exclusive, reverse = (bool(attribute(node, name)) for name in ("exclusive", "reverse"))
     kind = fed.dtype if fed is not None else None
     spec = CumulativeSpec(y.dtype, extents, node.op == "CumProd", exclusive, reverse, kind)
-    return KernelCall(spec, tuple(operands), flops=y.tensor.size, bytes=traffic(node))
+    return KernelCall(spec, operands, flops=y.tensor.size, bytes=traffic(node))

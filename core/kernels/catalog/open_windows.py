@@ -86,7 +86,7 @@ def open_pool(request: Request) -> KernelCall | None:
     last = attribute(node, "layout") != "NCHW"
     image, results = (value.shape[1:-1] if last else value.shape[2:] for value in (x, y))
     batch, channels = (x.shape[0], x.shape[-1]) if last else (x.shape[0] * x.shape[1], 1)
-    windows = _windows(node, image, results, kernel)
+    windows = open_windows_of(node, image, results, kernel)
     if windows is None or not isinstance(channels, int):
         return None
     if not any(map(is_sized, (*image, *results))) and (last or not windows[-1].has_vectors(request.cpu)):
@@ -96,7 +96,7 @@ def open_pool(request: Request) -> KernelCall | None:
     return KernelCall(spec, (In(0), Out()), flops=y.tensor.size * spec.taps, bytes=traffic(node))
 
 
-def _windows(
+def open_windows_of(
     node: Node, image: Sequence[Dim], results: Sequence[Dim], kernel: tuple[int, ...]
 ) -> tuple[OpenWindow, ...] | None:
     """The windows of a pool; None for padding that follows from a size that is not known."""

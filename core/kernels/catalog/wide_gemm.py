@@ -17,7 +17,6 @@ from core.kernels.catalog.panels import Tile
 from core.kernels.target import Target
 
 _ELEMENTS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
-_BYTES = frozenset({DType.INT8, DType.UINT8})
 _MANY_REGISTERS = 32
 _ROWS = 8  # of a tile where there are many registers
 _FEWER_ROWS = 4
@@ -28,7 +27,8 @@ class WideGemmSpec(KernelSpec):
     """Y[b, i, j] = epilogue(sum over k of A[b, i, k] * B[b, k, j], extras[b, i, j]).
 
     The loops of `batch` are the batch axes; its operands are A, B, the extras and Y. Pairs of strides are those along
-    the rows and the columns of each. Factors of other types than `element` are converted to it.
+    the rows and the columns of each. Factors of other types than `element` are converted to it, or are `words`
+    (`core.kernels.catalog.words`).
     """
 
     family: ClassVar[str] = "wide_gemm"
@@ -53,6 +53,11 @@ class WideGemmSpec(KernelSpec):
         return not few or self.b_steps[1] != 1
 
     @property
+    def words(self) -> bool:
+        """Whether products of bytes go four at a time, neighbours along the depth."""
+        return self.factors[0] is DType.UINT8 and self.packs and self.a_steps[1] == 1
+
+    @property
     def panel_bytes(self) -> Dim:
         return self.depth * (self.tile.columns * self.element.itemsize)
 
@@ -61,7 +66,7 @@ class WideGemmSpec(KernelSpec):
         return f"product of {self.element} {self.tile}, {self.depth} deep"
 
 
-@covers("FusedMatMul", "MatMul", "MatMulInteger")
+@covers("FusedMatMul", "MatMul")
 def wide_gemm(request: Request) -> KernelCall | None:
     """None for narrow floats, epilogues that are no scalar code, and shapes that cannot be planned. Asked last."""
     node, element = request.node, _element(request)
@@ -105,9 +110,8 @@ def _element(request: Request) -> DType | None:
     node, (a, b) = request.node, request.node.inputs[:2]
     if a is None or b is None or not has_plannable_types(node) or min(len(a.shape), len(b.shape)) < 2:
         return None
-    if a.dtype in _BYTES and b.dtype in _BYTES:
-        whole = node.op == "FusedMatMul" or not any(node.inputs[2:])  # else zero points are taken off
-        return DType.INT32 if whole else None
+    if (a.dtype, b.dtype) == (DType.UINT8, DType.INT8):
+        return DType.INT32
     return a.dtype if a.dtype is b.dtype and a.dtype in _ELEMENTS else None
 
 

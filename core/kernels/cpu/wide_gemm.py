@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.dim import product
+from core.ir.types import DType
 from core.kernels.catalog.wide_gemm import WideGemmSpec
+from core.kernels.catalog.words import per_word
 from core.kernels.cpu.microkernel import accumulate, each_tile, zeros
 from core.kernels.cpu.nest import grain, offsets_of
 from core.kernels.cpu.results import Results
@@ -32,6 +36,7 @@ class _WideGemm:
         entries, width = k.dim(product(spec.batch.extents)), spec.tile.columns
         panels = (self.columns + (width - 1)) // width
         block = self._block(entries * panels)
+        self.whole = self.depth // per_word(DType.UINT8)
         with k.parallel(entries, panels, (self.rows + block - 1) // block) as (entry, panel, part):
             self._task(entry, panel * width, part * block, k.ops.min((part + 1) * block, self.rows))
 
@@ -95,10 +100,20 @@ class _WideGemm:
         k, tile, (down, across) = self.kernel, self.spec.tile, self.spec.b_steps
         lanes, along = tile.lanes, k.dim(across)
         mask = None if left is None else k.lane_mask(left, lanes)
-        with k.loop(0, self.depth) as i:
-            line = b.at(i * k.dim(down) + along * (vector * lanes))
-            value = line.load(0, lanes, mask) if across == 1 else line.gather(k.lane_numbers(lanes) * along, mask)
-            self.scratch.store(value, i * tile.columns + vector * lanes)
+        target, first = self.scratch.at(vector * lanes), b.at(along * (vector * lanes))
+
+        def row(i: Val, source: Pointer) -> Val:
+            line = source.at(i * k.dim(down))
+            return line.load(0, lanes, mask) if across == 1 else line.gather(k.lane_numbers(lanes) * along, mask)
+
+        if self.spec.words:
+            unsigned = first.view(DType.UINT8).computing(DType.INT32)
+            with k.loop(0, self.whole) as word:
+                parts = [k.ops.shift_left(row(word * 4 + i, unsigned), 8 * i) for i in range(4)]
+                target.store(reduce(k.ops.bit_or, parts), word * tile.columns)
+        with k.loop(self.whole * 4 if self.spec.words else 0, self.depth) as i:
+            place = i - self.whole * 3 if self.spec.words else i
+            target.store(row(i, first), place * tile.columns)
 
     def _tiles(
         self, a: Pointer, b: Pointer, step: Val, results: Results, vectors: int, mask: Val | None, start: Val, stop: Val
@@ -111,11 +126,25 @@ class _WideGemm:
 
         def tile(row: Val, height: int) -> None:
             sources = [a.at((row + r) * row_step) for r in range(height)]
-            grid = accumulate(
-                k, zeros(k, height, vectors, lanes, spec.element), sources, depth_step, b, step,
-                spec.depth if isinstance(spec.depth, int) else self.depth, loaded, spec.element,
-                panel_vectors=spec.tile.vectors,
-            )  # fmt: skip
+            grid, panel, depth = zeros(k, height, vectors, lanes, spec.element), b, self.depth
+            if spec.words:
+                words = [source.view(DType.INT32) for source in sources]
+                grid = accumulate(
+                    k, grid, words, 1, panel, step, _known(self.whole), None, DType.UINT8,
+                    panel_vectors=spec.tile.vectors,
+                )  # fmt: skip
+                sources = [source.at(self.whole * 4) for source in sources]
+                panel, depth = panel.at(self.whole * step), depth - self.whole * 4
+            if depth.constant != 0:
+                grid = accumulate(
+                    k, grid, sources, depth_step, panel, step, _known(depth), loaded, spec.element,
+                    panel_vectors=spec.tile.vectors,
+                )  # fmt: skip
             results.store_tile(grid, row, lambda at: [at * move for move in moves], mask)
 
         each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
+
+
+def _known(count: Val) -> int | Val:
+    """A number as such, where it is known."""
+    return count if count.constant is None else int(count.constant)

@@ -71,6 +71,8 @@ def graphs() -> Iterator[Graph]:
         for length in (5, 16):
             yield _node("FusedAttention", *[f"{dtype}[n,{length},2,16]"] * 3, epilogue=summed, **_HEADS)
         yield _node("MaxPool", f"{dtype}[n,9,9,20]", kernel_shape=(3, 3), **_IMAGE)
+    for stride in (1, 2, 3):
+        yield single_node("MaxPool", tensor("float32[n,3,9,20]"), outputs=2, kernel_shape=(3, 3), strides=(stride,) * 2)
         yield _node("LayerNormalization", f"{dtype}[n,9,20]", floats(20), floats(20))
     yield _node("FusedMatMul", "uint8[n,64]", _SIGNED)
     for dtype in ("float64", "int32", "int64"):

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from core.kernels.catalog import Request, select
 from core.kernels.catalog.pool import Window
 from core.kernels.target import Target
-from tests.core.kernels.harness import single_node
-from tests.core.kernels.sweep import floats, kernel, sweep, tensor
+from tests.core.kernels.sweep import floats, kernel, sweep
 from tests.core.targets import each_target
 
 WINDOWS: list[dict[str, Any]] = [
@@ -72,11 +70,6 @@ def test_many_lines_are_shared_out() -> None:
     )
     for threads in (1, 2, 3):
         compiled.check(floats(4, 56, 56, 16), threads=threads)
-
-
-def test_indices_are_left_to_the_reference() -> None:
-    graph = single_node("MaxPool", tensor("float32[n,3,8,8]"), kernel_shape=(2, 2), outputs=2)
-    assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None
 
 
 @pytest.mark.parametrize(

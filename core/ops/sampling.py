@@ -26,7 +26,7 @@ Taps: TypeAlias = list[tuple[Any, Any]]  # (integer positions, possibly outside;
 
 _PADDINGS = ("zeros", "border", "reflection")
 _CUBIC_A = -0.75
-_MOST_SAMPLES = 4096  # along one axis of a region: as many pixels as large images have
+MOST_SAMPLES = 4096  # along one axis of a region: as many pixels as large images have
 
 
 def linear_taps(x: Any) -> Taps:
@@ -226,9 +226,9 @@ class RoiAlign(OpDef):
         for start, end, count in ((y1, y2, bins[0]), (x1, x2, bins[1])):
             extent = end - start if half else np.maximum(end - start, 1)
             own = np.nan_to_num(np.ceil(extent / count))
-            samples = c.attr("sampling_ratio") or int(np.clip(own, 0, _MOST_SAMPLES + 1))
-            if samples * count > _MOST_SAMPLES:
-                c.fail(f"a region takes {samples} samples for each of {count} bins, expected {_MOST_SAMPLES} in all")
+            samples = c.attr("sampling_ratio") or int(np.clip(own, 0, MOST_SAMPLES + 1))
+            if samples * count > MOST_SAMPLES:
+                c.fail(f"a region takes {samples} samples for each of {count} bins, expected {MOST_SAMPLES} in all")
             offsets = (np.arange(count)[:, None] + (np.arange(samples) + 0.5) / max(samples, 1)) * (extent / count)
             positions.append((start + offsets).reshape(-1).astype(image.dtype))
             counts.append(samples)

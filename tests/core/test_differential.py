@@ -84,6 +84,17 @@ def pooled_graph() -> Graph:
     return b.graph
 
 
+def regions_graph() -> Graph:
+    """Regions of the images of a batch; ONNX Runtime has no RoiAlign of the newest opset."""
+    b = Builder(Graph("regions"))
+    x = b.input("x", TensorType(DType.FLOAT32, (1, symbol("batch"), 9, 11)))
+    corners = b.constant(np.float32([[1, 0.5, 7, 6], [-2, 3, 4, 12]]))
+    owners = b.constant(np.zeros(2, np.int64))
+    attrs = {"output_height": 3, "output_width": 4, "sampling_ratio": 2}
+    b.graph.outputs = [b("Relu", b("RoiAlign", b("Tanh", x), corners, owners, **attrs))]
+    return b.graph
+
+
 def chained_graph() -> Graph:
     """A depthwise convolution of a wide image between convolutions of single pixels."""
     b, rng = Builder(Graph("chained")), np.random.default_rng(0)
@@ -120,7 +131,14 @@ def _operators(nodes: list[Node]) -> Iterator[str]:
 
 def test_every_compiled_operator_is_drawn() -> None:
     """A new kernel needs a step: here, or in one of the files named above."""
-    graphs = [*map(grown, range(600)), training_graph(), pooled_graph(), chained_graph(), packed_graph()]
+    graphs = [
+        *map(grown, range(600)),
+        training_graph(),
+        pooled_graph(),
+        regions_graph(),
+        chained_graph(),
+        packed_graph(),
+    ]
     drawn = {op for graph in graphs for op in operators(graph)}
     compiled = {*base.covered(), *VIEWS}
     assert compiled - drawn == set()
@@ -148,9 +166,9 @@ def drawn(data: st.DataObject) -> None:
     check(graph, threads=1 + choose(4), max_batch=(1, 4, 32)[choose(3)])
 
 
-@pytest.mark.parametrize("graph", [training_graph, pooled_graph])
+@pytest.mark.parametrize("graph", [training_graph, pooled_graph, regions_graph])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_what_only_passes_and_derivatives_make(graph: Any, threads: int) -> None:
+def test_what_no_step_makes(graph: Any, threads: int) -> None:
     made = graph()
     with core.compile(made, threads=threads, max_batch=4, tune="off") as session:
         for rows in (3, 1, 6):

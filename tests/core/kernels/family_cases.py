@@ -71,6 +71,7 @@ def graphs() -> Iterator[Graph]:
         for length in (5, 16):
             yield _node("FusedAttention", *[f"{dtype}[n,{length},2,16]"] * 3, epilogue=summed, **_HEADS)
         yield _node("MaxPool", f"{dtype}[n,9,9,20]", kernel_shape=(3, 3), **_IMAGE)
+    yield _node("RoiAlign", "float32[2,9,9,n]", "float32[n,4]", "int64[n]", output_height=7, output_width=7)
     for stride in (1, 2, 3):
         yield single_node("MaxPool", tensor("float32[n,3,9,20]"), outputs=2, kernel_shape=(3, 3), strides=(stride,) * 2)
         yield _node("LayerNormalization", f"{dtype}[n,9,20]", floats(20), floats(20))

@@ -95,17 +95,23 @@ class Writer:
             self._numbers[key] = self.array(number, dtype).value
         return Term(self, self._numbers[key])
 
+    def fill(self, number: Number, dtype: DType, shape: Sequence[Dim]) -> Term:
+        """One number everywhere in a tensor of this shape."""
+        return self.number(number, dtype).expand(shape)
+
+    def iota(self, shape: Sequence[Dim], steps: Sequence[int], start: Dim = 0, dtype: DType = DType.INT64) -> Term:
+        """Integers that only depend on their place: `start`, and so many more for each step along an axis."""
+        attrs: dict[str, Attr] = {"dtype": dtype, "shape": tuple(shape), "start": start, "steps": tuple(steps)}
+        return Term(self, self.emit("Iota", [], attrs)[0])
+
     def places(self, shape: Sequence[Dim], axis: int, rank: int, dtype: DType = DType.INT64) -> Term:
         """The numbers 0, 1, ... of the places along one axis of `shape`; the other axes of `rank` have one place."""
         extents = tuple(shape[axis] if i == axis else 1 for i in range(rank))
-        steps = tuple(int(i == axis) for i in range(rank))
-        return Term(self, self.emit("Iota", [], {"dtype": dtype, "shape": extents, "start": 0, "steps": steps})[0])
+        return self.iota(extents, tuple(int(i == axis) for i in range(rank)), dtype=dtype)
 
     def extent(self, dim: Dim) -> Term:
         """A dimension as a number, int64 of rank 0."""
-        if isinstance(dim, int):
-            return self.number(dim, DType.INT64)
-        return Term(self, self.emit("Iota", [], {"dtype": DType.INT64, "shape": (), "start": dim, "steps": ()})[0])
+        return self.number(dim, DType.INT64) if isinstance(dim, int) else self.iota((), (), dim)
 
     def zeros_like(self, value: Value) -> Term:
         return self.fill(0, value.dtype, value.shape)

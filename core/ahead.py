@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from core.compiler import build, describe
+from core.compiler import build
+from core.described import describe
 from core.errors import ModelError
 from core.ir.graph import Graph
 from core.options import make_options

@@ -12,9 +12,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import for_any_size, has_kernels, sizes_of, stand_in, supposed_of_sizes
+from core.any_size import for_any_size, has_kernels, stand_in, supposed_of_sizes
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import host
+from core.described import describe, described
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
@@ -26,17 +27,15 @@ from core.ir.graph import Graph
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
-from core.ops.registry import may_not_end, revisions
+from core.ops.registry import revisions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
-from core.packing import pack_info, packed_maker
+from core.packing import packed_maker
 from core.passes.assumptions import as_one_batch
 from core.passes.fed_sizes import with_shadows
 from core.passes.feed_defaults import with_fed, with_ranks, with_types
 from core.passes.pipeline import PassReport
 from core.passes.recompute import Recompute
-from core.passes.rows import BatchInfo as Proof
-from core.passes.rows import rows
 from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan, plan_for_no_batch
 from core.plan.probe import misfit
@@ -57,7 +56,7 @@ from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed, Ranks
-from core.sizes import bind, input_symbols, leading_symbol, other_symbols, supposed_of, varying_in
+from core.sizes import bind, input_symbols, other_symbols, supposed_of, varying_in
 from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tidy import NODE, drop_compiler, tidy
@@ -420,42 +419,6 @@ def _graph_in(path: Path) -> Graph:
         if file.read(len(MAGIC)) != MAGIC:
             return as_one_batch(load(path))[0]
     return artifact.load_graph(path)
-
-
-def described(graph: Graph, options: Options) -> tuple[Graph, Description, Rewritten | None]:
-    """The graph to compile, its description, and what passes leave of it for any sizes, if that code is whole. The
-    graph may assume more of its inputs than the model declares (`passes/assumptions.py`); then the description keeps
-    the declared types, too."""
-    together, proof = as_one_batch(graph)
-    declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
-    description = _describe(together, options, proof)
-    sized = sizes_of(together, description.batching, options)
-    if not sized.whole and (shaded := with_shadows(together)) is not together:
-        other = describe(shaded, options)
-        found = sizes_of(shaded, other.batching, options)
-        if found.whole:
-            together, description, sized = shaded, other, found
-    in_parts = bool(sized.binding) and not sized.whole
-    description = replace(description, declared=declared, any_size=sized.binding, in_parts=in_parts)
-    return together, description, sized.rewritten
-
-
-def describe(graph: Graph, options: Options) -> Description:
-    """The description of a graph that is compiled as it is."""
-    return _describe(graph, options, rows(graph))
-
-
-def _describe(graph: Graph, options: Options, proof: Proof) -> Description:
-    """The description of a model whose shapes are not known yet."""
-    symbol = proof.symbol or leading_symbol(graph)
-    batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
-    inputs = {value.name: value.type for value in graph.inputs}
-    outputs = {value.name: value.type for value in graph.outputs}
-    packing = pack_info(graph, options) if options.packing else None
-    endless = may_not_end(graph.nodes)
-    # State belongs to one code, so no other may run with it.
-    defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
-    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)
 
 
 def executable(

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from core import compiler, load, sizes
+from core import load, sizes
 from core.codegen.jit import assembly_of
+from core.described import describe
 from core.ir.graph import Graph
 from core.kernels.catalog import select
 from core.kernels.cpu import generate
@@ -107,7 +108,7 @@ LLVM's version; `core/runtime/executable.py` links them, and runs the tape.
 def walkthrough() -> str:
     """The page."""
     graph = load(model())
-    bound = sizes.bind(graph, compiler.describe(graph, Options()).batching, ())
+    bound = sizes.bind(graph, describe(graph, Options()).batching, ())
     optimized, reports = optimize(bound, PassOptions())
     planned = make_plan(optimized, TARGET, 1, select)
     spec = planned.specs[planned.plan.steps[0].symbol]

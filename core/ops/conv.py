@@ -80,6 +80,8 @@ class Conv(OpDef):
         kernel, group = known_kernel(g, w.shape), g.attr("group")
         if not all(isinstance(extent, int) for extent in w.shape):
             g.unsupported("how many channels there are is not known")
+        if x.shape[1] != group * w.shape[1] or (bias is not None and bias.shape != (w.shape[0],)):
+            g.unsupported("only a run shows whether the channels are those of the weights")
         padded = x.pad([(0, 0), (0, 0), *explicit_pads(g, kernel, x.shape)])
         window, taps = window_of(g, kernel), prod(kernel)
         seen = [_seen(padded, window, out[2:], place) for place in np.ndindex(*kernel)]

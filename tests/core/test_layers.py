@@ -30,6 +30,7 @@ LAYERS = [
     ["core.tune"],
     ["core.split"],
     ["core.specialise", "core.packing", "core.any_size", "core.in_parts", "core.sizes", "core.rewriting", "core.tidy"],
+    ["core.described"],
     ["core.compiler"],
     ["core.custom", "core.ahead"],
     ["core.nn"],

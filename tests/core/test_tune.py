@@ -14,6 +14,7 @@ import pytest
 import core
 from core import compiler, sizes, tune
 from core.codegen.target import host, plain
+from core.described import describe
 from core.errors import ArtifactError
 from core.ir.build import Builder
 from core.ir.graph import Graph
@@ -54,7 +55,7 @@ def image() -> Graph:
 
 def problems(graph: Graph) -> list[Problem]:
     """Those of the graph as the compiler plans it."""
-    batching = compiler.describe(graph, make_options(threads=1)).batching
+    batching = describe(graph, make_options(threads=1)).batching
     optimized, _ = optimize(sizes.bind(graph, batching, ()))
     return tune.worthwhile(tune.problems(optimized, host(), 1, BATCHES).values())
 
@@ -230,7 +231,7 @@ def test_what_a_telling_family_loses_counts_for_what_was_not_measured() -> None:
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 128, 384)))
     w = [b.constant(np.zeros(shape, np.float32)) for shape in ((384, 512), (512, 384))]
     graph.outputs = [b("MatMul", b("MatMul", x, w[0]), w[1])]
-    optimized, _ = optimize(sizes.bind(graph, compiler.describe(graph, make_options(threads=1)).batching, ()))
+    optimized, _ = optimize(sizes.bind(graph, describe(graph, make_options(threads=1)).batching, ()))
     known = tune.problems(optimized, host().without_tiles, 1, BATCHES)
     measured, other = known.values()
     assert [problem.calls[0].spec.family for problem in known.values()] == ["strassen", "strassen"]

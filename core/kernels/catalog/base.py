@@ -44,6 +44,7 @@ class Status(IntEnum):
     OK = 0
     INDEX_OUT_OF_RANGE = 1
     INTERRUPTED = 2  # not by a kernel: somebody wants the run to end, see Session.interrupt
+    AXIS_OUT_OF_RANGE = 3
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64})
 class CumulativeSpec(KernelSpec):
     """Each element becomes the sum, or the product, of those up to it along an axis: without itself if `exclusive`,
     from the end if `reverse`. A known axis is the middle one of three `extents`; else the second operand says which of
-    them it is, a number of the type `axis`, or that it is none (`Status.INDEX_OUT_OF_RANGE`)."""
+    them it is, a number of the type `axis`, or that it is none (`Status.AXIS_OUT_OF_RANGE`)."""
 
     family: ClassVar[str] = "cumulative"
     dtype: DType

@@ -33,7 +33,7 @@ def _around_axis(k: Kernel, spec: CumulativeSpec) -> tuple[Val, ...]:
     axis = k.ops.select(given < 0, given + rank, given)
     known = (axis >= 0) & (axis < rank)
     with k.when(~known):
-        k.refuse(Status.INDEX_OUT_OF_RANGE)
+        k.refuse(Status.AXIS_OUT_OF_RANGE)
     outer, length, inner = (k.index(1) for _ in range(3))
     for place, extent in enumerate(map(k.dim, spec.extents)):
         outer = outer * k.ops.select(axis > place, extent, 1)

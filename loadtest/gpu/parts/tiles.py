@@ -7,7 +7,7 @@ import statistics
 from functools import lru_cache
 from math import inf
 
-from core.compiler import describe
+from core.described import describe
 from core.errors import DeviceMemoryError
 from core.frontends.onnx import load
 from core.options import make_options

@@ -11,7 +11,7 @@ import onnx.parser
 
 import core
 from core.codegen.target import x86_64_v3
-from core.compiler import describe
+from core.described import describe
 from core.ir.build import Builder
 from core.ir.graph import Graph, State, Value
 from core.ir.types import Dim, DType, TensorType, symbol

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from core.any_size import reasons_for_any_size
 from core.codegen.target import host
-from core.compiler import described
+from core.described import described
 from core.errors import LatheError
 from core.frontends.onnx import load
 from core.ir.types import DType
@@ -40,7 +40,7 @@ _WIDTH = 120
 
 def with_known_sizes(model: onnx.ModelProto) -> frozenset[str]:
     """The operators that have no kernel where all sizes are known."""
-    graph, description = described(load(model.SerializeToString()), _OPTIONS)
+    graph, description, _ = described(load(model.SerializeToString()), _OPTIONS)
     compiled, _ = rewritten(bind(graph, description.batching, ()), _OPTIONS)
     schedule = make_plan(compiled, host()).plan.schedule
     return frozenset(step.op for step in schedule if isinstance(step, Fallback))
@@ -57,7 +57,7 @@ def with_any_sizes(model: onnx.ModelProto) -> frozenset[str]:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
-    graph, description = described(load(model.SerializeToString()), _OPTIONS)
+    graph, description, _ = described(load(model.SerializeToString()), _OPTIONS)
     return frozenset(node.op for node in reasons_for_any_size(graph, description.batching, _OPTIONS))
 
 

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import core
 from core.ahead import compile_kernels
-from core.compiler import build, describe
+from core.compiler import build
+from core.described import describe
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.ir.build import Builder
 from core.ir.graph import Graph

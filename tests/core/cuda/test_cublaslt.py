@@ -14,6 +14,7 @@ import pytest
 
 import core
 from core import compiler, sizes, tune
+from core.described import describe
 from core.errors import ArtifactError, DeviceError
 from core.ir.build import Builder
 from core.ir.graph import Array, Graph
@@ -69,7 +70,7 @@ def layer(
 
 
 def optimized(graph: Graph, **options: Any) -> Graph:
-    batching = compiler.describe(graph, make_options(threads=1)).batching
+    batching = describe(graph, make_options(threads=1)).batching
     return optimize(sizes.bind(graph, batching, ()), Options(host=False, **options))[0]
 
 

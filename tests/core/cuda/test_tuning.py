@@ -17,6 +17,7 @@ import pytest
 
 import core
 from core import compiler, sizes, tune
+from core.described import describe
 from core.errors import DeviceError, DeviceMemoryError
 from core.ir.build import Builder
 from core.ir.graph import Graph
@@ -46,7 +47,7 @@ def product(columns: int = 96) -> Graph:
 
 def problem_of(target: GpuTarget, batches: tuple[int, ...] = (1, 8)) -> Problem:
     """That of the product as the compiler plans it for devices."""
-    batching = compiler.describe(product(), make_options(threads=1)).batching
+    batching = describe(product(), make_options(threads=1)).batching
     graph, _ = optimize(sizes.bind(product(), batching, ()), Options(host=False))
     (problem,) = tune.problems(graph, target, 1, batches).values()
     return problem

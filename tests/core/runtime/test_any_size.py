@@ -354,9 +354,9 @@ def test_the_code_is_there_before_any_run(tmp_path: Path, builds: list[Sizes]) -
     path.write_bytes(model.SerializeToString())
     with core.compile(path, threads=1, cache_dir=cache, tune="off") as session:
         assert _answers_any_size(session)
-    options = make_options(threads=1, cache_dir=cache, tune="off")
-    compiler.compile_to(tmp_path / "model.lathe", core.load(path), options)
-    with core.load_compiled(tmp_path / "model.lathe", 1, cache, "background") as session:
+    other = str(tmp_path / "other")
+    compiler.compile_to(tmp_path / "model.lathe", core.load(path), make_options(threads=1, cache_dir=other, tune="off"))
+    with core.load_compiled(tmp_path / "model.lathe", 1, other, "background") as session:
         session.prepare()
         assert _answers_any_size(session)
     assert len(builds) == 2 and all(map(is_any_size, builds))

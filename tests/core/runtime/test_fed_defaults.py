@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import core
+from core.described import describe
 from core.errors import FeedError, SessionClosed
 from core.runtime.session import _VARIANTS
 from tests.core.frontends.models import theirs
@@ -173,7 +174,7 @@ def test_what_no_run_feeds_costs_nothing(tmp_path: Path, cache: Path) -> None:
     plans = []
     for proto in (with_defaults, without):
         graph = load(proto)
-        plans.append(core.compiler.build(graph, options, core.compiler.describe(graph, options).batching, ()).plan)
+        plans.append(core.compiler.build(graph, options, describe(graph, options).batching, ()).plan)
     assert plans[0].steps == plans[1].steps
     assert plans[0].memory == plans[1].memory
     with core.compile(load(with_defaults), tune="off", cache_dir=cache) as session:

@@ -11,6 +11,7 @@ import pytest
 import core
 import core.ops
 from core import compiler, sizes
+from core.described import describe
 from core.frontends.export import export
 from core.ir.build import Builder
 from core.ir.graph import Graph
@@ -114,7 +115,7 @@ def test_what_is_shared_outlives_the_one_that_brought_it(first_goes: bool, tmp_p
     options = compiler.make_options("cpu", "float32", 1, 8, True, tmp_path / "cache", "off")
     sessions = []
     for index, graph in enumerate(graphs):
-        binding = sizes.bind(graph, compiler.describe(graph, options).batching, (("length", 4),))
+        binding = sizes.bind(graph, describe(graph, options).batching, (("length", 4),))
         sessions.append(core.load_compiled(made(tmp_path / str(index), binding), threads=1))
     gone = 0 if first_goes else 1
     sessions.pop(gone).close()

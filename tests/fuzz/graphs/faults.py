@@ -276,7 +276,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "extents below 0",
         "Batches smaller than what a model cuts off: Pad by negative widths, Split into [n, 8 - n].",
-        ((core.ops.supposed, "_of_node", _only_what_operators_suppose),),
+        ((core.ops.supposed, "supposed_by", _only_what_operators_suppose),),
     ),
     Fault(
         "one code for batches of all sizes",

@@ -98,7 +98,11 @@ def test_data_that_the_model_cannot_take_are_the_callers_fault(tmp_path: Path) -
     model = load(small_models.model(signature, "z = CumSum(x, axis) y = MatMul(z, w)"), tmp_path)
     ones = np.ones((2, 3), np.float32)
     with serving({"m": _recorded(model)}) as running:
-        for axis, width, status, said in ((5, 3, 400, "axis 5"), (1, 4, 400, "extents 3 and 4"), (1, 3, 200, "")):
+        for axis, width, status, said in (
+            (5, 3, 400, "axis out of range"),
+            (1, 4, 400, "extents 3 and 4"),
+            (1, 3, 200, ""),
+        ):
             w = np.ones((width, 2), np.float32)
             inputs = [tensor_json("x", "FP32", ones), tensor_json("w", "FP32", w)]
             inputs.append({"name": "axis", "datatype": "INT64", "shape": [], "data": [axis]})

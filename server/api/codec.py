@@ -20,7 +20,7 @@ from server.api.classification import classifying
 from server.api.jsonparts import Lump, Parts, split
 from server.api.payloads import MOVED, Payload, cost, payload, raw_bytes, size
 from server.api.reply import Reply, binary_reply
-from server.api.spans import placed, span_of
+from server.api.spans import span_of
 from server.batching.signature import Group, Shape, Signature, element_count
 from server.datatypes import ELEMENT, NUMPY_OF, object_array, unpacking
 from server.errors import BadRequest, Internal, ServerError, Unsupported
@@ -394,7 +394,6 @@ class Codec:
                 entry["parameters"] = {"binary_data_size": len(payloads[-1])}
             elif output.span is not None:
                 shared.append((output.span, (yield from payload(datatype, array))))
-                entry["parameters"] = placed(output.span, len(shared[-1][1]))
             else:
                 inline.append((entry, array, datatype))
         text = yield from jsondata.dumping(document, inline)

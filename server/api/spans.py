@@ -1,4 +1,7 @@
-"""Where a tensor in shared memory is, in a request's parameters and an answer's."""
+"""Where a tensor in shared memory is, as a request's parameters say it.
+
+An answer repeats none of it: NVIDIA's client in C++ takes every output with parameters for one with binary data.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,6 @@ def span_of(parameters: dict[str, Any], place: str) -> Span | None:
     if not isinstance(region, str) or not region:
         raise BadRequest(f"{place}.parameters.{_REGION}: expected the name of a region, got {region!r:.80}")
     return Span(region, _bytes(parameters, _OFFSET, place, 0), _bytes(parameters, _SIZE, place, None))
-
-
-def placed(span: Span, size: int) -> dict[str, Any]:
-    """Return what an answer says of an output of ``size`` bytes that is there."""
-    return {_REGION: span.region, _OFFSET: span.offset, _SIZE: size}
 
 
 def _bytes(parameters: dict[str, Any], name: str, place: str, default: int | None) -> int:

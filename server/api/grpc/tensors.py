@@ -11,7 +11,6 @@ from server.api.codec import Codec, Head
 from server.api.grpc.messages import INFERENCE, Message, message_class
 from server.api.grpc.sent import SIZED, Sent
 from server.api.payloads import Payload, payload
-from server.api.spans import placed
 from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, pack_strings
 from server.errors import BadRequest
 from server.steps import Steps
@@ -93,13 +92,10 @@ def encoding(codec: Codec, head: Head, outputs: Tensors, in_stream: bool) -> Ste
     contents: list[bytes] = []
     for wanted in head.outputs:
         datatype, array = yield from codec.output(wanted, outputs)
-        entry = response.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
+        response.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
         content = yield from payload(datatype, array)
         if wanted.span is not None:
             shared.append((wanted.span, content))
-            for name, value in placed(wanted.span, len(content)).items():
-                field = "string_param" if isinstance(value, str) else "int64_param"
-                setattr(entry.parameters[name], field, value)
             content = b""  # clients count the outputs
         contents.append(_sized_field(_RAW, len(content)))
         contents += yield from _pieces(content)

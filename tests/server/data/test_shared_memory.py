@@ -108,6 +108,28 @@ def test_regions_beside_tensors_in_the_message(client: Any, triton: Any) -> None
             shm.set_shared_memory_region(handle, [np.zeros(32, np.int32)], offset=256)
 
 
+def test_an_output_has_parameters_for_binary_data_alone(client: Any, triton: Any) -> None:
+    """NVIDIA's client in C++ reads ``binary_data_size`` of every output that has parameters."""
+    over_http = triton is triton_http
+    a = np.arange(32, dtype=np.int32).reshape(2, 16)
+    inputs = [triton.InferInput(name, [2, 16], "INT32").set_data_from_numpy(a) for name in ("a", "b")]
+    with memory(128) as (key, _):
+        client.register_system_shared_memory("r", key, 128)
+        wanted = {way: triton.InferRequestedOutput("total") for way in ("message", "region", "classes")}
+        wanted["region"].set_shared_memory("r", 128)
+        wanted["classes"] = triton.InferRequestedOutput("total", class_count=2)
+        if over_http:
+            wanted["json"] = triton.InferRequestedOutput("total", binary_data=False)
+        beside = triton.InferRequestedOutput("difference")
+        for way, output in wanted.items():
+            result = client.infer("adder", inputs, outputs=[output, beside])
+            found = result.get_output("total")
+            parameters = found.get("parameters") if over_http else dict(found.parameters)
+            in_binary = over_http and way in ("message", "classes")
+            assert (set(parameters or ()), way) == ({"binary_data_size"} if in_binary else set(), way)
+            np.testing.assert_array_equal(result.as_numpy("difference"), a - a)
+
+
 def test_strings_and_booleans(client: Any, triton: Any) -> None:
     text = np.array([["plain", "grün", ""]], dtype=np.object_)
     packed = serialize_byte_tensor(text)

@@ -83,8 +83,8 @@ class Former:
         """The most rows the next batch may have."""
         if not self.policy.preferred:
             return self.max_rows
-        waiting = sum(entry.rows for entry in self._queue.next(monotonic()))
-        return self.policy.most(waiting, self.max_rows)
+        waiting = self._queue.next(monotonic())
+        return self.policy.most((entry.rows for entry in waiting), self.max_rows)
 
     def _fit_target(self, batch: list[Entry], wait: float) -> list[Entry]:
         """Make a batch smaller if its oldest request then meets the latency target; if it cannot, size is no help."""

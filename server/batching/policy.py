@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class BatchPolicy:
         """Whether so many waiting rows need not wait for more; ``limit`` is what fits into one batch."""
         return rows >= min(*self.preferred, limit) if self.preferred else rows >= limit
 
-    def most(self, rows: int, limit: int) -> int:
-        """Return how many of the waiting rows the next batch takes: the largest preferred size there is, else all."""
-        return max((size for size in self.preferred if size <= min(rows, limit)), default=limit)
+    def most(self, waiting: Iterable[int], limit: int) -> int:
+        """Return how many rows the next batch may have, of requests that wait with so many rows each, in their order.
+
+        It is the largest preferred size that the first of them make up; where they make up none, all that fit.
+        """
+        sizes = takewhile(lambda rows: rows <= limit, accumulate(waiting))
+        return max((rows for rows in sizes if rows in self.preferred), default=limit)

@@ -41,7 +41,10 @@ class DynamicBatching(_Section):
     """How requests become batches."""
 
     preferred_batch_size: tuple[Size, ...] = Field(
-        default=(), strict=False, description="Sizes to form; waits for the smallest of them up to the delay."
+        default=(),
+        strict=False,
+        description="Sizes to form; waits for the smallest of them up to the delay. Requests that make up none of them "
+        "go together all the same.",
     )
     max_queue_delay_microseconds: int = Field(
         default=0, ge=0, le=10_000_000, description="How long a request may wait for others while nothing runs."

@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from server.batching.entry import Entry, Outcome
 from server.batching.policy import BatchPolicy
@@ -27,9 +28,9 @@ def play_with(policy: BatchPolicy, scene: Scene, model: FakeModel) -> Bench:
     return play(configured, model)
 
 
-def submit(bench: Bench, priority: int, start: float = 0.0, width: int = 4) -> asyncio.Future[Outcome]:
+def submit(bench: Bench, priority: int, start: float = 0.0, width: int = 4, n: int = 1) -> asyncio.Future[Outcome]:
     future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    x = rows(1, width, start=start)
+    x = rows(n, width, start=start)
     entry = Entry({"x": x}, bench.signature.group_of({"x": x}), future.set_result, None, priority)
     bench.batcher.submit(entry)
     return future
@@ -53,6 +54,33 @@ def test_an_idle_model_waits_for_a_preferred_size_and_leaves_the_rest() -> None:
     bench = play_with(BatchPolicy(preferred=(4, 6), max_delay=LONG), scene, model)
     assert model.batches == [4, 1]
     assert bench.stats.released["preferred"] == 1
+
+
+@pytest.mark.parametrize(
+    ("waiting", "batches"),
+    [
+        ((1, 3), [4]),  # none of the preferred sizes: all of them
+        ((1, 5), [6]),
+        ((2, 3, 2), [2, 5]),
+        ((3, 3, 3), [6, 3]),
+        ((7, 2), [7, 2]),  # 9 would be too many
+        ((1, 1, 1, 1, 1, 1, 1), [6, 1]),
+    ],
+)
+def test_requests_of_several_rows_make_up_a_preferred_size_or_go_together(
+    waiting: tuple[int, ...], batches: list[int]
+) -> None:
+    """As in Triton's tests of its batcher: sizes 2 and 6 are preferred, 8 is the largest."""
+    model = doubler(max_batch=8)
+
+    async def scene(bench: Bench) -> None:
+        first = await bench.hold()
+        futures = [submit(bench, 0, n=count) for count in waiting]
+        model.gate.set()
+        await asyncio.gather(first, *futures)
+
+    play_with(BatchPolicy(preferred=(2, 6), max_delay=0.05), scene, model)
+    assert model.batches == [1, *batches]
 
 
 def test_after_the_delay_what_is_there_goes() -> None:

@@ -10,7 +10,7 @@ from core.ir.dims import is_sized
 from core.ir.graph import Graph
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, covers
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request
 from core.kernels.catalog.gemm import extras_of, operand_of, product_shape
 from core.kernels.catalog.matrices import perm_attribute, unpermuted
 from core.kernels.catalog.nest import Nest, has_plannable_types, is_plannable, traffic
@@ -45,7 +45,6 @@ class VaryingGemmSpec(KernelSpec):
         )
 
 
-@covers("FusedMatMul", "MatMul")
 def varying_gemm(request: Request) -> KernelCall | None:
     """None for other element types, a known number of many rows, and rows and columns that are both no neighbours.
     Asked where no other kernel does the product."""

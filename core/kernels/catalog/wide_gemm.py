@@ -9,7 +9,7 @@ from core.ir.dim import product
 from core.ir.graph import Graph
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch
 from core.kernels.catalog.gemm import extras_of, operand_of, product_shape, rows_last
 from core.kernels.catalog.matrices import perm_attribute, unpermuted
 from core.kernels.catalog.nest import Nest, has_plannable_types, is_plannable, traffic
@@ -66,7 +66,6 @@ class WideGemmSpec(KernelSpec):
         return f"product of {self.element} {self.tile}, {self.depth} deep"
 
 
-@covers("FusedMatMul", "MatMul")
 def wide_gemm(request: Request) -> KernelCall | None:
     """None for narrow floats, epilogues that are no scalar code, and shapes that cannot be planned. Asked last."""
     node, element = request.node, _element(request)

@@ -21,6 +21,12 @@ _VECTORS = 4  # of neighbouring columns in one pass over the depth; fewer where 
 
 def generate(spec: VaryingGemmSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
+    multiply(k, spec)
+    return k
+
+
+def multiply(k: Kernel, spec: VaryingGemmSpec) -> None:
+    """Write the product into a kernel that has its operands."""
     dtypes = (F32, F32, *spec.extra_dtypes, spec.dtype)
     operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
     write = _along_columns if spec.b_steps[1] == 1 else _along_depth
@@ -29,7 +35,6 @@ def generate(spec: VaryingGemmSpec, target: Target) -> Kernel:
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(operands, offsets, strict=True))
         steps = tuple(step if isinstance(step, int) else k.dim(step) for step in spec.result_steps)
         write(k, spec, a, b, Results(k, spec.epilogue, tuple(rest), steps))
-    return k
 
 
 def _along_columns(k: Kernel, spec: VaryingGemmSpec, a: Pointer, b: Pointer, results: Results) -> None:

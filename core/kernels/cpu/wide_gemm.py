@@ -19,15 +19,21 @@ _TASKS_PER_THREAD = 4
 
 
 def generate(spec: WideGemmSpec, target: Target) -> Kernel:
-    return _WideGemm(spec, target).kernel
+    k = Kernel(spec, target)
+    multiply(k, spec)
+    return k
+
+
+def multiply(k: Kernel, spec: WideGemmSpec) -> None:
+    """Write the product into a kernel that has its operands."""
+    _WideGemm(k, spec)
 
 
 class _WideGemm:
-    """Writes the kernel of one spec."""
+    """Writes the code of one spec."""
 
-    def __init__(self, spec: WideGemmSpec, target: Target) -> None:
-        self.spec, self.kernel = spec, Kernel(spec, target)
-        k = self.kernel
+    def __init__(self, k: Kernel, spec: WideGemmSpec) -> None:
+        self.spec, self.kernel = spec, k
         dtypes = (*spec.factors, *spec.extra_dtypes, spec.dtype)
         self.operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
         self.operands[:2] = [pointer.computing(spec.element) for pointer in self.operands[:2]]

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from server.access.addresses import client_of
+from server.api import undelivered
 from server.api.callhead import CallHead, call_head, is_infer_path
 from server.api.codec import Head
 from server.api.cycle import Cycle, Outlet, describe
@@ -119,11 +120,11 @@ class LatheProtocol(TurnTaking):
         if self.pace is not None:
             self.deadline = min(self.gone_by, self.pace.look(now, reading=not self.flow.read_paused))
         if self.outflow is not None and now > self.outflow.look(self.transport.get_write_buffer_size(), now):
-            self.transport.abort()
+            undelivered.reset(self.transport)
         elif now > self.deadline or self._is_too_slow(now):
             self._timed_out()
         elif self._is_idle() and now - self.last_seen > self.hub.settings.keep_alive:
-            self.transport.close()
+            undelivered.close(self.transport)
 
     def _take_slot(self) -> bool:
         """Say whether this connection may ask for more than health, now that it has sent a request."""

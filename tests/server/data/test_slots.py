@@ -27,6 +27,7 @@ from tests.server.data.running import Raw, Running, infer_request, request, rows
 
 TLS: dict[str, Any] = {**SERVER}
 ROOT = request("GET", "/v2")
+ESTABLISHED = 1  # as /proc/net/tcp has it
 
 
 @contextmanager
@@ -263,6 +264,28 @@ def test_an_answer_nobody_reads_ends_the_connection() -> None:
         assert len(all_of(raw)) < 32 << 20
 
 
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        (8 << 20, {"write_timeout": 0.5}),  # more than the system takes: the rest waits in the server
+        (1 << 18, {"keep_alive": 0.5}),  # all of it waits in the system, and the connection seems idle
+    ],
+)
+def test_of_an_answer_nobody_reads_the_system_keeps_nothing(values: int, settings: dict[str, Any]) -> None:
+    with serving({"FP32": echo("FP32")}, **settings) as running, slow_reader(running) as raw:
+        raw.send(infer_request("FP32", rows(1, values)))
+        ends = (running.port, raw.socket.getsockname()[1])
+        wait_for(lambda: connections().get(ends) == ESTABLISHED)
+        wait_for(lambda: ends not in connections(), seconds=20)
+
+
+def test_an_idle_connection_whose_answers_arrived_ends_in_order() -> None:
+    with serving({"FP32": echo("FP32")}, keep_alive=0.5) as running, running.connect() as raw:
+        raw.send(infer_request("FP32", rows(1, 4)))
+        assert raw.answer().status == 200
+        assert raw.socket.recv(1) == b""  # and no reset
+
+
 def test_an_answer_that_is_read_steadily_may_take_longer_than_the_write_timeout() -> None:
     with serving({"FP32": echo("FP32")}, write_timeout=1.0) as running, slow_reader(running, 1 << 18) as raw:
         raw.send(infer_request("FP32", rows(1, 8 << 20)))
@@ -281,6 +304,13 @@ def test_the_lowest_rate_of_reading_counts_after_a_first_pause() -> None:
     assert flow.look(9_800, 9.0) == 12.0
     assert flow.look(5_000, 11.0) == 21.0  # and no pause is longer than that at the start
     assert flow.look(6_000, 12.0) == 21.0  # a further answer is no progress
+
+
+def connections() -> dict[tuple[int, int], int]:
+    """The system's IPv4 connections: the state of each, by its own port and the other end's."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ports = [(int(own.split(":")[1], 16), int(other.split(":")[1], 16)) for _, own, other, *_ in lines]
+    return dict(zip(ports, (int(line[3], 16) for line in lines), strict=True))
 
 
 @contextmanager

@@ -76,6 +76,7 @@ def graphs() -> Iterator[Graph]:
         yield single_node("MaxPool", tensor("float32[n,3,9,20]"), outputs=2, kernel_shape=(3, 3), strides=(stride,) * 2)
         yield _node("LayerNormalization", f"{dtype}[n,9,20]", floats(20), floats(20))
     yield _node("FusedMatMul", "uint8[n,64]", _SIGNED)
+    yield _node("FusedMatMul", "float32[size0,20]", "float32[20,size1]")
     for dtype in ("float64", "int32", "int64"):
         yield _node("FusedMatMul", f"{dtype}[n,20]", f"{dtype}[20,n]")
     yield _node("FusedConv", "uint8[n,9,9,16]", normal(DType.INT8, (32, 16, 3, 3)), pad_value=7, **_IMAGE)

@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Coroutine, Sequence
 from typing import IO, Any, Protocol
 
+import uvloop
+
 from core.runtime import child_python
 from core.runtime.priority import Priority, lower
 
@@ -119,9 +121,26 @@ async def open_reader(pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
     """Return what reads a pipe on the running loop, and closes it in the end."""
     if pipe is None:
         return None
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: _PipeProtocol(reader), pipe)
+    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+    given = _Handed(pipe) if isinstance(loop, uvloop.Loop) else pipe
+    await loop.connect_read_pipe(lambda: _PipeProtocol(reader), given)
     return reader
+
+
+class _Handed:
+    """A pipe's end that belongs to uvloop. It closes the descriptor, and then this, too: closed here, that might
+    be one which another thread has opened in between."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._descriptor = os.dup(pipe.fileno())
+        pipe.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Leave that to uvloop."""
 
 
 async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, stderr: int = subprocess.PIPE) -> Process:

@@ -71,12 +71,14 @@ class Catalog:
         ]
 
     def models(self) -> list[ModelInfo]:
-        """Return all models."""
-        return [_describe(model) for model in self._models]
+        """Return all models whose aliases are known."""
+        return [_describe(model) for model in self._models if self._models.registry.find(model.name) is not None]
 
     def model(self, name: str) -> ModelInfo:
-        """Return one model; raises NotFound."""
-        return _describe(self._models.known(name))
+        """Return one model; raises NotFound, and until its aliases are known while the server starts Unavailable."""
+        model = self._models.known(name)
+        self._models.registry.view(name)
+        return _describe(model)
 
     async def versions(self, name: str) -> list[VersionInfo]:
         """Return a model's versions, without those that are deleted meanwhile; raises NotFound."""

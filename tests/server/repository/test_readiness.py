@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from server.errors import Unavailable, UnknownModel
+from server.repository.aliases import Aliases
+from server.repository.catalog import Catalog
+from server.repository.diskside import DiskSide
+from server.repository.live import LiveModel
 from server.repository.readiness import Readiness
 from server.repository.store import Origin
 from server.types import Awaited
@@ -91,6 +95,31 @@ def test_during_a_start_a_model_that_was_not_looked_at_yet_is_not_unknown(tmp_pa
             for ask in (lambda: w.scale(name="no"), lambda: w.rollout._models.known("no")):
                 with pytest.raises(UnknownModel):
                     ask()
+
+    run(work())
+
+
+def test_during_a_start_nobody_is_told_of_a_model_without_its_aliases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its versions are known first; a list of no aliases would say that they are gone."""
+    seen: list[object] = []
+    state = DiskSide._state
+
+    async def asked_before(disk: DiskSide, model: LiveModel) -> Aliases:
+        catalog = Catalog(disk._store, disk._models, disk)
+        seen.append(catalog.models())
+        with pytest.raises(Unavailable, match="'m' is not known yet: the server is starting"):
+            catalog.model("m")
+        return await state(disk, model)
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(3.0))
+        monkeypatch.setattr(DiskSide, "_state", asked_before)
+        async with world(tmp_path) as w:
+            assert seen[0] == []
+            assert set(w.rollout.catalog.model("m").aliases.aliases) == {"live"}
 
     run(work())
 

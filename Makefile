@@ -65,6 +65,8 @@ ifeq ($(HEAP),)
 else
 	LD_PRELOAD=$(firstword $(HEAP)) MALLOC_CHECK_=3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" \
 	  tests/core/runtime tests/core/test_differential.py $(ARGS)
+	LD_PRELOAD=$(firstword $(HEAP)) MALLOC_CHECK_=3 $(BIN)/python -m pytest -q -n $(JOBS) -m slow \
+	  tests/core/conformance/test_operator_cases.py
 endif
 
 test-cuda: .lathe/cuda/.ready .lathe/cuda-oldest/.ready  ## kernels for GPUs, compiled and interpreted by Triton; needs no GPU (two gigabytes)

@@ -57,8 +57,8 @@ class PadSpec(KernelSpec):
 
 @covers("Pad")
 def pad(request: Request) -> KernelCall | None:
-    """Widths of any number, or ones that follow from sizes. The types of the node suppose that no more is cropped than
-    there is."""
+    """Widths of any number, or ones that follow from sizes. The node supposes that no more is cropped than there is,
+    and that something is left to be repeated; None where that is known to be wrong."""
     node, x = request.node, request.node.inputs[0]
     widths = pad_widths(node)
     if x is None or widths is None or not x.shape:
@@ -71,9 +71,13 @@ def pad(request: Request) -> KernelCall | None:
             x.shape, cropped, widths, node.output.shape, steps, strict=True
         )
     ]
+    mode = attribute(node, "mode") or "constant"
+    least = 0 if mode == "constant" else 1
+    if any(isinstance(axis.extent, int) and axis.extent < least for axis in axes if not axis.is_plain):
+        return None
     first = sum((front * step for (front, _), step in zip(cropped, steps, strict=True)), start=_ZERO)
     fill = fill_bits(request)
-    spec = PadSpec(x.dtype.itemsize, attribute(node, "mode") or "constant", _joined(axes), first, fill)
+    spec = PadSpec(x.dtype.itemsize, mode, _joined(axes), first, fill)
     dims = [dim for axis in spec.axes for dim in (axis.extent, axis.before, axis.length, axis.step)]
     if not all(map(is_plannable, (first, *dims))):
         return None

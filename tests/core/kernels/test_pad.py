@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import core
+from core.errors import LatheError
 from core.ir.types import DType, TensorType
 from core.kernels.catalog.base import Request
 from core.kernels.catalog.pad import PadSpec, pad
@@ -95,3 +96,22 @@ def test_one_code_for_all_lengths_and_widths(mode: str, value: str) -> None:
             if mode != "reflect":  # ONNX Runtime reflects once only
                 np.testing.assert_array_equal(wanted[1], theirs(data, feeds)["z"])
         assert "code for any sizes serves" in session.explain() and "FALLBACK" not in session.explain()
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge"])
+@pytest.mark.parametrize("widths", [(3, -3), (-2, 3), (-4, 1), (5, -2)], ids=str)
+def test_more_is_cropped_than_there_is(mode: str, widths: tuple[int, int]) -> None:
+    """Kernels rely on it that something is left; else the reference fills, or refuses."""
+    before, after = widths
+    text = f'y = Pad<mode="{mode}">(x, p)'
+    data = model("float[2,k] x => float[2,m] y", text, f"int64[4] p = {{0,{before},0,{after}}}")
+    with core.compile(data, threads=1, tune="off", new_shapes="wait") as session:
+        for length in (6, 1, 2, 3, 4, 9):
+            feeds = {"x": np.arange(2.0 * length, dtype=np.float32).reshape(2, length)}
+            try:
+                expected = core.interpret(core.load(data), feeds)["y"]
+            except LatheError:
+                with pytest.raises(LatheError):
+                    session.run(feeds)
+            else:
+                np.testing.assert_array_equal(session.run(feeds)["y"], expected)

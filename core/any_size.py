@@ -48,9 +48,9 @@ class MakeAnySize(Protocol):
 
 @dataclass(frozen=True)
 class Sized:
-    """What is known of a model's code for any sizes before it is compiled. `binding`: what each symbol of the inputs is
-    in terms of the sizes of the code's table; empty where no node has a kernel that takes any sizes, and for models
-    where only the batch size is free: they have no other symbol, or weights fix what those are.
+    """Facts about a model's code for any sizes, found before it is compiled. `binding` gives each symbol of the inputs
+    in terms of the sizes of the code's table. It is empty where no node has a kernel that takes any sizes, and for
+    models where only the batch size is free: they have no other symbol, or weights fix what those are.
 
     `whole`: each node has one; else that code is in parts. `rewritten`: the graph of whole code as passes leave it,
     with their reports, so that compiling need not run them again.
@@ -62,7 +62,7 @@ class Sized:
 
 
 def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sized:
-    """What code for any sizes a model is to have."""
+    """Find out which code for any sizes a model can have."""
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
         return Sized()
     try:

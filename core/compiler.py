@@ -196,10 +196,8 @@ def _compile_for_any(
     binding, chosen = description.any_size, for_any_size(replace(options, findings=()))
     if not binding or source.place(binding, chosen).exists():
         return
-    batching = description.batching.of(binding)
     with suppress(Exception):  # whatever it is: a model is not refused by what only stands in
-        compiled = build(graph, chosen, batching, binding, ahead)
-        _keep(source, replace(description, batching=batching), binding, chosen, compiled)
+        _compile_into(source, graph, description, binding, chosen, ahead)
 
 
 def _source_of(graph: Graph, description: Description) -> Graph | None:
@@ -408,9 +406,20 @@ def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: t
     if not {name for name, _ in binding} <= set(input_symbols(graph)):
         graph = with_shadows(graph)
     description, source = describe(graph, options), Source(path, origin, store, fed)
+    _compile_into(source, graph, description, binding, options)
+
+
+def _compile_into(
+    source: Source,
+    graph: Graph,
+    description: Description,
+    binding: Sizes,
+    options: Options,
+    ahead: Rewritten | None = None,
+) -> None:
+    """Put the code of one shape, or that for any sizes, into the store. `ahead`: see `build`."""
     description = replace(description, batching=description.batching.of(binding))
-    compiled = build(graph, options, description.batching, binding)
-    _keep(source, description, binding, options, compiled)
+    _keep(source, description, binding, options, build(graph, options, description.batching, binding, ahead))
 
 
 def _graph_in(path: Path) -> Graph:

@@ -1,5 +1,5 @@
-"""What a session is told of a model before its shapes are known: its inputs and outputs, how it batches and packs, and
-whether code for any sizes serves it."""
+"""The description of a model, made before its shapes are known: inputs, outputs, batching, packing, and whether code
+for any sizes serves it."""
 
 from __future__ import annotations
 

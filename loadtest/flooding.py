@@ -27,11 +27,8 @@ class Flooder(SlowClient):
 
     def turn(self) -> None:
         """Connect and say it, or see whether the connection is still there."""
+        self._let_go_if_dropped()
         if self._socket is None:
-            super().turn()
-        elif self._is_dropped(self._socket):
-            self._socket.close()
-            self._socket = None
             super().turn()
 
 

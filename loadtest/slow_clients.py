@@ -40,9 +40,7 @@ class SlowClient:
                 self._socket.send(self._head)
             elif self._head:
                 self._socket.send(b"a")
-        if self._socket is not None and self._is_dropped(self._socket):
-            self._socket.close()
-            self._socket = None
+        self._let_go_if_dropped()
 
     def _connected(self) -> socket.socket:
         return socket.create_connection(self._address, source_address=(self._source, 0))
@@ -57,6 +55,12 @@ class SlowClient:
             return True
         return True
 
+    def _let_go_if_dropped(self) -> None:
+        """Close a connection that the server has ended."""
+        if self._socket is not None and self._is_dropped(self._socket):
+            self._socket.close()
+            self._socket = None
+
 
 class SlowReader(SlowClient):
     """A client that asks for a lot at once, and reads a byte now and then."""
@@ -65,9 +69,8 @@ class SlowReader(SlowClient):
         """Connect and ask, or read one byte more."""
         if self._socket is None:
             super().turn()
-        elif self._is_dropped(self._socket):
-            self._socket.close()
-            self._socket = None
+        else:
+            self._let_go_if_dropped()
 
     def _connected(self) -> socket.socket:
         found = socket.socket(socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET)

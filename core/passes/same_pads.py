@@ -52,8 +52,8 @@ def _rewrite(editor: Editor, node: Node) -> None:
 
 def _window(node: Node) -> Window | None:
     """The window over images with their channels first; None where its extents are not known."""
-    view = registry.NodeView(registry.get(node.op), node)
-    extents = node.attrs.get("kernel_shape") if node.op == "MaxPool" else node.inputs[1].shape[2:]  # type: ignore[union-attr]
+    view, weights = registry.NodeView(registry.get(node.op), node), node.input(1)
+    extents = weights.shape[2:] if weights is not None else node.attrs.get("kernel_shape")  # MaxPool has none
     known = [extent for extent in extents if isinstance(extent, int)] if isinstance(extents, tuple) else []
     if node.attrs.get("layout", "NCHW") != "NCHW" or not known or len(known) < len(node.output.shape) - 2:
         return None

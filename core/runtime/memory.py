@@ -121,8 +121,7 @@ def share_heaps(most: int) -> None:
 
     What threads of a long life free in turn is then used again by the others; kept apart, it adds up.
     """
-    if _option is not None and _trim is not None:  # other C libraries number their options otherwise, or have none
-        _option(_M_ARENA_MAX, most)
+    _choose(_M_ARENA_MAX, most)
 
 
 def keep_freed(size: int) -> None:
@@ -131,9 +130,14 @@ def keep_freed(size: int) -> None:
 
     A page that is new to the process costs a fault: that is nine tenths of the time to copy a large block into it.
     """
+    _choose(_M_MMAP_THRESHOLD, size)
+    _choose(_M_TRIM_THRESHOLD, 2 * size)
+
+
+def _choose(option: int, value: int) -> None:
+    """Set an option of the C library. Others than glibc number theirs otherwise, or have none."""
     if _option is not None and _trim is not None:
-        _option(_M_MMAP_THRESHOLD, size)
-        _option(_M_TRIM_THRESHOLD, 2 * size)
+        _option(option, value)
 
 
 def joined(chunks: Iterable[bytes | memoryview], size: int) -> NDArray[np.uint8]:

@@ -76,9 +76,7 @@ class Catalog:
 
     def model(self, name: str) -> ModelInfo:
         """Return one model; raises NotFound, and until its aliases are known while the server starts Unavailable."""
-        model = self._models.known(name)
-        self._models.registry.view(name)
-        return _describe(model)
+        return _describe(self._known(name))
 
     async def versions(self, name: str) -> list[VersionInfo]:
         """Return a model's versions, without those that are deleted meanwhile; raises NotFound."""
@@ -89,8 +87,8 @@ class Catalog:
         return found
 
     async def version(self, name: str, version: int) -> VersionInfo:
-        """Return one version; raises NotFound."""
-        model = self._models.known(name)
+        """Return one version; raises NotFound, and Unavailable as :meth:`model`."""
+        model = self._known(name)
         if version not in model.statuses:
             raise NotFound(f"model {name!r} has no version {version}")
         manifest = await asyncio.to_thread(self._disk.manifest, model, version)
@@ -101,6 +99,12 @@ class Catalog:
             raise NotFound(f"model {name!r} has no version {version}")
         aliases = tuple(sorted(a for a, alias in model.aliases.aliases.items() if alias.version == version))
         return VersionInfo(version, model.status(version), manifest, aliases)
+
+    def _known(self, name: str) -> LiveModel:
+        """Return a model whose aliases are known; raises NotFound, while the server starts Unavailable."""
+        model = self._models.known(name)
+        self._models.registry.view(name)
+        return model
 
     async def audit(self, name: str) -> list[Record]:
         """Return the changes made to a model, oldest first; raises NotFound."""

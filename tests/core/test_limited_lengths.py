@@ -7,6 +7,7 @@ import pytest
 
 import core
 from core.errors import FeedError
+from core.specialise import NewShapes
 from tests.core.small_models import model, normal, theirs, untyped
 
 SIZES = "length = Shape <start = 1, end = 2> (x) rows = Shape <end = 1> (x) least = Min(length, limit)"
@@ -25,9 +26,9 @@ def limited(body: str, limit: int = 8) -> bytes:
 
 @pytest.mark.parametrize("new_shapes", ["default", "wait"])
 @pytest.mark.parametrize("kind", BODIES)
-def test_one_code_serves_all_lengths_up_to_the_limit(kind: str, new_shapes: str) -> None:
+def test_one_code_serves_all_lengths_up_to_the_limit(kind: str, new_shapes: NewShapes) -> None:
     data = limited(BODIES[kind])
-    with core.compile(core.load(data), tune="off", threads=1, new_shapes=new_shapes) as session:  # type: ignore[arg-type]
+    with core.compile(core.load(data), tune="off", threads=1, new_shapes=new_shapes) as session:
         assert session.description.any_size and not session.description.in_parts
         assert session.description.batching.batchable
         for rows, length in ((2, 3), (1, 1), (3, 7), (2, 8), (2, 2)):

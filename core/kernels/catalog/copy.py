@@ -309,7 +309,8 @@ def pad(request: Request) -> KernelCall | None:
 
 
 def pad_widths(node: Node) -> list[tuple[Any, Any]] | None:
-    """What a Pad adds before and after each axis; None where it is not known, or elements cannot be copied."""
+    """The widths that a Pad adds before and after each axis. None where they are not known, or elements cannot be
+    copied."""
     pads = integers(node, "pads")
     computed = node.input(1) is not None or node.input(3) is not None
     if not _is_movable(node) or computed or pads is None or len(pads) % 2:

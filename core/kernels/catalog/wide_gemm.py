@@ -68,10 +68,11 @@ class WideGemmSpec(KernelSpec):
 
 def wide_gemm(request: Request) -> KernelCall | None:
     """None for narrow floats, epilogues that are no scalar code, and shapes that cannot be planned. Asked last."""
-    node, element = request.node, _element(request)
+    node, types = request.node, _types(request)
     epilogue = node.attrs.get("epilogue")
-    if element is None or (epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue))):
+    if types is None or (epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue))):
         return None
+    left, right, element = types
     a, b, shape = operand_of(request, 0), operand_of(request, 1), product_shape(node)
     y = unpermuted(request.strides_of(node.output), perm_attribute(node, "perm_y"))
     extras = extras_of(node)
@@ -87,7 +88,7 @@ def wide_gemm(request: Request) -> KernelCall | None:
         a_steps=(a_row, a.strides[-1]),
         b_steps=(b.strides[-2], b.strides[-1]),
         result_steps=tuple(zip(rows, (each[-1] for each in (*walks, y)), strict=True)),
-        factors=(node.inputs[0].dtype, node.inputs[1].dtype),  # type: ignore[union-attr]
+        factors=(left, right),
         element=element,
         epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
         extra_dtypes=tuple(value.dtype for value in extras.values()),
@@ -104,14 +105,15 @@ def wide_gemm(request: Request) -> KernelCall | None:
     return KernelCall(spec, tuple(operands), flops=product(shape) * spec.depth * 2, bytes=traffic(node))
 
 
-def _element(request: Request) -> DType | None:
-    """The type in which products add up; None for operands that are no matrices of numbers with one."""
+def _types(request: Request) -> tuple[DType, DType, DType] | None:
+    """The types of A and B, and that in which their products add up; None for other operands than matrices of numbers
+    that have one."""
     node, (a, b) = request.node, request.node.inputs[:2]
     if a is None or b is None or not has_plannable_types(node) or min(len(a.shape), len(b.shape)) < 2:
         return None
     if (a.dtype, b.dtype) == (DType.UINT8, DType.INT8):
-        return DType.INT32
-    return a.dtype if a.dtype is b.dtype and a.dtype in _ELEMENTS else None
+        return a.dtype, b.dtype, DType.INT32
+    return (a.dtype, b.dtype, a.dtype) if a.dtype is b.dtype and a.dtype in _ELEMENTS else None
 
 
 def _tile(target: Target, element: DType, columns: Dim, rows: Dim) -> Tile:

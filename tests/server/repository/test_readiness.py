@@ -111,6 +111,8 @@ def test_during_a_start_nobody_is_told_of_a_model_without_its_aliases(
         seen.append(catalog.models())
         with pytest.raises(Unavailable, match="'m' is not known yet: the server is starting"):
             catalog.model("m")
+        with pytest.raises(Unavailable, match="'m' is not known yet: the server is starting"):
+            await catalog.version("m", 1)
         return await state(disk, model)
 
     async def work() -> None:

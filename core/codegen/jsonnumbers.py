@@ -61,7 +61,7 @@ def source(name: str) -> str:
     """LLVM text of one of the readers."""
     element: Callable[[_List], None] = {"floats": _float, "integers": _integer, "booleans": _boolean}[name[5:]]
     reader = _List(Procedure(name, 4))
-    reader.write(element)
+    reader.write(element, _short_decimals if element is _float else None)
     return reader.p.finish()
 
 
@@ -114,7 +114,9 @@ class _List:
         self.refuse(self.char().differs(ord(character)))
         self.at.value += 1
 
-    def write(self, element: Callable[[_List], None]) -> None:
+    def write(self, element: Callable[[_List], None], run: Callable[[_List, Local], None] | None = None) -> None:
+        """`run` takes, from where an element begins, those that it reads fast and that are not the last of their row,
+        each with its comma; it is told how many are left in the row."""
         p = self.p
         count = self.get(ReadWord.COUNT)
         resumed = p.local((self.index.value > 0).word)
@@ -128,6 +130,9 @@ class _List:
         left = p.local(p.choose(done.equals(0) & resumed.value.differs(0), 0, row.value - done))
         with p.loop() as loop:
             with p.when(resumed.value.equals(0)):
+                if run is not None:
+                    run(self, left)
+                    self.skip_spaces()
                 element(self)
                 self.index.value += 1
                 left.value -= 1
@@ -216,10 +221,14 @@ class _List:
         values = self.eight() ^ _EIGHT_ZEROS
         others = ((values + 0x7676767676767676) | values) & _EIGHT_HIGH
         count = p.trailing_zeros(others) >> 3
-        said = values << ((p.word(64) - (count << 3)) & 63)  # zeros before the digits, up to eight
-        said = (said * 10 + (said >> 8)) & 0x00FF00FF00FF00FF
-        said = (said * 100 + (said >> 16)) & 0x0000FFFF0000FFFF
-        return count, (said * 10_000 + (said >> 32)) & 0xFFFFFFFF
+        return count, self.number_of(values << ((p.word(64) - (count << 3)) & 63))  # zeros before the digits
+
+    @staticmethod
+    def number_of(digits: Word) -> Word:
+        """The number of eight decimal digits, of which the lowest byte has the first."""
+        pairs = (digits * 10 + (digits >> 8)) & 0x00FF00FF00FF00FF
+        fours = (pairs * 100 + (pairs >> 16)) & 0x0000FFFF0000FFFF
+        return (fours * 10_000 + (fours >> 32)) & 0xFFFFFFFF
 
     def take_digits(self, sum_: Local, powers: Word) -> Word:
         """Take digits, of which there has to be one: `sum` goes on with them. Gives their number."""
@@ -289,11 +298,50 @@ def _float(r: _List) -> None:
             bits.value = _decimal(r, begin, negative)
         with word:
             bits.value = _word(r)
-    bits.value |= negative.value << 63
+    _store_float(r, bits.value | (negative.value << 63))
+
+
+def _store_float(r: _List, bits: Word) -> None:
+    """Store the number of these bits of a float64 as the next element."""
+    p = r.p
     with p.when(r.width.equals(8)):
-        p.store(r.elements + (r.index.value << 3), bits.value)
+        p.store(r.elements + (r.index.value << 3), bits)
     with p.when(r.width.equals(4)):
-        p.store(r.elements + (r.index.value << 2), p.bits_as_float32(bits.value), 32)
+        p.store(r.elements + (r.index.value << 2), p.bits_as_float32(bits), 32)
+
+
+def _short_decimals(r: _List, left: Local) -> None:
+    """Take numbers from d.d to d.ddddd, with or without a minus, as long as commas follow them. A word of text holds
+    all of one, so that where the next one begins depends on one load, and on no branch that digits decide."""
+    p = r.p
+    powers = p.table("exact", _EXACT_POWERS)
+    with p.loop() as loop:
+        at = r.at.value
+        with p.when((left.value <= 1) | (at > r.last)):
+            p.leave(loop)
+        word = p.load(at, 1)
+        negative = (word & 0xFF).equals(ord("-")).word
+        text = word >> (negative << 3)
+        values = text ^ _EIGHT_ZEROS
+        digits = values & ~0xFF00  # 0 in the place of the point
+        others = ((digits + 0x7676767676767676) | digits) & _EIGHT_HIGH
+        width = p.trailing_zeros(others) & 0x38  # of the number, in bits; 0 for one that is longer than the word
+        behind = text >> width
+        is_other = (others & 0x808080) | ((values & 0xFF00) ^ ((ord(".") ^ ord("0")) << 8))
+        with p.when((is_other | ((behind & 0xFF) ^ ord(","))).differs(0)):
+            p.leave(loop)
+        joined = (digits & ~0xFF) | ((digits & 0xFF) << 8)  # without the point
+        whole = r.number_of(joined << ((p.word(64) - width) & 63))
+        # Both are float64 without rounding, so the division rounds correctly (Clinger).
+        divisor = p.double_at(powers + (width - 16))
+        bits = p.bits_of(p.builder.binary("fdiv", p.double_of(whole), divisor))
+        _store_float(r, bits | (negative << 63))
+        r.index.value += 1
+        left.value -= 1
+        behind = behind >> 8
+        r.at.value = at + negative + (width >> 3) + 1 + (behind & 0xFF).equals(0x20).word
+        with p.when(behind.equals(0), rare=True):  # the word has ended
+            r.at.value += r.char().equals(0x20).word
 
 
 def _word(r: _List) -> Word:
@@ -393,7 +441,7 @@ def _nearest(r: _List, begin: Word, w: Local, q: Local, cut: Local) -> Word:
 def _clinger(p: Procedure, w: Word, q: Word) -> Word:
     """As `_nearest`, where `w` and the power of ten are float64: then one operation rounds correctly."""
     bits, number = p.local(), p.double_of(w)
-    powers = p.table("exact", [_bits(10.0**i) for i in range(_EXACT + 1)])
+    powers = p.table("exact", _EXACT_POWERS)
     with p.either(q < 0) as (divided, multiplied):
         with divided:
             bits.value = p.bits_of(p.builder.binary("fdiv", number, p.double_at(powers - (q << 3))))
@@ -455,3 +503,6 @@ def _fives() -> list[int]:
 
 def _bits(number: float) -> int:
     return int(unpack("<q", pack("<d", number))[0])
+
+
+_EXACT_POWERS = [_bits(10.0**i) for i in range(_EXACT + 1)]

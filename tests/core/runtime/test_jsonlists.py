@@ -103,6 +103,8 @@ FORMS: dict[str, Callable[[random.Random], str]] = {
     "shortest": lambda rng: repr(any_double(rng)),
     "of single precision": lambda rng: repr(struct.unpack("f", rng.randbytes(4))[0]),
     "decimals": lambda rng: f"{rng.uniform(-1000, 1000):.{rng.randint(0, 8)}f}",
+    "few decimals": lambda rng: f"{rng.uniform(-12, 12):.{rng.randint(0, 7)}f}",
+    "rounded": lambda rng: repr(round(rng.random(), 4)),
     "seventeen digits": lambda rng: f"{any_double(rng):.17e}",
     "uniform": lambda rng: repr(rng.random()),
     "many decimals": lambda rng: f"{rng.random():.30f}",
@@ -131,6 +133,22 @@ def test_many_numbers_are_rounded_as_python_rounds_them(form: str, part: int) ->
         assert_reads([word.replace("nan", "NaN").replace("inf", "Infinity") for word in words])
 
 
+@pytest.mark.parametrize("separator", [",", ", ", ",  ", " ,", " , ", ",\n\t"])
+def test_numbers_of_few_digits_between_all_kinds_of_spaces(separator: str) -> None:
+    rng = random.Random(separator)
+    words = [FORMS[rng.choice(["few decimals", "few decimals", "rounded", "any"])](rng) for _ in range(5_000)]
+    assert_reads(words, separator)
+    for count in range(1, 40):  # the last ones are too near to the end for a whole word
+        assert_reads(words[:count], separator)
+
+
+def test_all_numbers_of_one_digit_before_the_point_and_few_behind_it() -> None:
+    for places in range(1, 6):
+        words = [f"{whole // 10**places}.{whole % 10**places:0{places}}" for whole in range(10 ** (places + 1))]
+        assert_reads(words)
+        assert_reads([f"-{word}" for word in words], ",")
+
+
 def test_numbers_at_the_edges() -> None:
     assert_reads(EDGES.split())
     assert_reads(["0." + "0" * 400 + "1", "1" + "0" * 300, "0." + "123456789" * 500, "123456789" * 30 + "." + "0" * 99])
@@ -140,6 +158,10 @@ def test_what_is_no_number_is_left_to_others() -> None:
     for word in NO_NUMBERS.split():
         assert read(f"[{word}]", np.float64, [1]) is None, word
         assert read(f"[1,{word}, 2]", np.float32, [3]) is None, word
+        for start in ("", "0.", "-0.25"):  # with which some are numbers
+            text = f"[0.5, {start}{word}, 1.25, 2.5, 3.5]"
+            got = read(text, np.float64, [5])
+            assert got is None or got.tolist() == json.loads(text)
 
 
 def test_integers_are_read_within_their_range() -> None:
@@ -197,7 +219,13 @@ def test_lists_are_flat_or_nested_as_the_shape(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shape"), [("[[1,2,3],[4,5,6]]", (2, 3)), ("[[1,2],[3,4],[5,6]]", (3, 2)), ("[1,2,3,4,5,6]", (2, 3))]
+    ("text", "shape"),
+    [
+        ("[[1,2,3],[4,5,6]]", (2, 3)),
+        ("[[1,2],[3,4],[5,6]]", (3, 2)),
+        ("[1,2,3,4,5,6]", (2, 3)),
+        ("[0.25, -1.5,2.0625,3.5, 4.03125, 5.5]", (2, 3)),
+    ],
 )
 def test_every_damage_to_a_list_is_left_to_others(text: str, shape: tuple[int, ...]) -> None:
     """Of all lists that differ in a character, or two, those are read that Python reads as the same shape."""

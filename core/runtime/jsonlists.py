@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,11 @@ class JsonLists:
         count = math.prod(shape)
         return dtype in self._by_type and len(shape) <= MAX_RANK and 0 < count <= room // 2
 
+    def reader(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ListReader:
+        """What reads lists for arrays of this shape, which :meth:`takes` has been asked about, again and again."""
+        functions, widths = self._by_type[dtype]
+        return ListReader(functions, widths, dtype.itemsize, shape)
+
     def read(self, text: bytes, start: int, array: NDArray[Any]) -> int | None:
         """Fill an array, which :meth:`takes` has been asked about, from the list that begins at `start`. Where the list
         ends; None where there is anything else than a list of the array's numbers, flat or nested as its shape."""
@@ -73,6 +79,28 @@ class JsonLists:
             state[_INDEX] += 1
             state[_AT] = state[_STOP]
         return None
+
+
+class ListReader:
+    """Reads lists into memory of its own; for one thread at a time."""
+
+    def __init__(
+        self, functions: Sequence[Any], widths: tuple[int, int, int], width: int, shape: tuple[int, ...]
+    ) -> None:
+        self._native, self._released = functions
+        count = math.prod(shape)
+        self._state = _State(0, 0, 0, 0, count, *widths, 0, len(shape), *shape)
+        self._elements = ctypes.create_string_buffer(count * width)
+        self._address = ctypes.addressof(self._elements)
+
+    def read(self, text: bytes, start: int, end: int) -> bytes | None:
+        """The elements of the array that the list in `text[start:end]` says; None for any other text, and for a list
+        with numbers that native code leaves to its caller."""
+        state, size = self._state, len(text)
+        state[_AT], state[_INDEX] = start, 0
+        call = self._native if size - start < _LONG else self._released
+        call(text, size, self._address, state)
+        return self._elements.raw if state[_STATUS] == _DONE and state[_AT] == end else None
 
 
 def _widths(type_: np.dtype[Any]) -> tuple[int, int, int]:

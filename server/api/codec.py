@@ -7,8 +7,9 @@ outputs where those are binary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,13 +18,15 @@ import orjson
 
 from server.api import jsondata
 from server.api.classification import classifying
+from server.api.fields import expect, parameters_of, priority_of, refuse_sequences, timeout_of
+from server.api.jsonanswer import JsonAnswer
 from server.api.jsonparts import Lump, Parts, split
-from server.api.payloads import MOVED, Payload, cost, payload, raw_bytes, size
-from server.api.reply import Reply, binary_reply
+from server.api.payloads import MOVED, NUMBER_COST, Payload, cost, payload, raw_bytes, size
+from server.api.reply import Reply, binary_reply, json_reply
 from server.api.spans import span_of
 from server.batching.signature import Group, Shape, Signature, element_count
-from server.datatypes import ELEMENT, NUMPY_OF, object_array, unpacking
-from server.errors import BadRequest, Internal, ServerError, Unsupported
+from server.datatypes import BINARY_ONLY, ELEMENT, NUMPY_OF, object_array, unpacking
+from server.errors import BadRequest, Internal, ServerError
 from server.regions import Regions
 from server.steps import Steps, whole
 from server.types import Array, ModelRef, Parameters, RequestedOutput, Span, Tensors, TensorSpec
@@ -119,7 +122,9 @@ class Head:
     priority: int  # 0: the model's default
     group: Group
     plain: bool  # every output binary and a tensor, so answers depend on shapes alone
+    numeric: bool = False  # every output a tensor of numbers in JSON
     answers: dict[tuple[Shape, ...], Answer] = field(default_factory=dict)
+    json_answers: dict[tuple[Shape, ...], JsonAnswer] = field(default_factory=dict)
     plain_slots: tuple[tuple[str, Shape, np.dtype[Any], int], ...] = ()  # of inputs that are all mere views
     copied: int = 0  # what it costs to read those that are no mere views of the body, in bytes that are read
     held: int = 0  # bytes that the inputs take in memory which are not inside the JSON
@@ -163,7 +168,21 @@ class Head:
             self.priority,
             self.group,
             self.plain,
+            self.numeric,
+            json_answers=self.json_answers,
         )
+
+    def sent_as_binary(self) -> Head | None:
+        """Return the head of a request that says the same of its one tensor of numbers, and has that as a view behind
+        its JSON instead of inside; None where there is no such."""
+        if len(self.slots) != 1:
+            return None
+        slot = self.slots[0]
+        if slot.data is None or slot.datatype in ("BYTES", "BOOL"):
+            return None
+        size = _byte_size(slot.datatype, slot.shape)
+        binary = replace(slot, start=0, size=size, data=None)
+        return replace(self, slots=(binary,), blob_bytes=size) if binary.is_view else None
 
     def reading(self, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Steps[Tensors]:
         """Return views into the body (copies only for BYTES and for what was taken out of the JSON)."""
@@ -202,7 +221,9 @@ class Answer:
     def reply(self, payloads: list[Payload]) -> Reply:
         """Return the reply but for its payloads, of which only the lengths count: they follow from the JSON."""
         if self._reply is None:
-            self._reply = binary_reply(self.json, sum(map(len, payloads)))
+            self._reply = (
+                binary_reply(self.json, sum(map(len, payloads))) if self.binary else json_reply(200, self.json)
+            )
         return self._reply
 
 
@@ -294,10 +315,10 @@ class Codec:
 
     def read(self, document: object) -> Head:
         """Check a request's document, in the form of its JSON without data, against the model."""
-        root = _expect(document, dict, "body")
-        parameters = _parameters(root.get("parameters"), "parameters")
-        _refuse_sequences(parameters)
-        slots, blob_bytes = _slots(_expect(root.get("inputs"), list, "inputs"), self.signature)
+        root = expect(document, dict, "body")
+        parameters = parameters_of(root.get("parameters"), "parameters")
+        refuse_sequences(parameters)
+        slots, blob_bytes = _slots(expect(root.get("inputs"), list, "inputs"), self.signature)
         group = self.signature.group({slot.name: (slot.datatype, slot.shape) for slot in slots})
         binary = parameters.get("binary_data_output", False) is True
         outputs = self.signature.requested(_outputs(root.get("outputs"), binary))
@@ -306,16 +327,23 @@ class Codec:
         if not root.get("outputs"):
             outputs = tuple(RequestedOutput(output.name, binary) for output in outputs)
         return Head(
-            id=_expect(root.get("id", ""), str, "id"),
+            id=expect(root.get("id", ""), str, "id"),
             slots=slots,
             blob_bytes=blob_bytes,
             outputs=outputs,
             parameters=parameters,
-            timeout=_timeout(parameters.get("timeout")),
-            priority=_priority(parameters.get("priority")),
+            timeout=timeout_of(parameters.get("timeout")),
+            priority=priority_of(parameters.get("priority")),
             group=group,
             plain=all(o.binary and not o.classes and self._is_fixed_size(o.name) for o in outputs),
+            numeric=all(self._is_numbers(output) for output in outputs),
         )
+
+    def _is_numbers(self, output: RequestedOutput) -> bool:
+        """Whether an output is asked for as numbers in JSON, and there are words for these."""
+        if output.binary or output.classes or output.span is not None:
+            return False
+        return self._is_fixed_size(output.name) and self.signature.outputs[output.name].datatype not in BINARY_ONLY
 
     def _is_fixed_size(self, output: str) -> bool:
         return self.signature.outputs[output].datatype != "BYTES"
@@ -356,6 +384,37 @@ class Codec:
             size(each, specs[each.name].datatype, outputs[each.name]) for each in head.outputs if each.name in outputs
         )
 
+    def most(self, head: Head, rows: int) -> float:
+        """Return what an answer of so many rows costs at most; infinite where the model may give any number of
+        elements."""
+        if head.plain:
+            return 0
+        inner = [self.signature.outputs[output.name].shape[1:] for output in head.outputs]
+        if any(-1 in shape for shape in inner):
+            return math.inf
+        return rows * NUMBER_COST * sum(map(math.prod, inner))
+
+    def answer(self, head: Head, outputs: Tensors) -> tuple[Reply, list[Payload]]:
+        """Return the reply that an answer begins with and the payloads that follow, in one go."""
+        if head.numeric and all(output.name in outputs for output in head.outputs):
+            arrays = [outputs[output.name] for output in head.outputs]
+            lists = [jsondata.numbers(np.ascontiguousarray(array).reshape(-1))[1:-1] for array in arrays]
+            return self.json_answer(head, tuple([array.shape for array in arrays])).reply(lists, head.id)
+        answer, payloads = self.encode(head, outputs)
+        return answer.reply(payloads), payloads
+
+    def json_answer(self, head: Head, shapes: tuple[Shape, ...]) -> JsonAnswer:
+        """Return what an answer says around its numbers and its id, where the outputs have these shapes."""
+        found = head.json_answers.get(shapes)
+        if found is None:
+            if len(head.json_answers) >= MEMO_ENTRIES:
+                head.json_answers.clear()
+            document, entries = self._document("")
+            for output, shape in zip(head.outputs, shapes, strict=True):
+                entries.append(_entry(output.name, self.signature.outputs[output.name].datatype, shape))
+            found = head.json_answers[shapes] = JsonAnswer(jsondata.texts_around(document, entries))
+        return found
+
     def encode(self, head: Head, outputs: Tensors) -> tuple[Answer, list[Payload]]:
         """Return the JSON of the answer and the binary payloads that follow it, in one go."""
         if not head.plain:
@@ -379,15 +438,13 @@ class Codec:
         return self.encode(head, outputs) if head.plain else (yield from self._composing(head, outputs))
 
     def _composing(self, head: Head, outputs: Tensors) -> Steps[tuple[Answer, list[Payload]]]:
-        document: dict[str, Any] = {"id": head.id} if head.id else {}
-        entries: list[dict[str, Any]] = []
-        document |= {"model_name": self.ref.name, "model_version": str(self.ref.version), "outputs": entries}
+        document, entries = self._document(head.id)
         payloads: list[Payload] = []
         inline: list[tuple[dict[str, Any], Array, str]] = []
         shared: list[tuple[Span, Payload]] = []
         for output in head.outputs:
             datatype, array = yield from self.output(output, outputs)
-            entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
+            entry = _entry(output.name, datatype, array.shape)
             entries.append(entry)
             if output.binary:
                 payloads.append((yield from payload(datatype, array)))
@@ -399,6 +456,13 @@ class Codec:
         text = yield from jsondata.dumping(document, inline)
         self.regions.write_all(shared)
         return Answer(text, bool(payloads)), payloads
+
+    def _document(self, id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return an answer's document, and its list of outputs, which is empty."""
+        entries: list[dict[str, Any]] = []
+        document: dict[str, Any] = {"id": id} if id else {}
+        document |= {"model_name": self.ref.name, "model_version": str(self.ref.version), "outputs": entries}
+        return document, entries
 
     def output(self, output: RequestedOutput, outputs: Tensors) -> Steps[tuple[str, Array]]:
         """Return datatype and values of one requested output, classified if that was asked for."""
@@ -412,6 +476,10 @@ class Codec:
         return spec.datatype, array
 
 
+def _entry(name: str, datatype: str, shape: Shape) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape)}
+
+
 def _remember(memo: dict[Key, Head], key: Key, head: Head) -> Head:
     if len(key if isinstance(key, bytes) else key[0]) <= MEMO_BYTES:
         with _REMEMBERING:  # large documents are read on threads
@@ -421,50 +489,11 @@ def _remember(memo: dict[Key, Head], key: Key, head: Head) -> Head:
     return head
 
 
-def _expect(value: object, kind: type, name: str) -> Any:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        got = "nothing" if value is None else type(value).__name__
-        raise BadRequest(f"{name}: expected {_WORDS[kind]}, got {got}")
-    return value
-
-
-_WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "a boolean"}
-
-
-def _parameters(value: object, name: str) -> dict[str, Any]:
-    return {} if value is None else _expect(value, dict, name)
-
-
-def _refuse_sequences(parameters: dict[str, Any]) -> None:
-    """Raise Unsupported for a request that counts on what others of its sequence left behind."""
-    for name in ("sequence_id", "sequence_start", "sequence_end"):
-        if parameters.get(name):  # 0, an empty string and false say that there is none
-            raise Unsupported(f"parameters.{name}: sequences are not supported; each request stands for itself")
-
-
-def _priority(level: object) -> int:
-    if level is None:
-        return 0
-    value = _expect(level, int, "parameters.priority")
-    if value < 0:
-        raise BadRequest(f"parameters.priority: expected a level, 0 or more, got {value}")
-    return int(value)
-
-
-def _timeout(microseconds: object) -> float | None:
-    if microseconds is None or microseconds == 0:
-        return None
-    value = _expect(microseconds, int, "parameters.timeout")
-    if value < 0:
-        raise BadRequest(f"parameters.timeout: expected microseconds, 0 or more, got {value}")
-    return float(value) / 1e6
-
-
 def _slots(inputs: list[object], signature: Signature) -> tuple[tuple[Slot, ...], int]:
     slots: dict[str, Slot] = {}
     at = 0
     for index, item in enumerate(inputs):
-        slot = _slot(_expect(item, dict, f"inputs[{index}]"), f"inputs[{index}]", at)
+        slot = _slot(expect(item, dict, f"inputs[{index}]"), f"inputs[{index}]", at)
         if slot.name in slots:
             raise BadRequest(f"inputs: {slot.name!r} is given twice")
         if slot.name not in signature.inputs and slot.name not in signature.optional:
@@ -476,14 +505,14 @@ def _slots(inputs: list[object], signature: Signature) -> tuple[tuple[Slot, ...]
 
 
 def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
-    name = _expect(item.get("name"), str, f"{place}.name")
+    name = expect(item.get("name"), str, f"{place}.name")
     place = f"input {name!r}"
-    datatype = _expect(item.get("datatype"), str, f"{place}.datatype")
+    datatype = expect(item.get("datatype"), str, f"{place}.datatype")
     dtype = NUMPY_OF.get(datatype)
     if dtype is None:
         raise BadRequest(f"{place}.datatype: expected one of {', '.join(NUMPY_OF)}, got {datatype!r}")
-    shape = _shape(_expect(item.get("shape"), list, f"{place}.shape"), place)
-    parameters = _parameters(item.get("parameters"), f"{place}.parameters")
+    shape = _shape(expect(item.get("shape"), list, f"{place}.shape"), place)
+    parameters = parameters_of(item.get("parameters"), f"{place}.parameters")
     span = span_of(parameters, place)
     if span is not None:
         return _shared_slot(item, Slot(name, datatype, shape, dtype, 0, span.size, span=span))
@@ -493,7 +522,7 @@ def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
         return Slot(name, datatype, shape, dtype, start, 0, item["data"])
     if "data" in item:
         raise BadRequest(f"{place}: expected data or parameters.binary_data_size, got both")
-    size = _expect(parameters["binary_data_size"], int, f"{place}.parameters.binary_data_size")
+    size = expect(parameters["binary_data_size"], int, f"{place}.parameters.binary_data_size")
     return _sized(Slot(name, datatype, shape, dtype, start, size))
 
 
@@ -515,7 +544,7 @@ def _sized(slot: Slot) -> Slot:
 def _shape(values: list[object], place: str) -> Shape:
     if len(values) > 32:
         raise BadRequest(f"{place}.shape: expected at most 32 dimensions, got {len(values)}")
-    shape = tuple([_expect(value, int, f"{place}.shape") for value in values])
+    shape = tuple([expect(value, int, f"{place}.shape") for value in values])
     if not all(0 <= size <= _MAX_DIM for size in shape):
         raise BadRequest(f"{place}.shape: expected sizes from 0 to {_MAX_DIM}, got {list(shape)}")
     return shape
@@ -547,16 +576,16 @@ def _raw_string(spec: TensorSpec, size: int) -> Slot:
 
 
 def _outputs(value: object, binary_default: bool) -> list[RequestedOutput]:
-    items = [] if value is None else _expect(value, list, "outputs")
-    return [_output(_expect(item, dict, f"outputs[{i}]"), i, binary_default) for i, item in enumerate(items)]
+    items = [] if value is None else expect(value, list, "outputs")
+    return [_output(expect(item, dict, f"outputs[{i}]"), i, binary_default) for i, item in enumerate(items)]
 
 
 def _output(item: dict[str, Any], index: int, binary_default: bool) -> RequestedOutput:
-    name = _expect(item.get("name"), str, f"outputs[{index}].name")
-    parameters = _parameters(item.get("parameters"), f"output {name!r}.parameters")
+    name = expect(item.get("name"), str, f"outputs[{index}].name")
+    parameters = parameters_of(item.get("parameters"), f"output {name!r}.parameters")
     span = span_of(parameters, f"output {name!r}")
-    binary = _expect(parameters.get("binary_data", binary_default), bool, f"output {name!r}.parameters.binary_data")
-    classes = _expect(parameters.get("classification", 0), int, f"output {name!r}.parameters.classification")
+    binary = expect(parameters.get("binary_data", binary_default), bool, f"output {name!r}.parameters.binary_data")
+    classes = expect(parameters.get("classification", 0), int, f"output {name!r}.parameters.classification")
     if classes < 0:
         raise BadRequest(f"output {name!r}.parameters.classification: expected 0 or more, got {classes}")
     if span is not None:

@@ -11,16 +11,18 @@ from weakref import WeakValueDictionary
 
 from server.access.scopes import Scope
 from server.api.callhead import CallHead
-from server.api.codec import Answer, Codec, Head
+from server.api.codec import Codec, Head
 from server.api.compression import deflating
+from server.api.jsontemplate import JsonTemplate, TextAround, text_around
 from server.api.lane import LONGEST, Lane
 from server.api.ledger import Claim
 from server.api.payloads import Payload
 from server.api.readers import HERE
 from server.api.reading import Read, Reading
-from server.api.reply import Header, Reply, binary_kind, error_reply, json_reply, render
+from server.api.reply import Header, Reply, binary_kind, error_reply, render
 from server.api.round import Repeats
 from server.api.served import line_of
+from server.backends.numbers import list_reader
 from server.batching.batcher import Batcher
 from server.batching.entry import DirectEntry, Entry, Outcome
 from server.dataplane import DataPlane
@@ -49,6 +51,7 @@ class InferCall:
         "head",
         "payloads",
         "reply",
+        "request",
         "round",
         "servable",
         "service",
@@ -58,6 +61,7 @@ class InferCall:
     servable: Servable
     codec: Codec
     wire: Head
+    request: bytes  # all of it, if it came by a lane
 
     def __init__(self, service: InferService, head: CallHead, deliver: Deliver, address: str) -> None:
         self.service = service
@@ -78,13 +82,13 @@ class InferCall:
             self.refuse(error)
 
     def repeat(self, lane: Lane, data: bytes) -> None:
-        """Queue the work of a request that begins as the lane says, ``data`` being all of it."""
+        """Queue the work of a request that is as the lane says, ``data`` being what that reads."""
         try:
             head, servable, plane = self.head, lane.servable, self.service.plane
             client = plane.authority.check(head.authorization, Scope.INFER, head.model) or self.address
             if plane.registry.settled(head.model, head.version) is not servable:
                 lane.size = 0  # found out about what has changed
-                self._submit(data[lane.start - (head.json_bytes or 0) :])
+                self._submit(self.request[self.request.find(b"\r\n\r\n") + 4 :])
                 return
             self.servable, self.codec, self.wire = servable, lane.codec, lane.wire
             self._queue(lane.codec.tensors(lane.wire, data, lane.start), client, text=lane.wire.text)
@@ -105,6 +109,28 @@ class InferCall:
             if lane.is_plain:
                 lane.round = self.service.round(self.servable)
         return lane
+
+    def json_template(self, request: bytes, start: int) -> JsonTemplate | None:
+        """Return what helps with further requests that differ from this one, whose body begins at ``start``, in the
+        numbers of its list alone; None where nothing does."""
+        head, settings, size = self.head, self.service.settings, len(request) - start
+        if self.entry is None or head.json_bytes is not None or head.encoding or size > HERE:
+            return None
+        binary = self.wire.sent_as_binary()
+        around = text_around(request, start) if binary is not None else None
+        if binary is None or around is None or around.size > min(LONGEST, settings.max_header):
+            return None
+        template = self.service.json_templates.get(around)
+        if template is None or not template.size or template.servable is not self.servable:
+            reader = list_reader(binary.slots[0].datatype, binary.slots[0].shape)
+            if reader is None:
+                return None
+            most = min(HERE, settings.max_body, settings.max_json)
+            template = JsonTemplate(around, most, head, self.servable, self.codec, binary, reader)
+            self.service.json_templates[around] = template
+            if template.is_plain:
+                template.round = self.service.round(self.servable)
+        return template
 
     def refuse(self, error: Exception, path: bytes = b"") -> None:
         """Answer with an error, in the words of the path it was meant for."""
@@ -178,8 +204,7 @@ class InferCall:
             if self.head.accepts:
                 self.reply, self.payloads = whole(self._writing(outputs))
             else:
-                answer, payloads = self.codec.encode(self.wire, outputs)
-                self.reply, self.payloads = _reply(answer, payloads)
+                self.reply, self.payloads = self.codec.answer(self.wire, outputs)
         except Exception as error:
             self._fail(error)
         self.deliver(self)
@@ -211,7 +236,7 @@ class InferCall:
         answer, payloads = yield from self.codec.encoding(self.wire, outputs)
         coding, parts = self.head.accepts, [answer.json, *payloads]
         if not coding or not self._is_compressed(sum(map(len, parts))):
-            return _reply(answer, payloads)
+            return answer.reply(payloads), payloads
         body = yield from deflating(parts, coding)
         kind: tuple[Header, ...] = ((b"content-type", b"application/json"),)
         if payloads:
@@ -223,12 +248,6 @@ class InferCall:
         """Whether the caller asked for just that, or an answer of so many bytes is large enough to gain."""
         head = self.head
         return bool(head.accepts) and (head.asked_alone or size >= self.service.settings.compress_min)
-
-
-def _reply(answer: Answer, payloads: list[Payload]) -> tuple[Reply, list[Payload]]:
-    if not answer.binary:
-        return json_reply(200, answer.json), NOTHING
-    return answer.reply(payloads), payloads
 
 
 def codec_of(servable: Servable, regions: Regions) -> Codec:
@@ -253,6 +272,7 @@ class InferService:
         self.plane = plane
         self.settings = settings
         self.lanes: WeakValueDictionary[bytes, Lane] = WeakValueDictionary()  # that connections use, by their beginning
+        self.json_templates: WeakValueDictionary[TextAround, JsonTemplate] = WeakValueDictionary()
         self.access = access
         self.reading = reading
         self._refusals: dict[tuple[str, str, int], Reply] = {}

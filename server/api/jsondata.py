@@ -19,7 +19,8 @@ from server.steps import Steps
 from server.types import Array
 
 _UNLESS = " besides lists of numbers that have their input's datatype and shape (send others as binary data)"
-_EMPTY = b'"data":[]'  # in a document of ours never a part of a string, where quotes are escaped
+_DATA = b'"data":['
+_EMPTY = _DATA + b"]"  # in a document of ours never a part of a string, where quotes are escaped
 _DIGITS = 19  # as many as fit into 63 bits at least, the sign included
 _LONG = 1 << 18  # bytes of text that are written in one go
 _Decoder = getincrementaldecoder("utf-8")
@@ -133,14 +134,22 @@ def dumping(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Array, 
     """
     if _are_filled(arrays):
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    for owner, _, _ in arrays:
-        owner["data"] = ()
-    before, *behind = orjson.dumps(document).split(_EMPTY)
+    before, *behind = texts_around(document, [owner for owner, _, _ in arrays])
     parts = [before]
     for (owner, tensor, datatype), text in zip(arrays, behind, strict=True):
         data = yield from _elements(tensor, datatype, f"output {owner['name']!r}")
-        parts += (b'"data":[', data, b"]", text)
+        parts += (data, text)
     return b"".join(parts)
+
+
+def texts_around(document: dict[str, Any], owners: list[dict[str, Any]]) -> list[bytes]:
+    """Return a document's JSON as the texts before, between and behind the elements of the ``data`` that its owners,
+    in this order, are to have."""
+    for owner in owners:
+        owner["data"] = ()
+    before, *behind = orjson.dumps(document).split(_EMPTY)
+    texts = [before, *[b"]" + text for text in behind]]
+    return [*[text + _DATA for text in texts[:-1]], texts[-1]]
 
 
 def _are_filled(arrays: list[tuple[dict[str, Any], Array, str]]) -> bool:
@@ -180,18 +189,20 @@ def _elements(tensor: Array, datatype: str, field: str) -> Steps[bytes]:
             raise BadRequest(f"{field}: holds bytes that are no UTF-8 text; ask for binary data") from None
     flat, parts = np.ascontiguousarray(tensor).reshape(-1), list[bytes]()
     for at in range(0, len(flat), STEP):
-        parts.append(_numbers(flat[at : at + STEP]))
+        parts.append(numbers(flat[at : at + STEP])[1:-1])
         yield
     return b",".join(parts)
 
 
-def _numbers(flat: Array) -> bytes:
-    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-    if flat.dtype.kind != "f" or (finite := np.isfinite(flat)).all():
+def numbers(array: Array) -> bytes:
+    """Return a contiguous array of numbers as nested lists in JSON."""
+    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    if array.dtype.kind != "f" or b"null" not in text:
         return text
     pieces = text.split(b"null")  # which orjson writes for each number that is not finite
     words = [
-        b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity" for value in flat[~finite].tolist()
+        b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity"
+        for value in array[~np.isfinite(array)].tolist()
     ]
     return b"".join(chain.from_iterable(zip(pieces, [*words, b""], strict=True)))
 

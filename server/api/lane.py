@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from server.api.callhead import CallHead
 from server.api.codec import Codec, Head
+from server.api.readers import HERE
 from server.api.reply import Reply
 from server.api.round import Repeats
 from server.scheduling.servable import Servable
@@ -51,9 +52,11 @@ class Lane:
     def is_plain(self) -> bool:
         """Whether requests differ in the elements of their rows alone, and so do the answers."""
         wire = self.wire
-        return bool(self.rows and wire.plain_slots and wire.plain and wire.timeout is None and not self.head.accepts)
+        if not (self.rows and wire.plain_slots) or wire.timeout is not None or self.head.accepts:
+            return False
+        return wire.plain or (wire.numeric and self.codec.most(wire, self.rows) <= HERE)
 
     def reply(self, outputs: Tensors) -> Reply:
-        """Return what an answer with these outputs says before their bytes."""
+        """Return what an answer with these outputs, all of them binary, says before their bytes."""
         answer, payloads = self.codec.encode(self.wire, outputs)
         return answer.reply(payloads)

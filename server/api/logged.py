@@ -6,6 +6,7 @@ from time import monotonic
 
 from server.api.callhead import CallHead
 from server.api.infer import Deliver, InferCall, InferService
+from server.api.jsontemplate import JsonTemplate
 from server.api.lane import Lane
 from server.api.served import path_of
 from server.telemetry.access import Served
@@ -18,6 +19,9 @@ class _LoggedCall(InferCall):
     __slots__ = ()
 
     def lane(self, prefix: bytes, size: int) -> Lane | None:
+        return None
+
+    def json_template(self, request: bytes, start: int) -> JsonTemplate | None:
         return None
 
 

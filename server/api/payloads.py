@@ -14,7 +14,7 @@ Payload: TypeAlias = bytes | memoryview
 
 _SMALL = 4096  # bytes below which a copy costs less than a view
 # What is written costs, in bytes that are read (server.api.readers.HERE of them take about a millisecond):
-_NUMBER, _TEXT = 8, 16  # for each number in JSON, each text in JSON or packed
+NUMBER_COST, _TEXT = 8, 16  # for each number in JSON, each text in JSON or packed
 _SORTED, _CLASS = 16, 64  # for each number that is sorted, each class that is told
 _DIGITS = 12  # bytes of a number in JSON, most often
 MOVED = 4  # bytes that are copied as soon as one is read
@@ -47,7 +47,7 @@ def cost(wanted: RequestedOutput, datatype: str, array: Array) -> int:
         return _text_size(array)
     if wanted.binary:
         return 0 if array.flags.c_contiguous else array.nbytes
-    return array.nbytes // MOVED if wanted.span is not None else array.size * _NUMBER
+    return array.nbytes // MOVED if wanted.span is not None else array.size * NUMBER_COST
 
 
 def size(wanted: RequestedOutput, datatype: str, array: Array) -> int:

@@ -25,6 +25,7 @@ from server.api.cycle import Cycle, Outlet, describe
 from server.api.framing import check_framing, check_target, malformed
 from server.api.hosts import check_host
 from server.api.infer import NOTHING, InferCall
+from server.api.jsontemplate import JsonTemplate
 from server.api.lane import Lane
 from server.api.pace import Pace
 from server.api.received import DOCUMENT
@@ -56,6 +57,7 @@ class LatheProtocol(TurnTaking):
         self.slot: Slot  # whoever accepts the connection sets it
         self.has_slot = False  # for more than health
         self.lane: Lane | None = None  # of requests that come again and again
+        self.json_template: JsonTemplate | None = None  # likewise, of those with numbers in JSON
         self.said: Head | None = None  # by the latest request
         # the message being received
         self.url = b""
@@ -188,8 +190,14 @@ class LatheProtocol(TurnTaking):
             and data.startswith(lane.prefix)
             and not (self.missing or self.in_message or hub.infer.plane.turning_away)
         ):
-            self._repeat(lane, data)
+            self._repeat(lane, data, data)
             return
+        template = self.json_template
+        if template is not None and not (self.missing or self.in_message or hub.infer.plane.turning_away):
+            elements = template.read(data)
+            if elements is not None:
+                self._repeat(template, elements, data)
+                return
         if self.missing:
             data = self._collect(data)
         if data and not self.in_message:
@@ -238,11 +246,13 @@ class LatheProtocol(TurnTaking):
         said = call.wire if call.entry is not None else None
         if said is not None and said is self.said:
             self.lane = call.lane(data[: end + (call.head.json_bytes or 0)], after)
+            self.json_template = call.json_template(data[:after], end)
         self.said = said
 
-    def _repeat(self, lane: Lane, data: bytes) -> None:
-        """Start a request that says what the one before it said."""
+    def _repeat(self, lane: Lane, data: bytes, request: bytes) -> None:
+        """Start a request that says what the one before it said, ``data`` being what its lane reads."""
         call = InferCall(self.hub.infer, lane.head, self._deliver, self.caller)
+        call.request = request
         self.turns.append(call)
         if lane.round is not None:
             lane.round.join(call, lane, data)

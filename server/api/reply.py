@@ -53,8 +53,18 @@ def closing(reply: Reply) -> Reply:
 
 def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Reply:
     """Return an answer whose whole body is this JSON."""
-    headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(text)), *extra)
+    headers = (*_json_headers(len(text)), *extra)
     return Reply(status, headers, text, render(headers, text))
+
+
+def begun_json_reply(text: bytes, size: int) -> Reply:
+    """Return an answer of so many bytes of JSON but for what follows this text."""
+    headers = _json_headers(size)
+    return Reply(200, headers, text, render(headers, text))
+
+
+def _json_headers(size: int) -> tuple[Header, ...]:
+    return (b"content-type", b"application/json"), (b"content-length", b"%d" % size)
 
 
 def binary_kind(text: bytes) -> tuple[Header, ...]:

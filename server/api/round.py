@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from itertools import groupby
+from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from server.access.scopes import Scope
-from server.api.payloads import raw_bytes
+from server.api.jsonanswer import elements_by_row
+from server.api.payloads import Payload, raw_bytes
 from server.errors import ServerError
 from server.types import Tensors
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from server.scheduling.servable import Servable
 
 log = logging.getLogger("lathe.api")
+_LANE = itemgetter(1)
 
 
 class Repeats:
@@ -105,18 +109,59 @@ class Repeats:
         return calls
 
 
+class _Outputs:
+    """What a batch gave, as answers have it: made once, and only if one of them asks for it."""
+
+    __slots__ = ("_bytes", "_lists", "tensors")
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._bytes: dict[str, tuple[Payload, int]] = {}
+        self._lists: dict[str, list[bytes]] = {}
+
+    def bytes_of(self, name: str) -> tuple[Payload, int]:
+        """An output's elements, and how many bytes of them are a row."""
+        if name not in self._bytes:
+            array = self.tensors[name]
+            text = raw_bytes(array)
+            self._bytes[name] = text, len(text) // len(array)
+        return self._bytes[name]
+
+    def lists_of(self, name: str) -> list[bytes]:
+        """An output's elements in JSON, by row."""
+        if name not in self._lists:
+            self._lists[name] = elements_by_row(self.tensors[name])
+        return self._lists[name]
+
+
 def _fill(calls: list[tuple[InferCall, Lane, bytes]], outputs: Tensors) -> None:
     """Give each call its reply, by its rows of the outputs."""
-    rows, first = sum([lane.rows for _, lane, _ in calls]), 0
-    whole = {name: raw_bytes(array) for name, array in outputs.items()}
-    latest: Lane | None = None
-    asked: list[tuple[bytes | memoryview, int]] = []  # each output's bytes, and how many of them are a row
-    for call, lane, _ in calls:
-        end = first + lane.rows
-        if lane is not latest:
-            latest = lane
-            reply = lane.reply({name: array[first:end] for name, array in outputs.items()})
-            asked = [(whole[output.name], len(whole[output.name]) // rows) for output in lane.wire.outputs]
+    first, made = 0, _Outputs(outputs)
+    for lane, alike in groupby(calls, _LANE):
+        fill = _fill_binary if lane.wire.plain else _fill_json
+        first = fill([call for call, _, _ in alike], lane, made, first)
+
+
+def _fill_binary(calls: list[InferCall], lane: Lane, outputs: _Outputs, first: int) -> int:
+    """Give calls of one lane their replies, by the rows from the ``first`` on; return which is the next."""
+    rows = lane.rows
+    reply = lane.reply({name: array[first : first + rows] for name, array in outputs.tensors.items()})
+    asked = [outputs.bytes_of(output.name) for output in lane.wire.outputs]
+    for call in calls:
+        end = first + rows
         call.reply = reply
         call.payloads = [text[first * size : end * size] for text, size in asked]
         first = end
+    return first
+
+
+def _fill_json(calls: list[InferCall], lane: Lane, outputs: _Outputs, first: int) -> int:
+    """Do the same for calls whose answers are all numbers in JSON."""
+    rows, names = lane.rows, [output.name for output in lane.wire.outputs]
+    answer = lane.codec.json_answer(lane.wire, tuple([(rows, *outputs.tensors[name].shape[1:]) for name in names]))
+    asked = [outputs.lists_of(name) for name in names]
+    for call in calls:
+        end = first + rows
+        call.reply, call.payloads = answer.reply([b",".join(lists[first:end]) for lists in asked], lane.wire.id)
+        first = end
+    return first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from server.datatypes import NUMPY_OF
 from server.types import Array
 
 if TYPE_CHECKING:
-    from core.runtime.jsonlists import JsonLists
+    from core.runtime.jsonlists import JsonLists, ListReader
 
 
 def prepare_readers(folder: Path) -> None:
@@ -30,6 +31,13 @@ def numbers(text: bytes, start: int, end: int, datatype: str, shape: Shape) -> A
         return None
     array = np.empty(shape, dtype)
     return array if readers.read(text, start, array) == end else None
+
+
+def list_reader(datatype: str, shape: Shape) -> ListReader | None:
+    """Return what reads such arrays again and again; None where there is no native reader for them."""
+    readers, dtype = _readers(), NUMPY_OF[datatype]
+    room = 2 * math.prod(shape)  # of the shortest text; whether there is so much is for who reads to find out
+    return readers.reader(dtype, shape) if readers.takes(dtype, shape, room) else None
 
 
 @cache

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.api.hub import Hub
@@ -180,14 +181,29 @@ def infer_request(model: str, array: np.ndarray, path: str = "", timeout: int = 
     return request("POST", path or f"/v2/models/{model}/infer", head + array.tobytes(), headers)
 
 
+def json_request(model: str, array: np.ndarray, path: str = "", timeout: int = 0, **headers: str) -> bytes:
+    """Return the bytes of the same request in JSON, answered in JSON."""
+    kind = {"float32": "FP32", "int32": "INT32"}[str(array.dtype)]
+    tensor = {"name": "x", "datatype": kind, "shape": list(array.shape), "data": array.ravel().tolist()}
+    document = {"inputs": [tensor], **({"parameters": {"timeout": timeout}} if timeout else {})}
+    return request("POST", path or f"/v2/models/{model}/infer", json.dumps(document).encode(), headers)
+
+
+Asked = Callable[..., bytes]  # makes a request, as these two do
+each_form = pytest.mark.parametrize("asked", [infer_request, json_request], ids=["binary", "JSON"])
+
+
 def rows(count: int, width: int = 4, start: float = 0) -> np.ndarray:
     """Return FP32 rows of distinct values."""
     return (np.arange(count * width, dtype=np.float32) + np.float32(start)).reshape(count, width)
 
 
 def tensor_of(answer: Answer, index: int = 0) -> np.ndarray:
-    """Return one FP32 output of a binary answer."""
+    """Return one FP32 output of an answer."""
     assert answer.status == 200, answer.body
+    if "inference-header-content-length" not in answer.headers:
+        output = answer.json["outputs"][index]
+        return np.array(output["data"], np.float32).reshape(output["shape"])
     at = int(answer.headers["inference-header-content-length"])
     for output in answer.json["outputs"][:index]:
         at += output["parameters"]["binary_data_size"]

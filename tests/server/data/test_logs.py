@@ -18,7 +18,7 @@ from server.telemetry import access, logs
 from server.telemetry.access import AccessLog, Served
 from server.telemetry.logs import CALLER, Caller, about, configure
 from tests.server.data.fakes import FakeModel, doubler
-from tests.server.data.running import CONNECTIONS, Running, infer_request, rows, serving, wait_for
+from tests.server.data.running import CONNECTIONS, Asked, Running, each_form, infer_request, rows, serving, wait_for
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-00"
@@ -198,15 +198,16 @@ def test_by_default_only_what_went_wrong_has_a_line(transport: str) -> None:
     assert (found[2]["path"], found[2]["request_id"], found[2]["trace_id"]) == ("/nowhere", "r-2", TRACE)
 
 
+@each_form
 @pytest.mark.parametrize("transport", CONNECTIONS)
-def test_all_requests_have_a_line_where_that_is_asked_for(transport: str) -> None:
+def test_all_requests_have_a_line_where_that_is_asked_for(transport: str, asked: Asked) -> None:
     with (
         logged() as stream,
         serving({"m": doubler()}, transport, access_log="all") as running,
         running.connect() as raw,
     ):
         for _ in range(4):  # the later ones are recognised by their first bytes
-            raw.send(infer_request("m", rows(1)))
+            raw.send(asked("m", rows(1)))
             assert raw.answer().status == 200
         assert running.infer("m", BODY, **{"X-Request-Id": "header"}).status == 200
         assert running.ask("GET", "/v2/health/live").status == 200

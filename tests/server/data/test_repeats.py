@@ -27,7 +27,7 @@ from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 from server.types import ModelRef, Tensors
 from tests.server.data.fakes import adder, doubler
-from tests.server.data.running import infer_request, request, rows, serving, tensor_of, wait_for
+from tests.server.data.running import Asked, each_form, request, rows, serving, tensor_of, wait_for
 
 
 @pytest.fixture
@@ -36,27 +36,29 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     found: list[Lane] = []
     repeat = LatheProtocol._repeat
 
-    def noting(connection: LatheProtocol, lane: Lane, data: bytes) -> None:
+    def noting(connection: LatheProtocol, lane: Lane, data: bytes, request: bytes) -> None:
         found.append(lane)
-        repeat(connection, lane, data)
+        repeat(connection, lane, data, request)
 
     monkeypatch.setattr(LatheProtocol, "_repeat", noting)
     return found
 
 
-def test_equal_requests_are_read_once_and_answered_by_their_own_tensors(repeats: list[Lane]) -> None:
+@each_form
+def test_equal_requests_are_read_once_and_answered_by_their_own_tensors(repeats: list[Lane], asked: Asked) -> None:
     with serving({"doubler": doubler()}) as running, running.connect() as raw:
         for index in range(8):
-            raw.send(infer_request("doubler", rows(2, start=index)))
+            raw.send(asked("doubler", rows(2, start=index)))
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(2, start=index) * 2)
     assert len(repeats) == 5  # the parser sees the first, two more have to be alike
 
 
-def test_other_requests_between_equal_ones_are_read(repeats: list[Lane]) -> None:
+@each_form
+def test_other_requests_between_equal_ones_are_read(repeats: list[Lane], asked: Asked) -> None:
     with serving({"doubler": doubler(max_batch=16)}) as running, running.connect() as raw:
         for index in range(12):
             count = 3 if index % 4 == 3 else 2
-            raw.send(infer_request("doubler", rows(count, start=index)))
+            raw.send(asked("doubler", rows(count, start=index)))
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(count, start=index) * 2)
             if index % 5 == 4:
                 raw.send(request("GET", "/v2/models/doubler/ready"))
@@ -64,8 +66,9 @@ def test_other_requests_between_equal_ones_are_read(repeats: list[Lane]) -> None
     assert 0 < len(repeats) < 12
 
 
-def test_a_repeated_request_in_pieces(repeats: list[Lane]) -> None:
-    data = infer_request("doubler", rows(1))
+@each_form
+def test_a_repeated_request_in_pieces(repeats: list[Lane], asked: Asked) -> None:
+    data = asked("doubler", rows(1))
     with serving({"doubler": doubler()}) as running, running.connect() as raw:
         for cut in (0, 0, 0, 0, 10, len(data) - 1, data.index(b"\r\n\r\n") + 20):
             raw.send(data[:cut])
@@ -75,11 +78,12 @@ def test_a_repeated_request_in_pieces(repeats: list[Lane]) -> None:
     assert repeats
 
 
-def test_a_repeated_request_is_answered_by_what_its_name_stands_for_now(repeats: list[Lane]) -> None:
+@each_form
+def test_a_repeated_request_is_answered_by_what_its_name_stands_for_now(repeats: list[Lane], asked: Asked) -> None:
     """Another version, none, a refused one, and the first again."""
     model, other = doubler(), doubler()
     other.function = lambda tensors: {"y": tensors["x"] * 3}
-    data = infer_request("doubler", rows(1))
+    data = asked("doubler", rows(1))
     with serving({"doubler": model, "other": other}, queue_items=2) as running, running.connect() as raw:
 
         def ask(times: int = 1) -> list[object]:
@@ -111,11 +115,12 @@ def test_a_repeated_request_is_answered_by_what_its_name_stands_for_now(repeats:
     assert [lane.servable for lane in repeats] == [first] * 2  # not while requests are being refused
 
 
+@each_form
 def test_who_may_ask_and_for_how_much_is_decided_anew_each_time(
-    repeats: list[Lane], monkeypatch: pytest.MonkeyPatch
+    repeats: list[Lane], asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key is taken away between two requests, or comes to its quota."""
-    data = infer_request("doubler", rows(1), Authorization="Bearer key")
+    data = asked("doubler", rows(1), Authorization="Bearer key")
     refusals: list[Exception] = []
 
     def check(authorization: str, scope: Scope, model: str) -> str:
@@ -187,9 +192,10 @@ def test_data_in_json_beside_binary_data_is_read_each_time(repeats: list[Lane]) 
     assert not repeats
 
 
-def test_refused_requests_of_a_client_that_leaves_leave_nothing() -> None:
+@each_form
+def test_refused_requests_of_a_client_that_leaves_leave_nothing(asked: Asked) -> None:
     """They were never queued, so there is nothing to take out of the queue."""
-    model, data = doubler(), infer_request("doubler", rows(1))
+    model, data = doubler(), asked("doubler", rows(1))
     with serving({"doubler": model}, queue_items=2, inline_budget_us=0, max_pipeline=64) as running:
         servable = running.registry.resolve("doubler")
         assert running.ask_raw(data).status == 200

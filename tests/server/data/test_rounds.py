@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from server.access.quotas import Quota, Quotas
 from server.access.scopes import Scope
 from server.api.infer import InferCall
+from server.api.jsonanswer import JsonAnswer
 from server.api.lane import Lane
 from server.api.reply import Reply
 from server.api.round import Repeats
@@ -20,8 +21,21 @@ from server.batching.queue import Queue
 from server.errors import Forbidden
 from server.types import Tensors
 from tests.server.data.fakes import FakeModel, doubler
-from tests.server.data.running import Raw, Running, infer_request, request, rows, serving, tensor_of, wait_for
+from tests.server.data.running import (
+    Asked,
+    Raw,
+    Running,
+    infer_request,
+    json_request,
+    request,
+    rows,
+    serving,
+    tensor_of,
+    wait_for,
+)
 
+FORMS = {"binary": [infer_request], "JSON": [json_request], "both": [json_request, infer_request]}
+each_form = pytest.mark.parametrize("forms", FORMS.values(), ids=FORMS)
 HERE = {"inline_budget_us": 1_000_000_000}  # short enough for the event loop's thread, however long the gate is closed
 
 
@@ -42,11 +56,13 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
 class Crowd:
     """Connections whose requests repeat themselves; what they send while one of them is answered comes together."""
 
-    def __init__(self, running: Running, model: FakeModel, raws: list[Raw], sizes: list[int]) -> None:
-        self.running, self.model, self.raws, self.sizes = running, model, raws, sizes
+    def __init__(
+        self, running: Running, model: FakeModel, raws: list[Raw], sizes: list[int], forms: Sequence[Asked]
+    ) -> None:
+        self.running, self.model, self.raws, self.sizes, self.forms = running, model, raws, sizes, forms
 
     def ask(self, index: int, start: int) -> None:
-        self.raws[index].send(infer_request("doubler", rows(self.sizes[index], start=start)))
+        self.raws[index].send(self.forms[index % len(self.forms)]("doubler", rows(self.sizes[index], start=start)))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -67,23 +83,28 @@ class Crowd:
 
 
 @contextmanager
-def crowd(sizes: list[int], model: FakeModel | None = None, **settings: int) -> Iterator[Crowd]:
+def crowd(
+    sizes: list[int], model: FakeModel | None = None, forms: Sequence[Asked] = (infer_request,), **settings: int
+) -> Iterator[Crowd]:
     """One connection for each number of rows, after requests enough to be known."""
     model, tripler = model or doubler(max_batch=16), doubler(max_batch=16)
     tripler.function = lambda tensors: {"y": tensors["x"] * 3}
     with ExitStack() as stack:
         running = stack.enter_context(serving({"doubler": model, "tripler": tripler}, **{**HERE, **settings}))
         raws = [stack.enter_context(running.connect()) for _ in sizes]
-        found = Crowd(running, model, raws, sizes)
-        for start in range(4):
+        found = Crowd(running, model, raws, sizes, forms)
+        for _ in range(4):
             for index in range(len(sizes)):
-                found.ask(index, start)
-                found.expect(index, start)
+                found.ask(index, 0)
+                found.expect(index, 0)
         yield found
 
 
-def test_what_comes_together_runs_together_unqueued_and_each_gets_its_own_rows(queued: list[Entry]) -> None:
-    with crowd([1, 2, 1, 3, 2]) as here:
+@each_form
+def test_what_comes_together_runs_together_unqueued_and_each_gets_its_own_rows(
+    queued: list[Entry], forms: list[Asked]
+) -> None:
+    with crowd([1, 2, 1, 3, 2], forms=forms) as here:
         stats = here.running.registry.resolve("doubler").stats
         queued.clear()
         before = stats.success.count, stats.inference_count, stats.queue_times.cumulative()[-1][1]
@@ -100,8 +121,9 @@ def test_what_comes_together_runs_together_unqueued_and_each_gets_its_own_rows(q
         assert here.running.registry.resolve("doubler").in_flight == 0
 
 
-def test_more_than_a_batch_holds_is_queued(queued: list[Entry]) -> None:
-    with crowd([1, 4, 4, 4, 4], doubler(max_batch=8)) as here:
+@each_form
+def test_more_than_a_batch_holds_is_queued(queued: list[Entry], forms: list[Asked]) -> None:
+    with crowd([1, 4, 4, 4, 4], doubler(max_batch=8), forms=forms) as here:
         queued.clear()
         with here.together():
             for index in range(1, 5):
@@ -112,9 +134,10 @@ def test_more_than_a_batch_holds_is_queued(queued: list[Entry]) -> None:
         assert len(queued) == 4
 
 
-def test_beside_others_that_wait_it_waits_too(queued: list[Entry]) -> None:
+@each_form
+def test_beside_others_that_wait_it_waits_too(queued: list[Entry], forms: list[Asked]) -> None:
     """Another kind of request comes with them: all are one batch."""
-    with crowd([1, 1, 1]) as here, here.running.connect() as other:
+    with crowd([1, 1, 1], forms=forms) as here, here.running.connect() as other:
         other.send(request("GET", "/v2/health/live"))
         assert other.answer().status == 200  # the server has accepted the connection before its loop is held up
         queued.clear()
@@ -129,7 +152,10 @@ def test_beside_others_that_wait_it_waits_too(queued: list[Entry]) -> None:
 
 
 @pytest.mark.parametrize("leaving", [{2}, {1, 2, 4}])
-def test_who_leaves_before_it_runs_is_not_run_for(leaving: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@each_form
+def test_who_leaves_before_it_runs_is_not_run_for(
+    leaving: set[int], monkeypatch: pytest.MonkeyPatch, forms: list[Asked]
+) -> None:
     """By the number of rows: some, or all of them."""
     join = Repeats.join
 
@@ -138,7 +164,7 @@ def test_who_leaves_before_it_runs_is_not_run_for(leaving: set[int], monkeypatch
         if here.model.batches[-1] == 3 and lane.rows in leaving:
             call.deliver.__self__.connection_lost(None)  # type: ignore[attr-defined]
 
-    with crowd([3, 1, 2, 4]) as here:
+    with crowd([3, 1, 2, 4], forms=forms) as here:
         stats = here.running.registry.resolve("doubler").stats
         monkeypatch.setattr(Repeats, "join", joining)
         with here.together():
@@ -157,7 +183,8 @@ def test_who_leaves_before_it_runs_is_not_run_for(leaving: set[int], monkeypatch
         here.expect(0, 5)
 
 
-def test_only_those_at_fault_fail() -> None:
+@each_form
+def test_only_those_at_fault_fail(forms: list[Asked]) -> None:
     def double(tensors: Tensors) -> Tensors:
         if (tensors["x"] == 10).any():
             raise RuntimeError("a ten")
@@ -165,7 +192,7 @@ def test_only_those_at_fault_fail() -> None:
 
     model = doubler(max_batch=16)
     model.function = double
-    with crowd([1, 1, 1], model) as here:
+    with crowd([1, 1, 1], model, forms=forms) as here:
         with here.together():
             here.ask(1, 10)
             here.ask(2, 20)
@@ -175,11 +202,12 @@ def test_only_those_at_fault_fail() -> None:
         assert here.running.registry.resolve("doubler").stats.failures["internal"] == 1
 
 
-def test_without_the_memory_to_run_together_they_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@each_form
+def test_without_the_memory_to_run_together_they_run_alone(monkeypatch: pytest.MonkeyPatch, forms: list[Asked]) -> None:
     def stack(repeats: Repeats) -> Tensors:
         raise MemoryError
 
-    with crowd([1, 1, 1]) as here:
+    with crowd([1, 1, 1], forms=forms) as here:
         monkeypatch.setattr(Repeats, "stack", stack)
         for start in (10, 50):
             with here.together():
@@ -190,13 +218,17 @@ def test_without_the_memory_to_run_together_they_run_alone(monkeypatch: pytest.M
             here.expect(2, start + 2)
 
 
-def test_answers_that_cannot_be_made_are_told_and_the_model_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reply(lane: Lane, outputs: Tensors) -> Reply:
+@each_form
+def test_answers_that_cannot_be_made_are_told_and_the_model_goes_on(
+    monkeypatch: pytest.MonkeyPatch, forms: list[Asked]
+) -> None:
+    def reply(answer: object, given: object, id: str = "") -> Reply:
         raise MemoryError
 
-    with crowd([1, 1, 1]) as here:
+    with crowd([1, 1, 1], forms=forms) as here:
         with here.together(), monkeypatch.context() as patch:
             patch.setattr(Lane, "reply", reply)
+            patch.setattr(JsonAnswer, "reply", reply)
             here.ask(1, 10)
             here.ask(2, 20)
             here.model.gate.set()
@@ -206,9 +238,10 @@ def test_answers_that_cannot_be_made_are_told_and_the_model_goes_on(monkeypatch:
             here.expect(index, 30)
 
 
-def test_outputs_without_the_rows_are_an_error_for_each() -> None:
+@each_form
+def test_outputs_without_the_rows_are_an_error_for_each(forms: list[Asked]) -> None:
     model = doubler(max_batch=16)
-    with crowd([1, 1, 1], model) as here:
+    with crowd([1, 1, 1], model, forms=forms) as here:
         with here.together():
             here.ask(1, 10)
             here.ask(2, 20)
@@ -220,8 +253,9 @@ def test_outputs_without_the_rows_are_an_error_for_each() -> None:
         assert tensor_of(here.raws[1].answer()).shape == (0, 4)
 
 
-def test_the_queues_bounds_hold() -> None:
-    with crowd([1, 1, 1, 1], queue_items=2) as here:
+@each_form
+def test_the_queues_bounds_hold(forms: list[Asked]) -> None:
+    with crowd([1, 1, 1, 1], forms=forms, queue_items=2) as here:
         with here.together():
             for index in (1, 2, 3):
                 here.ask(index, index * 10)
@@ -230,8 +264,11 @@ def test_the_queues_bounds_hold() -> None:
         assert here.running.registry.resolve("doubler").stats.failures["overloaded"] == 1
 
 
-def test_a_key_that_is_taken_away_or_a_quota_counts_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    with crowd([1, 1, 1]) as here:
+@each_form
+def test_a_key_that_is_taken_away_or_a_quota_counts_for_each(
+    monkeypatch: pytest.MonkeyPatch, forms: list[Asked]
+) -> None:
+    with crowd([1, 1, 1], forms=forms) as here:
         plane = here.running.engine.plane
         refusals: list[Exception] = []
 
@@ -256,8 +293,9 @@ def test_a_key_that_is_taken_away_or_a_quota_counts_for_each(monkeypatch: pytest
         assert sorted(here.raws[index].answer().status for index in (1, 2)) == [200, 429]
 
 
-def test_another_version_answers_what_came_while_it_went_live() -> None:
-    with crowd([1, 1, 1]) as here:
+@each_form
+def test_another_version_answers_what_came_while_it_went_live(forms: list[Asked]) -> None:
+    with crowd([1, 1, 1], forms=forms) as here:
         registry = here.running.registry
         with here.together():
             here.ask(1, 10)
@@ -268,16 +306,18 @@ def test_another_version_answers_what_came_while_it_went_live() -> None:
         here.expect(2, 20, factor=3)
 
 
-def test_a_client_may_close_its_sending_side_at_once() -> None:
-    with crowd([1, 1]) as here:
+@each_form
+def test_a_client_may_close_its_sending_side_at_once(forms: list[Asked]) -> None:
+    with crowd([1, 1], forms=forms) as here:
         with here.together():
             here.ask(1, 10)
             here.raws[1].socket.shutdown(socket.SHUT_WR)
         here.expect(1, 10)
 
 
-def test_other_requests_behind_it_keep_their_order() -> None:
-    with crowd([1, 1]) as here:
+@each_form
+def test_other_requests_behind_it_keep_their_order(forms: list[Asked]) -> None:
+    with crowd([1, 1], forms=forms) as here:
         with here.together():
             here.ask(1, 10)
             here.raws[1].send(request("GET", "/v2/models/doubler/ready"))

@@ -79,9 +79,9 @@ class Observed(LatheProtocol):
             self.calls[id(call)] = self._note(b"POST", self.targets[id(head)][1])
         return call
 
-    def _repeat(self, lane: Lane, data: bytes) -> None:
-        self._note(b"POST", self.targets[id(lane.head)][1]).body = data[data.find(b"\r\n\r\n") + 4 :]
-        super()._repeat(lane, data)
+    def _repeat(self, lane: Lane, data: bytes, request: bytes) -> None:
+        self._note(b"POST", self.targets[id(lane.head)][1]).body = request[request.find(b"\r\n\r\n") + 4 :]
+        super()._repeat(lane, data, request)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.scope["seen"] = self._note(self.parser.get_method(), self.url)

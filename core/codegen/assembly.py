@@ -171,11 +171,9 @@ class Module:
             self._declared[name] = f'declare {result.text} @"{name}"({parameters})'
 
     def constants(self, name: str, element: Type, values: Sequence[Number]) -> Value:
-        """The address of read-only numbers of one type; those of one name are there once."""
+        """The address of read-only numbers of one type."""
         parts = ", ".join(f"{element.text} {element.literal(value)}" for value in values)
-        line = f'@"{name}" = internal constant [{len(values)} x {element.text}] [{parts}]'
-        if line not in self._constants:
-            self._constants.append(line)
+        self._constants.append(f'@"{name}" = internal constant [{len(values)} x {element.text}] [{parts}]')
         return Value(POINTER, f'@"{name}"')
 
     def __str__(self) -> str:

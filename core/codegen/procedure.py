@@ -19,7 +19,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
-from core.codegen.assembly import DOUBLE, FLOAT, I1, I64, POINTER, Block, Builder, Module, Type, Value, integer, number
+from core.codegen.assembly import (
+    DOUBLE,
+    FLOAT,
+    I1,
+    I64,
+    POINTER,
+    Block,
+    Builder,
+    Module,
+    Type,
+    Value,
+    integer,
+    number,
+    numbers,
+    vector,
+)
 
 Number: TypeAlias = "Word | int"
 Choice: TypeAlias = AbstractContextManager[tuple[AbstractContextManager[None], AbstractContextManager[None]]]
@@ -92,6 +107,9 @@ class Word:
 
     def __xor__(self, other: Number) -> Word:
         return self._binary("xor", other)
+
+    def __invert__(self) -> Word:
+        return self ^ -1
 
     def __lshift__(self, other: Number) -> Word:
         return self._binary("shl", other)
@@ -211,6 +229,13 @@ class Procedure:
 
     def load(self, address: Number, align: int = 8) -> Word:
         return Word(self, self._load(I64, address, align))
+
+    def bytes_within(self, address: Number, first: str, last: str = "") -> Word:
+        """Which of 64 bytes are characters from the first to the last one: a bit for each, the first byte's lowest."""
+        type_, low, high = vector(I8, 64), ord(first), ord(last or first)
+        shifted = self.builder.binary("sub", self._load(type_, address, 1), numbers(type_, [low] * 64))
+        within = self.builder.compare_unsigned("<", shifted, numbers(type_, [high - low + 1] * 64))
+        return Word(self, self.builder.convert("bitcast", within, I64))
 
     def store(self, address: Number, value: Number, bits: int = 64, align: int = 1) -> None:
         """Store the lower bits of a number."""

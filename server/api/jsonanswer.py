@@ -18,29 +18,30 @@ _REPLIES = 64  # of different lengths that are kept
 class JsonAnswer:
     """The texts before, between and behind the lists of numbers."""
 
-    __slots__ = ("_replies", "_size", "_texts")
+    __slots__ = ("_behind", "_first", "_replies", "_size")
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         """``texts``: one more than there are outputs; the id is none of them."""
-        self._texts = texts
+        self._first, *self._behind = texts
         self._size = sum(map(len, texts))
         self._replies: dict[int, Reply] = {}  # by the length of the whole
 
     def reply(self, lists: Sequence[bytes], id: str = "") -> tuple[Reply, list[Payload]]:
         """Return the answer with these elements of the outputs, each with commas between them: as the reply, and the
         payloads that follow its text."""
-        size, payloads = self._size, list[Payload]()
-        for elements, text in zip(lists, self._texts[1:], strict=True):
+        size = self._size
+        payloads: list[Payload] = []
+        for elements, text in zip(lists, self._behind, strict=True):
             size += len(elements)
             payloads += (elements, text)
         if id:
-            text = b'{"id":%b,%b' % (orjson.dumps(id), self._texts[0][1:])
-            return begun_json_reply(text, size + len(text) - len(self._texts[0])), payloads
+            text = b'{"id":%b,%b' % (orjson.dumps(id), self._first[1:])
+            return begun_json_reply(text, size + len(text) - len(self._first)), payloads
         reply = self._replies.get(size)
         if reply is None:
             if len(self._replies) >= _REPLIES:
                 self._replies.clear()
-            reply = self._replies[size] = begun_json_reply(self._texts[0], size)
+            reply = self._replies[size] = begun_json_reply(self._first, size)
         return reply, payloads
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from core.codegen.target import host
 from core.errors import LatheError
-from core.ir.dim import Dim, substitute
-from core.ir.dims import size
+from core.ir.dim import FILLED, Dim, maxima, substitute, symbol, symbols
+from core.ir.dims import filled, place_of, size
 from core.ir.graph import Graph, Node, Value
 from core.kernels.catalog import select
 from core.ops.registry import are_everywhere
 from core.options import Options
+from core.passes.base import shape_of
 from core.plan.choice import Asked, Choice, choose_kernels, plannable
 from core.plan.control import CONTROL, NotNative
 from core.plan.order import order
@@ -67,14 +68,35 @@ def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sized:
         return Sized()
     try:
         binding = with_equal_sizes(graph)
-        if {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}:
-            return Sized()  # code for any batch size and these numbers serves all runs
+        if _are_numbers(binding, batching):
+            return Sized()
         (compiled, reports), choice = _chosen(graph, batching, binding, options)
+        if _is_whole(compiled, choice):
+            return Sized(binding, True, (compiled, reports))
+        if in_use := _in_use(compiled, binding):
+            other = with_equal_sizes(graph, in_use)
+            if _are_numbers(other, batching):
+                return Sized()
+            done, chosen = _chosen(graph, batching, other, options)
+            if _is_whole(done[0], chosen):
+                return Sized(other, True, done)
     except (LatheError, ValueError):
         return Sized()
-    if _is_whole(compiled, choice):
-        return Sized(binding, True, (compiled, reports))
     return Sized(binding if _has_some(compiled, choice) else ())
+
+
+def _are_numbers(binding: Sizes, batching: BatchInfo) -> bool:
+    """Whether all but the batch size are numbers: code for any batch size and these numbers serves all runs."""
+    return {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}
+
+
+def _in_use(graph: Graph, binding: Sizes) -> frozenset[str]:
+    """The symbols whose sizes code for a graph supposes to be 1 or more, if there is a maximum that this may decide:
+    min(n, 1) is 1 then, and broadcasts."""
+    if not any(maxima(dim) for value in graph.values() for dim in shape_of(value) or ()):
+        return frozenset()
+    supposed = set(extents_of(graph))
+    return frozenset(name for name, dim in binding if dim - 1 in supposed and place_of(str(dim)) is not None)
 
 
 def reasons_for_any_size(graph: Graph, batching: BatchInfo, options: Options) -> Mapping[Node, str]:
@@ -114,13 +136,13 @@ def _are_computed(outputs: Sequence[Value], choice: Choice) -> bool:
     return len(set(roots)) == len(roots) and all(root.producer is not None and plannable(root) for root in roots)
 
 
-def with_equal_sizes(graph: Graph) -> Sizes:
+def with_equal_sizes(graph: Graph, in_use: Collection[str] = ()) -> Sizes:
     """A size of the table for each symbol of the inputs, or what it has to be where others are given. Where nodes need
     two extents to be equal, one is taken to be the other: the past of one layer is as long as that of the others. So it
     is where extents broadcast: the length of a mask is that of the tokens, or of the past and the tokens together. Runs
-    where that does not hold get code of their own."""
+    where that does not hold get code of their own. Those in `in_use` are supposed to be 1 or more."""
     names = input_symbols(graph)
-    binding: Sizes = tuple((name, size(place)) for place, name in enumerate(names))
+    binding: Sizes = tuple((name, (filled if name in in_use else size)(place)) for place, name in enumerate(names))
     for _ in names:
         bound = graph.clone(dict(binding))
         bound.defaults.clear()  # as `bind` does
@@ -133,13 +155,19 @@ def with_equal_sizes(graph: Graph) -> Sizes:
 
 def supposed_of_sizes(graph: Graph, binding: Sizes) -> tuple[Dim, ...]:
     """What code for any sizes supposes besides the types of its graph; nothing for other bindings."""
-    return (*_equalities(binding), *extents_of(graph)) if is_any_size(binding) else ()
+    return (*_equalities(binding), *_fillings(binding), *extents_of(graph)) if is_any_size(binding) else ()
 
 
 def _equalities(binding: Sizes) -> tuple[Dim, ...]:
     """What must not be negative where each size of the table is what the binding takes it for."""
-    pairs = [(size(place), dim) for place, (_, dim) in enumerate(binding) if dim != size(place)]
+    pairs = [(size(place), dim) for place, (_, dim) in enumerate(binding) if dim not in (size(place), filled(place))]
     return tuple(difference for one, other in pairs for difference in (one - other, other - one))
+
+
+def _fillings(binding: Sizes) -> tuple[Dim, ...]:
+    """What must not be negative where the sizes that the binding takes to be 1 or more are so."""
+    names = sorted(frozenset().union(*(symbols(dim) for _, dim in binding)))
+    return tuple(symbol(name) - 1 for name in names if name.startswith(FILLED))
 
 
 def _no_body(graph: Graph) -> Planned:

@@ -9,7 +9,7 @@ import onnx
 
 from core.errors import ModelError, UnsupportedError
 from core.frontends.tensors import element_type
-from core.ir.dim import OPEN, SymDim, evaluate, symbol
+from core.ir.dim import FILLED, OPEN, SymDim, evaluate, symbol
 from core.ir.dim import symbols as symbols_of
 from core.ir.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, ValueType
 
@@ -40,6 +40,7 @@ class Symbols:
         base = base if base.isidentifier() else f"d{base}"
         if base.startswith(OPEN) != self.inputs_are_known:
             base = f"{OPEN}{base}" if self.inputs_are_known else f"d{base}"
+        base = f"d{base}" if base.startswith(FILLED) else base  # which may be 0
         base = f"{base}_" if keyword.iskeyword(base) or base in _RESERVED else base
         name, count = base, 1
         while name in self._taken:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias, Union
 
 Dim: TypeAlias = Union[int, "SymDim"]
@@ -23,6 +23,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 
 # Far beyond real models. A hostile one could square a dimension forty times over.
 _MAX_SIZE = 512
+_MAX_SPLIT = 40  # how large a dimension may be whose maxima are looked into one by one: their number is an exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +187,25 @@ def floor_div(numerator: Dim, denominator: Dim) -> Dim:
 
 
 def larger(one: Dim, other: Dim) -> Dim:
-    """The larger one of two dimensions."""
+    """The larger one of two dimensions.
+
+    What both have stands outside of the maximum, so that equal ones have one form: the larger one of 64 - n and 0 is
+    that of 64 and n, less n.
+    """
     difference = one - other
     if isinstance(difference, int) or is_never_negative(difference):
         return one if isinstance(difference, SymDim) or difference >= 0 else other
     if is_never_negative(-difference):
         return other
-    first, second = sorted((one, other), key=str)
-    return SymDim([((Larger(first, second),), 1)])
+    common = _common(one, other)
+    first, second = sorted((one - common, other - common), key=str)
+    return SymDim([((Larger(first, second),), 1)]) + common
+
+
+def _common(one: Dim, other: Dim) -> Dim:
+    """What is left of two dimensions where each term has the smaller one of its two coefficients."""
+    first, second = dict(_terms(one)), dict(_terms(other))
+    return _make({atoms: min(first.get(atoms, 0), second.get(atoms, 0)) for atoms in first | second})
 
 
 def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
@@ -209,17 +221,42 @@ def is_never_negative(dim: Dim) -> bool:
     """Whether `dim` is provably 0 or more for every value of its symbols; False where that is not known."""
     if isinstance(dim, int):
         return dim >= 0
-    return all(value >= 0 and all(map(_is_count, atoms)) for atoms, value in dim.terms)
+    return _is_counted(dim) or (dim.size <= _MAX_SPLIT and _is_for_the_sides(dim))
 
 
-def _is_count(atom: Atom) -> bool:
-    """Whether an atom is never negative: symbols are not, no quotient of two numbers that are not, and no maximum of
-    one that is not."""
+def _is_for_the_sides(dim: SymDim) -> bool:
+    """Whether `dim` is never negative as a maximum in it is one of its sides: n - (n|64) + 64 is n or 64. Where the
+    maximum only adds, one side is enough: neither is larger."""
+    maximum = next((atoms[0] for atoms, _ in dim.terms if len(atoms) == 1 and isinstance(atoms[0], Larger)), None)
+    if maximum is None:
+        return False
+    adds = all(value > 0 and len(atoms) == 1 for atoms, value in dim.terms if maximum in atoms)
+    return (any if adds else all)(is_never_negative(replaced(dim, maximum, side)) for side in maximum.sides)
+
+
+def _is_counted(dim: SymDim) -> bool:
+    """Whether what `dim` is at least, term by term, is 0 or more."""
+    least = 0
+    for atoms, value in dim.terms:
+        bounds = [_least(atom) for atom in atoms]
+        if any(bound < 0 for bound in bounds) or (value < 0 and atoms):
+            return False
+        least += value * prod(bounds)
+    return least >= 0
+
+
+def _least(atom: Atom) -> int:
+    """What an atom is at least: -1 where it may be negative. Symbols are 0 or more, and some are 1 or more; a quotient
+    of two numbers that are not negative is not, and a maximum of one that is not is not either."""
     if isinstance(atom, str):
-        return True
-    return (any if isinstance(atom, Larger) else all)(map(is_never_negative, atom.sides))
+        return int(atom.startswith(FILLED))
+    if isinstance(atom, Larger):
+        numbers = [side for side in atom.sides if isinstance(side, int)]
+        return max([-1, *numbers, *(0 for side in atom.sides if is_never_negative(side))])
+    return 0 if all(map(is_never_negative, atom.sides)) else -1
 
 
+FILLED = "filled"  # how the names of sizes begin that are 1 or more (`core.ir.dims`)
 OPEN = "_"  # how the names of symbols begin that no input of the model has: only a run shows what they are
 
 

@@ -1,7 +1,8 @@
 """Many dimensions at once: Python code that evaluates them, and the names of the sizes that only a run shows.
 
-Code for any sizes (`core.runtime.sized`) has a symbol for each size: `size0`, `size1`, and so on, in the order of the
-model's symbols. Kernels read the sizes from a table.
+Code for any sizes (`core.any_size`) has a symbol for each size: `size0`, `size1`, and so on, in the order of the
+model's symbols, or `filled0`, `filled1` where the code supposes that the size is 1 or more. Kernels read the sizes from
+a table.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from core.ir.dim import Atom, Dim, FloorDiv, Larger, SymDim, symbol, symbols
+from core.ir.dim import FILLED, Atom, Dim, FloorDiv, Larger, SymDim, symbol, symbols
 
 Evaluate: TypeAlias = Callable[[Sequence[int]], list[int]]  # sizes to the values of dimensions
 
-_SIZE = re.compile(r"size(0|[1-9][0-9]{0,5})")
+_SIZE = re.compile(rf"(?:size|{FILLED})(0|[1-9][0-9]{{0,5}})")
 
 
 def size(place: int) -> SymDim:
     """The symbol of the size at this place of the table."""
     return symbol(f"size{place}")
+
+
+def filled(place: int) -> SymDim:
+    """The symbol of a size that is supposed to be 1 or more."""
+    return symbol(f"{FILLED}{place}")
 
 
 def place_of(name: str) -> int | None:

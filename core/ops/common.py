@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.dim import larger, maxima
+from core.ir.dim import is_never_negative
+from core.ir.equation import side_taken
 from core.ir.graph import Array
 from core.ir.types import Dim, DType
 from core.ops.registry import Infer, Mixes, NodeView, RowAxis
@@ -108,8 +109,8 @@ def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
 
 def broadcast_shapes(c: Infer, shapes: Sequence[Shape | None]) -> Shape | None:
     """The broadcast of shapes; None when a rank is unknown. A symbol that meets a number above 1 is that number or 1.
-    Of two symbols either may be 1: their extent is a symbol of its own, unless one limits the other (`limit_of`). What
-    does not fit shows when the model runs."""
+    Of two symbols either may be 1: their extent is a symbol of its own, unless a maximum in them has to be one of its
+    sides (`supposed_equal`). What does not fit shows when the model runs."""
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
@@ -133,15 +134,22 @@ def _broadcast_dim(c: Infer, axis: int, dims: Sequence[Dim], shapes: Sequence[Sh
         return numbers[0]
     if not distinct:
         return 1
-    whole = [dim for dim in distinct if all(dim == other or limit_of(other, dim) is not None for other in distinct)]
-    return whole[0] if whole else c.fresh_dim(f"b{axis}")
+    whole = [dim for dim in distinct if all(dim == other or supposed_equal(other, dim) for other in distinct)]
+    return min(whole, key=lambda dim: len(str(dim))) if whole else c.fresh_dim(f"b{axis}")
 
 
-def limit_of(dim: Dim, whole: Dim) -> int | None:
-    """The number of which `dim` is the smaller one, or `whole`: 64 of min(n, 64) for n. The two only broadcast where
-    they are equal, as the number is 2 or more. None for any other dimension."""
-    numbers = [side for maximum in maxima(dim) for side in maximum.sides if isinstance(side, int)]
-    return next((each for each in numbers if each > 1 and dim == whole + each - larger(each, whole)), None)
+def supposed_equal(one: Dim, other: Dim) -> tuple[Dim, ...]:
+    """What must not be negative for two different extents, which broadcast, to be equal: 64 - n, of min(n, 64) and n.
+    Empty where no maximum in them has to be one of its sides for that, and where one of the extents is at most 1, as of
+    min(n, 1) and n: it is repeated."""
+    return () if any(is_never_negative(1 - dim) for dim in (one, other)) else supposed_for(one, other)
+
+
+def supposed_for(one: Dim, other: Dim) -> tuple[Dim, ...]:
+    """What must not be negative for two different dimensions to be equal, where a maximum in them has to be one of its
+    sides for that; else empty."""
+    found = side_taken(one, other)
+    return tuple(found[1] - side for side in found[0].sides if side != found[1]) if found is not None else ()
 
 
 def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:

@@ -109,10 +109,7 @@ class Reshape(SameElements):
         shape = c.shape(0)
         wanted = None if shape is None else self._wanted(c, shape)
         taken = None if shape is None or wanted is None else _side_taken(shape, wanted)
-        if taken is None:
-            return ()
-        maximum, side = taken
-        return [side - other for other in maximum.sides]
+        return () if taken is None else [taken[1] - side for side in taken[0].sides]
 
     def _wanted(self, c: Infer | Call, shape: Shape) -> Shape | None:
         """The shape that is asked for, with what it copies; None where it is not known."""

@@ -17,10 +17,17 @@ from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
 from core.ops.inference import forget_types, infer_graph
-from core.ops.supposed import supposed_by
+from core.ops.supposed import may_repeat, supposed_by
 from core.passes.control import CONTROL
 
-_SMALL = ((5, 7, 11, 13, 17), (7, 11, 5, 17, 13), (6, 9, 14, 10, 15), (3, 4, 2, 5, 6))  # no two of one place agree
+_SMALL = (  # no two of one place agree
+    (5, 7, 11, 13, 17),
+    (7, 11, 5, 17, 13),
+    (6, 9, 14, 10, 15),
+    (3, 4, 2, 5, 6),
+    (2, 3, 4, 6, 8),
+    (4, 2, 6, 8, 3),
+)
 _PROBE = 1_000_003  # a prime, and an extent that no model has: no accident makes it agree with another one
 
 
@@ -29,6 +36,8 @@ def holds_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     if not any(value.tensor.symbols for value in [*inputs, *node.outputs]) and not _may_be_declared(node, constants):
         return True
+    if may_repeat(node, constants):
+        return False
     names = {name for value in (*inputs, *node.outputs) for name in value.tensor.symbols}
     places = {name: place for name in names if (place := place_of(name)) is not None}
     if _agrees(node, constants, {"n": _PROBE, **{name: _PROBE + 2 * place + 2 for name, place in places.items()}}):

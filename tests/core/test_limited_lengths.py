@@ -43,6 +43,24 @@ def test_one_code_serves_all_lengths_up_to_the_limit(kind: str, new_shapes: NewS
 def test_a_limit_of_one_broadcasts(kind: str) -> None:
     data = limited(BODIES[kind], 1)
     with core.compile(core.load(data), tune="off", threads=1) as session:
+        assert session.description.any_size and not session.description.in_parts
         for length in (3, 1, 9, 20):
             x = normal(2, length, 4)
             np.testing.assert_allclose(session.run({"x": x})["y"], theirs(data, {"x": x})["y"], 1e-6, 1e-6)
+        assert "code for any sizes serves" in session.explain()
+
+
+@pytest.mark.parametrize("new_shapes", ["default", "wait"])
+def test_rows_that_fewer_tokens_leave_out_are_not_read(new_shapes: NewShapes) -> None:
+    """`x[:, :3] + table` of three rows: one token is repeated, two are refused."""
+    body = "t = Slice(x, zero, three, one) y = Add(t, table)"
+    rows = ", ".join(str(value / 7) for value in range(12))
+    constants = f"int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] three = {{3}}, float[3,4] table = {{{rows}}}"
+    data = untyped(model("float[b,s,4] x => float[a] y", body, constants))
+    with core.compile(core.load(data), tune="off", threads=1, new_shapes=new_shapes) as session:
+        assert session.description.any_size and not session.description.in_parts
+        for length in (5, 3, 1, 70):
+            x = normal(2, length, 4)
+            np.testing.assert_allclose(session.run({"x": x})["y"], theirs(data, {"x": x})["y"], 1e-6, 1e-6)
+        with pytest.raises(FeedError):
+            session.run({"x": normal(2, 2, 4)})

@@ -24,6 +24,7 @@ from core.ir.dim import (
     symbol,
     symbols,
 )
+from core.ir.dims import filled, place_of, size
 
 N, H = symbol("n"), symbol("H")
 
@@ -167,3 +168,24 @@ def test_the_larger_one_of_two_dimensions_stays_open_until_they_are_known() -> N
     assert substitute(both, {"n": H}) == H + 1
     assert is_never_negative(both) and is_never_negative(larger(N - 3, H))
     assert not is_never_negative(larger(N - 3, H - 1))
+
+
+def test_equal_maxima_have_one_form() -> None:
+    least = N + 64 - larger(N, 64)  # the smaller one of the two
+    assert 64 - larger(64 - N, 0) == least == N - larger(N - 64, 0)
+    assert larger(3 * N + H, 2 * H + N) == larger(2 * N, H) + N + H
+    for n in (0, 63, 64, 65, 100):
+        assert evaluate(least, {"n": n}) == min(n, 64)
+
+
+def test_a_minimum_is_between_its_sides() -> None:
+    least = N + 64 - larger(N, 64)
+    assert is_never_negative(least) and is_never_negative(64 - least) and is_never_negative(N - least)
+    assert not is_never_negative(least - 1) and not is_never_negative(63 - least)
+
+
+def test_sizes_in_use_are_at_least_one() -> None:
+    some = filled(0)
+    assert larger(some, 1) == some and is_never_negative(2 * some - 2) and is_never_negative(some * filled(1) + H - 1)
+    assert not is_never_negative(some - 2) and not is_never_negative(size(0) - 1)
+    assert place_of(str(some)) == place_of(str(size(0))) == 0

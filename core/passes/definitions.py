@@ -22,7 +22,8 @@ from core.passes.base import PassResult, has_ranks, input_symbols
 from core.passes.edit import Editor
 
 _NORMS = frozenset({"LpNormalization", "MeanVarianceNormalization"})
-_OF_FLOATS = frozenset({"Einsum", "DFT", "STFT", "Col2Im", "OneHot"}) | _NORMS
+_OF_FLOATS = frozenset({"Einsum", "DFT", "STFT", "Col2Im"}) | _NORMS
+_OF_NUMBERS = frozenset({"OneHot"})
 # Of any type. A proof knows these themselves, and what they do to rows is lost in their definitions.
 # Convolutions whose weights are computed, and that no other pass has given kernels.
 CONVOLUTIONS = frozenset({"Conv"})
@@ -43,7 +44,7 @@ class Define:
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        defined = self.only or (_OF_FLOATS | _FOR_KERNELS if self.for_kernels else _OF_FLOATS)
+        defined = self.only or (_OF_FLOATS | _OF_NUMBERS | (_FOR_KERNELS if self.for_kernels else frozenset()))
         while sum(self._rewrite(editor, node) for node in editor.nodes() if node.op in defined):
             pass  # what one definition writes may have one itself
         return editor.finish()
@@ -52,6 +53,8 @@ class Define:
         if not has_ranks(node) or not self._is_short(editor, node):
             return False
         if node.op in _OF_FLOATS | CONVOLUTIONS and not node.output.dtype.is_float:
+            return False
+        if node.op in _OF_NUMBERS and node.output.dtype is DType.STRING:
             return False
         if node.op in _FOR_KERNELS and 0 in node.output.shape:  # one node is better than several without kernels
             return False

@@ -39,6 +39,7 @@ from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
 from core.passes.requantize import Requantize
 from core.passes.same_pads import SamePads
+from core.passes.selected_rows import SelectedRows
 from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
@@ -92,13 +93,14 @@ def for_proofs() -> list[Pass]:
     """What brings equal things into one form, before a proof looks at them: what it proves of the result is as true of
     the graph as it was written."""
     clean = preparation(Options())
-    return [*clean, Define(for_kernels=False), Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
+    views: list[Pass] = [Simplify(), IndexedViews(), SelectedRows()]
+    return [*clean, Define(for_kernels=False), *views, *clean, Simplify(), Transposes()]
 
 
 def passes(options: Options) -> list[Pass]:
     """The whole pipeline, in order."""
     clean = preparation(options)
-    canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), *clean]
+    canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), SelectedRows(), *clean]
     algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
     products: list[Pass] = [BatchAxes(), Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []

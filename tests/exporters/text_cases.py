@@ -101,21 +101,72 @@ def add_decoders() -> None:
     add_text("bloom", hf.BloomConfig, hf.BloomForCausalLM, logits, n_layer=2, n_head=4)
     add_text("falcon", hf.FalconConfig, hf.FalconForCausalLM, logits, multi_query=True)
     add_text("olmo2", hf.Olmo2Config, hf.Olmo2ForCausalLM, logits)
-    add_text(
-        "qwen2_moe",
-        hf.Qwen2MoeConfig,
-        hf.Qwen2MoeForCausalLM,
-        logits,
-        num_key_value_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-    )
     add_past("llama_past", hf.LlamaConfig, hf.LlamaForCausalLM, num_key_value_heads=4)
     add_past("llama_past_deep", hf.LlamaConfig, hf.LlamaForCausalLM, **DEEP)
     add_past("gpt2_past", hf.GPT2Config, hf.GPT2LMHeadModel, **gpt2, n_positions=1024)
     add_past("qwen2_past", hf.Qwen2Config, hf.Qwen2ForCausalLM, num_key_value_heads=2)
+
+
+# -- mixtures of experts -----------------------------------------------------------------------------------------------
+
+
+def each_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """One expert after the other, as Transformers exported them before version 5: the tokens that chose it are
+    gathered, and what it makes of them is added where they came from."""
+    result = torch.zeros_like(hidden)
+    masks = nn.functional.one_hot(chosen, experts.num_experts).permute(2, 1, 0)
+    for number in range(experts.num_experts):
+        place, token = torch.where(masks[number])
+        gated = experts._apply_gate(nn.functional.linear(hidden[token], experts.gate_up_proj[number]))
+        made = nn.functional.linear(gated, experts.down_proj[number])
+        result.index_add_(0, token, made * weights[token, place, None])
+    return result
+
+
+def each_switch_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The same of Switch Transformers, whose experts are modules."""
+    result = torch.zeros_like(hidden)
+    masks = chosen.permute(2, 1, 0)
+    for number in range(experts.num_experts):
+        place, token = torch.where(masks[number])
+        made = experts[f"expert_{number}"](hidden[token])
+        result.index_add_(0, token, made * weights[token, place, None])
+    return result
+
+
+def add_experts() -> None:
+    """Experts as products in a batch, for each token those of its own (`_batched`), and one after the other (`_each`).
+    Transformers' default sorts tokens by experts with `histc`, which no exporter writes."""
+    hf.integrations.moe.ALL_EXPERTS_FUNCTIONS.register("each", each_expert)
+    few = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
+    for name, kind in (("batched", "batched_mm"), ("each", "each")):
+        chosen = {"experts_implementation": kind, **few}
+        add_text(f"mixtral_{name}", hf.MixtralConfig, hf.MixtralForCausalLM, logits, num_local_experts=4, **chosen)
+        add_text(f"olmoe_{name}", hf.OlmoeConfig, hf.OlmoeForCausalLM, logits, num_experts=8, **chosen)
+        add_text(
+            f"qwen2_moe_{name}",
+            hf.Qwen2MoeConfig,
+            hf.Qwen2MoeForCausalLM,
+            logits,
+            num_experts=4,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=32,
+            **chosen,
+        )
+    hf.models.switch_transformers.modeling_switch_transformers.SwitchTransformersExperts.forward = each_switch_expert
+    add_text(
+        "switch_each",
+        hf.SwitchTransformersConfig,
+        hf.SwitchTransformersEncoderModel,
+        d_model=64,
+        d_kv=16,
+        d_ff=96,
+        num_layers=2,
+        num_heads=4,
+        num_experts=4,
+        num_sparse_encoder_layers=2,
+        expert_capacity=8,
+    )
 
 
 def add_past(name: str, config: Any, model: Any, **sizes: Any) -> None:
@@ -239,4 +290,5 @@ def add_encoder_decoders() -> None:
 def add_all() -> None:
     add_encoders()
     add_decoders()
+    add_experts()
     add_encoder_decoders()

@@ -35,6 +35,7 @@ from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
 from core.passes.requantize import Requantize
 from core.passes.same_pads import SamePads
+from core.passes.selected_rows import SelectedRows
 from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
@@ -54,6 +55,7 @@ PASSES: dict[str, Pass] = {
         WriteIota(),
         Define(),
         SamePads(),
+        SelectedRows(),
         BatchAxes(),
         GroupedQueries(),
         Requantize(),

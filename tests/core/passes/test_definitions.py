@@ -277,6 +277,17 @@ def test_norms_are_reductions(body: str, sizes: str) -> None:
         assert "FALLBACK" not in session.explain()
 
 
+@pytest.mark.parametrize("kind", ["int64", "int32", "uint8"])
+def test_one_hot_gives_integers(kind: str) -> None:
+    """The masks of experts are made of them."""
+    data = model("int64[N,L] x => int64[] y", "h = OneHot (x, depth, values) y = Cast <to = 7> (h)",
+                 f"int64[1] depth = {{5}}, {kind}[2] values = {{3, 7}}")  # fmt: skip
+    feeds = {"x": np.random.default_rng(0).integers(-6, 7, (3, 9))}
+    with core.compile(data, threads=1, tune="off") as session:
+        np.testing.assert_array_equal(session.run(feeds)["y"], core.interpret(core.load(data), feeds)["y"])
+        assert "FALLBACK" not in session.explain()
+
+
 @pytest.mark.parametrize("axis", [-1, 0, 1])
 @pytest.mark.parametrize("kind", ["int64", "int32", "float"])
 def test_one_hot_is_a_comparison(axis: int, kind: str) -> None:

@@ -10,7 +10,8 @@ FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python3 -m venv --without-pip /opt/lathe
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY lathe lathe
 COPY core core
 COPY server server
 # what brings gRPC, tokens, traces, tokenizers, and tables, images and sweeps for training; none with --build-arg EXTRAS=

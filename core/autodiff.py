@@ -1,37 +1,37 @@
 """Reverse-mode differentiation, graph to graph.
 
-The sweep visits nodes from the last to the first. When it comes to one, everything that depends on its outputs has
-contributed to their gradients; the operator turns those into gradients of its inputs (`OpDef.slopes`, `gradient` or
-`definition`). What is written are ordinary nodes, so a gradient can be differentiated again.
+The sweep visits nodes from the last to the first. When it reaches a node, all readers of its outputs have contributed
+to their gradients. The operator turns those into gradients of its inputs (`OpDef.slopes`, `gradient` or `definition`).
+The sweep writes ordinary nodes, so a gradient can be differentiated again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from core.errors import ModelError, UnsupportedError
-from core.ir.graph import Graph, Node, Value, node_reads
-from core.ops import registry
-from core.ops.backward import Backward, Rewrite, is_differentiable
-from core.ops.inference import infer_graph
-from core.ops.terms import Term, Writer
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.ir.graph import Graph, Node, Value, node_reads
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.backward import Backward, Rewrite, is_differentiable
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.ops.opdef.terms import Term, Writer
 
 
 def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequence[str]) -> Graph:
-    """`graph` with further outputs: the gradients of its outputs `of` with respect to the named values.
+    """A copy of `graph` with further outputs: the gradients of its outputs `of` with respect to the named values.
 
-    Several elements, or several outputs, count as their sum. The named values are inputs, states, constants (weights)
-    or results of nodes; the gradient of `w` is the output `w.gradient` (`w.gradient_2` when that is taken), of the type
-    of `w`, zero where nothing depends on it. They follow the outputs in the order of `with_respect_to`. The graph given
-    stays as it is. ModelError for a name that is not there or not of real numbers, UnsupportedError, naming the node,
-    for an operator that cannot be differentiated.
+    The function that is differentiated is the sum of all elements of all outputs `of`. The named values are inputs,
+    states, constants (weights) or results of nodes. The gradient of `w` is the output `w.gradient` (`w.gradient_2` if
+    that name is taken) with the type of `w`; it is zero if the outputs do not depend on `w`. The gradients follow the
+    other outputs, in the order of `with_respect_to`. ModelError for a name that does not exist or is no tensor of real
+    numbers; UnsupportedError, which names the node, for an operator that cannot be differentiated.
     """
     copy = graph.clone()
-    copy.defaults.clear()  # a gradient is computed with the values of constants
+    copy.defaults.clear()  # the gradients hold for the present values of the constants only
     writer = Writer(copy, infer_graph(copy))
     by_name = {value.name: value for value in copy.values()}
-    sources = [_named(by_name, name, graph) for name in ([of] if isinstance(of, str) else of)]
-    targets = [_named(by_name, name, graph) for name in with_respect_to]
+    sources = [_differentiable_value(by_name, name, graph) for name in ([of] if isinstance(of, str) else of)]
+    targets = [_differentiable_value(by_name, name, graph) for name in with_respect_to]
     for target, found in zip(targets, derivatives(writer, sources, targets), strict=True):
         gradient = found if found is not None else writer.zeros_like(target).value
         (output,) = writer.emit("Identity", [gradient])
@@ -42,7 +42,7 @@ def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequenc
 
 
 def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -> list[Value | None]:
-    """The gradients of the sum of all elements of some values of a graph, written at its end; None where zero."""
+    """The gradients of the sum of all elements of the values `of`, written at the end of the graph; None for zero."""
     seeds: list[Value | None] = [writer.fill(1, value.dtype, value.shape).value for value in of]
     return differentiate(writer, of, seeds, targets)
 
@@ -50,10 +50,10 @@ def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -
 def differentiate(
     writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
 ) -> list[Value | None]:
-    """The gradients with respect to `targets`, given those with respect to `results` (None: zero)."""
+    """The gradients with respect to `targets`, from those with respect to `results`, the `seeds` (None: zero)."""
     nodes = list(writer.graph.nodes)
     sweep = _Sweep(writer, targets)
-    sweep.spread(nodes)
+    sweep.mark_active(nodes)
     for result, seed in zip(results, seeds, strict=True):
         if seed is not None:
             sweep.contribute(result, Term(writer, seed))
@@ -61,7 +61,7 @@ def differentiate(
     return [sweep.total(target) for target in targets]
 
 
-def _named(values: dict[str, Value], name: str, graph: Graph) -> Value:
+def _differentiable_value(values: dict[str, Value], name: str, graph: Graph) -> Value:
     if name not in values:
         raise ModelError(f"has no value '{name}'", where=f"graph '{graph.name}'")
     if not is_differentiable(values[name]):
@@ -70,7 +70,7 @@ def _named(values: dict[str, Value], name: str, graph: Graph) -> Value:
 
 
 class _Sweep:
-    """One walk from results back to targets."""
+    """One backward walk from results to targets."""
 
     def __init__(self, writer: Writer, targets: Iterable[Value]) -> None:
         self.writer = writer
@@ -79,19 +79,19 @@ class _Sweep:
         self._totals: dict[Value, Value] = {}
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Visit nodes, which stand in topological order, from the last to the first."""
+        """Visit `nodes`, which are in topological order, from the last to the first."""
         for node in reversed(nodes):
             if any(output in self._parts for output in node.outputs) and self._reads_active(node):
                 self._visit(node)
 
     def contribute(self, value: Value, gradient: Term) -> None:
-        """Add to the gradient of a value."""
+        """Add a term to the gradient of a value."""
         if is_differentiable(value) and value in self._active:
             self._parts.setdefault(value, []).append(gradient.fit(value.shape))
             self._totals.pop(value, None)
 
     def total(self, value: Value) -> Value | None:
-        """The gradient of a value as known so far; None when nothing has contributed."""
+        """The sum of the terms contributed so far to the gradient of a value; None if there are none."""
         parts = self._parts.get(value)
         if not parts:
             return None
@@ -103,8 +103,8 @@ class _Sweep:
             self._totals[value] = total.value
         return self._totals[value]
 
-    def spread(self, nodes: Sequence[Node]) -> None:
-        """Note what depends on the targets."""
+    def mark_active(self, nodes: Sequence[Node]) -> None:
+        """Mark the outputs of all nodes that depend on a target."""
         for node in nodes:
             if self._reads_active(node):
                 self._active.update(filter(is_differentiable, node.outputs))
@@ -135,11 +135,11 @@ class _Sweep:
             self.contribute(value, Term(self.writer, captured))
 
     def _through_definition(self, op: registry.OpDef, node: Node) -> None:
-        """Write the definition beside the node, and go back through that."""
+        """Write the definition of the node in simpler operators, and differentiate that instead."""
         first = len(self.writer.graph.nodes)
         results = op.definition(Rewrite(op, node, self.writer))
         written = self.writer.graph.nodes[first:]
-        self.spread(written)
+        self.mark_active(written)
         for output, result in zip(node.outputs, results, strict=False):
             total = self.total(output)
             if total is not None:

@@ -1,4 +1,4 @@
-"""Every error the runtime raises: what object, what was expected, what came."""
+"""The exceptions of Lathe. A message names the object, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 class LatheError(Exception):
-    """Base of all errors that a user of Lathe can cause or act upon."""
+    """The base class of all errors that a user of Lathe can cause or act upon."""
 
 
 class ModelError(LatheError):
     """A model that cannot be accepted: malformed, ill-typed or using something unsupported.
 
-    `where` names the place (node, operator, opset or value) so that the author of the model can find it; `notes` are
-    lines below that, such as what the node was given and where that came from.
+    `where` names the node, operator, opset or value, so that the author of the model can find it. `notes` are further
+    lines of the message, such as the types of the node's inputs and the nodes that produced them.
     """
 
     def __init__(self, message: str, *, where: str = "", notes: Sequence[str] = ()) -> None:
@@ -24,7 +24,7 @@ class ModelError(LatheError):
 
 
 class ShapeWarning(UserWarning):
-    """A model declares another shape for an output than its nodes make; the one that they make counts."""
+    """A model declares another shape for an output than its nodes produce. Lathe uses the shape that they produce."""
 
 
 class UnsupportedError(ModelError):
@@ -32,11 +32,11 @@ class UnsupportedError(ModelError):
 
 
 class UnknownRankError(UnsupportedError, ValueError):
-    """A tensor whose rank nothing tells before a run, where something needs its shape."""
+    """The shape of a tensor was asked for, but its rank is unknown before a run."""
 
 
 class TraceError(ModelError):
-    """Python code that cannot become a graph: it asks for a number that only a run can know."""
+    """Python code that cannot be traced into a graph, because it needs a number that is only known in a run."""
 
 
 class VerifyError(ModelError):
@@ -65,12 +65,14 @@ class DeviceError(LatheError):
 
 
 class DeviceMemoryError(DeviceError):
-    """A device without room for what was asked of it."""
+    """A device has too little free memory for an allocation."""
 
 
 class DeviceLost(DeviceError):
-    """A device that a fault has put out of use for this whole process, until all sessions on it are closed and it is
-    opened anew, or the process is restarted."""
+    """A fault has made a device unusable for the whole process.
+
+    It works again after all sessions on it are closed and it is opened again, or after the process restarts.
+    """
 
 
 class Interrupted(LatheError):
@@ -82,9 +84,9 @@ class SessionClosed(LatheError):
 
 
 class DataError(LatheError):
-    """A dataset that cannot be read or does not fit: file, row (counted from 0) and column, and what was expected.
+    """A dataset that cannot be read or does not fit: file, row and column, and what was expected.
 
-    `line` is the line of a text file, counted from 1; the message names it instead of the row.
+    Rows count from 0. `line` is the line of a text file, counted from 1; the message names it instead of the row.
     """
 
     def __init__(

@@ -1,24 +1,24 @@
-"""What a model is fed: arrays by the names of its inputs."""
+"""Feeds: the arrays that a run gets, by the names of the model's inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from core.errors import FeedError
+from lathe.core.errors import FeedError
 
 
 def check_feeds(feeds: Any, names: Iterable[str]) -> None:
-    """Raise FeedError unless `feeds` is a mapping; `names`: of the inputs, for the message."""
+    """Raise FeedError unless `feeds` is a mapping. `names` are those of the inputs, for the message."""
     if not isinstance(feeds, Mapping):
         example = ", ".join(f"{name!r}: array" for name in names)
         raise FeedError(f"expected a mapping from names to arrays, {{{example}}}, got {type(feeds).__name__}")
 
 
-def feeds_of(names: Collection[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the feeds that a call's arguments stand for: one array for the only input, or arrays by name.
+def feeds_from_call(names: Collection[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the feeds of a call `session(...)`: one positional array for the only input, or arrays by name.
 
-    FeedError for other arguments; whether the names are those of inputs is for the run to say.
+    FeedError for any other arguments. It does not check that the names are those of inputs; the run does.
     """
     if not arrays:
         return named

@@ -1,7 +1,7 @@
-"""The hook of ONNX's own test suite and of tools that speak its backend interface.
+"""ONNX's backend interface, for its own test suite and for tools that use it.
 
-    import onnx.backend.test, core
-    tests = onnx.backend.test.BackendTest(core.onnx_backend, __name__)
+    import onnx.backend.test, lathe.core.onnx_backend
+    tests = onnx.backend.test.BackendTest(lathe.core.onnx_backend, __name__)
 
 Interface: https://onnx.ai/onnx/api/backend.html. Devices: "CPU".
 """
@@ -16,10 +16,10 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-import core
-from core.frontends.proto import newest_opset
-from core.ir.types import DType
-from core.runtime.session import Session
+import lathe
+from lathe.core.frontends.proto import newest_opset
+from lathe.core.ir.types import DType
+from lathe.core.runtime.session.session import Session
 
 _OPTIONS = ("precision", "threads", "max_batch", "optimize", "cache_dir", "tune", "winograd")
 
@@ -31,37 +31,40 @@ class LatheRep(BackendRep):
         self.session = session
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order. `inputs` is one array, a sequence in the model's order, or a mapping.
+        """The outputs in the model's order. `inputs` is one array, a sequence in the model's order, or a mapping.
 
-        An ONNX sequence is a list of arrays, an absent optional None; element types NumPy lacks are those of ml_dtypes.
+        An ONNX sequence is a list of arrays, an absent optional is None. Element types that NumPy lacks are those of
+        ml_dtypes.
         """
-        feeds = inputs if isinstance(inputs, Mapping) else dict(zip(self.session.inputs, _listed(inputs), strict=False))
+        by_name = isinstance(inputs, Mapping)
+        feeds = inputs if by_name else dict(zip(self.session.inputs, _as_list(inputs), strict=False))
         return tuple(self.session.run(feeds).values())
 
 
 class LatheBackend(Backend):
-    """Compiles models; what has no compiled kernel runs on the reference."""
+    """Compiles models. A node without a compiled kernel runs on its NumPy reference."""
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
         """Whether the model loads."""
         try:
-            core.load(model.SerializeToString())
-        except core.errors.ModelError:
+            lathe.load(model.SerializeToString())
+        except lathe.errors.ModelError:
             return False
         return cls.supports_device(device)
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> LatheRep:
-        """Compile a model. ModelError when it is not acceptable, UnsupportedError for another device.
+        """Compile a model. ModelError if it is not acceptable, UnsupportedError for another device than "CPU".
 
-        Of the further arguments, those of `core.compile` count; without `threads` there is one, and nothing is tuned.
+        Further arguments that are options of `lathe.compile` are passed to it, all others are ignored. The defaults are
+        `threads=1` and `tune="off"`.
         """
         if not cls.supports_device(device):
-            raise core.errors.UnsupportedError(f"device '{device}' is not supported, expected 'CPU'")
+            raise lathe.errors.UnsupportedError(f"device '{device}' is not supported, expected 'CPU'")
         options: dict[str, Any] = {name: kwargs[name] for name in _OPTIONS if name in kwargs}
-        graph = core.load(model.SerializeToString())
-        return LatheRep(core.compile(graph, **{"threads": 1, "tune": "off", **options}))
+        graph = lathe.load(model.SerializeToString())
+        return LatheRep(lathe.compile(graph, **{"threads": 1, "tune": "off", **options}))
 
     @classmethod
     def run_node(
@@ -72,10 +75,12 @@ class LatheBackend(Backend):
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on arrays and lists of arrays, at its domain's newest opset unless `opset_version` is given; the
-        result's fields are its outputs."""
+        """Run one node on arrays and lists of arrays; the result is a named tuple of its outputs.
+
+        The opset is `opset_version`, or the newest one of the node's domain.
+        """
         names = [name for name in node.input if name]
-        arrays = _listed(inputs)
+        arrays = _as_list(inputs)
         model = _single_node_model(node, dict(zip(names, arrays, strict=True)), kwargs.get("opset_version"))
         return namedtupledict("Outputs", [name for name in node.output if name])(
             *cls.prepare(model, device).run(arrays)
@@ -86,7 +91,7 @@ class LatheBackend(Backend):
         return device.split(":")[0].upper() == "CPU"
 
 
-def _listed(inputs: Any) -> list[Any]:
+def _as_list(inputs: Any) -> list[Any]:
     return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
 
 
@@ -99,15 +104,15 @@ def _single_node_model(node: onnx.NodeProto, arrays: Mapping[str, Any], opset: i
 
 
 def _type_of(value: Any) -> onnx.TypeProto:
-    """The type of a tensor, or of a list of tensors of one element type."""
+    """The type of a tensor, or of a list of tensors of one element type. ValueError for an empty list."""
     if isinstance(value, list):
         if not value:
-            raise ValueError("an empty list does not tell the type of its elements")
-        return helper.make_sequence_type_proto(helper.make_tensor_type_proto(_code(value[0]), None))
-    return helper.make_tensor_type_proto(_code(value), np.shape(value))
+            raise ValueError("sequence: expected at least one tensor, which gives the element type, got an empty list")
+        return helper.make_sequence_type_proto(helper.make_tensor_type_proto(_onnx_code(value[0]), None))
+    return helper.make_tensor_type_proto(_onnx_code(value), np.shape(value))
 
 
-def _code(value: Any) -> int:
+def _onnx_code(value: Any) -> int:
     return DType.from_numpy(np.asarray(value).dtype).onnx_code
 
 

@@ -7,28 +7,28 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from core.errors import FeedError, ModelError
-from core.feeds import check_feeds
-from core.ir.dim import SymDim, affine, symbols
-from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
-from core.ir.types import TensorType, ValueType
-from core.ops import registry
-from core.passes.feed_defaults import with_fed
+from lathe.core.errors import FeedError, ModelError
+from lathe.core.feeds import check_feeds
+from lathe.core.ir.dim import SymDim, affine, symbols
+from lathe.core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
+from lathe.core.ir.types import TensorType, ValueType
+from lathe.core.ops.opdef import registry
+from lathe.core.passes.lowering.input_variants import with_default_inputs
 
 
 def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Run `graph` on NumPy arrays by name; returns outputs by name. State starts at its initial value.
+    """Run `graph` on NumPy arrays by name, and return its outputs by name. States have their initial values.
 
-    A default may be fed, too. FeedError for a missing, unknown or ill-typed input.
+    The feeds may also replace defaults (`Graph.defaults`). FeedError for a missing, unknown or ill-typed input.
     """
     check_feeds(feeds, [value.name for value in graph.inputs])
     fed = {value.name for value in graph.defaults} & feeds.keys()
-    graph = with_fed(graph, fed) if fed else graph
+    graph = with_default_inputs(graph, fed) if fed else graph
     environment: dict[Value, Any] = {}
     for value in graph.inputs:
         if value.name not in feeds:
             raise FeedError(f"input '{value.name}' is missing; expected {value.type}")
-        environment[value] = _checked(value, feeds[value.name])
+        environment[value] = _check_feed(value, feeds[value.name])
     for name in feeds.keys() - {value.name for value in graph.inputs}:
         raise FeedError(f"unknown input '{name}'; the model has {', '.join(v.name for v in graph.inputs) or 'none'}")
     environment.update({state.value: state.initial for state in graph.states})
@@ -36,7 +36,7 @@ def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
     return {value.name: environment[value] for value in graph.outputs}
 
 
-# Runs a node in the place of its reference: arguments, and the sizes that symbols stand for, to the node's outputs.
+# Runs a node instead of its reference: from its inputs, and the values of symbols, to its outputs.
 RunCode: TypeAlias = Callable[[Sequence[Any], Mapping[str, int]], list[Any]]
 _NO_CODE: Mapping[Node, RunCode] = {}
 
@@ -48,21 +48,26 @@ def run_nodes(
     check: Callable[[], object] = bool,
     code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> None:
-    """Execute all nodes of a graph whose inputs are bound in `environment`, binding the values they define, and the
-    symbols that their shapes show in `known`. `check` and `code` as in `run_node`."""
+    """Run all nodes of a graph whose inputs are in `environment`.
+
+    Adds the results to `environment`, and the symbols that the shapes of results determine to `known`. `check` and
+    `code` are those of `run_node`; `code` also replaces nodes of this graph.
+    """
     environment.update(graph.constants)
     for node in graph.nodes:
         arguments = [environment[v] if v is not None else None for v in node.inputs]
         if node in code:
             results = code[node](arguments, known)
         else:
-            results = run_node(node, arguments, environment, known, check, is_fed(node, graph.constants), code)
+            results = run_node(
+                node, arguments, environment, known, check, depends_on_feeds(node, graph.constants), code
+            )
         environment.update(zip(node.outputs, results, strict=False))
-        learn_symbols(node, results, known)
+        bind_result_symbols(node, results, known)
 
 
-def is_fed(node: Node, constants: Container[Value]) -> bool:
-    """Whether what a node computes may depend on what is fed: on a value that is no constant, or on a size."""
+def depends_on_feeds(node: Node, constants: Container[Value]) -> bool:
+    """Whether the results of a node may depend on the feeds: it reads a value that is not constant, or a size."""
     return any(value not in constants for value in node_reads(node)) or any(map(_has_size, node.attrs.values()))
 
 
@@ -79,37 +84,37 @@ def run_node(
     fed: bool = True,
     code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> list[Any]:
-    """The outputs of one node; `environment` supplies what its bodies capture. `check` is called whenever a body is
-    about to run, and by what is open-ended: its error ends the node. `fed`: see `is_fed`. `code` runs some of the nodes
-    of its bodies.
+    """The outputs of one node. `environment` has the values that its bodies capture.
 
-    FeedError for data that the node cannot take, such as extents that do not fit each other; ModelError where they are
-    all the model's own.
+    `check` is called before each run of a body, and by operators that may run for long: an error that it raises ends
+    the node. `code` replaces some of the nodes of its bodies. FeedError if the node cannot process its inputs, for
+    example if extents do not fit each other. With `fed` false, all inputs are the model's own constants, and the error
+    is a ModelError (see `depends_on_feeds`).
     """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
         check()
         inner = dict(environment)
         inner.update(zip(body.inputs, arguments, strict=True))
-        shown = dict(known)  # what a symbol of the body means may change with every iteration
-        _learn(body.inputs, arguments, shown)
-        run_nodes(body, inner, shown, check, code)
+        body_symbols = dict(known)  # a copy: the symbols of a body may have other values in each iteration
+        _bind_new_symbols(body.inputs, arguments, body_symbols)
+        run_nodes(body, inner, body_symbols, check, code)
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
     try:
-        registry.check_shown(op, node, inputs)
-        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+        registry.check_run_inputs(op, node, inputs)
+        with np.errstate(all="ignore"):  # infinities and NaN are valid results
             result = op.reference(registry.Call(op, node, inputs, run_body, known, check, fed), *inputs)
     except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         message = f"{registry.describe(node)}: {error}"
         raise (FeedError(message) if fed else ModelError(message)) from error
     results = list(result) if isinstance(result, tuple) else [result]
-    return [_as_declared(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
+    return [_check_result(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
 
 
 def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> dict[str, int]:
-    """Values of the symbols in the shapes of the given tensors. FeedError when two dimensions disagree."""
+    """The values of the symbols in the shapes of the given tensors. FeedError when two dimensions disagree."""
     bound: dict[str, int] = {}
     for value in values:
         for name, size in _solutions(value, environment[value]):
@@ -118,28 +123,31 @@ def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> d
     return bound
 
 
-def learn_symbols(node: Node, results: Sequence[Any], known: dict[str, int]) -> None:
-    """Note what a node's results say of symbols that no input shows, such as how many elements are not zero."""
-    _learn(node.outputs, results, known)
+def bind_result_symbols(node: Node, results: Sequence[Any], known: dict[str, int]) -> None:
+    """Add to `known` the symbols that only the shapes of results determine, such as the number of nonzero elements."""
+    _bind_new_symbols(node.outputs, results, known)
 
 
-def _learn(values: Sequence[Value], results: Sequence[Any], known: dict[str, int]) -> None:
+def _bind_new_symbols(values: Sequence[Value], results: Sequence[Any], known: dict[str, int]) -> None:
     for value, result in zip(values, results, strict=False):
         for name, size in _solutions(value, result):
             known.setdefault(name, size)
 
 
-def shown_by(type_: ValueType) -> frozenset[str]:
-    """The symbols that an array of this type shows the values of."""
+def determined_symbols(type_: ValueType) -> frozenset[str]:
+    """The symbols whose values follow from the shape of an array of this type.
+
+    That is so where a dimension has a single symbol and is linear in it.
+    """
     dims = type_.shape or () if isinstance(type_, TensorType) else ()
     alone = [(min(symbols(dim)), dim) for dim in dims if len(symbols(dim)) == 1]
     return frozenset(name for name, dim in alone if affine(dim, name) is not None)
 
 
 def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
-    """The extents of a tensor solved for the symbols of its declared shape, where a dimension has just one."""
+    """The symbols of a tensor's declared shape with their values, from the dimensions that have a single symbol."""
     if not isinstance(value.type, TensorType) or value.type.shape is None or np.ndim(array) != len(value.type.shape):
-        return []  # among others the values of fused bodies, which are declared of rank 0
+        return []  # the values in bodies of fused nodes, for example, are declared with rank 0
     found = []
     for dim, size in zip(value.type.shape, np.shape(array), strict=True):
         names = tuple(symbols(dim))
@@ -149,7 +157,8 @@ def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
     return found
 
 
-def _checked(value: Value, feed: Any) -> Any:
+def _check_feed(value: Value, feed: Any) -> Any:
+    """The feed of an input as an array. FeedError if its dtype or shape does not fit."""
     if not isinstance(value.type, TensorType):
         return feed
     array = np.asarray(feed)
@@ -166,8 +175,8 @@ def _fits(shape: tuple[int, ...], type_: TensorType) -> bool:
     )
 
 
-def _as_declared(node: Node, value: Value, result: Any) -> Any:
-    """References may compute in a wider type or return NumPy scalars; what they return must have the declared type."""
+def _check_result(node: Node, value: Value, result: Any) -> Any:
+    """The result of a reference as an array. An error if its dtype or shape is not the declared one."""
     if not isinstance(value.type, TensorType) or result is None:
         return result
     array: Array = np.asarray(result)
@@ -177,7 +186,7 @@ def _as_declared(node: Node, value: Value, result: Any) -> Any:
             return array.astype(object)
         message = f"reference returned {array.dtype}, declared {value.type.dtype}"
         raise ModelError(message, where=registry.describe(node))
-    if value.type.shape and not _fits(array.shape, value.type):  # rank 0 is what fused bodies declare of any tensor
+    if value.type.shape and not _fits(array.shape, value.type):  # bodies of fused nodes declare rank 0
         found = f"its output '{value.name}' has shape {list(array.shape)}"
         raise FeedError(f"{registry.describe(node)}: {found}, expected {value.type}")
     return array

@@ -1,9 +1,9 @@
-"""Load tests and measurements; exit status 1 when a promise is broken.
+"""Load tests and measurements. Exit status: 1 when a promise is broken, 2 when a scenario cannot run.
 
-python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports     of a running server
-python -m loadtest chaos                                                  of servers that it starts and kills
-python -m loadtest engine | exported | tokens | cold | footprint | packing | gpu | docs   of the engine: see there
-python -m loadtest starting                                                 of a server's start, which it starts itself
+python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports   loads a running server
+python -m loadtest chaos                                                starts servers, kills them, checks their answers
+python -m loadtest starting                                             measures the start of a server
+python -m loadtest engine | exported | tokens | cold | footprint | packing | gpu | docs   measure the engine
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from loadtest.scenarios import SCENARIOS
 
 HELP = {
     "url": "the running server",
-    "model": "model to ask (steady, ramp, soak, flood, peak)",
-    "rate": "requests/s; of ramp the highest",
+    "model": "model that gets the requests (steady, ramp, soak, flood, peak)",
+    "rate": "requests/s; for ramp the highest rate",
     "seconds": "length of a phase",
-    "connections": "connections at most",
+    "connections": "largest number of connections",
     "rows": "rows per request",
-    "onnx": "model that rollback and soak make their versions from",
+    "onnx": "ONNX file that rollback, soak, loading and publishing derive versions from",
     "switches": "alias switches (rollback)",
     "cycles": "cycles of upload and rollback (rollback)",
-    "requests": "requests at least (rollback)",
+    "requests": "smallest number of requests (rollback)",
     "repository": "the server's model repository, on this machine (standing)",
-    "grpc": "the server's gRPC port, as host:port; without it messages of gRPC are left out (stalls)",
+    "grpc": "the server's gRPC address, as host:port; without it the gRPC messages are skipped (stalls)",
 }
 OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "chaos": chaos.main,
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(name: str, options: Options, out: Path, console: Console) -> bool:
-    """Run one scenario, report it, and say whether its promises held."""
+    """Run one scenario and write its report to the console and to `out`. True if its promises held."""
     report = Report(name, asdict(options))
     uvloop.run(SCENARIOS[name](options, report))
     show(report, console)

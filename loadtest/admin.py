@@ -1,6 +1,6 @@
-"""The calls a scenario makes beside the traffic: metadata, statistics, uploads, aliases.
+"""Control-plane calls of a scenario, made while traffic runs: metadata, statistics, uploads, aliases.
 
-They share the event loop with the traffic, so that "before" and "after" an acknowledgement are exact.
+They run on the traffic's event loop, so the order of acknowledgements and requests is exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CallFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An acknowledged call; times of the monotonic clock."""
+    """An acknowledged call. `started` and `ended` are seconds of the monotonic clock."""
 
     started: float
     ended: float
@@ -36,7 +36,7 @@ class Timed:
 
 
 class Admin:
-    """One server's control plane, for one model."""
+    """Calls the control plane of one server for one model."""
 
     def __init__(self, target: Target, model: str) -> None:
         self.target, self.model = target, model
@@ -54,7 +54,7 @@ class Admin:
         return await self._by_size("count")
 
     async def batch_ns(self) -> dict[int, int]:
-        """Nanoseconds of executing by batch size so far, over all versions."""
+        """Execution time in nanoseconds by batch size so far, over all versions."""
         return await self._by_size("ns")
 
     async def _by_size(self, figure: str) -> dict[int, int]:
@@ -67,7 +67,7 @@ class Admin:
         return sums
 
     async def upload(self, model: bytes) -> Timed:
-        """Upload and promote; the version's number is in the result."""
+        """Upload and promote a version; `result["version"]` is its number."""
         return await self.call("POST", f"{self._path}/versions?promote=true&allow_signature_change=true", model)
 
     async def set_alias(self, version: int) -> Timed:
@@ -81,7 +81,7 @@ class Admin:
         return f"/api/v1/models/{quote(self.model, safe='')}"
 
     async def call(self, method: str, path: str, body: bytes = b"") -> Timed:
-        """Make any call; raises CallFailed when the server refuses it."""
+        """Make one call. CallFailed if the status is not 2xx."""
         headers = {"Content-Type": "application/json"} if body[:1] == b"{" else {}
         started = time.monotonic()
         response = await self.target.ask(method, path, body, headers)
@@ -96,13 +96,16 @@ def _expect_success(response: Response, call: str) -> Any:
 
 
 def difference(after: dict[int, int], before: dict[int, int]) -> dict[int, int]:
-    """What a counter per batch size gained."""
+    """By how much each counter (batch size -> count) grew; sizes without growth are left out."""
     gained = {size: count - before.get(size, 0) for size, count in sorted(after.items())}
     return {size: count for size, count in gained.items() if count}
 
 
 def random_inputs(metadata: dict[str, Any], rows: int, seed: int) -> dict[str, NDArray[Any]]:
-    """Inputs that fit a model's metadata: dynamic dimensions become `rows` (the first) or 1, values are 0 to 15."""
+    """Random inputs that fit a model's metadata.
+
+    Dynamic dimensions become `rows` (axis 0) or 1. Values are whole numbers from 0 to 15.
+    """
     rng = np.random.default_rng(seed)
     inputs = {}
     for tensor in metadata["inputs"]:

@@ -1,7 +1,7 @@
-"""When requests are due: seconds from the start, ascending, known before the first one is sent.
+"""Arrival times of requests: seconds from the start, ascending, known before the first request is sent.
 
-An open loop sends at these times whether or not earlier requests were answered, and measures from them. A closed loop
-would send less while the server is slow, and so hide the slowness it was made to find (coordinated omission).
+An open loop sends at these times, whether or not earlier requests were answered, and measures latency from them. A
+closed loop would send less while the server is slow, and so hide the slowness (coordinated omission).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def constant(rate: float, seconds: float) -> Times:
 
 
 def poisson(rate: float, seconds: float, seed: int = 0) -> Times:
-    """Independent callers: exponential gaps of mean 1/rate, cut at `seconds`."""
+    """Arrivals of independent clients: exponential gaps with mean 1/rate, cut at `seconds`."""
     rng = np.random.default_rng(seed)
     expected = rate * seconds
-    drawn = int(expected + 6 * np.sqrt(expected) + 10)  # six sigma more than needed, then cut
+    drawn = int(expected + 6 * np.sqrt(expected) + 10)  # six standard deviations more than expected, then cut
     times = np.cumsum(rng.exponential(1 / rate, drawn))
     return times[times < seconds]
 

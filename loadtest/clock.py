@@ -1,7 +1,7 @@
-"""Which time a measurement takes: what the clock on the wall says, or what a processor spent on the calling thread.
+"""Clocks for measurements: wall time, or the processor time of the calling thread.
 
-Other processes lengthen the first and not the second. The second leaves out what a call waits for, be it another thread
-or a child process.
+Other processes lengthen wall time but not processor time. Processor time leaves out whatever a call waits for: other
+threads and child processes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 Clock: TypeAlias = Callable[[], float]
 
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.thread_time}
-SHORT_MS = 0.05  # shorter calls are timed by the thousand: one takes not much longer than reading the clock
+SHORT_MS = 0.05  # shorter calls are timed in groups of 1000, because reading the clock takes a similar time
 _PROBES = 5
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
-    """The option that chooses one."""
-    told = "the time to take: processor time of the calling thread is for machines that others use, too"
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help=told)
+    """Add the option `--clock`."""
+    text = "the clock to measure with: 'processor' (time of the calling thread) suits machines with other load"
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help=text)
 
 
 def elapsed_ms(run: Callable[[], Any], clock: Clock) -> float:
@@ -33,8 +33,10 @@ def elapsed_ms(run: Callable[[], Any], clock: Clock) -> float:
 
 
 def call_ms(run: Callable[[], Any], seconds: float, clock: Clock) -> float:
-    """The median time of a call in milliseconds, from calls for `seconds` on the wall, at least one. Calls of less than
-    SHORT_MS are timed by totals of a thousand."""
+    """The median time of a call in milliseconds, over `seconds` of wall time and at least one call.
+
+    Calls that take less than SHORT_MS are timed in groups of 1000.
+    """
     probe = statistics.median(elapsed_ms(run, clock) for _ in range(_PROBES))
     calls = 1000 if probe < SHORT_MS else 1
     times: list[float] = []

@@ -1,14 +1,14 @@
-"""What the first compilation of a model costs: processor time and memory of a fresh process, with an empty cache.
+"""Cost of the first compilation of a model: processor time and memory of a fresh process with an empty cache.
 
     python -m loadtest cold MODEL.onnx ... [--seconds S] [--json FILE]
 
-One thread, nothing measured (tune="off"). The process compiles the file and runs it once; where dimensions besides the
-batch are free, that run compiles. Feeds are those that lie beside the file (`feeds-0.npz`), else made up. Where there
-are others (`feeds-1.npz`), `next` is what a further combination of shapes costs. Child processes are counted.
+One thread, no tuning (tune="off"). The process compiles the file and runs it once. If dimensions other than the batch
+are dynamic, that first run compiles. Inputs come from `feeds-0.npz` beside the file, or are generated. If further
+files exist (`feeds-1.npz`), `next` is the cost of one more combination of shapes. Child processes are counted.
 
-Memory is resident memory, mapped files included: after the first run, and the most at any time. `imports` is that of
-the process before it compiles. Exit status 1 where the most is above 1.3 times the weights and 150 MB, or a model takes
-longer than `--seconds`.
+Memory is resident memory, mapped files included: after the first run (`resident`) and at its maximum (`peak`).
+`imports` is the resident memory before compiling. Exit status 1 if the peak is above 1.3 times the weights plus 150 MB,
+or if the first compilation takes longer than `--seconds`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.footprint import step
+from loadtest.footprint import run_step
 
 MB = 10**6
-MOST, BESIDES = 1.3, 150 * MB  # times the weights, and bytes
+MAX_WEIGHTS_RATIO, BESIDES = 1.3, 150 * MB  # times the weights, and bytes
 WIDTH = 110  # of the table
 
 
 @dataclass(frozen=True)
 class Cold:
-    """One model: processor seconds and bytes. `next` is None where there are no other shapes."""
+    """The figures of one model: processor seconds and bytes. `next` is None if there are no further shapes."""
 
     model: str
     nodes: int
@@ -48,10 +48,10 @@ class Cold:
 
     @property
     def allowed(self) -> float:
-        return MOST * self.weights + BESIDES
+        return MAX_WEIGHTS_RATIO * self.weights + BESIDES
 
     def broken(self, seconds: float | None) -> list[str]:
-        """What is more than it may be."""
+        """Messages for every limit that this model exceeds."""
         found = []
         if self.peak > self.allowed:
             found.append(f"{self.model} takes {self.peak / MB:.0f} MB, expected at most {self.allowed / MB:.0f}")
@@ -62,7 +62,7 @@ class Cold:
 
 def measure(path: Path) -> Cold:
     with tempfile.TemporaryDirectory() as cache:
-        figures = step("cold", path, Path(cache))
+        figures = run_step("cold", path, Path(cache))
     proto = onnx.load(path, load_external_data=False)
     return Cold(
         named(path),
@@ -77,12 +77,12 @@ def measure(path: Path) -> Cold:
 
 
 def named(path: Path) -> str:
-    """A name for people: most files are called model.onnx."""
+    """The name to print: the folder's for files called model.onnx, otherwise the file's."""
     return path.parent.name if path.stem == "model" else path.stem
 
 
 def weights_of(proto: onnx.ModelProto, path: Path) -> int:
-    """Bytes of the initializers and large constants, roughly: nearly all of a file, and of those beside it."""
+    """Approximate bytes of the weights: the size of the ONNX file and of its external data files."""
     entries = [entry for each in proto.graph.initializer for entry in each.external_data]
     beside = {entry.value for entry in entries if entry.key == "location"}
     return os.path.getsize(path) + sum(os.path.getsize(path.parent / name) for name in beside)
@@ -103,7 +103,7 @@ def table(rows: Sequence[Cold]) -> Table:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest cold", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path, help="ONNX files")
-    parser.add_argument("--seconds", type=float, help="the most that a first compilation may take")
+    parser.add_argument("--seconds", type=float, help="longest permitted first compilation, in processor seconds")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args(arguments)
     console = Console(width=WIDTH)

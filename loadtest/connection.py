@@ -1,4 +1,4 @@
-"""One keep-alive HTTP connection: bytes out, a parsed answer back, as little Python per request as possible."""
+"""One keep-alive HTTP connection: sends bytes, returns parsed responses, with little Python per request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import httptools
 
 from loadtest.wire import Response, http_request
 
-Answered = Callable[["Connection", Response | None], None]
+OnResponse = Callable[["Connection", Response | None], None]
 
-HEADS = 64  # remembered heads of answers; the server's clock makes new ones every second
+HEADS = 64  # cached response heads; their Date header makes new ones every second
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the parser made of an answer's head."""
+    """A parsed response head."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -27,29 +27,29 @@ class Head:
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request at a time; `answered(self, None)` says that the connection broke before the answer.
+    """Sends one request at a time. `answered(self, None)` reports that the connection broke before the response.
 
-    An answer that arrives whole and whose head is known by its bytes does not enter the parser: under overload the
-    generator sees the same few heads thousands of times a second, on processors that the server needs.
+    A response that arrives in one piece and whose head is cached skips the parser. Under overload the generator sees
+    the same few heads thousands of times a second, on processors that the server needs.
     """
 
     heads: ClassVar[dict[bytes, Head]] = {}
 
     def __init__(self) -> None:
-        self.number = -1  # of the request under way, for whoever sent it
+        self.number = -1  # index of the request in flight; set by the sender
         self.transport: asyncio.Transport | None = None
-        self.waiting: Answered | None = None
+        self.waiting: OnResponse | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
-        self._raw = b""  # the answer, while all of it has come in one piece
-        self._parsing = False  # an answer has begun
+        self._raw = b""  # the response, if all of it arrived in one call
+        self._parsing = False  # inside a response
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def send(self, request: bytes, answered: Answered) -> None:
+    def send(self, request: bytes, answered: OnResponse) -> None:
         self.waiting = answered
         if self.transport is None:
             self._answer(None)
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(request)
 
     async def ask(self, request: bytes) -> Response:
-        """Send and wait; ConnectionError when the connection breaks first."""
+        """Send a request and return its response. ConnectionError if the connection breaks first."""
         answer: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
 
         def answered(_: Connection, response: Response | None) -> None:
@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
         self._answer(response)
 
     def _remember(self, response: Response) -> None:
-        """Keep what was made of the head, if the body follows it as it is and ends with what has come."""
+        """Cache the parsed head, if head and body arrived together and the body is not encoded (no chunks)."""
         raw, self._raw = self._raw, b""
         end = raw.find(b"\r\n\r\n") + 4
         if raw[end:] == response.body:
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
 
 
 class Target:
-    """Where the server is: opens connections and asks single questions (control plane, statistics)."""
+    """The server's address: opens connections and sends single requests (control plane, statistics)."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

@@ -1,8 +1,8 @@
-"""The engine beside ONNX Runtime and OpenVINO, on the same files: `python -m loadtest.engine` (or `make bench`).
+"""Compares the engine with ONNX Runtime and OpenVINO on the same models: `python -m loadtest.engine` (`make bench`).
 
-Engines take turns in short slices, round after round, so that a machine that drifts is unfair to none. "ahead" is the
-median over rounds of (best peer's time / Lathe's time) within the round: above 1 Lathe is faster. An engine whose
-output differs from ONNX Runtime's by more than the tolerance has no figure, and the exit status is 1.
+Engines take turns in short slices, round after round, so that a change of the machine's speed affects all of them
+alike. "ahead" is the median over rounds of (best peer's time / Lathe's time) within the round: above 1 Lathe is faster.
+An engine whose output differs from ONNX Runtime's by more than the tolerance gets no time, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest import zoo
-from loadtest.build import Feeds
+from loadtest.model_builder import Feeds
 from loadtest.models import OTHERS
 from loadtest.timing import relative_error, slice_ms
 
@@ -36,9 +36,9 @@ SETS = {"tuned": ("lenet", "mlp", "mobilenet", "resnet", "transformer"), "others
 
 
 def lathe(model: bytes, feeds: Feeds, threads: int) -> Run:
-    import core
+    import lathe
 
-    session = core.compile(model, threads=threads, max_batch=max(32, len(feeds["x"])))
+    session = lathe.compile(model, threads=threads, max_batch=max(32, len(feeds["x"])))
     return lambda: session.run(feeds)["y"]
 
 
@@ -52,7 +52,7 @@ def onnxruntime(model: bytes, feeds: Feeds, threads: int) -> Run:
 
 
 def openvino(model: bytes, feeds: Feeds, threads: int) -> Run:
-    """Compiled for this very batch size, which is OpenVINO at its best."""
+    """OpenVINO compiled for exactly this batch size, which is its fastest configuration."""
     import openvino as ov
 
     network = ov.Core().read_model(model)
@@ -115,7 +115,7 @@ def table(rows: Sequence[Row], engines: Sequence[str]) -> Table:
 def summary(rows: Sequence[Row]) -> str:
     ratios = [row.ahead for row in rows if row.ahead is not None]
     if not ratios:
-        return "nothing to compare"
+        return "no comparison: no other engine ran"
     mean = statistics.geometric_mean(ratios)
     return f"ahead by x{mean:.2f} in the geometric mean, worst x{min(ratios):.2f}, over {len(ratios)} cases"
 
@@ -127,7 +127,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.engine", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engines", type=names, default=list(ENGINES))
     parser.add_argument("--set", choices=SETS, default="tuned", help="models that kernels were tuned for, or others")
-    parser.add_argument("--models", type=names, help="instead of a set")
+    parser.add_argument("--models", type=names, help="names of models, instead of a set")
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")], default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,20 +1,20 @@
-"""Models of a folder beside ONNX Runtime: steady runs, and the first run of each new shape.
+"""Compares models of a folder with ONNX Runtime: steady runs, and the first run of each new shape.
 
     python -m loadtest exported FOLDER [--only NAME ...] [--figures steady|first] [--clock processor] [--json FILE]
 
 A model is FOLDER/<name>/model.onnx with feeds-<i>.npz, and lengths-<i>.npz for its first runs, as
-tests/exporters/make_transformers.py writes them. Each model has a process of its own, and an empty cache. Both engines
-run on one thread.
+tests/exporters/make_transformers.py writes them. Each model runs in a process of its own, with an empty cache. Both
+engines run on one thread.
 
-Steady runs: all code is there. The engines take turns in short slices; "ahead" is the median over rounds of (ONNX
+Steady runs: all code is compiled. The engines take turns in short slices; "ahead" is the median over rounds of (ONNX
 Runtime's time / Lathe's time) within the round: above 1 Lathe is faster.
 
-First runs: the session has served one shape, and compiles nothing any more. Then each engine runs one new shape, for
-the first time: "first" is Lathe's time over ONNX Runtime's. Before the next shape, Lathe is left alone until it has
-compiled what it wants.
+First runs: the session has served one shape and its compilation has ended. Then each engine runs one new shape for the
+first time: "first" is Lathe's time over ONNX Runtime's. Before the next shape, the measurement waits until Lathe's
+background compilation has ended.
 
-Exit status 1 where results differ or a model has no figures; with --limits also where a steady run has less than 0.95
-of ONNX Runtime's speed, or a first run takes more than twice its time.
+Exit status 1 if results differ or a model has no figures; with --limits also if a steady run has less than 0.95 of ONNX
+Runtime's speed, or a first run takes more than twice its time.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.clock import CLOCKS, add_clock, call_ms
-from loadtest.peer import largest_error, onnx_runtime
+from loadtest.onnx_runtime_peer import largest_error, onnx_runtime
 
 if TYPE_CHECKING:
-    from core import Session
+    from lathe import Session
 
 Feeds = dict[str, NDArray[Any]]
 
 BATCHES = (1, 8)
-SLOWER = 0.95  # of ONNX Runtime's speed: below it is slower
-LATE = 2.0  # times ONNX Runtime's first run
+MIN_STEADY_RATIO = 0.95  # limit of steady runs: share of ONNX Runtime's speed
+MAX_FIRST_RATIO = 2.0  # limit of first runs: times ONNX Runtime's first run
 TOLERANCE = 1e-3  # of the largest element
 SETTLE_S = 240.0
-OFTEN = 20  # runs, after which a shape has asked for code of its own (`_OFTEN` in core/runtime/shapes.py)
+OFTEN = 20  # runs after which a shape gets specialised code (`_OFTEN` in core/runtime/session/executables.py)
 
 
 @dataclass(frozen=True)
 class Steady:
-    """Runs of one shape. `error` is that of `largest_error`."""
+    """The steady runs of one shape. `error` is the result of `largest_error`."""
 
     model: str
     feeds: str
@@ -74,7 +74,7 @@ class Steady:
 
 @dataclass(frozen=True)
 class First:
-    """The first run of a shape. `waited_ms`: how long Lathe's run took on the wall beyond its processor time."""
+    """The first run of a shape. `waited_ms` is the wall time of Lathe's run less its processor time."""
 
     model: str
     feeds: str
@@ -99,16 +99,15 @@ def _wrong(error: float) -> str:
 
 
 @dataclass
-class Rows:
-    """What was measured. `unsettled`: models that went on compiling for longer than was waited for. `failed`: models
-    without figures."""
+class Figures:
+    """The measured rows. `unsettled`: models still compiling after SETTLE_S. `failed`: models without figures."""
 
     steady: list[Steady] = field(default_factory=list)
     first: list[First] = field(default_factory=list)
     unsettled: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def add(self, other: Rows) -> None:
+    def add(self, other: Figures) -> None:
         self.steady += other.steady
         self.first += other.first
         self.unsettled += other.unsettled
@@ -127,18 +126,20 @@ class Rows:
 
     @property
     def ratios(self) -> list[float]:
-        """How far ahead Lathe is in steady runs of batches 1 and 8."""
+        """ONNX Runtime's time over Lathe's, of the steady runs at batch 1 and 8."""
         return [row.ahead for row in self.steady if row.batch in BATCHES]
 
     @property
     def missed(self) -> int:
-        """How many ratios miss their limits."""
-        return sum(ratio < SLOWER for ratio in self.ratios) + sum(row.ratio > LATE for row in self.first)
+        """The number of ratios that miss their limits."""
+        return sum(ratio < MIN_STEADY_RATIO for ratio in self.ratios) + sum(
+            row.ratio > MAX_FIRST_RATIO for row in self.first
+        )
 
 
 @dataclass(frozen=True)
-class How:
-    """What to measure, and how long. `figures`: steady, first or both."""
+class Settings:
+    """The settings of a measurement. `figures`: steady, first or both."""
 
     figures: str = "both"
     batches: tuple[int, ...] = BATCHES
@@ -148,9 +149,9 @@ class How:
     tune: Literal["off", "default", "full"] = "default"
 
 
-def measure(folder: Path, how: How) -> Rows:
+def measure(folder: Path, how: Settings) -> Figures:
     """The figures of one model."""
-    found = Rows()
+    found = Figures()
     if how.figures != "first":
         found.add(_in_session(folder, how, _steady))
     if how.figures != "steady":
@@ -158,21 +159,21 @@ def measure(folder: Path, how: How) -> Rows:
     return found
 
 
-def _in_session(folder: Path, how: How, measured: Callable[[Path, Session, Any, How], Rows]) -> Rows:
-    """With a session of each engine, ours with an empty cache: a shape that was compiled before is not new."""
-    import core
+def _in_session(folder: Path, how: Settings, measured: Callable[[Path, Session, Any, Settings], Figures]) -> Figures:
+    """Measure with a session of each engine. Lathe's cache is empty, so that every shape is new."""
+    import lathe
 
     path = folder / "model.onnx"
     theirs = onnx_runtime(path)
     with (
         tempfile.TemporaryDirectory() as cache,
-        core.compile(path, threads=1, tune=how.tune, cache_dir=cache) as ours,
+        lathe.compile(path, threads=1, tune=how.tune, cache_dir=cache) as ours,
     ):
         return measured(folder, ours, theirs, how)
 
 
-def _steady(folder: Path, ours: Session, theirs: Any, how: How) -> Rows:
-    found = Rows()
+def _steady(folder: Path, ours: Session, theirs: Any, how: Settings) -> Figures:
+    found = Figures()
     files = [(file, read(file)) for file in sorted(folder.glob("feeds-*.npz"))]
     counted = [each for each in files if batch_of(each[1]) in how.batches] or files
     for file, feeds in counted:
@@ -190,9 +191,9 @@ def _steady(folder: Path, ours: Session, theirs: Any, how: How) -> Rows:
     return found
 
 
-def _first(folder: Path, ours: Session, theirs: Any, how: How) -> Rows:
+def _first(folder: Path, ours: Session, theirs: Any, how: Settings) -> Figures:
     served, *others = sorted(folder.glob("feeds-*.npz"))
-    found = Rows()
+    found = Figures()
     ours.run(read(served))
     theirs.run(None, read(served))
     for place, file in enumerate(sorted(folder.glob("lengths-*.npz")) or others):
@@ -201,7 +202,7 @@ def _first(folder: Path, ours: Session, theirs: Any, how: How) -> Rows:
             found.unsettled.append(folder.name)
         results: dict[bool, Any] = {}
         times: dict[bool, tuple[float, float]] = {}
-        for is_ours in (True, False) if place % 2 else (False, True):  # the second one finds the feeds in the cache
+        for is_ours in (True, False) if place % 2 else (False, True):  # the second finds the feeds in the cache
             run = partial(ours.run, feeds) if is_ours else partial(theirs.run, None, feeds)
             begin = time.perf_counter(), time.thread_time()
             results[is_ours] = run()
@@ -224,12 +225,15 @@ def batch_of(feeds: Feeds) -> int:
 
 
 def shape_of(feeds: Feeds) -> str:
-    """The shape of the largest input, for people."""
+    """The shape of the largest input, such as 8x128."""
     return "x".join(map(str, max(feeds.values(), key=lambda array: array.size).shape)) if feeds else ""
 
 
-def measured(folder: Path, how: How) -> Rows | str:
-    """The figures, or why there are none; in a child process, so that a model that crashes is one line of the table."""
+def measure_in_child(folder: Path, how: Settings) -> Figures | str:
+    """The figures of a model, or the reason why there are none.
+
+    A child process measures, so that a crash costs one row.
+    """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(measure, folder, how).result()
@@ -239,20 +243,21 @@ def measured(folder: Path, how: How) -> Rows | str:
             return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-def summary(rows: Rows) -> list[str]:
-    """What the figures are together; of steady runs those of batches 1 and 8."""
+def summary(rows: Figures) -> list[str]:
+    """The summary lines; of steady runs only those at batch 1 and 8."""
     lines = []
     if ratios := rows.ratios:
-        slower = sum(ratio < SLOWER for ratio in ratios)
+        slower = sum(ratio < MIN_STEADY_RATIO for ratio in ratios)
         lines.append(
             f"ahead by x{statistics.geometric_mean(ratios):.2f} in the geometric mean of {len(ratios)} cases, worst "
-            f"x{min(ratios):.2f}, {slower} below x{SLOWER}"
+            f"x{min(ratios):.2f}, {slower} below x{MIN_STEADY_RATIO}"
         )
     if rows.first:
         firsts = [row.ratio for row in rows.first]
+        slow = sum(first > MAX_FIRST_RATIO for first in firsts)
         lines.append(
             f"first runs take x{statistics.median(firsts):.2f} of ONNX Runtime's time in the median, at most "
-            f"x{max(firsts):.2f}; {sum(first > LATE for first in firsts)} of {len(firsts)} take more than x{LATE:g}"
+            f"x{max(firsts):.2f}; {slow} of {len(firsts)} take more than x{MAX_FIRST_RATIO:g}"
         )
     if rows.wrong:
         lines.append(f"{len(rows.wrong)} results differ")
@@ -264,31 +269,31 @@ def summary(rows: Rows) -> list[str]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest exported", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", nargs="*", help="models whose names have one of these parts")
+    parser.add_argument("--only", nargs="*", help="only models whose names contain one of these")
     parser.add_argument("--figures", choices=("steady", "first", "both"), default="both", help="which runs to time")
     parser.add_argument(
         "--batches",
         type=lambda text: tuple(int(each) for each in text.split(",")),
         default=BATCHES,
-        help="steady runs of these batch sizes; of all, where a model has feeds of none of them",
+        help="batch sizes of steady runs; all, if a model has feeds of none of them",
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--slice", type=float, default=0.05, help="seconds per engine and round")
-    parser.add_argument("--tune", choices=("off", "default", "full"), default="default", help="as of core.compile")
+    parser.add_argument("--tune", choices=("off", "default", "full"), default="default", help="as in lathe.compile")
     add_clock(parser)
-    parser.add_argument("--limits", action="store_true", help="exit with 1 where a ratio misses its limit")
+    parser.add_argument("--limits", action="store_true", help="exit with 1 if a ratio misses its limit")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    how = How(options.figures, options.batches, options.rounds, options.slice, options.clock, options.tune)
-    rows = Rows()
+    how = Settings(options.figures, options.batches, options.rounds, options.slice, options.clock, options.tune)
+    rows = Figures()
     for folder in sorted(path.parent for path in options.folder.glob("*/model.onnx")):
         if options.only and not any(part in folder.name for part in options.only):
             continue
-        found = measured(folder, how)
+        found = measure_in_child(folder, how)
         if isinstance(found, str):
             print(f"{folder.name:32} {found}", flush=True)
             rows.failed.append(folder.name)

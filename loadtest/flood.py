@@ -1,4 +1,4 @@
-"""A flood of connections that say next to nothing: is a client that comes meanwhile served?"""
+"""Scenario: a flood of nearly silent connections; a new client must still be served."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 from collections import Counter
 from urllib.parse import quote
 
-from loadtest.beside import beside
+from loadtest.background_process import background_process
 from loadtest.connection import Target
 from loadtest.scenario import Options, Report
 
-CONNECTIONS = 1000  # that the flood holds, or as many as the server lets it
-SECONDS, EVERY = 10.0, 0.05  # how long, and how often somebody comes
+CONNECTIONS = 1000  # the most that the flood holds open
+SECONDS, EVERY = 10.0, 0.05  # length of the test; time between two new clients
 PATIENCE = 5.0  # seconds for an answer
 
 
 async def flood(options: Options, report: Report) -> None:
-    """A thousand connections that say next to nothing and come again; a new client is served all the time."""
+    """1000 nearly silent connections that reconnect when dropped; new clients must be served throughout."""
     target, path = Target(options.url), f"/v2/models/{quote(options.model)}"
     statuses, times = Counter[str](), list[float]()
-    async with beside("loadtest.flooding", options.url, str(CONNECTIONS)):
+    async with background_process("loadtest.flooding", options.url, str(CONNECTIONS)):
         end = time.monotonic() + (options.seconds or SECONDS)
         while time.monotonic() < end:
             for asked in ("/v2/health/live", path):
@@ -35,7 +35,7 @@ async def flood(options: Options, report: Report) -> None:
 
 
 async def _status(target: Target, path: str) -> str:
-    """Ask over a new connection; returns the status, or what happened in place of an answer."""
+    """The HTTP status of a request over a new connection, or the name of the exception."""
     try:
         answer = await asyncio.wait_for(target.ask("GET", path), PATIENCE)
     except (OSError, TimeoutError) as error:

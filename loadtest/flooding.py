@@ -1,9 +1,9 @@
-"""Connections that want all of a server's: silent ones, halves of heads, TLS greetings, ones that stay once answered.
+"""A flood of connections: silent ones, incomplete heads, TLS greetings, idle ones after a complete request.
 
-python -m loadtest.flooding URL COUNT     until it is killed; writes a line once all have connected
+python -m loadtest.flooding URL COUNT     until it is killed; writes a line after all have connected
 
-At most COUNT at once, from sixteen addresses of the loopback network if the server is there. A connection that the
-server drops comes again at once.
+At most COUNT connections are open, from sixteen addresses of the loopback network if the server is there. A connection
+that the server drops is opened again at once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from loadtest.connection import Target
 from loadtest.slow_clients import SlowClient
 
 ADDRESSES = [f"127.0.1.{number}" for number in range(1, 17)]
-PAUSE = 0.0005  # seconds between two turns, so that at most 2,000 connect in a second
+PAUSE = 0.0005  # seconds between two turns: at most 2,000 connects per second
 TLS_GREETING = b"\x16\x03\x01\x02\x00\x01"  # the beginning of a ClientHello of 512 bytes
 
 
 class Flooder(SlowClient):
-    """A client that says its piece once, and holds the connection."""
+    """A client that sends its bytes once and holds the connection open."""
 
     def turn(self) -> None:
-        """Connect and say it, or see whether the connection is still there."""
-        self._let_go_if_dropped()
+        """Connect and send, or check whether the connection is still open."""
+        self._close_if_dropped()
         if self._socket is None:
             super().turn()
 

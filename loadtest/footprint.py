@@ -1,10 +1,10 @@
 """Start-up, memory and reproducibility of compiled models: `python -m loadtest footprint`.
 
-Every figure comes from a fresh process on one thread with a cache of its own. Times are seconds of the processor, which
-other processes do not lengthen. Cold is the first compile of a file with default settings, tuning included; warm is the
-second one; load is `core.load_compiled` of what `lathe compile` writes. The arena is given per row, beside the most
-bytes alive at one step. Resident memory counts mapped files, and is taken before loading, while loaded, after a run of
-eight rows, and after closing. Exit status 1 when a promise is broken.
+Every figure comes from a fresh process on one thread with a cache of its own. Times are processor seconds, which other
+processes do not lengthen. `cold` is the first compilation of a file with default settings, tuning included. `warm` is
+the second one. `load` is `lathe.load_compiled` of the file that `lathe compile` writes. The arena is given per row,
+beside its lower bound: the most bytes alive at one step. Resident memory counts mapped files. It is taken before
+loading, while loaded, after a run of eight rows, and after closing. Exit status 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from lathe.core.compiler import compile as compile_module
 from loadtest import zoo
 
 PROJECT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 COLD, WARM = 5.0, 0.3  # seconds
-ARENA = 1.05  # of the lower bound
-LEFT_OVER = 8 * MIB  # beyond what was resident before
+ARENA = 1.05  # times the lower bound
+LEFT_OVER = 8 * MIB  # more resident memory after closing than before loading
 MODELS = ("lenet", "mlp", "mobilenet", "resnet", "transformer", "unet", "densenet", "vit")
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """One model. Seconds and bytes."""
+    """The figures of one model, in seconds and bytes."""
 
     model: str
     cold: float
@@ -53,7 +54,7 @@ class Footprint:
 
     @property
     def broken(self) -> list[str]:
-        """The promises that this model breaks."""
+        """Messages for every promise that this model breaks."""
         found = {
             f"cold compile took {self.cold:.1f} s": self.cold > COLD,
             f"warm compile took {self.warm:.2f} s": self.warm > WARM,
@@ -67,11 +68,11 @@ class Footprint:
 
 
 def measure(path: Path, work: Path) -> Footprint:
-    """All figures of one ONNX file; `work` is an empty folder."""
-    cold, warm = (step("compile", path, work / "cache") for _ in range(2))
+    """Measure all figures of one ONNX file. `work` is an empty folder."""
+    cold, warm = (run_step("compile", path, work / "cache") for _ in range(2))
     first, second = (build(path, work / name, work / "cache", None) for name in ("a.lathe", "b.lathe"))
     again = build(path, work / "c.lathe", work / "other", first)
-    loaded = step("load", first, work / "cache")
+    loaded = run_step("load", first, work / "cache")
     weights, arena, bound = memory_of(first)
     return Footprint(
         path.stem,
@@ -90,8 +91,8 @@ def measure(path: Path, work: Path) -> Footprint:
     )
 
 
-def step(name: str, path: Path, cache: Path) -> dict[str, float]:
-    """What a fresh process measures; see one_process.py."""
+def run_step(name: str, path: Path, cache: Path) -> dict[str, float]:
+    """The figures of one step in a fresh process; see one_process.py. RuntimeError if the process fails."""
     command = [sys.executable, "-m", "loadtest.one_process", name, str(path)]
     environment = {**os.environ, "LATHE_CACHE": str(cache)}
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
@@ -102,24 +103,23 @@ def step(name: str, path: Path, cache: Path) -> dict[str, float]:
 
 
 def build(path: Path, out: Path, cache: Path, record: Path | None) -> Path:
-    """Compile without measuring: with what the tuner found before in this cache, or with the choices of `record`."""
-    import core
-    from core import compiler
-    from core.codegen.target import host
-    from core.options import make_options
-    from core.tune import Record, read_findings
+    """Compile without tuning, with the tuner's record of this cache, or with the choices of the artifact `record`."""
+    import lathe
+    from lathe.core.codegen.target import host
+    from lathe.core.compiler.options import make_options
+    from lathe.core.compiler.tuner import Record, read_findings
 
     findings = read_findings(record) if record else Record(cache / "tuning", host()).read()
     options = make_options(threads=1, cache_dir=cache, findings=findings)
-    compiler.compile_to(out, core.load(path), options)
+    compile_module.compile_to(out, lathe.load(path), options)
     return out
 
 
 def memory_of(artifact: Path) -> tuple[int, int, int]:
-    """Bytes of weights, of the arena per row, and its lower bound."""
-    import core
+    """Bytes of the weights, of the arena per row, and of the arena's lower bound."""
+    import lathe
 
-    with core.load_compiled(artifact, threads=1) as session:
+    with lathe.load_compiled(artifact, threads=1) as session:
         memory = session.memory
     if memory is None:
         raise RuntimeError(f"{artifact.name} is compiled per shape: its memory is not known")
@@ -152,7 +152,7 @@ HEADINGS = (
 
 
 def cells(row: Footprint) -> list[str]:
-    """The row's figures in the order of HEADINGS."""
+    """The row's figures as text, in the order of HEADINGS."""
     seconds = [f"{value:.2f}" for value in (row.cold, row.warm, row.load)]
     sizes = (row.artifact, row.weights, row.arena, row.lower_bound, row.before, row.loaded, row.used, row.closed)
     return [*seconds, *(f"{size / MIB:.2f}" if size < 100 * MIB else f"{size / MIB:.0f}" for size in sizes),
@@ -160,7 +160,7 @@ def cells(row: Footprint) -> list[str]:
 
 
 def collect(names: Sequence[str], files: Sequence[Path], console: Console) -> list[Footprint]:
-    """Measure models of the zoo, then files."""
+    """Measure files, then models of the zoo."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -176,8 +176,8 @@ def collect(names: Sequence[str], files: Sequence[Path], console: Console) -> li
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest footprint", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="ONNX files; the zoo without any")
-    parser.add_argument("--models", type=lambda text: text.split(","), help="names in loadtest/zoo.py")
+    parser.add_argument("files", nargs="*", type=Path, help="ONNX files; without any, models of the zoo")
+    parser.add_argument("--models", type=lambda text: text.split(","), help="names of models in loadtest/zoo.py")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen, console = parser.parse_args(arguments), Console()
     names = chosen.models or ([] if chosen.files else MODELS)

@@ -1,4 +1,4 @@
-"""A training job beside ordinary traffic: what it costs those who ask for answers."""
+"""Scenario: a training job during normal traffic, and how much it slows inference down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from loadtest.admin import Admin, CallFailed
-from loadtest.disturbed import disturbed
+from loadtest.interference import measure_interference
 from loadtest.scenario import Options, Report
 
 DATASET, ROWS = "loadtest-images", 4096
@@ -27,7 +27,7 @@ RECIPE = {
 
 
 async def training(options: Options, report: Report) -> None:
-    """A job that trains in the time that answering requests leaves over."""
+    """A training job in the server's idle time: inference latency stays low and the job advances."""
     admin = Admin.at(options.url, options.model)
     await admin.call("POST", f"/api/v1/datasets/{DATASET}", images())
     steps: list[int] = []
@@ -43,12 +43,12 @@ async def training(options: Options, report: Report) -> None:
             await admin.call("POST", f"/api/v1/jobs/{started}/cancel")
             await _until_ended(admin, started)
 
-    await disturbed(options, report, "a training job", job, RATIO)
+    await measure_interference(options, report, "a training job", job, RATIO)
     report.promise("the job goes on meanwhile", min(steps) > 0, f"{min(steps)} to {max(steps)} steps per window")
 
 
 def images() -> bytes:
-    """Noise with classes, as a file of arrays."""
+    """Random images with random labels, as an .npz file."""
     rng = np.random.default_rng(0)
     file = io.BytesIO()
     np.savez(file, image=rng.integers(0, 17, (ROWS, 8, 8)).astype(np.uint8), label=rng.integers(0, 10, ROWS))
@@ -60,7 +60,7 @@ def submission() -> bytes:
 
 
 async def _step(admin: Admin, job: str) -> int:
-    """The newest step that a job tells of, once it tells of any."""
+    """Wait until a job reports a step, and return the newest one. CallFailed if the job has ended."""
     async with asyncio.timeout(PATIENCE):
         while True:
             found = (await admin.call("GET", f"/api/v1/jobs/{job}")).result

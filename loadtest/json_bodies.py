@@ -1,7 +1,7 @@
-"""Scenario: what a request in JSON costs the server, beside the same request with binary tensors.
+"""Scenario: the server's processor time for requests in JSON, compared with binary tensors.
 
-Windows of each kind take turns, with every connection always busy. The figure is the processor time that the server
-took for each answer, by its own metric `process_cpu_seconds_total`, so a slow generator does not matter.
+Windows of each kind alternate, with every connection always busy. The figure is the server's processor time per
+response, from its own metric `process_cpu_seconds_total`, so a slow generator does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loadtest.wire import http_request, infer_path, infer_request, read_inferred
 
 MODEL, SHARE = "loadtest-json", 0.5
 ROUNDS, SECONDS, CONNECTIONS = 6, 2.0, 32
-CLOSE = 1e-3  # of the largest output: decimals are cut off
+CLOSE = 1e-3  # of the largest output: inputs are rounded to four decimals
 _CPU = re.compile(rb"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 
 Numbers = NDArray[np.float32]
@@ -33,14 +33,14 @@ Numbers = NDArray[np.float32]
 
 @dataclass
 class Kind:
-    """Requests of one form, and what they took."""
+    """Requests of one encoding, and their cost."""
 
     requests: Sequence[bytes]
-    seconds: list[float] = field(default_factory=list)  # of processor time per answer, for each window
+    seconds: list[float] = field(default_factory=list)  # processor time per response, one value per window
 
 
 async def json(options: Options, report: Report) -> None:
-    """A LeNet's requests in JSON and in binary, in turns: half as many per second of processor time, or more."""
+    """A LeNet's requests in JSON and in binary, in turns: JSON costs at most twice the processor time."""
     admin = Admin.at(options.url, MODEL)
     await admin.upload(zoo.model("lenet").SerializeToString())
     kinds = requests_of_each_kind(admin.target.authority, (await admin.metadata())["inputs"][0])
@@ -54,7 +54,7 @@ async def json(options: Options, report: Report) -> None:
 
 
 def requests_of_each_kind(host: str, tensor: Mapping[str, object]) -> dict[str, Kind]:
-    """The same images in binary; in JSON with four decimals, and with all digits; with an id that differs each time."""
+    """The same images as binary, as JSON with four decimals, as JSON with all digits, and as JSON with distinct ids."""
     shape = [1, 1, 28, 28]
     images = [np.random.default_rng(seed).random(shape, np.float32) for seed in range(INPUT_SETS)]
     name = str(tensor["name"])
@@ -75,7 +75,7 @@ def _request(host: str, name: str, shape: list[int], data: list[float], id: str 
 
 
 async def _check(admin: Admin, kinds: dict[str, Kind]) -> None:
-    """Raise RuntimeError where the first requests of two kinds, which ask the same, are answered differently."""
+    """RuntimeError if the first requests of two kinds, which carry the same image, get different answers."""
     answers: dict[str, Numbers] = {}
     for name, kind in kinds.items():
         connection = await admin.target.connect()
@@ -89,11 +89,11 @@ async def _check(admin: Admin, kinds: dict[str, Kind]) -> None:
     for name, answer in answers.items():
         apart = float(np.abs(answer - answers["binary"]).max() / np.abs(answers["binary"]).max())
         if not apart < CLOSE:
-            raise RuntimeError(f"{name}: the answer is {apart:g} of the largest output away from that of binary")
+            raise RuntimeError(f"{name}: the answer is {apart:g} of the largest output away from binary's")
 
 
 async def _window(admin: Admin, options: Options, report: Report, name: str, requests: Sequence[bytes]) -> float:
-    """Keep all connections busy for a while; seconds of the server's processor time per answer."""
+    """Keep all connections busy for a while. Returns the server's processor seconds per accepted response."""
     loop = OpenLoop(admin.target, requests, np.zeros(MANY), options.connections or CONNECTIONS)
     before = await _processor_seconds(admin)
     running = asyncio.create_task(loop.run())

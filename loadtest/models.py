@@ -1,7 +1,7 @@
 """Models of many kinds that no kernel was tuned for: `loadtest.engine --set others` compares engines on them.
 
-They are the published architectures, made smaller so that one run takes milliseconds, written the way exporters write
-them (PyTorch's above all): normalisations, activations and rotations as chains of primitive operators.
+They are the published architectures, reduced so that one run takes milliseconds. They are written the way exporters
+(above all PyTorch's) write them: normalisations, activations and rotations as chains of primitive operators.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from loadtest.build import Builder, Entry
+from loadtest.model_builder import Builder, Entry
 
 # -- images -----------------------------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ def efficientnet(b: Builder, x: str) -> str:
 
 
 def _excite(b: Builder, x: str, channels: int, squeezed: int, gate: str) -> str:
-    """Every channel times a factor that all channels decide on (Hu et al. 2018)."""
+    """Squeeze-and-excite: scales every channel by a gate computed from all channels (Hu et al. 2018)."""
     y = b.op("GlobalAveragePool", x)
     y = b.conv(y, channels, squeezed, 1)
     y = b.silu(y) if gate == "Sigmoid" else b.op("Relu", y)
@@ -64,21 +64,21 @@ def mobilenetv3(b: Builder, x: str) -> str:
 
 
 def unet(b: Builder, x: str) -> str:
-    """Down and up again with transposed convolutions (Ronneberger et al. 2015), 64 x 64 pixels."""
-    return _unet(b, x, _up_by_weights)
+    """A U-Net that upsamples with transposed convolutions (Ronneberger et al. 2015), 64 x 64 pixels."""
+    return _unet(b, x, _transposed_conv_upsample)
 
 
 def unet_resize(b: Builder, x: str) -> str:
-    """The same with bilinear upsampling before a 1x1 convolution."""
-    return _unet(b, x, _up_by_resize)
+    """A U-Net that upsamples with a bilinear Resize and a 1x1 convolution."""
+    return _unet(b, x, _resize_upsample)
 
 
-def _up_by_weights(b: Builder, x: str, inputs: int, outputs: int) -> str:
+def _transposed_conv_upsample(b: Builder, x: str, inputs: int, outputs: int) -> str:
     weight = b.normal(inputs, outputs, 2, 2, scale=1 / math.sqrt(inputs))
     return b.op("ConvTranspose", x, weight, b.normal(outputs, scale=0.1), kernel_shape=[2, 2], strides=[2, 2])
 
 
-def _up_by_resize(b: Builder, x: str, inputs: int, outputs: int) -> str:
+def _resize_upsample(b: Builder, x: str, inputs: int, outputs: int) -> str:
     scales = b.constant(np.array([1, 1, 2, 2], np.float32))
     larger = b.op("Resize", x, "", scales, mode="linear", coordinate_transformation_mode="half_pixel")
     return b.conv(larger, inputs, outputs, 1)
@@ -114,7 +114,7 @@ def vgg(b: Builder, x: str) -> str:
 
 
 def densenet(b: Builder, x: str) -> str:
-    """121 layers, each reading all before it (Huang et al. 2017), 64 x 64 pixels."""
+    """DenseNet-121: each layer of a block reads all earlier ones (Huang et al. 2017), 64 x 64 pixels."""
     x = b.op("Relu", b.batchnorm(b.conv(x, 3, 64, 7, stride=2), 64))
     x, channels, growth = b.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4), 64, 32
     for block, layers in enumerate((6, 12, 24, 16)):
@@ -157,7 +157,7 @@ def resnet_groupnorm(b: Builder, x: str) -> str:
 
 
 def _groupnorm(b: Builder, x: str, channels: int) -> str:
-    """As exported: groups become the channels of an InstanceNormalization, scale and bias follow."""
+    """GroupNorm as exported: InstanceNormalization with the groups as channels, then scale and bias."""
     ones, zeros = b.constant(np.ones(32, np.float32)), b.constant(np.zeros(32, np.float32))
     y = b.op("InstanceNormalization", b.reshape(x, 0, 32, -1), ones, zeros, epsilon=1e-5)
     y = b.op("Reshape", y, b.op("Shape", x))
@@ -166,7 +166,7 @@ def _groupnorm(b: Builder, x: str, channels: int) -> str:
 
 
 def vit(b: Builder, x: str, layers: int = 4, width: int = 192, heads: int = 3) -> str:
-    """196 patches and a class token (Dosovitskiy et al. 2021), normalised first, one product for Q, K and V."""
+    """A pre-norm ViT with 196 patches and a class token (Dosovitskiy et al. 2021), one product for Q, K and V."""
     patches = b.op("Conv", x, b.normal(width, 3, 16, 16, scale=0.04), b.normal(width), strides=[16, 16])
     tokens = b.op("Transpose", b.reshape(patches, 0, width, -1), perm=[0, 2, 1])
     batch = b.op("Gather", b.op("Shape", x), b.integers(0))
@@ -207,7 +207,7 @@ def decoder(b: Builder, x: str, layers: int = 2, width: int = 256, heads: int = 
             product = b.op("MatMul", y, b.normal(width, width, scale=1 / math.sqrt(width)))
             return b.op("Transpose", b.reshape(product, 0, 0, heads, size), perm=[0, 2, 1, 3])
 
-        query, key, value = _rotated(b, head(), cos, sin, size), _rotated(b, head(), cos, sin, size), head()
+        query, key, value = _rotary(b, head(), cos, sin, size), _rotary(b, head(), cos, sin, size), head()
         scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 1, 3, 2]))
         scores = b.op("Add", b.op("Mul", scores, b.scalar(1 / math.sqrt(size))), mask)
         mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
@@ -225,7 +225,7 @@ def _rms_norm(b: Builder, x: str, width: int) -> str:
     return b.op("Mul", weight, b.op("Mul", x, inverse))
 
 
-def _rotated(b: Builder, x: str, cos: str, sin: str, size: int) -> str:
+def _rotary(b: Builder, x: str, cos: str, sin: str, size: int) -> str:
     turned = b.op("Concat", b.op("Neg", b.slice(x, size // 2, size, 3)), b.slice(x, 0, size // 2, 3), axis=-1)
     return b.op("Add", b.op("Mul", x, cos), b.op("Mul", turned, sin))
 
@@ -237,7 +237,7 @@ def _swiglu(b: Builder, x: str, width: int, hidden: int) -> str:
 
 
 def gru(b: Builder, x: str) -> str:
-    """Two layers over 64 steps, as exported: time first inside, the batch first outside."""
+    """Two GRU layers over 64 steps, as exported: time-major inside, batch-major at the inputs and outputs."""
     x, width = b.op("Transpose", x, perm=[1, 0, 2]), 128
     for hidden in (256, 256):
         x = b.op("Squeeze", _recurrent(b, "GRU", x, width, hidden, 3, linear_before_reset=1), b.integers(1))
@@ -247,7 +247,7 @@ def gru(b: Builder, x: str) -> str:
 
 
 def lstm(b: Builder, x: str) -> str:
-    """One layer in both directions and one forward over 48 steps; every step has a result."""
+    """A bidirectional and a forward LSTM layer over 48 steps, with an output for every step."""
     x = b.op("Transpose", x, perm=[1, 0, 2])
     both = b.op("Transpose", _recurrent(b, "LSTM", x, 96, 128, 4, directions=2), perm=[0, 2, 1, 3])
     x = b.op("Squeeze", _recurrent(b, "LSTM", b.reshape(both, 0, 0, -1), 256, 192, 4), b.integers(1))

@@ -1,10 +1,10 @@
-"""What one fresh process sees of the engine: how long until a model is ready, and how much memory it holds.
+"""Measurements of the engine in one fresh process: time until a model is ready, and memory.
 
     python -m loadtest.one_process compile MODEL.onnx     {"ready": s, "processor": s}
     python -m loadtest.one_process load MODEL.lathe       the same, and resident bytes
     python -m loadtest.one_process cold MODEL.onnx        see cold.py
 
-"ready" is by the clock; "processor" leaves out what other processes took. Imports are done before.
+"ready" is wall time, "processor" is processor time of this process. Imports are not counted.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core import Session
+    from lathe import Session
 
-ROWS = 8  # of the run that fills the arena
-SIZE = 16
+ROWS = 8  # rows of the run that fills the arena
+SIZE = 16  # of dynamic dimensions other than the batch, for generated inputs
 
 
 def compile_file(path: Path) -> dict[str, float]:
-    """Seconds from a file to a session."""
-    import core
+    """Seconds to compile an ONNX file to a session."""
+    import lathe
 
-    core.compile  # noqa: B018  (imports what compiling needs)
+    lathe.compile  # noqa: B018  (imports what compiling needs)
     started = _clocks()
-    core.compile(path, threads=1).close()
+    lathe.compile(path, threads=1).close()
     return _since(started)
 
 
 def load_file(path: Path) -> dict[str, float]:
-    """Seconds to load a compiled file; then resident bytes around loading it a second time, when everything that stays
-    (the linker, the team) is there already."""
-    import core
+    """Seconds to load a compiled file, then resident bytes around loading it a second time.
 
-    core.load_compiled  # noqa: B018
+    The second load shows the cost of one more session: the linker and the thread pool, which stay, exist already.
+    """
+    import lathe
+
+    lathe.load_compiled  # noqa: B018
     started = _clocks()
-    session = core.load_compiled(path, threads=1)
+    session = lathe.load_compiled(path, threads=1)
     figures = _since(started)
     _run(session)
     session.close()
     del session
     figures["before"] = resident_bytes()
-    with core.load_compiled(path, threads=1) as session:
+    with lathe.load_compiled(path, threads=1) as session:
         figures["loaded"] = resident_bytes()
         _run(session)
         figures["used"] = resident_bytes()
@@ -57,34 +59,35 @@ def load_file(path: Path) -> dict[str, float]:
 
 
 def cold_file(path: Path) -> dict[str, float]:
-    """Processor seconds to compile a file and run it, and to run other shapes; resident bytes before and after, and the
-    most there were."""
-    import core
+    """Processor seconds to compile a file and run it, and to run other shapes; resident and peak bytes."""
+    import lathe
 
-    core.compile  # noqa: B018
+    lathe.compile  # noqa: B018
     figures: dict[str, float] = {"imports": resident_bytes()}
-    before = _spent()
-    with core.compile(path, threads=1, tune="off", new_shapes="wait") as session:
-        first, *others = _feeds_beside(path) or [_made_up(session)]
+    before = _processor_seconds()
+    with lathe.compile(path, threads=1, tune="off", new_shapes="wait") as session:
+        first, *others = _feeds_beside(path) or [_generated_feeds(session)]
         session.run(first)
-        figures["first"] = _spent() - before
+        figures["first"] = _processor_seconds() - before
         figures["resident"] = resident_bytes()
         if others:
-            before = _spent()
+            before = _processor_seconds()
             session.run(others[0])
-            figures["next"] = _spent() - before
-    return figures | {"peak": max(_peak_bytes(), figures["resident"])}  # the kernel's counters lag a little
+            figures["next"] = _processor_seconds() - before
+    return figures | {"peak": max(_peak_bytes(), figures["resident"])}  # Linux updates its counters with a delay
 
 
-def _spent() -> float:
+def _processor_seconds() -> float:
     """Processor seconds of this process and its children that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _peak_bytes() -> int:
-    """The most physical memory that this process, or a child of it, had at a time. What getrusage says of this process
-    counts the one that started it, too."""
+    """The peak resident memory of this process or of a child.
+
+    For this process VmHWM is used, because getrusage's maximum includes the parent's before exec.
+    """
     return max(_status("VmHWM"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 
 
@@ -98,8 +101,8 @@ def _feeds_beside(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _made_up(session: Session) -> dict[str, Any]:
-    """One row; other free dimensions have SIZE."""
+def _generated_feeds(session: Session) -> dict[str, Any]:
+    """Inputs of one row, with SIZE for the other dynamic dimensions."""
     import numpy as np
 
     feeds: dict[str, Any] = {}
@@ -135,11 +138,11 @@ def resident_bytes() -> int:
 
 
 def _status(name: str) -> int:
-    """Bytes that the kernel tells of this process."""
+    """A field of /proc/self/status, in bytes. RuntimeError if it is missing."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status does not say {name}")
+    raise RuntimeError(f"/proc/self/status has no {name}")
 
 
 STEPS = {"compile": compile_file, "load": load_file, "cold": cold_file}

@@ -1,4 +1,4 @@
-"""Drives requests at the server by a schedule, whether or not earlier ones were answered."""
+"""An open-loop generator: sends requests by a schedule, whether or not earlier ones were answered."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Check = Callable[[int, float, float, Response], str | None]
 """`(request number, when sent, when answered, answer)` -> what is wrong with an accepted answer, or None."""
 
 RECONNECT_PAUSE = 0.05  # seconds
-MANY = 500_000  # more requests than a closed loop gets answered
+MANY = 500_000  # more requests than a closed loop completes in one measurement
 
 
 class OpenLoop:
     """Sends `requests[i % len(requests)]` at `due[i]`, over at most `connections` connections.
 
-    When all connections are busy a request waits here, and its latency runs: it is measured from `due[i]`.
+    A request waits here while all connections are busy. Its latency is measured from `due[i]`, so the wait counts.
     """
 
     def __init__(
@@ -42,13 +42,16 @@ class OpenLoop:
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
         self.backlog: deque[int] = deque()
-        self.fired = self.answered = 0
-        self.quiet = asyncio.Event()
+        self.due_count = self.answered = 0
+        self.all_answered = asyncio.Event()
         self.pacer = Pacer(due, self._fire, tick)
         self.repairs: set[asyncio.Task[None]] = set()
 
     async def run(self, patience: float = 30.0) -> Log:
-        """Send all that is due; what is unanswered `patience` seconds after the last one left counts as broken."""
+        """Send everything that is due.
+
+        Requests without a response `patience` seconds after the last one count as failed.
+        """
         self.connections = [await self.target.connect() for _ in range(self.limit)]
         self.idle = list(self.connections)
         self.pacer.start()
@@ -56,15 +59,15 @@ class OpenLoop:
             await self.pacer.finished.wait()
             self._check_quiet()
             async with asyncio.timeout(patience):
-                await self.quiet.wait()
+                await self.all_answered.wait()
         except TimeoutError:
-            pass  # the log has it: those rows have no status
+            pass  # in the log these requests keep the status UNANSWERED
         finally:
             self._close()
         return self.log.only(~np.isnan(self.log.sent)) if self.pacer.stopped.is_set() else self.log
 
     def stop(self) -> None:
-        """Send nothing more; `run` returns when all that left was answered, with a log of just that."""
+        """Stop sending. `run` then returns when all sent requests are answered, with a log of only those."""
         self.pacer.stopped.set()
         self.answered += len(self.backlog)
         self.backlog.clear()
@@ -79,15 +82,15 @@ class OpenLoop:
     def _fire(self, first: int, last: int) -> None:
         if self.pacer.stopped.is_set():
             return
-        self.fired = last
+        self.due_count = last
         self.log.taken[first:last] = time.monotonic() - self.pacer.start_time
         self.backlog.extend(range(first, last))
         while self.backlog and self.idle:
             self._next(self.idle.pop())
 
     def _next(self, connection: Connection) -> None:
-        """Give a free connection its next request."""
-        if not connection.usable:
+        """Send the next request over a free connection, or replace the connection if it is closed."""
+        if not connection.is_usable:
             repair = asyncio.get_running_loop().create_task(self._reconnect())
             self.repairs.add(repair)
             repair.add_done_callback(self.repairs.discard)
@@ -120,8 +123,8 @@ class OpenLoop:
                 self.log.complaints[complaint] += 1
 
     def _check_quiet(self) -> None:
-        if self.answered >= self.fired and self.pacer.finished.is_set():
-            self.quiet.set()
+        if self.answered >= self.due_count and self.pacer.finished.is_set():
+            self.all_answered.set()
 
     async def _reconnect(self) -> None:
         while True:
@@ -135,7 +138,7 @@ class OpenLoop:
 
 
 async def capacity(target: Target, requests: Sequence[bytes], connections: int, seconds: float) -> float:
-    """Accepted answers/s with every connection always busy: everything is due at once, and cut off after `seconds`."""
+    """The capacity of a closed loop: accepted responses/s with every connection always busy, for `seconds`."""
     loop = OpenLoop(target, requests, np.zeros(MANY), connections)
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(seconds)

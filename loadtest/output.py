@@ -1,4 +1,4 @@
-"""Where a report goes: the terminal, a JSON file, an HTML page."""
+"""Writes a report to the terminal, a JSON file and an HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.page import cells, page
+from loadtest.html_report import cells, page
 from loadtest.scenario import Report
 from loadtest.stats import by_powers
 
@@ -52,7 +52,7 @@ def calls_table(report: Report) -> Table:
 
 
 def save(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write SCENARIO.json and SCENARIO.html; figures that were not measured are null."""
+    """Write SCENARIO.json and SCENARIO.html, and return their paths. Figures that were not measured are null."""
     folder.mkdir(parents=True, exist_ok=True)
     data, html = folder / f"{report.scenario}.json", folder / f"{report.scenario}.html"
     options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY

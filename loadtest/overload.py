@@ -1,11 +1,11 @@
-"""Scenarios: an open loop asks for more than a model can answer; and what a queue that stays full does to who waits.
+"""Scenarios: overload by an open loop, and load shedding of a queue that stays full (a standing queue).
 
-The model is a burden of convolutions, as deep as it takes for a full batch to last about 20 ms on this machine. Each
-request brings several rows. So a batch holds few requests, and what the generator and the refusals take of the machine
-they share with the server stays small beside what the model takes.
+The model is a stack of convolutions, as deep as it takes for a full batch to last about 20 ms on this machine. Each
+request has several rows, so a batch holds few requests. The generator and the refusals then use little of the machine,
+which they share with the server, compared with the model.
 
-The capacity is what a closed loop gets answered by the same model, from the same generator on the same processors:
-every connection sends its next request as soon as it has an answer, and there are more than fit into a batch.
+The capacity is the rate of a closed loop on the same model, from the same generator on the same processors: every
+connection sends its next request when it has a response, and there are more connections than requests in a batch.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from loadtest.scenario import Options, Report, Traffic
 from loadtest.stats import Phase, percentile, summarise
 
 OVERLOADED, STANDING = "loadtest-heavy", "loadtest-standing"  # models
-BATCH_MS, NEAR = 20.0, 0.15  # what a full batch is to take, and the part of it by which it may miss that
-DEPTH, FITTINGS, FIT = 12, 4, 1.5  # layers to begin with, attempts, seconds of each
-ROWS = 8  # of a request
+BATCH_MS, NEAR = 20.0, 0.15  # target time of a full batch, and its relative tolerance
+DEPTH, FITTINGS, FIT = 12, 4, 1.5  # initial number of layers, attempts, seconds per attempt
+ROWS = 8  # per request
 FACTOR = 10.0
-DEADLINE = 0.5  # seconds an overloaded caller waits
-GOODPUT = 0.9  # of the capacity, under overload
+DEADLINE = 0.5  # seconds that a client waits under overload
+GOODPUT = 0.9  # smallest share of the capacity that is answered under overload
 REJECTION_MS = 50.0
-RECOVERY = 5.0  # seconds
-STORM, STORMS = 5.0, 3  # seconds of each, and how many, with the capacity measured between them: machines drift
-COARSE = 0.002  # seconds; to wake for each of so many requests would take the server's processor; it counts as latency
+RECOVERY = 5.0  # seconds of light traffic afterwards
+STORM, STORMS = 5.0, 3  # seconds of each, and their number; between them the capacity is measured, as machines drift
+COARSE = 0.002  # pacer's tick in seconds: waking for each request would take the server's processor; counts as latency
 
-TARGET_MS, INTERVAL_MS = 100.0, 100.0  # of a queue that stands
+TARGET_MS, INTERVAL_MS = 100.0, 100.0  # CoDel settings of the standing queue
 CONFIG = f"[queue]\ndelay_target_ms = {TARGET_MS:g}\ndelay_interval_ms = {INTERVAL_MS:g}\n"
-FOLLOWED = 5.0  # seconds within which the server follows a file beside a model
-FEW = 8  # connections whose requests wait for less than the target
-EXCESS = 1.5  # of the capacity
-IN_FLIGHT = 4  # batches that may pass beyond the target: staged, running, its own, and one
-BURST, BURSTS, BETWEEN = 12, 5, 0.5  # requests, of which a few make a batch; times; seconds
+FOLLOWED = 5.0  # seconds within which the server reads a changed config.toml
+FEW = 8  # connections: so few that their requests wait for less than the target
+EXCESS = 1.5  # times the capacity
+IN_FLIGHT = 4  # batches by which latency may exceed the target: staged, running, the request's own, and one spare
+BURST, BURSTS, BETWEEN = 12, 5, 0.5  # requests per burst (a few batches), number of bursts, seconds between two
 
 
 async def overload(options: Options, report: Report) -> None:
-    """Ten times what the server can do, then a tenth of it: refusals are quick, goodput stays, it recovers."""
+    """Ten times the capacity, then a tenth of it: refusals are quick, goodput stays high, the server recovers."""
     seconds = options.seconds or STORM
     options = replace(options, rows=ROWS)
-    patient = await _burdened(options, OVERLOADED, report)
+    patient = await _calibrated_traffic(options, OVERLOADED, report)
     hurried = await Traffic.of(options, OVERLOADED, timeout_us=round(DEADLINE * 1e6))
     hurried.connections, hurried.tick = max(options.connections, 512), COARSE
 
@@ -74,15 +74,15 @@ async def overload(options: Options, report: Report) -> None:
 
 
 async def standing(options: Options, report: Report) -> None:
-    """A model with a delay target: bursts work off, a queue that stays full sheds who has waited too long.
+    """A model with a delay target: bursts are served whole, a standing queue sheds requests that waited too long.
 
-    Callers set no deadline of their own. Needs `--repository`, to write the file beside the model.
+    Clients set no deadline. Needs `--repository`, where this scenario writes the model's config.toml.
     """
     if not options.repository:
-        raise RuntimeError("the standing scenario needs --repository, the folder that the server serves")
+        raise RuntimeError("the standing scenario needs --repository, the server's model repository")
     seconds = options.seconds or 10.0
     options = replace(options, rows=ROWS)
-    traffic = await _burdened(options, STANDING, report)
+    traffic = await _calibrated_traffic(options, STANDING, report)
     Path(options.repository, STANDING, "config.toml").write_text(CONFIG)
     await asyncio.sleep(FOLLOWED)
     full = [await capacity(traffic.admin.target, traffic.requests, FEW, seconds / 2)]
@@ -106,7 +106,7 @@ async def standing(options: Options, report: Report) -> None:
     report.promise(
         "nothing is shed before the interval has passed", begun * 1e3 >= INTERVAL_MS, f"{begun * 1e3:.0f} ms"
     )
-    report.promise("only who has waited for the target is shed", least >= TARGET_MS, f"{least:.0f} ms (p1)")
+    report.promise("only requests that waited for the target are shed", least >= TARGET_MS, f"{least:.0f} ms (p1)")
     report.promise(f"shed p99 within {limit:g} ms", crowd.rejection.p99 <= limit, f"{crowd.rejection.p99:.1f} ms")
     _promise_goodput(report, [crowd], full)
     report.promise("nothing is refused afterwards", calm.accepted == calm.sent, f"{calm.accepted} of {calm.sent}")
@@ -114,7 +114,7 @@ async def standing(options: Options, report: Report) -> None:
 
 
 def _promise_goodput(report: Report, phases: Sequence[Phase], full: Sequence[float]) -> None:
-    """Compare each phase with the capacity as it was measured before and after it; the median counts."""
+    """Promise the goodput: the median over phases of throughput / mean of the capacities before and after the phase."""
     around = [(before + after) / 2 for before, after in pairwise(full)]
     shares = [phase.throughput / capacity for phase, capacity in zip(phases, around, strict=True)]
     goodput = statistics.median(shares)
@@ -122,11 +122,11 @@ def _promise_goodput(report: Report, phases: Sequence[Phase], full: Sequence[flo
     report.promise(f"goodput at least {GOODPUT:.0%} of capacity", goodput >= GOODPUT, measured)
 
 
-async def _burdened(options: Options, model: str, report: Report) -> Traffic:
-    """Upload a model whose full batches take about `BATCH_MS`, and return traffic for it."""
+async def _calibrated_traffic(options: Options, model: str, report: Report) -> Traffic:
+    """Upload a model whose full batches take about `BATCH_MS`, and return the traffic for it."""
     admin, depth = Admin.at(options.url, model), DEPTH
     for _ in range(FITTINGS):
-        await admin.upload(zoo.burden(depth).SerializeToString())
+        await admin.upload(zoo.convolution_stack(depth).SerializeToString())
         traffic = await Traffic.of(options, model)
         took = await _batch_ms(traffic)
         if abs(took / BATCH_MS - 1) <= NEAR:
@@ -139,7 +139,7 @@ async def _burdened(options: Options, model: str, report: Report) -> Traffic:
 
 
 async def _batch_ms(traffic: Traffic) -> float:
-    """Measure what a full batch takes while the model is busy."""
+    """The mean milliseconds of the largest batch size while the model is busy."""
     admin = traffic.admin
     counts, ns = await admin.batches(), await admin.batch_ns()
     await _capacity(traffic, FIT)

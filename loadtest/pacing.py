@@ -1,7 +1,7 @@
-"""The clock of the open loop: calls `fire(first, last)` on the event loop when requests [first, last) are due.
+"""The open loop's pacer: calls `fire(first, last)` on the event loop when requests [first, last) are due.
 
-A thread sleeps, because event loops round their timers to milliseconds, which is longer than the answers measured.
-Linux would wake it 50 us late, to gather wake-ups; it is told not to.
+A thread sleeps, because event loops round their timers to milliseconds, which is longer than the latencies measured.
+Linux wakes threads up to 50 us late to coalesce timers (timer slack); the pacer switches that off.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 from loadtest.arrivals import Times
 
 SWITCH_INTERVAL = 0.0005  # seconds; Python's 5 ms would make the pacing thread late whenever the loop is busy
-TICK = 0.0001  # seconds; what falls due within one leaves together: each waking takes of the server's processor
+TICK = 0.0001  # seconds; requests due within one tick are sent together, since each wake-up costs processor time
 _SET_TIMER_SLACK = 29  # of prctl(2)
 
 
 class Pacer(threading.Thread):
-    """Runs through one schedule; `start_time` is the monotonic second at which it began."""
+    """A thread that runs through one schedule. `start_time` is its start in seconds of the monotonic clock."""
 
     def __init__(self, due: Times, fire: Callable[[int, int], None], tick: float = TICK) -> None:
         super().__init__(daemon=True, name="pacer")
@@ -43,7 +43,7 @@ class Pacer(threading.Thread):
             wait = max(self.start_time + float(self.due[first]), now + self.tick) - time.monotonic()
             if wait > 0:
                 time.sleep(wait)
-            # everything due by now leaves in one call: a late generator catches up, it never thins out the load
+            # everything due by now is sent in one call: a late generator catches up and never reduces the load
             now = time.monotonic()
             last = int(np.searchsorted(self.due, now - self.start_time, side="right"))
             if last > first:
@@ -53,6 +53,6 @@ class Pacer(threading.Thread):
 
 
 def wake_on_time() -> None:
-    """Have this thread woken without slack."""
+    """Set this thread's timer slack to 1 ns (Linux), so that sleeps end on time."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)

@@ -1,11 +1,11 @@
-"""Sequences of different lengths, packed, padded and one by one: `python -m loadtest packing`.
+"""Measures sequences of different lengths, packed, padded and one by one: `python -m loadtest packing`.
 
 A MiniLM encoder (Wang et al. 2020: six layers of width 384; random weights) makes one vector of each request; `--model`
-takes another one, such as an exporter wrote. Lengths are log-normal, forty tokens in the mean and 128 at most. All ways
-take turns, round after round; "ahead" is the median over rounds of a way's time over that of packed runs. Then requests
-arrive by chance (Poisson) at 80 % of the rate that ONNX Runtime's best way can answer, and wait for earlier runs. Exit
-status 1 when an answer differs from ONNX Runtime's; with --limits also when packed runs answer less than 1.5 times as
-many requests per second as ONNX Runtime's best way, or their 99th percentile is not below that of ONNX Runtime.
+takes another model, such as an exported one. Lengths are log-normal, with mean 40 and at most 128 tokens. All methods
+take turns, round after round. "ahead" is the median over rounds of a method's time over that of packed runs. Then
+requests arrive at random (Poisson) at 80 % of the rate of ONNX Runtime's best method, and queue behind earlier runs.
+Exit status 1 if an answer differs from ONNX Runtime's. With --limits also if packed runs answer less than 1.5 times as
+many requests per second as ONNX Runtime's best method, or if their p99 is not below ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from onnx import TensorProto, helper
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.build import OPSET, Builder, Feeds
+from loadtest.model_builder import OPSET, Builder, Feeds
 
 WORDS, WIDTH, HEADS, LAYERS, LONGEST = 30522, 384, 12, 6, 128
-MEAN, SPREAD = 40, 0.6  # of lengths: tokens, and the deviation of their logarithm
+MEAN, SPREAD = 40, 0.6  # mean length in tokens; standard deviation of the lengths' logarithm
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 PACKED = "packed"
 TOLERANCE = 1e-4  # of the largest output
 
 Run = Callable[[], NDArray[np.float32]]  # one row per request
-Together = Callable[[Sequence[Feeds]], object]
-AHEAD = 1.5  # times ONNX Runtime's requests per second
-UTILIZATION = 0.8  # of ONNX Runtime's best way, in the open loop
+RunBatch = Callable[[Sequence[Feeds]], object]
+AHEAD = 1.5  # limit: times ONNX Runtime's requests per second
+UTILIZATION = 0.8  # arrival rate in the open loop, as a share of ONNX Runtime's best rate
 
 
 @dataclass(frozen=True)
 class Row:
-    """A way to answer all requests: milliseconds, and how many times as long as packed runs it takes."""
+    """A method to answer all requests: its milliseconds, and its time over that of packed runs (`ahead`)."""
 
     way: str
     ms: float
@@ -61,7 +61,7 @@ class Latency:
 
 
 def minilm() -> onnx.ModelProto:
-    """[batch, sequence] ids, mask and types -> the mean over the mask of each sequence, of length 1."""
+    """A MiniLM encoder: [batch, sequence] ids, mask and types -> the masked mean of each sequence, L2-normalised."""
     b = Builder()
     length = b.op("Gather", b.op("Shape", INPUTS[0]), b.integers(1), axis=0)
     mask = b.op("Cast", INPUTS[1], to=TensorProto.FLOAT)
@@ -100,7 +100,7 @@ def _attention(b: Builder, x: str, bias: str) -> str:
 
 
 def requests(count: int, seed: int = 0) -> list[Feeds]:
-    """One sequence each."""
+    """`count` requests of one sequence each, with random lengths and tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.lognormal(math.log(MEAN) - SPREAD**2 / 2, SPREAD, count).round().clip(1, LONGEST).astype(int)
     return [_request(rng.integers(0, WORDS, (1, length))) for length in lengths]
@@ -111,7 +111,7 @@ def _request(ids: NDArray[np.int64]) -> Feeds:
 
 
 def padded(feeds: Sequence[Feeds], length: int = 0) -> Feeds:
-    """Several requests as one, as long as the longest of them or as said."""
+    """Several requests as one batch, padded with zeros to `length`, or to the longest request if it is 0."""
     length = length or max(feed[INPUTS[0]].shape[1] for feed in feeds)
     return {
         name: np.concatenate([np.pad(feed[name], ((0, 0), (0, length - feed[name].shape[1]))) for feed in feeds])
@@ -120,19 +120,22 @@ def padded(feeds: Sequence[Feeds], length: int = 0) -> Feeds:
 
 
 def read_by(model: bytes, feeds: Sequence[Feeds]) -> list[Feeds]:
-    """The inputs that a model has; some have no token types."""
+    """The requests without the inputs that the model lacks; some models have no token types."""
     names = {value.name for value in onnx.load_from_string(model).graph.input}
     return [{name: array for name, array in feed.items() if name in names} for feed in feeds]
 
 
 def ways(model: bytes, feeds: Sequence[Feeds], threads: int) -> dict[str, Run]:
-    """Lathe packed, one by one by the same code, and padded; ONNX Runtime one by one, padded, and sorted by length to
-    be padded less."""
-    import core
+    """The methods to compare, by name.
+
+    Lathe runs packed, one by one with the same code, and padded. ONNX Runtime runs one by one, padded, and padded in
+    groups of eight sorted by length.
+    """
+    import lathe
 
     theirs, place = onnxruntime(model, threads)
-    packed = core.compile(model, threads=threads, packing=1024)
-    fixed = core.compile(model, threads=threads, new_shapes="wait")
+    packed = lathe.compile(model, threads=threads, packing=1024)
+    fixed = lathe.compile(model, threads=threads, new_shapes="wait")
     output = list(packed.outputs)[place]
     order = sorted(range(len(feeds)), key=lambda i: feeds[i][INPUTS[0]].shape[1])
     groups = [order[i : i + 8] for i in range(0, len(order), 8)]
@@ -152,7 +155,7 @@ def ways(model: bytes, feeds: Sequence[Feeds], threads: int) -> dict[str, Run]:
 
 
 def onnxruntime(model: bytes, threads: int) -> tuple[Any, int]:
-    """A session, and which of its outputs has one row per request: the first that is a matrix."""
+    """A session of ONNX Runtime, and the index of its first output of rank 2, which has one row per request."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -162,12 +165,12 @@ def onnxruntime(model: bytes, threads: int) -> tuple[Any, int]:
 
 
 def latencies(model: bytes, feeds: Sequence[Feeds], threads: int, rate: float, count: int) -> list[Latency]:
-    """Of packed runs, and of ONNX Runtime's one by one and in groups of up to eight, at `rate` requests/s."""
-    import core
+    """Latencies at `rate` requests/s: packed runs, and ONNX Runtime one by one and in batches of at most eight."""
+    import lathe
 
     theirs, _ = onnxruntime(model, threads)
-    packed = core.compile(model, threads=threads, packing=1024)
-    policies: dict[str, tuple[Together, int]] = {
+    packed = lathe.compile(model, threads=threads, packing=1024)
+    policies: dict[str, tuple[RunBatch, int]] = {
         PACKED: (packed.run_packed, 16),
         "ONNX Runtime one by one": (lambda group: theirs.run(None, group[0]), 1),
         "ONNX Runtime padded by eights": (lambda group: theirs.run(None, padded(group)), 8),
@@ -182,8 +185,8 @@ def latencies(model: bytes, feeds: Sequence[Feeds], threads: int, rate: float, c
     return found
 
 
-def open_loop(run: Together, sent: Sequence[Feeds], arrivals: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """Seconds from each arrival to its answer, where those that have arrived run together, `most` at once."""
+def open_loop(run: RunBatch, sent: Sequence[Feeds], arrivals: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Seconds from each arrival to its answer. Requests that have arrived run together, at most `most` at once."""
     times, done, begin = np.zeros(len(sent)), 0, time.perf_counter()
     while done < len(sent):
         time.sleep(max(arrivals[done] - (time.perf_counter() - begin), 0))
@@ -196,7 +199,7 @@ def open_loop(run: Together, sent: Sequence[Feeds], arrivals: NDArray[np.float64
 
 
 def measure(runs: dict[str, Run], rounds: int) -> list[Row]:
-    """ValueError for answers that differ."""
+    """Time all methods. ValueError if the answers of one differ from ONNX Runtime's."""
     expected = runs["ONNX Runtime one by one"]()
     for way, run in runs.items():
         error = float(np.abs(run() - expected).max() / np.abs(expected).max())
@@ -221,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=Path, help="an ONNX file with a matrix among its outputs, instead of MiniLM")
-    parser.add_argument("--limits", action="store_true", help="exit with 1 where a figure misses its limit")
+    parser.add_argument("--limits", action="store_true", help="exit with 1 if a figure misses its limit")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen, console = parser.parse_args(arguments), Console()
     model = chosen.model.read_bytes() if chosen.model else minilm().SerializeToString()
@@ -254,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def misses(rows: Sequence[Row], waits: Sequence[Latency]) -> bool:
-    """Whether packed runs are not as far ahead of ONNX Runtime's ways as they should be."""
+    """True if packed runs miss a limit: AHEAD, or a p99 below each of ONNX Runtime's."""
     ahead = min(row.ahead for row in rows if row.way.startswith("ONNX Runtime"))
     tails = {wait.way: wait.p99 for wait in waits}
     best = min(p99 for way, p99 in tails.items() if way.startswith("ONNX Runtime"))

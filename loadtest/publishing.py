@@ -1,4 +1,4 @@
-"""Scenario: how long it takes until an uploaded version answers, on an idle server and on one that is busy."""
+"""Scenario: time from an upload until the version is live, on an idle server and on a busy one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from loadtest.admin import Admin
 from loadtest.openloop import MANY
 from loadtest.scenario import Options, Report, Traffic
 from loadtest.stats import summarise
-from loadtest.switching import variant
+from loadtest.version_oracle import variant
 
 MODEL = "loadtest-publishing"
 TIMES = 7  # versions of each kind
-LIMIT_MS = 10_000.0  # of a publication under full load, in the worst case
-BEFORE, PAUSE = 1.0, 0.2  # seconds of load before the first of them, and between two
-ENDLESS, LONGEST = 8 * MANY, 300.0  # requests, seconds: more than are answered meanwhile, and longer than it takes
+LIMIT_MS = 10_000.0  # longest permitted publication under full load
+BEFORE, PAUSE = 1.0, 0.2  # seconds of load before the first upload; seconds between two uploads
+ENDLESS, LONGEST = 8 * MANY, 300.0  # requests and seconds: more than the scenario needs
 
 
 async def publishing(options: Options, report: Report) -> None:
-    """Versions are uploaded, compiled and promoted on an idle server, then on one that is as busy as it can be."""
+    """Versions are uploaded, compiled and promoted on an idle server, then on a fully loaded one."""
     base, admin = Path(options.onnx).read_bytes(), Admin.at(options.url, MODEL)
     await _publish(admin, base, report.calls_ms.setdefault("publish, idle", []))
 
@@ -45,7 +45,10 @@ async def publishing(options: Options, report: Report) -> None:
 
 
 async def _publish(admin: Admin, base: bytes, times: list[float]) -> None:
-    """Publish versions of values of their own, so that none is compiled already; note when each is live."""
+    """Publish TIMES versions and append the milliseconds of each.
+
+    Each version has distinct weights, so that no compiled code can be reused.
+    """
     for _ in range(TIMES):
         done = await admin.upload(variant(base, random.uniform(1.0, 2.0)))
         times.append(done.ms)

@@ -1,6 +1,6 @@
 """Measures, and writes the tables and plots of docs/performance.md: `python -m loadtest docs` (or `make bench-docs`).
 
-A generated part of the page stands between `<!-- NAME -->` and `<!-- /NAME -->`; what is outside is written by hand.
+Generated parts of the page stand between `<!-- NAME -->` and `<!-- /NAME -->`. The rest is written by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from core.charts import Bar, lengths
+from lathe.core.drawing.charts import Bar, horizontal_bars
 from loadtest import engine, footprint, zoo
 from loadtest.engine import OURS, Row
 
@@ -23,8 +23,8 @@ PAGE = footprint.PROJECT / "docs" / "performance.md"
 LAYERS_OF, LAYERS_BATCH = "resnet", 8
 
 
-def replaced(text: str, name: str, content: str) -> str:
-    """The page with another content between the marks of a part; ValueError where they are missing."""
+def replace_part(text: str, name: str, content: str) -> str:
+    """The page with new content between the marks of the part `name`. ValueError if the marks are missing."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     parts = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
     if len(parts.findall(text)) != 1:
@@ -38,7 +38,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def engine_table(rows: Sequence[Row], engines: Sequence[str]) -> str:
-    """Milliseconds per engine, and how far ahead the first is, model by model."""
+    """A Markdown table of milliseconds per engine, and of Lathe's lead, model by model."""
     named = ["model", "batch", *engines, "ahead"]
     cells = []
     for model, batches in groupby(rows, key=lambda row: row.model):
@@ -50,28 +50,28 @@ def engine_table(rows: Sequence[Row], engines: Sequence[str]) -> str:
 
 
 def ratio_chart(rows: Sequence[Row]) -> str:
-    """The geometric mean over batches of every model, as an SVG image."""
+    """An SVG bar chart of each model's ratio to the best peer: the geometric mean over batches."""
     bars = []
     for model, batches in groupby(rows, key=lambda row: row.model):
         ratios = [row.ahead for row in batches if row.ahead is not None]
         if ratios:
             mean = statistics.geometric_mean(ratios)
             bars.append(Bar(model, mean, f"{mean:.2f}"))
-    return lengths(bars, "times as fast as the best of the others (geometric mean over batches)", mark=1.0)
+    return horizontal_bars(bars, "times as fast as the best of the others (geometric mean over batches)", mark=1.0)
 
 
 def layer_chart(name: str, batch: int) -> str:
-    """How much of the machine's peak every step of a model reaches, in the order they run, as an SVG image."""
-    import core
+    """An SVG bar chart of each step's share of the machine's peak (roofline), in execution order."""
+    import lathe
 
-    graph = core.load(zoo.model(name).SerializeToString())
-    with core.compile(graph, threads=1) as session:
+    graph = lathe.load(zoo.model(name).SerializeToString())
+    with lathe.compile(graph, threads=1) as session:
         profile = session.profile(zoo.feeds(name, batch))
     bars = [
         Bar(f"{node.op} {node.label} ({profile.share(node):.0%})", node.roofline, f"{node.roofline:.0%}")
         for node in profile.nodes
     ]
-    return lengths(bars, f"share of the peak, {name}, batch {batch} (in brackets: share of the time)", mark=1.0)
+    return horizontal_bars(bars, f"share of the peak, {name}, batch {batch} (in brackets: share of the time)", mark=1.0)
 
 
 def footprint_table(rows: Sequence[footprint.Footprint]) -> str:
@@ -79,12 +79,12 @@ def footprint_table(rows: Sequence[footprint.Footprint]) -> str:
 
 
 def write(folder: Path, engines: Sequence[str], rows: Sequence[Row], sizes: Sequence[footprint.Footprint]) -> None:
-    """Put what was measured into the page of a folder, with the plots beside it."""
+    """Write the measurements into performance.md of `folder`, and the plots beside it."""
     page = folder / PAGE.name
     parts = [engine_table(rows, engines), f"{engine.summary(rows).capitalize()}.", "![ratio per model](ratios.svg)"]
-    text = replaced(page.read_text(), "engines", "\n\n".join(parts))
-    text = replaced(text, "layers", "![share of the peak per layer](layers.svg)")
-    text = replaced(text, "footprint", footprint_table(sizes))
+    text = replace_part(page.read_text(), "engines", "\n\n".join(parts))
+    text = replace_part(text, "layers", "![share of the peak per layer](layers.svg)")
+    text = replace_part(text, "footprint", footprint_table(sizes))
     (folder / "ratios.svg").write_text(ratio_chart(rows))
     (folder / "layers.svg").write_text(layer_chart(LAYERS_OF, LAYERS_BATCH))
     page.write_text(text)
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=lambda text: [int(size) for size in text.split(",")], default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slice", type=float, default=0.2, help="seconds per engine and round")
-    parser.add_argument("--docs", type=Path, default=PAGE.parent, help="the folder of the page")
+    parser.add_argument("--docs", type=Path, default=PAGE.parent, help="folder of performance.md")
     chosen, console = parser.parse_args(arguments), Console()
     rows = []
     for name in chosen.models:

@@ -1,4 +1,4 @@
-"""Scenario: versions are switched, uploaded and rolled back while requests flow, and every answer is checked."""
+"""Scenario: versions are switched, uploaded and rolled back during traffic, and every answer is checked."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from loadtest import arrivals
 from loadtest.admin import Admin, Timed, difference, random_inputs
 from loadtest.scenario import INPUT_SETS, Options, Report, Traffic
 from loadtest.stats import summarise
-from loadtest.switching import Moves, Oracle, Outputs, reference_outputs, variant
+from loadtest.version_oracle import Moves, Oracle, Outputs, reference_outputs, variant
 
 MODEL = "loadtest-rollback"
 PAUSE = 0.05  # seconds between switches, so that requests meet both versions
 ROLLBACK_MS = 50.0
-LONGEST = 900.0  # seconds; the schedule is cut when the switches are done
+LONGEST = 900.0  # seconds of schedule; it is cut when the switches are done
 
 
 @dataclass
 class Switcher:
-    """Moves the live alias of one model and keeps the oracle informed."""
+    """Moves the live alias of one model and reports each move to the oracle."""
 
     admin: Admin
     oracle: Oracle
@@ -32,7 +32,7 @@ class Switcher:
     report: Report
 
     async def upload(self) -> int:
-        """A new version whose values no other version has: uploaded, compiled and live when this returns."""
+        """Upload a version with distinct output values, and return its number when it is live."""
         version = max(self.oracle.expected, default=0) + 1
         model = variant(self.base, 1 + version / 8)
         self.oracle.expected[version] = reference_outputs(model, self.inputs)
@@ -66,18 +66,18 @@ async def rollback(options: Options, report: Report) -> None:
     running = asyncio.create_task(loop.run())
     try:
         await switch(switcher, options)
-        while loop.fired < options.requests:
+        while loop.due_count < options.requests:
             await asyncio.sleep(0.1)
     finally:
         loop.stop()
         log = await running
     batches = difference(await traffic.admin.batches(), before)
     report.phases.append(summarise(f"{rate:g}/s while switching", log, float(log.due[-1]), batches))
-    judge(switcher, options)
+    check_promises(switcher, options)
 
 
 async def prepare(options: Options, report: Report) -> tuple[Traffic, Switcher]:
-    """Upload two versions of a model of our own and the requests for it."""
+    """Upload the first version of the scenario's model. Returns its traffic and the switcher."""
     base = await asyncio.to_thread(Path(options.onnx).read_bytes)
     admin = Admin.at(options.url, MODEL)
     first = await admin.upload(base)
@@ -88,7 +88,7 @@ async def prepare(options: Options, report: Report) -> tuple[Traffic, Switcher]:
 
 
 async def switch(switcher: Switcher, options: Options) -> None:
-    """The moves themselves, traffic running."""
+    """Make all moves of the alias, while the traffic runs."""
     old = max(switcher.oracle.expected)
     new = await switcher.upload()
     for number in range(options.switches):
@@ -102,7 +102,7 @@ async def switch(switcher: Switcher, options: Options) -> None:
         await asyncio.sleep(PAUSE)
 
 
-def judge(switcher: Switcher, options: Options) -> None:
+def check_promises(switcher: Switcher, options: Options) -> None:
     report, (phase,) = switcher.report, switcher.report.phases
     report.promise(f"{options.requests} requests or more", phase.sent >= options.requests, f"{phase.sent} sent")
     report.promise("no request fails or is refused", phase.accepted == phase.sent, f"{phase.accepted} accepted")

@@ -1,4 +1,4 @@
-"""What every scenario is given and what it hands back."""
+"""Input and output of a scenario: command-line options, traffic, report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from loadtest.pacing import TICK
 from loadtest.stats import Phase, summarise
 from loadtest.wire import infer_request
 
-INPUT_SETS = 16  # different requests that take turns
+INPUT_SETS = 16  # distinct requests, sent in rotation
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line; None leaves the choice to the scenario."""
+    """The command-line options. None leaves the choice to the scenario."""
 
     url: str = "http://127.0.0.1:8080"
     model: str = "digits"
@@ -37,7 +37,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One promise, held or broken."""
+    """The result of one promise: held or broken, with the measured value."""
 
     promise: str
     held: bool
@@ -72,12 +72,12 @@ Scenario = Callable[[Options, Report], Coroutine[Any, Any, None]]
 
 @dataclass
 class Traffic:
-    """Requests for one model, ready to be sent by any schedule."""
+    """Prepared requests for one model, to be sent by any schedule."""
 
     admin: Admin
     requests: Sequence[bytes]
     connections: int
-    tick: float = TICK  # seconds; what falls due within one leaves together
+    tick: float = TICK  # seconds; requests due within one tick are sent together
 
     @staticmethod
     async def of(options: Options, model: str, timeout_us: int = 0) -> Traffic:
@@ -92,7 +92,7 @@ class Traffic:
         return OpenLoop(self.admin.target, self.requests, due, self.connections, check, self.tick)
 
     async def phase(self, name: str, due: Times, seconds: float) -> Phase:
-        """Run one schedule and summarise it, with the batches that the server formed meanwhile."""
+        """Run one schedule and summarise it, with the batch sizes that the server counted during it."""
         before = await self.admin.batches()
         log = await self.loop(due).run()
         return summarise(name, log, seconds, difference(await self.admin.batches(), before))

@@ -1,10 +1,10 @@
-"""The scenarios, by name. Each fills a Report; the promises it checks decide the exit status."""
+"""The scenarios by name. Each fills a Report, whose promises decide the exit status."""
 
 from __future__ import annotations
 
 from loadtest import arrivals
-from loadtest.disturbed import loading, slow
 from loadtest.flood import flood
+from loadtest.interference import loading, slow
 from loadtest.jobs import training
 from loadtest.json_bodies import json
 from loadtest.overload import overload, standing
@@ -20,7 +20,7 @@ RAMP_STEPS = 6
 
 
 async def steady(options: Options, report: Report) -> None:
-    """Independent callers at a fixed mean rate."""
+    """Independent clients (Poisson arrivals) at a fixed mean rate."""
     rate, seconds = options.rate or 1000.0, options.seconds or 10.0
     traffic = await Traffic.of(options, options.model)
     await traffic.loop(arrivals.poisson(rate, WARM_UP)).run()
@@ -29,7 +29,7 @@ async def steady(options: Options, report: Report) -> None:
 
 
 async def ramp(options: Options, report: Report) -> None:
-    """A rate that rises in steps to `--rate`, then one smooth climb over the same range."""
+    """A rate that rises in steps to `--rate`, then a linear ramp over the same range."""
     top, seconds = options.rate or 6000.0, options.seconds or 5.0
     traffic = await Traffic.of(options, options.model)
     await traffic.loop(arrivals.poisson(top / RAMP_STEPS, WARM_UP)).run()

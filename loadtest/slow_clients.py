@@ -1,10 +1,12 @@
-"""Many clients that say or read next to nothing. Of each four one is silent, one is in the middle of a request's head,
-one in the middle of a body, and one reads a byte now and then of many answers that it asked for.
+"""Many clients that send or read almost nothing.
 
-python -m loadtest.slow_clients URL MODEL COUNT     until it is killed; writes a line once all have connected
+Of every four clients one is silent, one is inside a request's head, one inside a body, and one reads a byte per turn of
+the many responses that it requested.
 
-A plain loop over sockets, one client after the other at even distances: independent clients do not all speak at the
-same moment, and what they cost is to be the server's cost.
+python -m loadtest.slow_clients URL MODEL COUNT     until it is killed; writes a line after all have connected
+
+A plain loop over sockets visits the clients at even intervals, since independent clients do not all send at the same
+moment.
 """
 
 from __future__ import annotations
@@ -20,29 +22,33 @@ from urllib.parse import quote
 from loadtest.connection import Target
 
 TRICKLE = 1.0  # seconds between two bytes
-BODY = 1 << 20  # bytes of a body that never comes
-ASKED, SMALL = 64, 4096  # large answers that are asked for at once; bytes that are taken of them before one reads
+BODY = 1 << 20  # announced bytes of a body that is never completed
+ASKED, SMALL = 64, 4096  # pipelined requests with large responses; bytes of the receive buffer
 
 
 class SlowClient:
-    """One client. Without a `head` it never says anything; whom the server drops comes again. `source`: its address."""
+    """One client, which reconnects when the server drops it.
+
+    It sends `head` when it connects, then one byte per turn; with an empty `head` it sends nothing. `source` is its
+    local address.
+    """
 
     def __init__(self, address: tuple[str, int], head: bytes, source: str = "") -> None:
         self._address, self._head, self._source = address, head, source
         self._socket: socket.socket | None = None
 
     def turn(self) -> None:
-        """Connect, or say one byte more."""
+        """Connect, or send one more byte."""
         with contextlib.suppress(OSError):
             if self._socket is None:
-                self._socket = self._connected()
+                self._socket = self._new_connection()
                 self._socket.setblocking(False)
                 self._socket.send(self._head)
             elif self._head:
                 self._socket.send(b"a")
-        self._let_go_if_dropped()
+        self._close_if_dropped()
 
-    def _connected(self) -> socket.socket:
+    def _new_connection(self) -> socket.socket:
         return socket.create_connection(self._address, source_address=(self._source, 0))
 
     def _is_dropped(self, connection: socket.socket) -> bool:
@@ -55,24 +61,24 @@ class SlowClient:
             return True
         return True
 
-    def _let_go_if_dropped(self) -> None:
-        """Close a connection that the server has ended."""
+    def _close_if_dropped(self) -> None:
+        """Close a connection that the server has closed."""
         if self._socket is not None and self._is_dropped(self._socket):
             self._socket.close()
             self._socket = None
 
 
 class SlowReader(SlowClient):
-    """A client that asks for a lot at once, and reads a byte now and then."""
+    """A client that pipelines many requests and reads one byte per turn."""
 
     def turn(self) -> None:
-        """Connect and ask, or read one byte more."""
+        """Connect and send the requests, or read one more byte."""
         if self._socket is None:
             super().turn()
         else:
-            self._let_go_if_dropped()
+            self._close_if_dropped()
 
-    def _connected(self) -> socket.socket:
+    def _new_connection(self) -> socket.socket:
         found = socket.socket(socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
         found.connect(self._address)

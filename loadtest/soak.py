@@ -1,4 +1,4 @@
-"""Scenario: everything that happens to a server in a long life, for as long as wanted; nothing of it may add up."""
+"""Scenario: the operations of a long-lived server, repeated; memory, descriptors and threads must not grow."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from loadtest.admin import Admin
 from loadtest.connection import Target
 from loadtest.scenario import Options, Report, Traffic
 from loadtest.stats import summarise
-from loadtest.switching import variant
+from loadtest.version_oracle import variant
 from loadtest.wire import http_request
 
 MODEL = "loadtest-soak"
 SECONDS, RATE = 1800.0, 200.0
-SETTLING = 0.25  # of the time, before anything counts: caches fill, allocators find their size
-SAMPLE = 2.0  # seconds between two looks
-PAUSE = 0.5  # seconds between two rounds of trouble
-VERSIONS = 8  # kept; older ones are deleted
+SETTLING = 0.25  # share of the time that is not counted: caches fill and allocators reach their size
+SAMPLE = 2.0  # seconds between two samples of the gauges
+PAUSE = 0.5  # seconds between two rounds of background operations
+VERSIONS = 8  # versions that stay; older ones are deleted
 MEMORY = 5.0  # MiB per hour that memory may grow
 HANDLES = 2.0  # per hour that descriptors and threads may grow
 
@@ -59,8 +59,8 @@ class Watch:
 
 
 @dataclass
-class Trouble:
-    """What goes on beside the traffic; every round does all of it once."""
+class BackgroundOperations:
+    """Background operations during the traffic; every round does each of them once."""
 
     admin: Admin
     base: bytes
@@ -69,14 +69,14 @@ class Trouble:
 
     async def run(self) -> None:
         for number in itertools.count():
-            await self.come_and_go(number)
+            await self.replace_version(number)
             await self.load_and_unload()
-            await self.leave_early()
-            await self.send_nonsense()
+            await self.disconnect_early()
+            await self.send_invalid_requests()
             await asyncio.sleep(PAUSE)
 
-    async def come_and_go(self, number: int) -> None:
-        """A version comes, goes live, is rolled back; the oldest is deleted."""
+    async def replace_version(self, number: int) -> None:
+        """Upload a version, roll back, make it live again, and delete the oldest version."""
         done = await self.admin.upload(variant(self.base, 1 + number % 997 / 1000))
         self.report.calls_ms.setdefault("upload", []).append(done.ms)
         self.versions.append(int(done.result["version"]))
@@ -90,8 +90,8 @@ class Trouble:
         await self.expect("POST", f"/v2/repository/models/{MODEL}/unload", 200)
         await self.expect("POST", f"/v2/repository/models/{MODEL}/load", 200)
 
-    async def leave_early(self) -> None:
-        """Callers that go in the middle of their request, and before its answer."""
+    async def disconnect_early(self) -> None:
+        """Clients that disconnect in the middle of a request, and before its response."""
         whole = http_request("POST", f"/v2/models/{MODEL}/infer", self.admin.target.authority, b"{}")
         for request in (whole[: len(whole) // 2], whole):
             for _ in range(5):
@@ -100,8 +100,8 @@ class Trouble:
                 await asyncio.sleep(0)
                 connection.close()
 
-    async def send_nonsense(self) -> None:
-        for path, body, status in nonsense():
+    async def send_invalid_requests(self) -> None:
+        for path, body, status in invalid_requests():
             await self.expect("POST", path, status, body)
 
     async def expect(self, method: str, path: str, status: int, body: bytes = b"") -> None:
@@ -110,8 +110,8 @@ class Trouble:
             raise RuntimeError(f"{method} {path}: expected {status}, got {answer.status}: {answer.body[:200]!r}")
 
 
-def nonsense() -> Iterator[tuple[str, bytes, int]]:
-    """Requests that must be refused, and how."""
+def invalid_requests() -> Iterator[tuple[str, bytes, int]]:
+    """Invalid requests: path, body and the expected status."""
     infer = f"/v2/models/{quote(MODEL)}/infer"
     yield infer, b"", 400
     yield infer, b"not JSON", 400
@@ -122,33 +122,33 @@ def nonsense() -> Iterator[tuple[str, bytes, int]]:
 
 
 async def soak(options: Options, report: Report) -> None:
-    """Half an hour of traffic while versions come and go, callers leave and nonsense arrives: nothing grows."""
+    """Half an hour of traffic with uploads, rollbacks, disconnects and invalid requests: resource use stays flat."""
     seconds, rate = options.seconds or SECONDS, options.rate or RATE
     traffic = await Traffic.of(options, options.model)
     base = await asyncio.to_thread(Path(options.onnx).read_bytes)
     watch = Watch(traffic.admin.target)
-    trouble = Trouble(Admin.at(options.url, MODEL), base, report)
+    operations = BackgroundOperations(Admin.at(options.url, MODEL), base, report)
     loop = traffic.loop(arrivals.poisson(rate, seconds))
     running = asyncio.create_task(loop.run())
-    beside = [asyncio.create_task(watch.run()), asyncio.create_task(trouble.run())]
+    background = [asyncio.create_task(watch.run()), asyncio.create_task(operations.run())]
     try:
-        await asyncio.wait([running, *beside], return_when=asyncio.FIRST_COMPLETED)
-        for task in beside:
+        await asyncio.wait([running, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in background:
             if task.done():
                 task.result()  # raises what ended it
         log = await running
     finally:
         loop.stop()
-        for task in beside:
+        for task in background:
             task.cancel()
-        await asyncio.gather(running, *beside, return_exceptions=True)
+        await asyncio.gather(running, *background, return_exceptions=True)
     report.phases.append(summarise(f"{rate:g}/s for {seconds:g} s", log, seconds, {}))
     report.promise_no_failures()
-    judge(watch, report)
+    check_gauges(watch, report)
 
 
-def judge(watch: Watch, report: Report) -> None:
-    """Every gauge is flat once things have settled."""
+def check_gauges(watch: Watch, report: Report) -> None:
+    """Promise for each gauge that its slope (Theil-Sen) after the settling time is below its limit."""
     first = int(len(watch.times) * SETTLING)
     hours = (np.array(watch.times[first:]) - watch.times[first]) / 3600
     for name, (what, scale, limit, unit) in GAUGES.items():
@@ -159,7 +159,7 @@ def judge(watch: Watch, report: Report) -> None:
 
 
 def slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """The median of the slopes between all pairs of points (Theil and Sen): a few outliers do not move it."""
+    """The Theil-Sen slope: the median over all pairs of points, which a few outliers do not move."""
     first, second = np.triu_indices(len(x), 1)
     apart = x[second] > x[first]
     slopes = (y[second] - y[first])[apart] / (x[second] - x[first])[apart]

@@ -1,10 +1,10 @@
-"""Scenario: how long one bad request, or one whose answer is large, keeps everybody else waiting.
+"""Scenario: how long one costly request, or one with a large response, delays all other clients.
 
-A client that stands by asks for `live` every 20 ms and notes its longest wait, while one connection sends one request
-that costs much to be read or answered. In the same seconds a process that does nothing else wakes as often: how late it
-wakes is the machine's, and is taken off.
+A probing client requests `/v2/health/live` every 20 ms and records its longest wait, while one connection sends a
+request that is costly to read or to answer. At the same time an idle process wakes equally often. The delay of its
+wake-ups is the machine's share, and is subtracted.
 
-python -m loadtest.stalls     that process: it ends with its standard input, and writes down what it saw
+python -m loadtest.stalls     is that idle process: it ends with its standard input, and then prints its delays
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from urllib.parse import quote
 
 from loadtest import text_bodies
 from loadtest.admin import Admin
-from loadtest.build import Entry, build
 from loadtest.connection import Target
+from loadtest.model_builder import Entry, build
 from loadtest.scenario import Options, Report
 from loadtest.text_bodies import MIB
 from loadtest.wire import http_request, infer_path
 
 EVERY, LIMIT_MS, ROUNDS = 0.02, 50.0, 3
-REST, PATIENCE = 0.5, 120.0  # seconds before and after each request, and in which it is answered
+REST, PATIENCE = 0.5, 120.0  # seconds before and after each request; longest time to its response
 MODEL, ROWS, WIDTH = "loadtest-stalls", 16, 1 << 16
 
-Wait = tuple[float, float]  # when it began, on the monotonic clock, and how long it was; both in seconds
+Wait = tuple[float, float]  # start on the monotonic clock, and length; both in seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
-    """A request that costs its sender little. ``accepts``: the coding that its answer is to have."""
+class CostlyRequest:
+    """A request that is cheap to send and costly to serve.
+
+    `coding` is its Content-Encoding, `accepts` its Accept-Encoding.
+    """
 
     name: str
     path: str
@@ -60,7 +63,7 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The same over gRPC; ``address`` is the port's."""
+    """A costly gRPC message. `address` is the server's, as host:port."""
 
     name: str
     data: bytes
@@ -71,60 +74,64 @@ class Message:
         return f"gRPC {text_bodies.call(self.address, self.data, PATIENCE)}"
 
 
-def bad_requests(model: str) -> Iterator[Bad]:
+def costly_requests(model: str) -> Iterator[CostlyRequest]:
     infer, index = f"/v2/models/{quote(model)}/infer", "/v2/repository/index"
-    yield Bad("1 MiB of empty deflate streams", infer, zlib.compress(b"") * (MIB // 8), "deflate")
-    yield Bad("1 MiB of empty gzip members", infer, gzip.compress(b"") * (MIB // 20), "gzip")
-    yield Bad("gzip of 255 MiB of zeros", infer, _packed(bytes(MIB), 255), "gzip")
-    yield Bad("gzip of 14 MiB of numbers, one of them NaN", infer, _packed(b"1.25," * (MIB // 5), 14, b"NaN"), "gzip")
-    yield Bad("gzip of 15 MiB of empty lists, and NaN", infer, _packed(b"[]," * (MIB // 3), 15, b"NaN"), "gzip")
-    yield Bad("15 MiB of empty lists", infer, b"[]," * (15 * MIB // 3))
-    yield Bad("15 MiB of empty lists as data", infer, b'{"inputs": [{"data": [' + b"[]," * (15 * MIB // 3))
-    yield Bad("15 MiB of texts", infer, b'{"inputs": [{"data": [' + b'"a",' * (15 * MIB // 4))
-    yield Bad("index of 30 MiB of empty lists", index, b'{"a": [' + b"[]," * (10 * MIB) + b"1]}")
-    yield Bad("index of 1 MiB of empty lists", index, b'{"a": [' + b"[]," * ((MIB - 16) // 3) + b"1]}")
+    yield CostlyRequest("1 MiB of empty deflate streams", infer, zlib.compress(b"") * (MIB // 8), "deflate")
+    yield CostlyRequest("1 MiB of empty gzip members", infer, gzip.compress(b"") * (MIB // 20), "gzip")
+    yield CostlyRequest("gzip of 255 MiB of zeros", infer, _packed(bytes(MIB), 255), "gzip")
+    yield CostlyRequest(
+        "gzip of 14 MiB of numbers, one of them NaN", infer, _packed(b"1.25," * (MIB // 5), 14, b"NaN"), "gzip"
+    )
+    yield CostlyRequest(
+        "gzip of 15 MiB of empty lists, and NaN", infer, _packed(b"[]," * (MIB // 3), 15, b"NaN"), "gzip"
+    )
+    yield CostlyRequest("15 MiB of empty lists", infer, b"[]," * (15 * MIB // 3))
+    yield CostlyRequest("15 MiB of empty lists as data", infer, b'{"inputs": [{"data": [' + b"[]," * (15 * MIB // 3))
+    yield CostlyRequest("15 MiB of texts", infer, b'{"inputs": [{"data": [' + b'"a",' * (15 * MIB // 4))
+    yield CostlyRequest("index of 30 MiB of empty lists", index, b'{"a": [' + b"[]," * (10 * MIB) + b"1]}")
+    yield CostlyRequest("index of 1 MiB of empty lists", index, b'{"a": [' + b"[]," * ((MIB - 16) // 3) + b"1]}")
 
 
-def large_answers(model: str) -> Iterator[Bad]:
-    """Requests of a kilobyte to :func:`wide`, each of whose answers has a million elements."""
+def large_answers(model: str) -> Iterator[CostlyRequest]:
+    """Requests of about a kilobyte to the model `wide`, whose responses have a million elements each."""
     path = infer_path(model)
     item = {"name": "x", "datatype": "FP32", "shape": [ROWS, 4], "data": [[0.1, 0.2, 0.3, 0.4]] * ROWS}
 
     def body(**wanted: object) -> bytes:
         return json.dumps({"inputs": [item], "outputs": [{"name": "y", "parameters": wanted}]}).encode()
 
-    yield Bad("answer of 1 Mi numbers as JSON", path, body(binary_data=False))
-    yield Bad("answer of 4 MiB as gzip", path, body(binary_data=True), accepts="gzip")
-    yield Bad("answer of 1 Mi numbers as JSON, as gzip", path, body(binary_data=False), accepts="gzip")
-    yield Bad("answer of 1 Mi classes as BYTES", path, body(binary_data=True, classification=WIDTH))
-    yield Bad("answer of 1 Mi classes as JSON", path, body(binary_data=False, classification=WIDTH))
+    yield CostlyRequest("answer of 1 Mi numbers as JSON", path, body(binary_data=False))
+    yield CostlyRequest("answer of 4 MiB as gzip", path, body(binary_data=True), accepts="gzip")
+    yield CostlyRequest("answer of 1 Mi numbers as JSON, as gzip", path, body(binary_data=False), accepts="gzip")
+    yield CostlyRequest("answer of 1 Mi classes as BYTES", path, body(binary_data=True, classification=WIDTH))
+    yield CostlyRequest("answer of 1 Mi classes as JSON", path, body(binary_data=False, classification=WIDTH))
 
 
-def text_requests() -> Iterator[Bad]:
+def text_requests() -> Iterator[CostlyRequest]:
     for name, body, headers in text_bodies.http_bodies():
-        yield Bad(name, infer_path(text_bodies.TEXTS), body, headers=headers)
+        yield CostlyRequest(name, infer_path(text_bodies.TEXTS), body, headers=headers)
 
 
 def wide() -> bytes:
-    """A model of rows of four numbers, each of which it answers with 65,536."""
+    """A model that maps rows of 4 numbers to rows of 65,536."""
     made: bytes = build(MODEL, Entry((4,), lambda b, x: b.dense(x, 4, WIDTH), (WIDTH,))).SerializeToString()
     return made
 
 
 def _packed(part: bytes, times: int, last: bytes = b"") -> bytes:
-    """A list of so many parts as gzip, which is never there unpacked."""
+    """A gzip stream of `part` repeated `times`, made without holding the unpacked bytes in memory."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     parts = [packer.compress(b"[" if last else b""), *(packer.compress(part) for _ in range(times))]
     return b"".join([*parts, packer.compress(last + b"]" if last else b""), packer.flush()])
 
 
 async def stalls(options: Options, report: Report) -> None:
-    """One request after the other, beside a client that asks for `live` every 20 ms."""
+    """Costly requests one by one, while another client requests `live` every 20 ms and must not wait long."""
     target = Target(options.url)
     await Admin(target, MODEL).upload(wide())
     texts = Admin(target, text_bodies.TEXTS)
     await texts.upload(text_bodies.first_text())
-    requests: list[Bad | Message] = [*bad_requests(options.model), *large_answers(MODEL), *text_requests()]
+    requests: list[CostlyRequest | Message] = [*costly_requests(options.model), *large_answers(MODEL), *text_requests()]
     if options.grpc:
         requests += [Message(name, data, options.grpc) for name, data in text_bodies.messages(MODEL)]
     region = f"/v2/systemsharedmemory/region/{text_bodies.IN_MEMORY}"
@@ -142,12 +149,12 @@ async def stalls(options: Options, report: Report) -> None:
         )
 
 
-def _measure(target: Target, requests: Sequence[Bad | Message]) -> dict[str, tuple[float, float, str]]:
-    """For each request its longest stall and the machine's, in seconds, and the status of its answer."""
+def _measure(target: Target, requests: Sequence[CostlyRequest | Message]) -> dict[str, tuple[float, float, str]]:
+    """For each request: the longest stall, the machine's own delay (both in seconds), and the response's status."""
     spans: list[tuple[str, float, float, str]] = []
     command = [sys.executable, "-m", "loadtest.stalls"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
-        with _standing_by(target) as waits:
+        with _probing_client(target) as waits:
             for request in [*requests] * ROUNDS:
                 time.sleep(REST)
                 began = time.monotonic()
@@ -157,24 +164,24 @@ def _measure(target: Target, requests: Sequence[Bad | Message]) -> dict[str, tup
         lates: list[Wait] = [(at, late) for at, late in json.loads(idle.communicate()[0])]
     found: dict[str, tuple[float, float, str]] = {}
     for name, began, ended, status in spans:
-        late = longest(lates, began, ended)
-        stall = max(0.0, longest(waits, began, ended) - late)
+        late = longest_wait(lates, began, ended)
+        stall = max(0.0, longest_wait(waits, began, ended) - late)
         if name not in found or stall > found[name][0]:
             found[name] = stall, late, status
     return found
 
 
-def longest(waits: Sequence[Wait], began: float, ended: float) -> float:
-    """The longest wait that touches a span of time."""
+def longest_wait(waits: Sequence[Wait], began: float, ended: float) -> float:
+    """The longest wait that overlaps a span of time, in seconds; 0 if none does."""
     return max((wait for at, wait in waits if at < ended and at + wait > began), default=0.0)
 
 
 @contextmanager
-def _standing_by(target: Target) -> Iterator[list[Wait]]:
-    """Somebody who asks every 20 ms; gives the waits, which are complete at the end."""
+def _probing_client(target: Target) -> Iterator[list[Wait]]:
+    """A probing client in a thread, every 20 ms. Yields its list of waits, which is complete after the block."""
     waits, over = list[Wait](), threading.Event()
 
-    def stand_by() -> None:
+    def probe() -> None:
         with contextlib.closing(HTTPConnection(target.host, target.port, timeout=PATIENCE)) as connection:
 
             def once() -> None:
@@ -182,15 +189,15 @@ def _standing_by(target: Target) -> Iterator[list[Wait]]:
                 answer = connection.getresponse()
                 answer.read()
                 if answer.status != 200:
-                    raise RuntimeError(f"the server does not say that it is live: HTTP {answer.status}")
+                    raise RuntimeError(f"/v2/health/live: expected HTTP 200, got {answer.status}")
 
-            _note(once, over, waits)
+            _record_delays(once, over, waits)
 
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            stand_by()
+            probe()
         except BaseException as error:
             failed.append(error)
 
@@ -205,8 +212,8 @@ def _standing_by(target: Target) -> Iterator[list[Wait]]:
         raise failed[0]
 
 
-def _note(once: Callable[[], None], over: threading.Event, waits: list[Wait]) -> None:
-    """Do something every 20 ms, and note how long after it was due it was done."""
+def _record_delays(once: Callable[[], None], over: threading.Event, waits: list[Wait]) -> None:
+    """Call `once` every 20 ms, and record how long after its due time each call ended."""
     due = time.monotonic()
     while not over.is_set():
         due = max(due + EVERY, time.monotonic())
@@ -215,8 +222,8 @@ def _note(once: Callable[[], None], over: threading.Event, waits: list[Wait]) ->
         waits.append((due, time.monotonic() - due))
 
 
-def _send(target: Target, request: Bad) -> int:
-    """Send it and return the status of the answer, 0 where the connection ends without one."""
+def _send(target: Target, request: CostlyRequest) -> int:
+    """Send a request and return the response's status, 0 if the connection ends without a response."""
     headers = dict(request.headers)
     if request.coding:
         headers["Content-Encoding"] = request.coding
@@ -234,7 +241,7 @@ def _send(target: Target, request: Bad) -> int:
 
 
 def _read(connection: socket.socket) -> bytearray:
-    """Read a whole answer, or what comes of it."""
+    """Read a whole response, or as much of it as arrives before the connection ends."""
     answer, size = bytearray(), 1
     while len(answer) < size and (part := connection.recv(1 << 18)):
         answer += part
@@ -248,9 +255,9 @@ def _read(connection: socket.socket) -> bytearray:
 
 
 def _idle() -> None:
-    """Wake every 20 ms until the standard input ends; then write how late each time."""
+    """Wake every 20 ms until the standard input ends, then print the delay of each wake-up as JSON."""
     lates, over = list[Wait](), threading.Event()
-    thread = threading.Thread(target=_note, args=(lambda: None, over, lates))
+    thread = threading.Thread(target=_record_delays, args=(lambda: None, over, lates))
     thread.start()
     sys.stdin.read()
     over.set()

@@ -1,12 +1,12 @@
-"""How long a server takes to be ready: with an empty cache, and once more after it was killed.
+"""Measures how long a server takes to become ready: with an empty cache, and again after it was killed.
 
     python -m loadtest starting [--models N] [--json FILE]
 
-A fresh repository gets N small models, no two alike, copied in by hand. `cold` is the time from starting the server
-until `/v2/health/ready` says 200; then the server is killed (SIGKILL), and `again` is that time with what it has
-compiled before. In the same seconds a process that does nothing else wakes every 20 ms (see stalls.py): by how much it
-was late, all together, is the time that others had the processors for, and is taken off. Processor time is that of the
-server with its child processes. Exit status 1 where one of the two is longer than promised.
+N distinct small models are copied into a fresh repository. `cold` is the time from the start of the server until
+`/v2/health/ready` answers 200. Then the server is killed (SIGKILL), and `again` is that time with a filled cache. At
+the same time an idle process wakes every 20 ms (see stalls.py). The sum of its delays is the time that other processes
+took, and is subtracted. Processor time is that of the server and its child processes. Exit status 1 if one of the two
+is longer than promised.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-MODELS, COLD, AGAIN = 50, 30.0, 5.0  # seconds that are promised for so many models
+MODELS, COLD, AGAIN = 50, 30.0, 5.0  # number of models; promised seconds for them
 EVERY, PATIENCE = 0.02, 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start, in seconds: by the clock, less what an idle process was late, and of the processors."""
+    """The seconds of one start.
+
+    `clock` is wall time, `corrected` is wall time less the delays of an idle process, `processor` is processor time.
+    """
 
     name: str
     clock: float
@@ -45,7 +48,7 @@ class Start:
 
 
 def write_models(repository: Path, count: int) -> None:
-    """Copy in models of one hidden layer, no two of which are the same."""
+    """Write `count` distinct models with one hidden layer into a repository."""
     for number in range(count):
         folder = repository / f"small-{number:03d}" / "1"
         folder.mkdir(parents=True)
@@ -100,7 +103,7 @@ def _server(repository: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         port = free.getsockname()[1]
     others = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
     environment = {**others, "LATHE_MODEL_REPO": str(repository), "LATHE_PORT": str(port)}
-    command = [sys.executable, "-c", "from server.cli import app; app()", "serve"]
+    command = [sys.executable, "-c", "from lathe.server.cli.app import app; app()", "serve"]
     log = repository.parent / "log.txt"
     with log.open("ab") as written:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=written)
@@ -114,7 +117,7 @@ def _server(repository: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def _until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    """Ask every 20 ms; raises RuntimeError where the server ends, or is never ready."""
+    """Poll every 20 ms until the server is ready. RuntimeError if it exits or is not ready within PATIENCE."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
@@ -124,7 +127,7 @@ def _until_ready(process: subprocess.Popen[bytes], port: int) -> None:
                 return
         except (OSError, HTTPException):
             if process.poll() is not None:
-                raise RuntimeError(f"the server ended with {process.returncode}") from None
+                raise RuntimeError(f"the server exited with status {process.returncode}") from None
         finally:
             connection.close()
         time.sleep(EVERY)
@@ -132,14 +135,14 @@ def _until_ready(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _processor_time(pid: int) -> float:
-    """Seconds of a process, and of its children that have ended."""
+    """Processor seconds of a process and of its children that have ended."""
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest starting", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", type=int, default=MODELS, help=f"how many (default {MODELS})")
+    parser.add_argument("--models", type=int, default=MODELS, help=f"number of models (default {MODELS})")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args(arguments)
     starts = measure(chosen.models)

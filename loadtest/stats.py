@@ -1,4 +1,4 @@
-"""From the log of every request to the figures that are reported."""
+"""Computes the reported figures from the log of all requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WRONG = -1  # the status of an accepted answer that the scenario's check refused
 class Log:
     """One row per request; times in seconds of the monotonic clock, from the start of the run.
 
-    `due` is when the request had to leave, `taken` when the generator turned to it, `sent` when it left over a free
-    connection, `done` when its answer was complete (NaN: never).
+    `due` is the scheduled time, `taken` is when the generator took the request up, `sent` is when it was sent over a
+    free connection, `done` is when its response was complete (NaN: never).
     """
 
     due: Floats
@@ -42,7 +42,7 @@ class Log:
 
     @property
     def latency_ms(self) -> Floats:
-        """From the intended time, so that waiting inside the generator counts."""
+        """Latency from the scheduled time, so that waiting inside the generator counts."""
         return np.asarray((self.done - self.due) * 1e3, np.float64)
 
     @property
@@ -51,7 +51,7 @@ class Log:
 
     @property
     def rejected(self) -> NDArray[np.bool_]:
-        """Refused by admission: an answer, not a failure."""
+        """Requests refused by admission control (503 or 429), which are not failures."""
         return np.asarray((self.status == 503) | (self.status == 429))
 
 
@@ -91,9 +91,9 @@ class Phase:
     failed: int
     throughput: float  # accepted answers/s
     latency: Latency  # of accepted requests
-    rejection: Latency  # how long a refusal took
-    lateness_p99_ms: float  # how late the generator itself was: its own quality
-    unconnected_p99_ms: float  # how long requests then waited for a free connection: the server's doing
+    rejection: Latency  # of refused requests
+    lateness_p99_ms: float  # lateness of the generator itself
+    unconnected_p99_ms: float  # then the wait for a free connection, which the server causes
     batches: dict[int, int]  # batch size -> executions, as the server counted them
     curve: list[tuple[float, float]]  # (percentile, ms), for the plot
     timeline: list[tuple[float, float, float]]  # (second, answers/s, p99 ms)
@@ -101,7 +101,7 @@ class Phase:
 
 
 def by_powers(batches: dict[int, int]) -> dict[str, int]:
-    """Executions by batch size, gathered as 1, 2, 3-4, 5-8, ..."""
+    """Executions by batch size, grouped as 1, 2, 3-4, 5-8, ..."""
     gathered: Counter[int] = Counter()
     for size, count in batches.items():
         gathered[(size - 1).bit_length()] += count
@@ -116,7 +116,7 @@ def percentile(values: Floats, p: float) -> float:
 
 
 def curve(values: Floats) -> list[tuple[float, float]]:
-    """Points of the latency distribution, denser towards the tail, up to the resolution of the sample."""
+    """Points (percentile, value) of the distribution, denser in the tail, up to the resolution of the sample."""
     if not len(values):
         return []
     nines = np.arange(0, math.log10(max(len(values), 2)) + 0.01, 0.1)
@@ -136,7 +136,7 @@ def summarise(name: str, log: Log, seconds: float, batches: dict[int, int] | Non
     accepted, rejected = log.accepted, log.rejected
     latency = log.latency_ms
     failed = ~accepted & ~rejected
-    # a backlog is answered after the last arrival: throughput is over the time it really took
+    # a backlog is answered after the last arrival, so throughput counts the time until the last response
     span = max(seconds, float(np.nanmax(log.done, initial=0.0)))
     sent = ~np.isnan(log.sent)
     lateness, unconnected = (log.taken - log.due)[sent] * 1e3, (log.sent - log.taken)[sent] * 1e3

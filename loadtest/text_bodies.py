@@ -1,7 +1,7 @@
-"""Requests whose tensors are texts, over HTTP, in shared memory and over gRPC. Short texts cost most by the byte.
+"""Requests with string tensors (BYTES), over HTTP, in shared memory and over gRPC.
 
-The model takes a list of texts and answers with its first one. Messages of gRPC are written here field by field, so
-that they can say what no client library writes.
+Empty strings cost the server most per byte. The model takes a list of strings and answers with the first one. gRPC
+messages are encoded here field by field, so that they can be invalid in ways that client libraries do not allow.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto, helper
 
 MIB = 1 << 20
-SIZE = 15 * MIB  # of texts: a server lets JSON be 16 MiB, and 256 MiB wait, of which each element takes 56 bytes
-LARGEST = 60 * MIB  # of other messages: a server takes 64 MiB
+SIZE = 15 * MIB  # bytes of strings: below the server's limit of 16 MiB for JSON
+LARGEST = 60 * MIB  # bytes of other messages: below the server's limit of 64 MiB
 TEXTS, IN_MEMORY = "loadtest-texts", "loadtest-texts-region"
 SHARED = Path("/dev/shm")
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
@@ -31,7 +31,7 @@ INT_CONTENTS, FP32_CONTENTS, BYTES_CONTENTS = 2, 6, 8
 
 
 def first_text() -> bytes:
-    """A model that answers with the first of a list of texts."""
+    """A model that answers with the first of a list of strings."""
     ends = [helper.make_tensor(name, TensorProto.INT64, [1], [value]) for name, value in (("begin", 0), ("end", 1))]
     graph = helper.make_graph(
         [helper.make_node("Slice", ["x", "begin", "end"], ["y"])],
@@ -47,7 +47,7 @@ def first_text() -> bytes:
 
 
 def texts(count: int) -> bytes:
-    """Texts of no letter, as the binary extension writes them."""
+    """`count` empty strings in the binary tensor format (four bytes of length each)."""
     return bytes(4 * count)
 
 
@@ -55,7 +55,7 @@ def texts(count: int) -> bytes:
 
 
 def http_bodies() -> Iterator[tuple[str, bytes, dict[str, str]]]:
-    """Name, body and headers of requests to `first_text`."""
+    """Name, body and headers of requests to the model `first_text`."""
     count = SIZE // 4
     asked = {"name": "x", "datatype": "BYTES", "shape": [count], "parameters": {"binary_data_size": 4 * count}}
     head = json.dumps({"inputs": [asked]}).encode()
@@ -76,8 +76,7 @@ def _in_memory(count: int) -> bytes:
 
 @contextmanager
 def shared_texts(count: int = 16 * MIB) -> Iterator[dict[str, object]]:
-    """A region of texts of no letter in this machine's shared memory, for the time of the block; gives what registers
-    it."""
+    """A shared-memory file of empty strings, for the time of the block. Yields the body that registers it."""
     key = f"loadtest-{os.getpid()}"
     path = SHARED / key
     with path.open("wb") as file:
@@ -92,7 +91,7 @@ def shared_texts(count: int = 16 * MIB) -> Iterator[dict[str, object]]:
 
 
 def messages(numbers: str) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of messages to `first_text`, and to a model `numbers` that takes rows of four FP32."""
+    """Name and bytes of messages to the model `first_text`, and to a model `numbers` that takes rows of 4 FP32."""
     count = SIZE // 4
     yield f"{count} texts of no letter, raw", _message(TEXTS, "BYTES", [count]) + _field(RAW, texts(count))
     count = SIZE // 2
@@ -117,12 +116,12 @@ def _message(model: str, datatype: str, shape: list[int], contents: bytes = b"")
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of bytes, as Protocol Buffers encode it: https://protobuf.dev/programming-guides/encoding/."""
+    """A length-delimited field in Protocol Buffers encoding: https://protobuf.dev/programming-guides/encoding/."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def varint(value: int) -> bytes:
-    """A number of any size that is not negative, in groups of seven bits, as Protocol Buffers encode it."""
+    """A non-negative integer of any size as a Protocol Buffers varint: groups of seven bits, lowest first."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -131,17 +130,19 @@ def varint(value: int) -> bytes:
 
 
 def call(address: str, message: bytes, patience: float) -> str:
-    """The status of one call of ModelInfer over a connection of its own, such as "OK". A child
-    process makes the call, as gRPC keeps the interpreter lock while it copies the message."""
+    """The status of one ModelInfer call over a new connection, such as "OK".
+
+    A child process makes the call, because gRPC holds the interpreter lock while it copies the message.
+    """
     command = [sys.executable, "-m", "loadtest.text_bodies", address, str(patience)]
     done = subprocess.run(command, input=message, capture_output=True)
     if done.returncode:
-        raise RuntimeError(f"the call of gRPC failed: {done.stderr.decode()[-500:]}")
+        raise RuntimeError(f"the gRPC call failed: {done.stderr.decode()[-500:]}")
     return done.stdout.decode().strip()
 
 
 def _call(address: str, patience: float) -> str:
-    import grpc  # here: an extra, which the other scenarios do without
+    import grpc  # imported here: an optional dependency that other scenarios do not need
 
     message = sys.stdin.buffer.read()
     with grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:

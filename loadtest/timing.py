@@ -1,4 +1,4 @@
-"""What comparisons of engines share: the median call of a slice, and how far two results are apart."""
+"""Helpers of engine comparisons: the median time of a call, and the relative error of two results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 def slice_ms(run: Callable[[], Any], seconds: float) -> float:
-    """The median of the calls in `seconds`, at least one, in milliseconds."""
+    """The median milliseconds of a call, over `seconds` and at least one call."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
@@ -23,7 +23,7 @@ def slice_ms(run: Callable[[], Any], seconds: float) -> float:
 
 
 def relative_error(got: NDArray[Any], want: NDArray[Any]) -> float:
-    """Largest difference over largest output; infinite where the shapes differ."""
+    """The largest difference over the largest element of `want`; infinite if the shapes differ."""
     if got.shape != want.shape:
         return float("inf")
     return float(np.abs(got - want).max() / np.abs(want).max())

@@ -1,14 +1,13 @@
-"""A decoder with past inputs, token by token, beside ONNX Runtime.
+"""Compares token-by-token decoding with ONNX Runtime, on a decoder with a key-value cache (past inputs).
 
     python -m loadtest tokens MODEL.onnx [--tokens 500] [--batch 1] [--prompt 8] [--clock processor] [--json FILE]
 
-Each engine is given the keys and values that it gave before, and the token that ONNX Runtime finds most likely. Both
-run on one thread and take turns; Lathe's cache is empty at first. Exit status 1 where tokens differ, or where code is
+Each engine gets the keys and values of its own last run, and the token that ONNX Runtime finds most likely. Both run on
+one thread and take turns. Lathe's compile cache is empty at first. Exit status 1 if tokens differ, or if code is
 compiled after the first SETTLING tokens.
 
-Inputs of tokens are told by their names: `input_ids`, `attention_mask`, `position_ids`, `cache_position`; those of the
-past have "past" in theirs. The first output is the logits, the others are the keys and values in the order of the
-inputs.
+Inputs are recognised by name: `input_ids`, `attention_mask`, `position_ids`, `cache_position`; names of past inputs
+contain "past". The first output is the logits, the others are the keys and values in the order of the past inputs.
 """
 
 from __future__ import annotations
@@ -30,41 +29,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.clock import CLOCKS, Clock, add_clock
-from loadtest.peer import onnx_runtime
+from loadtest.onnx_runtime_peer import onnx_runtime
 
 Feeds = dict[str, NDArray[Any]]
 
-SETTLING = 8  # tokens: those of a new session that may wait for code
+SETTLING = 8  # first tokens of a new session, which may wait for compilation
 SETTLE_S = 240.0
 LATE = 2.0  # times ONNX Runtime's time
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """What a model takes. `past`: the shapes of the past inputs for one row and no tokens."""
+    """The inputs of a decoder. `past` maps the past inputs to their shapes for one row and no past tokens."""
 
     names: frozenset[str]
     past: dict[str, tuple[int, ...]]
 
     @classmethod
     def of(cls, inputs: Sequence[Any]) -> Decoder:
-        """Of the inputs as ONNX Runtime tells them. ValueError for one whose meaning is unknown, or without a past."""
-        kept = {each.name: _none_yet(each.name, each.shape) for each in inputs if "past" in each.name}
-        names = frozenset(each.name for each in inputs) - kept.keys()
+        """Make it from ONNX Runtime's input descriptions. ValueError for unknown inputs, or if there is no past."""
+        past = {each.name: _empty_past_shape(each.name, each.shape) for each in inputs if "past" in each.name}
+        names = frozenset(each.name for each in inputs) - past.keys()
         known = {"input_ids", "attention_mask", "position_ids", "cache_position"}
         if unknown := sorted(names - known):
             expected = ", ".join(sorted(known))
             raise ValueError(f"inputs {', '.join(unknown)} are not known, expected {expected} or a past")
-        if not kept or "input_ids" not in names:
-            raise ValueError(f"no decoder with a past: it has the inputs {', '.join(sorted(names | kept.keys()))}")
-        return cls(names, kept)
+        if not past or "input_ids" not in names:
+            raise ValueError(f"no decoder with a past: it has the inputs {', '.join(sorted(names | past.keys()))}")
+        return cls(names, past)
 
     def start(self, batch: int) -> Feeds:
-        """Nothing is past."""
+        """The past inputs before the first token, which have length 0."""
         return {name: np.zeros((batch, *shape[1:]), np.float32) for name, shape in self.past.items()}
 
     def feeds(self, ids: NDArray[np.int64], past: Feeds, seen: int) -> Feeds:
-        """To continue with `ids` [rows, tokens] after so many tokens."""
+        """The inputs of a run that continues with `ids` [rows, tokens] after `seen` tokens."""
         rows, new = ids.shape
         places = np.arange(seen, seen + new, dtype=np.int64)
         given = {
@@ -76,12 +75,12 @@ class Decoder:
         return {**{name: array for name, array in given.items() if name in self.names}, **past}
 
     def kept(self, outputs: Sequence[Any]) -> Feeds:
-        """The past of the next run."""
+        """The past inputs of the next run, taken from the outputs of this one."""
         return dict(zip(self.past, outputs[1:], strict=True))
 
 
-def _none_yet(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
-    """One row, and no token where a dimension is free. ValueError where that is not one dimension."""
+def _empty_past_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
+    """The shape for one row and no past tokens. ValueError unless exactly rows and past tokens are dynamic."""
     free = [place for place, size in enumerate(shape) if not isinstance(size, int)]
     if len(free) != 2 or free[0] != 0:
         expected = "two free dimensions: the rows, and the tokens of the past"
@@ -91,13 +90,13 @@ def _none_yet(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
 
 @dataclass
 class Decoded:
-    """Times in milliseconds, one for each run; the first one is the prompt's."""
+    """The result of decoding: milliseconds of each run, of which the first is the prompt's."""
 
     ours_ms: list[float] = field(default_factory=list)
     theirs_ms: list[float] = field(default_factory=list)
-    differ: list[int] = field(default_factory=list)  # tokens, from 0
-    code: list[int] = field(default_factory=list)  # after which runs there was more code in the cache
-    compiling_s: float = 0.0  # processor time of everything beside the calling thread, after the first SETTLING tokens
+    differ: list[int] = field(default_factory=list)  # indices of tokens that differ from ONNX Runtime's
+    code: list[int] = field(default_factory=list)  # runs that added compiled code to the cache
+    compiling_s: float = 0.0  # processor time outside the calling thread, after the first SETTLING tokens
 
     @property
     def steady(self) -> tuple[list[float], list[float]]:
@@ -129,17 +128,17 @@ class Decoded:
 
 
 def decode(path: Path, tokens: int, batch: int = 1, prompt: int = 8, clock: str = "wall") -> Decoded:
-    """So many tokens after a prompt. ValueError for a model that is not such a decoder, or for too few tokens."""
-    import core
+    """Decode `tokens` tokens after a prompt. ValueError if the model is no such decoder, or `tokens` is too small."""
+    import lathe
 
     if tokens <= 1 + SETTLING:
-        raise ValueError(f"{tokens} tokens are too few: the first {SETTLING} are those of a new session")
+        raise ValueError(f"{tokens} tokens are too few: the first {SETTLING} are not measured")
     theirs = onnx_runtime(path)
     decoder, found, now = Decoder.of(theirs.get_inputs()), Decoded(), CLOCKS[clock]
     ids = np.random.default_rng(0).integers(3, 50, (batch, prompt))
     ours_past = theirs_past = decoder.start(batch)
     seen, others = 0, 0.0
-    with tempfile.TemporaryDirectory() as cache, core.compile(path, threads=1, cache_dir=cache) as ours:
+    with tempfile.TemporaryDirectory() as cache, lathe.compile(path, threads=1, cache_dir=cache) as ours:
         for run in range(tokens):
             with _timed(now, found.theirs_ms):
                 other = theirs.run(None, decoder.feeds(ids, theirs_past, seen))
@@ -154,8 +153,8 @@ def decode(path: Path, tokens: int, batch: int = 1, prompt: int = 8, clock: str 
                 found.code += [run] * (_count(Path(cache)) - len(found.code))
             if run <= SETTLING:
                 ours.settle(SETTLE_S)
-                others = _beside()
-        found.compiling_s = _beside() - others
+                others = _other_processor_seconds()
+        found.compiling_s = _other_processor_seconds() - others
     return found
 
 
@@ -167,12 +166,12 @@ def _timed(now: Clock, times: list[float]) -> Iterator[None]:
 
 
 def _count(cache: Path) -> int:
-    """How many compiled models the cache keeps."""
+    """The number of compiled models in the cache."""
     return sum(1 for _ in (cache / "models").glob("*.lathe"))
 
 
-def _beside() -> float:
-    """Processor seconds of all other threads of this process, and of its children that have ended."""
+def _other_processor_seconds() -> float:
+    """Processor seconds of the other threads of this process and of its children that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() - time.thread_time() + children.ru_utime + children.ru_stime
 

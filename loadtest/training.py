@@ -1,10 +1,10 @@
-"""A training step beside PyTorch's, eager and compiled: `python -m loadtest.training`, with PyTorch installed.
+"""Compares a training step with PyTorch's, eager and compiled: `python -m loadtest.training` (needs PyTorch).
 
-Adam on a batch of 64, cross-entropy: the zoo's LeNet and MLP, a residual network for images of 32 x 32 pixels, and a
-transformer encoder of two layers for 32 tokens. As in `loadtest.engine` all take turns in short slices, and "ahead" is
-the median over rounds of (PyTorch's time / Lathe's). Memory is that of a process of its own for each: the most it ever
-held, and how much of that came with the model and its training. With `--bfloat16` products multiply bfloat16 on either
-side, which for PyTorch is its autocast.
+Adam on a batch of 64 with cross-entropy, for four models: the zoo's LeNet and MLP, a residual network for images of 32
+x 32 pixels, and a transformer encoder with two layers for 32 tokens. As in `loadtest.engine` all take turns in short
+slices, and "ahead" is the median over rounds of (PyTorch's time / Lathe's). Memory is measured in a separate process
+for each: its peak, and how much of that was added by the model and its training. With `--bfloat16` both multiply in
+bfloat16 (for PyTorch: autocast).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loadtest import build, zoo
-from loadtest.build import Builder, Entry
+from loadtest import model_builder as build
+from loadtest import zoo
+from loadtest.model_builder import Builder, Entry
 
 PEERS = ("torch eager", "torch compiled")
 ROWS, CLASSES, RATE = 64, 10, 1e-3
 WIDTH, HEADS, LENGTH, LAYERS = 128, 4, 32, 2  # of the transformer
-CHANNELS = ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1))  # and strides of the residual network's blocks
+CHANNELS = ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1))  # (channels, stride) of the residual network's blocks
 Step = Callable[[], float]
 
 
 def residual(b: Builder, x: str) -> str:
-    """Fourteen layers (He et al. 2015, section 4.2, with two blocks for each size of image)."""
+    """A ResNet of 14 layers for small images (He et al. 2015, section 4.2), two blocks per image size."""
     x, channels = b.op("Relu", b.batchnorm(b.conv(x, 3, 16, 3), 16)), 16
     for width, stride in CHANNELS:
         x, channels = zoo.residual_block(b, x, channels, width, stride), width
@@ -58,10 +59,11 @@ def sample(name: str) -> Any:
 
 
 def lathe(name: str, threads: int, narrow: bool, device: str = "cpu") -> Step:
-    import core
-    from core.train import losses, optimizers, step
+    import lathe
+    from lathe.core.train import step
+    from lathe.core.train.training_step import losses, optimizers
 
-    graph = core.load(build.build(name, MODELS[name]).SerializeToString())
+    graph = lathe.load(build.build(name, MODELS[name]).SerializeToString())
     precision: Literal["float32", "bfloat16"] = "bfloat16" if narrow else "float32"
     loss, optimizer = losses.CrossEntropy(), optimizers.Adam(RATE)
     learner = step(graph, loss, optimizer, device=device, precision=precision, threads=threads)
@@ -70,7 +72,7 @@ def lathe(name: str, threads: int, narrow: bool, device: str = "cpu") -> Step:
 
 
 def pytorch(name: str, threads: int, compiled: bool, narrow: bool, device: str = "cpu") -> Step:
-    """Batches come from the host, losses go back to it."""
+    """PyTorch's step: each call copies the batch from the host and returns the loss to the host."""
     import torch
     import torch.nn.functional as F
 
@@ -170,21 +172,21 @@ def targets() -> Any:
     return np.random.default_rng(0).integers(0, CLASSES, ROWS)
 
 
-def made(who: str, name: str, threads: int, narrow: bool) -> Step:
-    if who == "lathe":
+def make_step(engine: str, name: str, threads: int, narrow: bool) -> Step:
+    if engine == "lathe":
         return lathe(name, threads, narrow)
-    return pytorch(name, threads, who.endswith("compiled"), narrow)
+    return pytorch(name, threads, engine.endswith("compiled"), narrow)
 
 
 def rounds(steps: dict[str, Step], count: int, seconds: float) -> dict[str, list[float]]:
-    """Median milliseconds of each one's step, round after round."""
+    """Median milliseconds of each step, one value per round."""
     for step in steps.values():
         for _ in range(5):
             step()
-    found: dict[str, list[float]] = {who: [] for who in steps}
+    found: dict[str, list[float]] = {engine: [] for engine in steps}
     for _ in range(count):
-        for who, step in steps.items():
-            found[who].append(_slice(step, seconds))
+        for engine, step in steps.items():
+            found[engine].append(_slice(step, seconds))
     return found
 
 
@@ -197,24 +199,24 @@ def _slice(step: Step, seconds: float) -> float:
     return statistics.median(times) * 1e3
 
 
-def held() -> dict[str, int]:
-    """KiB that this process holds now, and the most it ever did."""
+def memory_kib() -> dict[str, int]:
+    """Resident memory of this process now (VmRSS) and at its peak (VmHWM), in KiB."""
     with open("/proc/self/status") as status:
         lines = dict(line.split(":", 1) for line in status)
     return {name: int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM")}
 
 
-def memory(who: str, name: str, threads: int, narrow: bool) -> None:
-    """In a process of its own: print the most KiB it held, and how much of it training took."""
-    if who == "lathe":
-        import core.train  # noqa: F401
+def memory(engine: str, name: str, threads: int, narrow: bool) -> None:
+    """Print the peak KiB of this process, and how much of it training added. Run it in a process of its own."""
+    if engine == "lathe":
+        import lathe.core.train  # noqa: F401
     else:
         import torch  # noqa: F401
-    before = held()["VmRSS"]
-    step = made(who, name, threads, narrow)
+    before = memory_kib()["VmRSS"]
+    step = make_step(engine, name, threads, narrow)
     for _ in range(10):
         step()
-    most = held()["VmHWM"]
+    most = memory_kib()["VmHWM"]
     print(most, most - before)
 
 
@@ -222,26 +224,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=tuple(MODELS), choices=tuple(MODELS))
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS)
-    parser.add_argument("--bfloat16", action="store_true", help="products of bfloat16, on either side")
+    parser.add_argument("--bfloat16", action="store_true", help="multiply in bfloat16, in Lathe and in PyTorch")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one slice")
-    parser.add_argument("--memory", choices=("lathe", *PEERS), help="print the memory of one of them instead")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a slice")
+    parser.add_argument("--memory", choices=("lathe", *PEERS), help="print the memory of one engine instead")
     given = parser.parse_args(arguments)
     if given.memory:
         memory(given.memory, given.models[0], given.threads, given.bfloat16)
         return
     for name in given.models:
-        steps = {who: made(who, name, given.threads, given.bfloat16) for who in ("lathe", *given.peers)}
+        steps = {engine: make_step(engine, name, given.threads, given.bfloat16) for engine in ("lathe", *given.peers)}
         found = rounds(steps, given.rounds, given.seconds)
-        for who, times in found.items():
+        for engine, times in found.items():
             ahead = statistics.median(b / a for a, b in zip(found["lathe"], times, strict=True))
-            command = [sys.executable, "-m", "loadtest.training", "--memory", who, "--models", name]
+            command = [sys.executable, "-m", "loadtest.training", "--memory", engine, "--models", name]
             command += ["--bfloat16"] if given.bfloat16 else []
             most, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
             figures = f"{statistics.median(times):8.3f} ms  ahead {ahead:5.2f}"
             print(
-                f"{name:12s} {who:15s} {figures}  {int(most) >> 10:5d} MiB, {int(grown) >> 10} of them to train",
+                f"{name:12s} {engine:15s} {figures}  {int(most) >> 10:5d} MiB, {int(grown) >> 10} of them to train",
                 flush=True,
             )
 

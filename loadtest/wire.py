@@ -1,4 +1,4 @@
-"""Open Inference Protocol on the wire: requests as ready-made bytes, answers taken apart. Knows no sockets."""
+"""The Open Inference Protocol on the wire: encodes requests and decodes responses. Opens no sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A complete HTTP answer; header names in lower case."""
+    """A complete HTTP response; header names are in lower case."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -46,7 +46,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """A decoded answer of the infer call."""
+    """A decoded infer response."""
 
     version: str
     outputs: dict[str, NDArray[Any]]
@@ -65,7 +65,7 @@ def infer_path(model: str, version: str = "") -> str:
 
 
 def infer_body(inputs: Tensors, timeout_us: int = 0) -> tuple[bytes, int]:
-    """`(body, length of its JSON part)`: binary tensors in, binary tensors asked for; 0 means no timeout."""
+    """`(body, length of its JSON part)` with binary inputs, asking for binary outputs. `timeout_us` 0: no timeout."""
     described = [
         {
             "name": name,
@@ -81,14 +81,14 @@ def infer_body(inputs: Tensors, timeout_us: int = 0) -> tuple[bytes, int]:
 
 
 def infer_request(host: str, model: str, inputs: Tensors, version: str = "", timeout_us: int = 0) -> bytes:
-    """The whole request, ready to be written to a socket any number of times."""
+    """The bytes of a whole request, which can be written to a socket any number of times."""
     body, json_length = infer_body(inputs, timeout_us)
     headers = {"Inference-Header-Content-Length": str(json_length)}
     return http_request("POST", infer_path(model, version), host, body, headers)
 
 
 def read_inferred(response: Response) -> Inferred:
-    """Raises ValueError where the answer is not what the protocol allows."""
+    """Decode an infer response. ValueError if its length does not match its JSON part."""
     json_length = int(response.headers.get(b"inference-header-content-length", len(response.body)))
     head = orjson.loads(response.body[:json_length])
     outputs, position = {}, json_length

@@ -1,4 +1,4 @@
-"""Scenario: peak throughput with wrk, a closed loop in C that a Python generator could not keep up with."""
+"""Scenario: peak throughput with wrk, a closed loop in C that is faster than a Python generator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ end
 
 
 async def peak(options: Options, report: Report) -> None:
-    """As many requests as 1, 8 and 32 connections can get answered; needs wrk."""
+    """The highest throughput of 1, 8 and 32 connections; needs wrk."""
     if shutil.which("wrk") is None:
         raise RuntimeError("the peak scenario needs wrk (https://github.com/wg/wrk): install the package 'wrk'")
     traffic = await Traffic.of(options, options.model)
@@ -59,14 +59,14 @@ async def run_wrk(options: Options, request: bytes, connections: int) -> dict[st
 
 
 def lua_headers(fields: list[str]) -> str:
-    """wrk sets Host and Content-Length itself."""
+    """Lua lines that set the headers, except Host and Content-Length, which wrk sets itself."""
     pairs = (field.split(": ", 1) for field in fields)
-    kept = ((name, value) for name, value in pairs if name not in ("Host", "Content-Length"))
-    return "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in kept)
+    wanted = ((name, value) for name, value in pairs if name not in ("Host", "Content-Length"))
+    return "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in wanted)
 
 
 def parse_wrk(output: str) -> dict[str, float]:
-    """The line that SCRIPT prints; RuntimeError with wrk's own words when there is none."""
+    """The figures on the line that SCRIPT prints. RuntimeError with wrk's output if there is no such line."""
     for line in output.splitlines():
         if line.startswith("RESULT "):
             return dict(json.loads(line.removeprefix("RESULT ")))

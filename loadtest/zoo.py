@@ -1,6 +1,6 @@
-"""Models to measure with: those that Lathe's kernels were tuned for, and, from `loadtest.models`, others.
+"""Models for measurements: those that Lathe's kernels were tuned for, and others from `loadtest.models`.
 
-Every model has an input `x` and one output `y` with a free batch dimension; weights are random.
+Every model has an input `x` and one output `y` with a dynamic batch dimension. Weights are random.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from loadtest import build, models
-from loadtest.build import Builder, Entry
+from loadtest import model_builder as build
+from loadtest import models
+from loadtest.model_builder import Builder, Entry
 
 
 def lenet(b: Builder, x: str) -> str:
@@ -33,7 +34,7 @@ def mlp(b: Builder, x: str) -> str:
 
 
 def resnet(b: Builder, x: str) -> str:
-    """18 layers, 64 x 64 pixels (He et al. 2015)."""
+    """ResNet-18 for 64 x 64 pixels (He et al. 2015)."""
     x = b.op("Relu", b.batchnorm(b.conv(x, 3, 64, 3, stride=2), 64))
     channels = 64
     for width, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
@@ -82,7 +83,7 @@ def relu6(b: Builder, x: str) -> str:
 
 
 def transformer(b: Builder, x: str, layers: int = 2, width: int = 256, heads: int = 8, length: int = 64) -> str:
-    """Encoder layers, normalised after each half (Vaswani et al. 2017), GELU written out."""
+    """Post-norm encoder layers (Vaswani et al. 2017), with GELU as primitive operators."""
     for _ in range(layers):
         x = b.layernorm(b.op("Add", x, attention(b, x, width, heads, length)), width)
         x = b.layernorm(b.op("Add", x, feed_forward(b, x, width)), width)
@@ -108,7 +109,7 @@ def feed_forward(b: Builder, x: str, width: int) -> str:
 
 
 def heavy(b: Builder, x: str) -> str:
-    """Two gigaflops from 200 bytes: overloads a server before it overloads the load generator beside it."""
+    """2 GFLOP per 200-byte row: overloads a server before it overloads the load generator on the same machine."""
     image = b.op("Reshape", b.dense(x, 49, 56 * 56), b.constant(np.array([0, 1, 56, 56], np.int64)))
     x = b.op("Relu", b.conv(image, 1, 64, 3))
     for _ in range(8):
@@ -116,8 +117,8 @@ def heavy(b: Builder, x: str) -> str:
     return b.pool_and_classify(x, 64, 10)
 
 
-def burden(depth: int) -> onnx.ModelProto:
-    """From 200 bytes a row as many convolutions of 14 megaflops as keep a processor busy for a given time."""
+def convolution_stack(depth: int) -> onnx.ModelProto:
+    """A model of `depth` convolutions, each 14 MFLOP per 200-byte row: its run time is set by `depth`."""
 
     def layers(b: Builder, x: str) -> str:
         x = b.op("Relu", b.conv(b.reshape(b.dense(x, 49, 14 * 14), 0, 1, 14, 14), 1, 64, 3))
@@ -140,12 +141,12 @@ ZOO = {**TUNED, **models.OTHERS}
 
 
 def model(name: str) -> onnx.ModelProto:
-    """Build one; KeyError for a name that ZOO does not have."""
+    """Build the model of this name. KeyError if ZOO has none."""
     return build.build(name, ZOO[name])
 
 
 def feeds(name: str, batch: int) -> build.Feeds:
-    """Inputs of `batch` rows, the same every time."""
+    """Random inputs of `batch` rows, the same in every run."""
     return build.feeds(ZOO[name], batch)
 
 

@@ -1,4 +1,4 @@
-"""Where the server's objects are built and wired, once."""
+"""Builds the server's objects and connects them, once per process."""
 
 from __future__ import annotations
 
@@ -11,92 +11,95 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI, Response
 from prometheus_client.registry import Collector
 
-from core.runtime.cpus import available_cpus
-from server.access.authority import LOOPBACK, Authority, Mode
-from server.access.crossorigin import origins_of
-from server.access.quotas import Quota, Quotas
-from server.api.accessed import Accessed
-from server.api.asgi import HeadAsGet
-from server.api.authorize import Authorize
-from server.api.canary import canary_routes
-from server.api.controls import LogSettings
-from server.api.crossorigin import allow_pages
-from server.api.datasets import datasets_routes
-from server.api.described import Application
-from server.api.errors import install_error_handlers
-from server.api.health import health_routes
-from server.api.hub import Hub
-from server.api.infer import InferService
-from server.api.jobs import jobs_routes
-from server.api.logged import LoggedInferService
-from server.api.modelinfo import VERSION
-from server.api.models import models_routes
-from server.api.newline import EndLines
-from server.api.reading import Reading
-from server.api.received import Received
-from server.api.repository import ProtocolControl
-from server.api.sharedmemory import shared_memory_routes
-from server.api.v2 import RepositoryControl, v2_routes
-from server.backends.graph import GraphBackend
-from server.backends.numbers import prepare_readers
-from server.dataplane import DataPlane, Resolver
-from server.datasets.assembly import build_datasets
-from server.datasets.service import Datasets
-from server.jobs.assembly import Jobs, Ports, build_jobs
-from server.jobs.judge import Judge
-from server.jobs.metrics import JobMetrics
-from server.jobs.parents import RepositoryParents
-from server.jobs.publish import Publisher
-from server.regions import Regions
-from server.repository.artifacts import usable_folder
-from server.repository.assembly import Control, build_control
-from server.repository.memory import MemoryMetrics
-from server.repository.registry import Registry
-from server.repository.space import model_space, state_space
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import ServableFactory
-from server.settings import Settings
-from server.telemetry.access import AccessLog
-from server.telemetry.connections import ConnectionMetrics
-from server.telemetry.gpus import GpuMetrics
-from server.telemetry.metrics import CONTENT_TYPE, Metrics
-from server.telemetry.space import SpaceMetrics
-from server.telemetry.statistics import StatsBook
+from lathe.core.runtime.host.cpus import available_cpus
+from lathe.server.access.authority import LOOPBACK, Authority, Mode
+from lathe.server.access.crossorigin import origins_of
+from lathe.server.access.quotas import Quota, Quotas
+from lathe.server.api.connection.hub import Hub
+from lathe.server.api.inference.asgi import HeadAsGet
+from lathe.server.api.inference.body_reader import BodyReader
+from lathe.server.api.inference.infer import InferService
+from lathe.server.api.inference.request_log import LoggedInferService
+from lathe.server.api.management.application import Application
+from lathe.server.api.management.canary import canary_routes
+from lathe.server.api.management.datasets import datasets_routes
+from lathe.server.api.management.jobs import jobs_routes
+from lathe.server.api.management.models import models_routes
+from lathe.server.api.middleware.access_log import AccessLogging
+from lathe.server.api.middleware.authorize import Authorize
+from lathe.server.api.middleware.body_limits import BodyLimits
+from lathe.server.api.middleware.cors import add_cors
+from lathe.server.api.middleware.errors import install_error_handlers
+from lathe.server.api.middleware.newline import TrailingNewline
+from lathe.server.api.v2.health import health_routes
+from lathe.server.api.v2.model_info import VERSION
+from lathe.server.api.v2.protocol_settings import LogSettings
+from lathe.server.api.v2.repository import ProtocolControl
+from lathe.server.api.v2.routes import RepositoryControl, v2_routes
+from lathe.server.api.v2.shared_memory import shared_memory_routes
+from lathe.server.backends.graph import GraphBackend
+from lathe.server.backends.json_numbers import prepare_readers
+from lathe.server.datasets.assembly import build_datasets
+from lathe.server.datasets.service import Datasets
+from lathe.server.jobs.assembly import Interfaces, Jobs, build_jobs
+from lathe.server.jobs.evaluator import Evaluator
+from lathe.server.jobs.metrics import JobMetrics
+from lathe.server.jobs.parent_models import RepositoryParents
+from lathe.server.jobs.publisher import Publisher
+from lathe.server.repository.artifacts import writable_cache_folder
+from lathe.server.repository.assembly import ControlPlane, build_control_plane
+from lathe.server.repository.disk_space import model_space, state_space
+from lathe.server.repository.memory_budget import MemoryMetrics
+from lathe.server.repository.registry import Registry
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.dataplane import DataPlane, Resolver
+from lathe.server.serving.servable import ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.shared_memory import Regions
+from lathe.server.telemetry.access_log import AccessLog
+from lathe.server.telemetry.connections import ConnectionMetrics
+from lathe.server.telemetry.disk_space import SpaceMetrics
+from lathe.server.telemetry.gpus import GpuMetrics
+from lathe.server.telemetry.metrics import CONTENT_TYPE, Metrics
+from lathe.server.telemetry.statistics import StatsBook
 
 if TYPE_CHECKING:
-    from server.access.tokens import Tokens
-    from server.api.grpc.endpoint import GrpcEndpoint
-    from server.telemetry.tracing import Tracing
+    from lathe.server.access.tokens import Tokens
+    from lathe.server.api.grpc.endpoint import GrpcEndpoint
+    from lathe.server.telemetry.tracing import Tracing
 
-JobsMaker = Callable[[Settings, Ports, Callable[[], bool]], Jobs]
-Running = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]  # tells when all is loaded
+JobsMaker = Callable[[Settings, Interfaces, Callable[[], bool]], Jobs]
+Running = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]  # takes a callback for "all is loaded"
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The data path's objects, which exist once per process."""
+    """The objects of the data path, which exist once per process."""
 
     settings: Settings
     pool: WorkerPool
     book: StatsBook
     factory: ServableFactory
     plane: DataPlane
-    reading: Reading
+    reading: BodyReader
 
     @classmethod
     def build(cls, settings: Settings, registry: Resolver) -> Engine:
-        """Start the worker threads and connect the data plane to what the registry shows."""
+        """Start the worker threads and build the data plane over the registry.
+
+        Raises OSError or DamagedKeys if keys cannot be read, ModuleNotFoundError if an extra is not installed.
+        """
         pool, book = WorkerPool(settings.workers), StatsBook()
-        tokens, opened = _tokens(settings), settings.open_management
-        authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=opened)
+        tokens, is_open = _tokens(settings), settings.open_management
+        authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=is_open)
         plane = DataPlane(registry, authority, _quotas(settings, authority), strict=settings.strict_readiness)
         plane.tracing = _tracing(settings)
-        plane.regions = Regions(_allows_regions(settings, authority), settings.max_body)
-        return cls(settings, pool, book, ServableFactory(settings, pool, book), plane, Reading(settings, plane))
+        plane.regions = Regions(_allows_shared_memory(settings, authority), settings.max_body)
+        return cls(settings, pool, book, ServableFactory(settings, pool, book), plane, BodyReader(settings, plane))
 
 
-def _allows_regions(settings: Settings, authority: Authority) -> bool:
-    """Whether clients may register shared memory: unless told, where everybody on this machine may do everything."""
+def _allows_shared_memory(settings: Settings, authority: Authority) -> bool:
+    """Whether clients may register shared memory; by default only without keys on a loopback address."""
     if settings.shared_memory is not None:
         return settings.shared_memory
     return authority.mode is Mode.OPEN and settings.host in LOOPBACK
@@ -112,7 +115,7 @@ def _quotas(settings: Settings, authority: Authority) -> Quotas | None:
 def _tokens(settings: Settings) -> Tokens | None:
     if settings.jwt_keys is None:
         return None
-    from server.access.tokens import Tokens  # only now: the extra that brings pyjwt may be absent
+    from lathe.server.access.tokens import Tokens  # imported here: pyjwt is installed by an extra
 
     return Tokens(settings.jwt_keys, settings.jwt_issuer, settings.jwt_audience)
 
@@ -120,33 +123,33 @@ def _tokens(settings: Settings) -> Tokens | None:
 def _tracing(settings: Settings) -> Tracing | None:
     if settings.otlp_endpoint is None:
         return None
-    from server.telemetry.tracing import Tracing  # only now: the extra that brings opentelemetry may be absent
+    from lathe.server.telemetry.tracing import Tracing  # imported here: opentelemetry is installed by an extra
 
     return Tracing(settings.otlp_endpoint, settings.trace_share)
 
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the application that serves the repository named in the settings."""
-    settings = settings.model_copy(update={"cache_dir": usable_folder(settings.cache_folder)})
+    settings = settings.model_copy(update={"cache_dir": writable_cache_folder(settings.cache_folder)})
     prepare_readers(settings.cache_folder / "shared")
     registry = Registry()
     engine = Engine.build(settings, registry)
-    control = build_control(settings, registry, GraphBackend(settings.cache_folder / "shared"), engine.factory)
+    control = build_control_plane(settings, registry, GraphBackend(settings.cache_folder / "shared"), engine.factory)
     return assemble_with(engine, control)
 
 
 def assemble_with(
-    engine: Engine, control: Control, datasets: Datasets | None = None, make_jobs: JobsMaker = build_jobs
+    engine: Engine, control: ControlPlane, datasets: Datasets | None = None, make_jobs: JobsMaker = build_jobs
 ) -> FastAPI:
-    """Return the application over a repository and everything that manages it; the last two are for tests."""
+    """Return the application with the repository's management routes; tests replace `datasets` and `make_jobs`."""
     settings, rollout = engine.settings, control.rollout
     datasets = datasets or build_datasets(settings)
     parents = RepositoryParents(rollout.catalog, control.store)
-    judge = Judge(datasets, parents, settings.job_threads or available_cpus(), settings.max_job_files)
-    ports = Ports(datasets, parents, Publisher(rollout, judge))
+    judge = Evaluator(datasets, parents, settings.job_threads or available_cpus(), settings.max_job_files)
+    ports = Interfaces(datasets, parents, Publisher(rollout, judge))
     jobs = make_jobs(settings, ports, lambda: engine.plane.draining)
-    datasets.needed = jobs.service.datasets_needed
-    engine.plane.awaited = control.readiness.awaited
+    datasets.needed_digests = jobs.service.datasets_needed
+    engine.plane.missing_versions = control.readiness.missing_versions
     routers = [
         models_routes(rollout, settings.max_upload),
         canary_routes(rollout.trials, rollout.schedules),
@@ -175,7 +178,7 @@ def assemble(
     routers: Iterable[APIRouter] = (),
     collectors: Iterable[Collector] = (),
 ) -> FastAPI:
-    """Return the application; ``running`` is entered before the first request and left after the last."""
+    """Return the application. `running` is entered before the first request and left after the last."""
     settings, plane = engine.settings, engine.plane
     access = AccessLog(settings.access_log, settings.access_log_share, settings.access_log_rate)
     infer = (LoggedInferService if access.every else InferService)(plane, settings, engine.reading, access)
@@ -204,15 +207,15 @@ def assemble(
 
     keyed = plane.authority.mode is Mode.KEYED
     app = Application(keyed=keyed, title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
-    app.add_middleware(Received, ledger=engine.reading.ledger, max_body=settings.max_body)
+    app.add_middleware(BodyLimits, ledger=engine.reading.ledger, max_body=settings.max_body)
     origins = origins_of(settings.cors_origins)
     app.add_middleware(Authorize, authority=plane.authority, origins=origins)
-    app.add_middleware(EndLines)
+    app.add_middleware(TrailingNewline)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Accessed, access=access)
+    app.add_middleware(AccessLogging, access=access)
     app.state.plane, app.state.grpc = plane, endpoint
     install_error_handlers(app)
-    allow_pages(app, origins)
+    add_cors(app, origins)
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))
@@ -220,7 +223,7 @@ def assemble(
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)
-    app.ready_routes()
+    app.create_routes()
     return app
 
 
@@ -229,10 +232,12 @@ def _grpc_endpoint(
 ) -> GrpcEndpoint | None:
     if engine.settings.grpc_port is None:
         return None
-    from server.api.grpc.endpoint import GrpcEndpoint  # only now: the extra that brings grpcio may be absent
-    from server.api.grpc.service import Parts
+    from lathe.server.api.grpc.endpoint import GrpcEndpoint  # imported here: grpcio is installed by an extra
+    from lathe.server.api.grpc.service import ServiceContext
 
-    return GrpcEndpoint(Parts(engine.settings, engine.plane, engine.book, control, logs, access, engine.reading))
+    return GrpcEndpoint(
+        ServiceContext(engine.settings, engine.plane, engine.book, control, logs, access, engine.reading)
+    )
 
 
 def _metrics_routes(metrics: Metrics) -> APIRouter:

@@ -1,8 +1,8 @@
-"""What a client uploads for a model: its file as it is, or an archive where there is more than one file.
+"""The body of a model upload: the model file unchanged, or a tar archive if there is more than one file.
 
-The archive is a POSIX tar of ``model.onnx`` and ``weights.bin``, the model rewritten so that all its tensors lie in the
-one file of weights; or of ``pipeline.toml`` and the files that its steps read. It is put together nowhere: its bytes
-come in pieces, straight from the files.
+The archive is a POSIX tar of `model.onnx` and `weights.bin`, with the model rewritten so that all external tensors lie
+in the one weights file; or of `pipeline.toml` and the files that its steps read. It is never stored as a whole: the
+upload streams it in chunks from the files.
 """
 
 from __future__ import annotations
@@ -13,87 +13,87 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from server.types import Array
+from lathe.server.types import Array
 
 MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
 _BLOCK = 512
-_CHUNK = 1 << 18
-_LARGEST_OCTAL = 8 << 30  # bytes; a larger size is written in base 256
+_CHUNK = 1 << 18  # bytes
+_LARGEST_OCTAL = 8 << 30  # bytes: 11 octal digits; from here on the size is written in base 256 (GNU tar)
 
-Part: TypeAlias = bytes | Path | Array  # an array of bytes
+Part: TypeAlias = bytes | Path | Array  # bytes, a file, or an array of bytes
 
 
 @dataclass(frozen=True)
-class Body:
-    """The content of an upload, one part after the other."""
+class UploadBody:
+    """The content of an upload: its parts, one after the other."""
 
     parts: tuple[Part, ...]
     content_type: str = "application/octet-stream"
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """The size of all parts in bytes."""
         return sum(map(_size, self.parts))
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the content in order."""
+        """Yield the content in order, in chunks of at most 256 KiB."""
         for part in self.parts:
-            yield from _pieces(part)
+            yield from _chunks(part)
 
     def sha256(self) -> bytes:
-        """Return the digest, for which everything is read once."""
+        """Return the SHA-256 digest; reads all parts."""
         digest = hashlib.sha256()
-        for piece in self.pieces():
-            digest.update(piece)
+        for chunk in self.pieces():
+            digest.update(chunk)
         return digest.digest()
 
 
-def body_of(content: Path | bytes) -> Body:
-    """Return what to upload for a model.
+def body_of(content: Path | bytes) -> UploadBody:
+    """Return the upload of a model, given as bytes or as a file.
 
-    A ``pipeline.toml`` goes with the files that its steps read. Raises core.errors.ModelError when the model names
-    weights outside its folder, behind links, or beyond the end of their file. A file that is no model goes as it is:
-    the server says what is wrong with it.
+    A `pipeline.toml` is archived with the files that its steps read, an ONNX file with its external weights. Raises
+    lathe.core.errors.ModelError if the model refers to weights outside its folder, behind links, or beyond the end of
+    their file. A file that does not parse as a model is returned unchanged: the server reports what is wrong with it.
     """
     if isinstance(content, bytes):
-        return Body((content,))
+        return UploadBody((content,))
     if content.name == PIPELINE:
         return _pipeline(content)
-    from core.errors import ModelError, UnsupportedError
-    from core.frontends.fold import fold
-    from core.frontends.proto import parse_model
+    from lathe.core.errors import ModelError, UnsupportedError
+    from lathe.core.frontends.merge_external_data import merge_external_data
+    from lathe.core.frontends.proto import parse_model
 
     try:
         model = parse_model(content.read_bytes(), external=True)
     except (ModelError, UnsupportedError):
-        return Body((content,))
-    folded = fold(model, content, WEIGHTS)
-    return Body((content,)) if folded is None else archive_of({MODEL: [folded.model], WEIGHTS: folded.weights})
+        return UploadBody((content,))
+    folded = merge_external_data(model, content, WEIGHTS)
+    return UploadBody((content,)) if folded is None else archive_of({MODEL: [folded.model], WEIGHTS: folded.weights})
 
 
-def _pipeline(path: Path) -> Body:
-    """Return the archive of a pipeline; raises OSError for a file that is not there."""
-    from server.pipelines.definition import BadPipeline, parse
+def _pipeline(path: Path) -> UploadBody:
+    """Return the archive of a pipeline; raises OSError if one of its files cannot be read."""
+    from lathe.server.pipelines.definition import BadPipeline, parse_definition
 
     content = path.read_bytes()
     try:
-        files = {step.file for step in parse(content).step if step.file is not None}
+        files = {step.file for step in parse_definition(content).step if step.file is not None}
     except BadPipeline:
         files = set()
     return archive_of({PIPELINE: [content], **{name: [path.with_name(name)] for name in sorted(files)}})
 
 
-def archive_of(files: Mapping[str, Sequence[Part]]) -> Body:
-    """Return the tar archive of these files, given in parts."""
+def archive_of(files: Mapping[str, Sequence[Part]]) -> UploadBody:
+    """Return the tar archive of these files; each file's content is a sequence of parts."""
     parts: list[Part] = []
     for name, content in files.items():
         size = sum(map(_size, content))
         parts += [_header(name, size), *content, bytes(-size % _BLOCK)]
-    return Body((*parts, bytes(2 * _BLOCK)), "application/x-tar")
+    return UploadBody((*parts, bytes(2 * _BLOCK)), "application/x-tar")
 
 
 def _header(name: str, size: int) -> bytes:
-    """Return the block before a file: a POSIX ustar header of a plain file without owner or time."""
+    """Return the header block of a file: POSIX ustar, a regular file with mode 644, owner 0 and time 0."""
     header = bytearray(_BLOCK)
     header[: len(name)] = name.encode()
     header[100:108], header[108:124] = b"0000644\0", b"0000000\0" * 2
@@ -108,7 +108,7 @@ def _size(part: Part) -> int:
     return part.stat().st_size if isinstance(part, Path) else len(part)
 
 
-def _pieces(part: Part) -> Iterator[bytes]:
+def _chunks(part: Part) -> Iterator[bytes]:
     if isinstance(part, Path):
         with part.open("rb") as file:
             while chunk := file.read(_CHUNK):

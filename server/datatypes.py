@@ -1,4 +1,4 @@
-"""The wire's data types and their NumPy counterparts, and the encoding of BYTES tensors."""
+"""The datatypes of the Open Inference Protocol with their NumPy dtypes, and the encoding of BYTES tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from server.errors import BadRequest
-from server.steps import Steps, whole
-from server.types import Array
+from lathe.server.errors import BadRequest
+from lathe.server.steps import Steps, run_all
+from lathe.server.types import Array
 
 NUMPY_OF: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -32,25 +32,27 @@ NUMPY_OF: dict[str, np.dtype[Any]] = {
 WIRE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_OF.items()}
 BINARY_ONLY = frozenset({"FP16", "BF16"})
 
-STEP = 1 << 12  # elements of a BYTES tensor that are read or written in one go: about half a millisecond
-ELEMENT = 56  # bytes that an element takes in memory besides its text: a reference, and bytes' header, rounded up
+ELEMENTS_PER_STEP = 1 << 12  # elements of a BYTES tensor that are encoded or decoded per step: about half a millisecond
+ELEMENT_OVERHEAD = (
+    56  # bytes of memory of an element besides its text: a reference, and the header of `bytes`, rounded up
+)
 
 _LENGTH = struct.Struct("<I")
-_WINDOW = 1 << 16  # bytes that are copied before their elements are cut out
+_WINDOW = 1 << 16  # bytes that are copied at once before they are split into elements
 
 
 def wire_name(array: Array) -> str:
-    """Return the wire's name of an array's dtype, strings being BYTES; raises BadRequest when it has none."""
+    """Return the protocol's datatype of an array, BYTES for strings; raises BadRequest if there is none."""
     name = WIRE_OF.get(array.dtype)
     if name is None and array.dtype.kind in "SU":
         return "BYTES"
     if name is None:
-        raise BadRequest(f"arrays of dtype {array.dtype} have no datatype on the wire; known: {', '.join(NUMPY_OF)}")
+        raise BadRequest(f"dtype {array.dtype} has no datatype in the protocol; expected one of {', '.join(NUMPY_OF)}")
     return name
 
 
 class _Prefixes(dict[int, bytes]):
-    """Lengths as they travel, each made once if it is one of those that are common."""
+    """Encoded element lengths; those below 1024 are precomputed."""
 
     def __missing__(self, length: int) -> bytes:
         return _LENGTH.pack(length)
@@ -65,23 +67,25 @@ def to_bytes(element: object) -> bytes:
 
 
 def elements_of(array: Array, at: int) -> list[bytes]:
-    """Return the elements of a BYTES tensor from one place on, :data:`STEP` of them at most, in row-major order."""
-    elements: list[Any] = (array.ravel() if array.size <= STEP else array.flat[at : at + STEP]).tolist()
+    """Return at most `ELEMENTS_PER_STEP` elements of a BYTES tensor as bytes, in row-major order from index `at` on."""
+    elements: list[Any] = (
+        array.ravel() if array.size <= ELEMENTS_PER_STEP else array.flat[at : at + ELEMENTS_PER_STEP]
+    ).tolist()
     return elements if set(map(type, elements)) <= {bytes} else [to_bytes(element) for element in elements]
 
 
-def packing(array: Array) -> Steps[bytes]:
-    """Encode a BYTES tensor: for each element in row-major order its length as uint32, then its bytes."""
-    if array.size <= STEP:
-        return _packed(elements_of(array, 0))
+def pack_in_steps(array: Array) -> Steps[bytes]:
+    """Encode a BYTES tensor in steps: for each element in row-major order its length as uint32, then its bytes."""
+    if array.size <= ELEMENTS_PER_STEP:
+        return _encode(elements_of(array, 0))
     parts: list[bytes] = []
-    for at in range(0, array.size, STEP):
-        parts.append(_packed(elements_of(array, at)))
+    for at in range(0, array.size, ELEMENTS_PER_STEP):
+        parts.append(_encode(elements_of(array, at)))
         yield
     return b"".join(parts)
 
 
-def _packed(elements: list[bytes]) -> bytes:
+def _encode(elements: list[bytes]) -> bytes:
     pairs = [b""] * (2 * len(elements))
     pairs[0::2] = map(_PREFIXES.__getitem__, map(len, elements))
     pairs[1::2] = elements
@@ -89,16 +93,19 @@ def _packed(elements: list[bytes]) -> bytes:
 
 
 def pack_strings(array: Array) -> bytes:
-    """Encode a BYTES tensor in one go; as :func:`packing`."""
-    return whole(packing(array))
+    """Encode a BYTES tensor without pauses, as `pack_in_steps` does."""
+    return run_all(pack_in_steps(array))
 
 
-def unpacking(data: memoryview, shape: tuple[int, ...], count: int, field: str) -> Steps[Array]:
-    """Decode a BYTES tensor of ``count`` elements; raises BadRequest when lengths and elements do not match."""
+def unpack_in_steps(data: memoryview, shape: tuple[int, ...], count: int, field: str) -> Steps[Array]:
+    """Decode a BYTES tensor of `count` elements in steps; raises BadRequest if the lengths do not fit the data.
+
+    `field` names the tensor in error messages.
+    """
     array = np.empty(min(count, len(data) // _LENGTH.size), np.object_)
     made = at = 0
     while at < len(data):
-        found, end = _elements(data, at, min(STEP, count - made))
+        found, end = _elements(data, at, min(ELEMENTS_PER_STEP, count - made))
         if not found:
             element, end = _element(data, at, made, field)
             if made == count:
@@ -114,13 +121,15 @@ def unpacking(data: memoryview, shape: tuple[int, ...], count: int, field: str) 
 
 
 def unpack_strings(data: memoryview, shape: tuple[int, ...], count: int, field: str) -> Array:
-    """Decode a BYTES tensor in one go; as :func:`unpacking`."""
-    return whole(unpacking(data, shape, count, field))
+    """Decode a BYTES tensor without pauses, as `unpack_in_steps` does."""
+    return run_all(unpack_in_steps(data, shape, count, field))
 
 
 def _elements(data: memoryview, at: int, most: int) -> tuple[list[bytes], int]:
-    """Return up to ``most`` elements from ``data[at]`` on, and where they end; none if the first one is a long one, or
-    is not whole."""
+    """Return up to `most` elements from `data[at]` on, and the position after them.
+
+    Returns none if the first element is incomplete, or longer than a window of 64 KiB: `_element` reads that one.
+    """
     window = bytes(data[at : at + _WINDOW])  # slices of bytes are bytes, which saves a copy and a view per element
     found: list[bytes] = []
     end, size, last = 0, _LENGTH.size, len(window) - _LENGTH.size
@@ -137,7 +146,7 @@ def _elements(data: memoryview, at: int, most: int) -> tuple[list[bytes], int]:
 
 
 def _element(data: memoryview, at: int, number: int, field: str) -> tuple[bytes, int]:
-    """Return one element and where it ends; raises BadRequest where it is not whole."""
+    """Return the element at `data[at]` and the position after it; raises BadRequest if it is incomplete."""
     start = at + _LENGTH.size
     if start > len(data):
         raise BadRequest(f"{field}: element {number} needs a 4-byte length, {len(data) - at} bytes are left")
@@ -148,7 +157,7 @@ def _element(data: memoryview, at: int, number: int, field: str) -> tuple[bytes,
 
 
 def object_array(elements: Iterable[object], shape: tuple[int, ...]) -> Array:
-    """Return an object array of this shape without NumPy looking into the elements."""
+    """Return an object array of this shape; NumPy does not interpret the elements as nested sequences."""
     flat = list(elements)
     array = np.empty(len(flat), dtype=np.object_)
     array[:] = flat

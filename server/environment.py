@@ -1,4 +1,4 @@
-"""Settings as people give them, by the environment and by options; every mistake is told by the name they wrote."""
+"""Reads settings from the environment and from command-line options; errors name the variable or option."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.settings import Settings
+from lathe.server.settings import Settings
 
 PREFIX = "LATHE_"
-# What others read: the command line as a client, the compiler, tests and tools, compose files.
-ELSEWHERE = frozenset(
+# Variables that are no server settings: of the client commands, the compiler, tests, tools and compose files.
+OTHER_VARIABLES = frozenset(
     {
         "LATHE_URL",
         "LATHE_KEY",
@@ -31,7 +31,7 @@ ELSEWHERE = frozenset(
         "LATHE_EXPORTERS",
     }
 )
-# Kubernetes puts the addresses of a Service named `lathe`, or `lathe-...`, into the environment of every container.
+# For a Service named `lathe` or `lathe-...` Kubernetes sets variables with its addresses in every container.
 _SERVICE = re.compile(r"LATHE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+")
 _EXPECTED = {
@@ -46,18 +46,18 @@ _EXPECTED = {
 
 
 class BadSettings(ValueError):
-    """What is wrong with the settings, one line for each."""
+    """Invalid settings; the message has one line for each problem."""
 
 
 def read_settings(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings of this process; ``options`` are those of the command line and win.
+    """Return the settings of this process; `options`, those of the command line, take precedence over variables.
 
-    Raises BadSettings for values that are not allowed, and for variables that begin like a setting and are none.
+    Raises BadSettings for invalid values, and for unknown variables that begin with `LATHE_`.
     """
-    problems = [_unknown(name) for name in strangers(environment)]
-    older = environment.get("LATHE_CACHE")  # the compiler's name for the same folder
-    if older and not any(name.upper() == variable("cache_dir") for name in environment):
-        options = {"cache_dir": older, **options}
+    problems = [_unknown(name) for name in unknown_variables(environment)]
+    old_name = environment.get("LATHE_CACHE")  # an older name of LATHE_CACHE_DIR
+    if old_name and not any(name.upper() == variable("cache_dir") for name in environment):
+        options = {"cache_dir": old_name, **options}
     try:
         settings = Settings(**options)
     except ValidationError as error:
@@ -67,19 +67,19 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str] = o
     return settings
 
 
-def strangers(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that begin like a setting and that nothing reads."""
-    known = {variable(name) for name in Settings.model_fields} | ELSEWHERE
-    named = (name for name in environment if name.upper().startswith(PREFIX))
-    return sorted(name for name in named if name.upper() not in known and not _from_kubernetes(name, environment))
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that begin with `LATHE_` but are unknown: neither settings nor set by Kubernetes."""
+    known = {variable(name) for name in Settings.model_fields} | OTHER_VARIABLES
+    ours = (name for name in environment if name.upper().startswith(PREFIX))
+    return sorted(name for name in ours if name.upper() not in known and not _is_from_kubernetes(name, environment))
 
 
 def variable(field: str) -> str:
-    """Return the name of a setting in the environment."""
+    """Return the environment variable of a setting."""
     return f"{PREFIX}{field}".upper()
 
 
-def _from_kubernetes(name: str, environment: Mapping[str, str]) -> bool:
+def _is_from_kubernetes(name: str, environment: Mapping[str, str]) -> bool:
     return _SERVICE.fullmatch(name) is not None or (name.endswith("_PORT") and _is_address(environment[name]))
 
 
@@ -94,7 +94,7 @@ def _unknown(name: str) -> str:
 
 
 def _problem(item: Mapping[str, Any], options: Iterable[str]) -> str:
-    """Return one mistake: the name that was written, what was expected, what came."""
+    """Return one line on an error of pydantic: the option or variable, what was expected, what was given."""
     if not item["loc"]:
         return str(item["msg"]).removeprefix("Value error, ")
     field, given = str(item["loc"][0]), item.get("input")
@@ -115,6 +115,6 @@ def _limit(item: Mapping[str, Any]) -> str:
         "less_than_equal": f"at most {bound}",
         "less_than": f"less than {bound}",
         "literal_error": str(limits.get("expected", "")),
-        "string_pattern_mismatch": f"what matches {limits.get('pattern')}",
+        "string_pattern_mismatch": f"text that matches {limits.get('pattern')}",
     }
     return words.get(kind, str(item["msg"]))

@@ -1,7 +1,7 @@
-"""Everything the server refuses or fails with: a stable code, an HTTP status and one sentence for the caller.
+"""The errors that reach clients: each has a stable code, an HTTP status and a message of one sentence.
 
-A message names the object, what was expected and what came. It never holds a path of the server, a traceback
-or an address, so it can be sent as it is.
+A message names the object, what was expected and what was given. It never contains a path of the server, a traceback
+or an address, so it can be sent unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class ServerError(Exception):
-    """Base of every error that reaches a caller."""
+    """Base of all errors that reach a client."""
 
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
@@ -39,15 +39,17 @@ class NotFound(ServerError):
 
 
 class UnknownModel(NotFound):
-    """No model has this name. ``known`` are the names that there are, which not every caller may see: see
-    :func:`server.access.nearest.hinted`."""
+    """No model has this name. `known` are the existing names, which not every caller may see.
+
+    `lathe.server.access.suggestions.with_suggestion` adds the nearest name that the caller may see to the message.
+    """
 
     model = ""
     known: Iterable[str] = ()
 
     @classmethod
     def of(cls, model: str, known: Iterable[str]) -> UnknownModel:
-        """Return the error for a name that is none of the known ones."""
+        """Return the error for a model name that is not in `known`."""
         error = cls(f"unknown model {model[:80]!r}")
         error.model, error.known = model, known
         return error
@@ -58,7 +60,7 @@ class MethodNotAllowed(ServerError):
 
 
 class RequestTimeout(ServerError):
-    """The client was too slow in sending."""
+    """The client sent its request too slowly."""
 
     code, http_status = "request_timeout", 408
 
@@ -72,19 +74,19 @@ class TooLarge(ServerError):
 
 
 class UnsupportedMedia(ServerError):
-    """The body's encoding is none the server knows."""
+    """The content encoding or type of the body is not supported."""
 
     code, http_status = "unsupported_media", 415
 
 
 class Misdirected(ServerError):
-    """The request is for a server of another name."""
+    """The Host header names a host that this server does not serve."""
 
     code, http_status = "misdirected", 421
 
 
 class Unprocessable(ServerError):
-    """Well-formed, but a model the server cannot take."""
+    """The request is well-formed, but the server cannot use the model or document in it."""
 
     code, http_status = "unprocessable", 422
 
@@ -102,31 +104,31 @@ class Internal(ServerError):
 
 
 class Unsupported(ServerError):
-    """A part of the protocol this server does not implement."""
+    """The server does not implement this part of the protocol."""
 
     code, http_status = "unsupported", 501
 
 
 class Unavailable(ServerError):
-    """Known, but not able to answer now: not loaded, draining, repository read-only."""
+    """The target exists but cannot answer now: not loaded, draining, repository read-only."""
 
     code, http_status = "unavailable", 503
 
 
 class Overloaded(Unavailable):
-    """Refused at the door because a queue is full."""
+    """A queue is full; the request was not queued."""
 
     code = "overloaded"
 
 
-class BrokenOff(Unavailable):
-    """What ran would not end, and nobody could wait for it any more."""
+class ExecutionInterrupted(Unavailable):
+    """The server interrupted an execution that had not ended at its deadline."""
 
     code = "broken_off"
 
     def __init__(
         self,
-        message: str = "the execution had not ended when its time was over, and was broken off",
+        message: str = "the execution exceeded its time limit and was interrupted",
         *,
         retry_after: float | None = None,
     ) -> None:
@@ -134,13 +136,13 @@ class BrokenOff(Unavailable):
 
 
 class Shed(Unavailable):
-    """Waited for too long in a queue that does not empty."""
+    """Load shedding (CoDel): the request waited too long in a queue that does not empty."""
 
     code = "shed"
 
 
 class DeadlineExceeded(Unavailable):
-    """The caller's timeout passed, or cannot be met."""
+    """The request's deadline has passed or cannot be met."""
 
     code = "deadline_exceeded"
 
@@ -154,6 +156,6 @@ class StorageFull(ServerError):
 
 
 class OutOfMemory(ServerError):
-    """A model would take more memory than there is for it."""
+    """A model needs more memory than is left."""
 
     code, http_status = "out_of_memory", 507

@@ -1,7 +1,7 @@
-"""Accepts connections: counted from the first moment, never with the last file descriptors.
+"""Accepts connections: counts each from `accept` on, and keeps file descriptors in reserve.
 
-uvicorn would leave this to the event loop, which tells of a connection once its TLS handshake is over, and closes
-connections without a word when descriptors run out.
+uvicorn leaves this to the event loop. That reports a connection only after its TLS handshake, and closes connections
+silently when descriptors run out.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from server import descriptors
-from server.access.addresses import client_of
-from server.api.slots import Slot, Slots
+from lathe.server.access.addresses import client_of
+from lathe.server.api.connection.connection_slots import ConnectionSlot, ConnectionSlots
+from lathe.server.processes import descriptors
 
-AT_ONCE = 16  # connections accepted before others get their turn on the event loop
-PAUSE = 0.05  # seconds without accepting once descriptors have run out
-WARNED = 10.0  # seconds between two lines about that
+ACCEPTS_PER_TURN = 16  # connections accepted per turn of the event loop
+PAUSE = 0.05  # seconds without accepting after descriptors have run out
+WARNING_INTERVAL = 10.0  # seconds between two log lines about that
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-ProtocolOf: TypeAlias = Callable[[Slot], asyncio.Protocol]
+ProtocolOf: TypeAlias = Callable[[ConnectionSlot], asyncio.Protocol]
 
 log = logging.getLogger("lathe.server")
 
 
 class Accepted(socket.socket):
-    """A connection's socket; its slot is given back together with its descriptor, whoever closes it and why."""
+    """A connection's socket, which frees its connection slot whenever its descriptor is closed or detached."""
 
-    slot: Slot
+    slot: ConnectionSlot
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor and free the slot."""
         super().close()
         self.slot.free()
 
     def detach(self) -> int:
-        """Give up the descriptor; uvloop does so when it closes one itself."""
+        """Give up the descriptor and free the slot; uvloop detaches sockets whose descriptors it closes itself."""
         self.slot.free()
         return super().detach()
 
 
 class Listener:
-    """Listens on some sockets from its making until :meth:`close`; needs a running event loop."""
+    """Accepts connections on sockets, from its creation until `close`; needs a running event loop."""
 
     def __init__(
         self,
         sockets: Sequence[socket.socket],
-        slots: Slots,
+        slots: ConnectionSlots,
         protocol_of: ProtocolOf,
         tls: ssl.SSLContext | None = None,
         handshake_timeout: float | None = None,
@@ -63,11 +63,13 @@ class Listener:
         self._tls = tls
         self._handshake_timeout = handshake_timeout if tls else None
         self._loop = asyncio.get_running_loop()
-        self._highest = descriptors.limit() - descriptors.KEPT  # of the descriptors that connections may have
+        self._highest = descriptors.limit() - descriptors.RESERVED  # connections have descriptors below this number
         self._warned = float("-inf")
         self._setting_up: dict[asyncio.Task[None], Accepted] = {}
         self._resuming: asyncio.TimerHandle | None = None
-        self._aside: tuple[socket.socket, Any] | None = None  # a connection whose descriptor is not for connections
+        self._set_aside: tuple[socket.socket, Any] | None = (
+            None  # a connection with a reserved descriptor, and its address
+        )
         self._resume()
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -75,11 +77,11 @@ class Listener:
         return self._loop
 
     def close(self) -> None:
-        """Listen no more; connections stay, but for those whose TLS handshake is under way."""
+        """Stop listening. Connections stay open, except those in a TLS handshake."""
         if self._resuming is not None:
             self._resuming.cancel()
-        if self._aside is not None:
-            self._aside[0].close()
+        if self._set_aside is not None:
+            self._set_aside[0].close()
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             listening.close()
@@ -87,17 +89,17 @@ class Listener:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Return once nothing is being set up."""
+        """Wait until no connection is being set up."""
         if self._setting_up:
             await asyncio.wait(tuple(self._setting_up))
 
     # accepting
 
     def _resume(self) -> None:
-        if self._aside is not None:
-            (high, address), self._aside = self._aside, None
+        if self._set_aside is not None:
+            (high, address), self._set_aside = self._set_aside, None
             with high, contextlib.suppress(OSError):
-                lower = high.dup()  # in place of a connection that has made room
+                lower = high.dup()  # a lower descriptor is free once an evicted connection has closed
                 if lower.fileno() < self._highest:
                     self._set_up(lower, address)
                 else:
@@ -106,23 +108,23 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _pause(self, why: str) -> None:
-        """Accept nothing for a moment: clients wait in the system's queue instead of being turned away."""
+        """Accept nothing for `PAUSE` seconds: clients wait in the system's backlog instead of being refused."""
         for listening in self.sockets:
             self._loop.remove_reader(listening)
         self._resuming = self._loop.call_later(PAUSE, self._resume)
         now = time.monotonic()
-        if now - self._warned >= WARNED:
+        if now - self._warned >= WARNING_INTERVAL:
             self._warned = now
             log.error(
-                "file descriptors run out (%s; this process may have %d, %d of them for other things than "
-                "connections): new connections wait",
+                "file descriptors have run out (%s; the limit of this process is %d, of which %d are reserved for "
+                "other things than connections): new connections wait",
                 why,
-                self._highest + descriptors.KEPT,
-                descriptors.KEPT,
+                self._highest + descriptors.RESERVED,
+                descriptors.RESERVED,
             )
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS_PER_TURN):
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError):
@@ -132,12 +134,12 @@ class Listener:
                     self._slots.make_room()
                     self._pause(error.strerror or "")
                     return
-                continue  # this one was reset before it was accepted
-            if accepted.fileno() < self._highest:  # the lowest free one, so all below are in use
+                continue  # the client reset this connection before it was accepted
+            if accepted.fileno() < self._highest:  # accept returns the lowest free number, so all below are in use
                 self._set_up(accepted, address)
                 continue
             self._slots.make_room()
-            self._aside = accepted, address
+            self._set_aside = accepted, address
             self._pause(f"{self._slots.taken} connections")
             return
 
@@ -146,14 +148,16 @@ class Listener:
         connection = Accepted(accepted.family, accepted.type, accepted.proto, accepted.detach())
         slot = connection.slot = self._slots.take(client_of(address[0]), _nothing)
         task = self._loop.create_task(self._connect(connection))
-        if self._tls is not None:  # without, it is there in a moment, and must not be left half made
+        if (
+            self._tls is not None
+        ):  # without TLS the task ends at once; cancelling would leave the connection half set up
             slot.close = task.cancel
         self._setting_up[task] = connection
-        task.add_done_callback(self._was_set_up)
+        task.add_done_callback(self._on_set_up)
 
-    def _was_set_up(self, task: asyncio.Task[None]) -> None:
+    def _on_set_up(self, task: asyncio.Task[None]) -> None:
         connection = self._setting_up.pop(task)
-        if task.cancelled():  # perhaps before it began
+        if task.cancelled():  # perhaps before `_connect` started, which would not close it then
             connection.close()
 
     async def _connect(self, connection: Accepted) -> None:
@@ -170,7 +174,7 @@ class Listener:
             connection.close()
             return
         slot.close = transport.abort
-        if slot.is_free:  # it had to make room meanwhile
+        if slot.is_free:  # the connection was evicted meanwhile
             transport.abort()
 
 
@@ -179,7 +183,7 @@ def _nothing() -> object:
 
 
 async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Return sockets that listen on each address of the host; raises OSError."""
+    """Return sockets that listen on each address of the host, IPv6 apart from IPv4; raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:

@@ -1,4 +1,4 @@
-"""One server process: listening, and stopping without losing what was accepted."""
+"""One server process: it listens, and stops gracefully: accepted requests are answered first."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.api.hub import Hub
-from server.api.protocol import LatheProtocol
-from server.api.slots import Slot
-from server.listening import Listener, listen
-from server.settings import Settings
+from lathe.server.api.connection.connection_slots import ConnectionSlot
+from lathe.server.api.connection.hub import Hub
+from lathe.server.api.connection.protocol import LatheProtocol
+from lathe.server.listening import Listener, listen
+from lathe.server.settings import Settings
 
-HEAPS = 2  # of the C library: the event loop has its own, all other threads share one
-MESSAGE = 80 << 20  # bytes: gRPC's copy of a message of 64 MiB, which grows by an eighth, is kept for the next one
-SWITCH = 0.001  # seconds a worker with a finished batch waits at most for the interpreter of a busy event loop
+MALLOC_ARENAS = 2  # malloc arenas of the C library: one for the event loop, one that all other threads share
+KEPT_BLOCK = (
+    80 << 20
+)  # bytes; freed blocks up to this size are reused: gRPC's copy of a 64 MiB message grows by an eighth
+SWITCH_INTERVAL = (
+    0.001  # seconds (sys.setswitchinterval): a worker with a finished batch waits at most so long for the event loop
+)
 
 log = logging.getLogger("lathe.server")
 
 
 class LatheServer(uvicorn.Server):
-    """uvicorn's server with an orderly end: unready at the first signal, and a stop on request is a success."""
+    """uvicorn's server with a graceful stop: not ready from the first signal on, and exit status 0 after it."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen; ``sockets`` that listen already are taken as they are."""
+        """Start the application, then listen on the configured address, or on `sockets` that listen already."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
@@ -57,22 +61,22 @@ class LatheServer(uvicorn.Server):
         self.servers = [cast(asyncio.base_events.Server, listener)]
         self._log_started_message(sockets)
         self.started = True
-        sys.setswitchinterval(SWITCH)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         gc.collect()
-        gc.freeze()  # what is there now stays; scanning it again would only stall requests
+        gc.freeze()  # these objects live as long as the process; scanning them again would only delay requests
 
-    def _protocol(self, slot: Slot) -> asyncio.Protocol:
+    def _protocol(self, slot: ConnectionSlot) -> asyncio.Protocol:
         state = self.lifespan.state
         kind = cast(type[HttpToolsProtocol], self.config.http_protocol_class)
-        made = kind(config=self.config, server_state=self.server_state, app_state=state)
-        if isinstance(made, LatheProtocol):
-            made.slot = slot
-        return made
+        protocol = kind(config=self.config, server_state=self.server_state, app_state=state)
+        if isinstance(protocol, LatheProtocol):
+            protocol.slot = slot
+        return protocol
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.plane.draining = True  # also when no signal asked for the end
+        self._app.state.plane.draining = True  # a stop without a signal has not set it yet
         endpoint = self._app.state.grpc
-        if endpoint:  # both drain at the same time
+        if endpoint:  # HTTP and gRPC drain at the same time
             stopping = asyncio.ensure_future(endpoint.stop())
             await super().shutdown(sockets)
             await stopping
@@ -85,7 +89,7 @@ class LatheServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while serving; unlike uvicorn, do not raise them again after a graceful stop."""
+        """Handle SIGINT and SIGTERM while serving; unlike uvicorn's, it does not raise them again after a stop."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -108,7 +112,7 @@ def make_server(app: FastAPI, settings: Settings, connection: type[HttpToolsProt
         ws="none",
         lifespan="on",
         interface="asgi3",
-        access_log=False,  # Lathe writes its own
+        access_log=False,  # Lathe has its own (telemetry/access_log.py)
         log_config=None,
         server_header=False,
         proxy_headers=False,

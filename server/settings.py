@@ -1,4 +1,4 @@
-"""Every knob of the server. Each may be set as ``LATHE_<NAME>`` in the environment; command-line flags win."""
+"""All settings of the server. Each is an environment variable `LATHE_<NAME>`; command-line options take precedence."""
 
 from __future__ import annotations
 
@@ -8,150 +8,155 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.access.crossorigin import checked_origins
-from server.telemetry.access import Choice
-from server.telemetry.logs import Form
+from lathe.server.access.crossorigin import validate_origins
+from lathe.server.telemetry.access_log import Choice
+from lathe.server.telemetry.logs import LogFormat
 
 Device = Annotated[str, Field(pattern=r"^(cpu|(cuda|simulated|interpreted)(:[0-9]{1,3})?)$")]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-FEW_CONNECTIONS = 16  # that one client may have in any case: browsers open 6 per host, client libraries a pool of 10
+FEW_CONNECTIONS = 16  # always allowed per client: browsers open 6 per host, client libraries a pool of 10
 
 
 class Settings(BaseSettings):
-    """Settings of one server process; sizes in bytes, times in seconds unless the name says otherwise."""
+    """The settings of one server process; sizes in bytes, times in seconds unless the name says otherwise."""
 
     model_config = SettingsConfigDict(env_prefix="LATHE_", frozen=True, extra="forbid")
 
-    # where
+    # addresses and folders
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     grpc_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="Port for gRPC, which the extra `grpc` brings; without it there is none; 0 picks a free one.",
+        description="Port for gRPC, which needs the extra `grpc`; 0 picks a free one. Unset: no gRPC.",
     )
-    model_repo: Path = Field(Path("model_repo"), description="The model repository's folder.")
+    model_repo: Path = Field(Path("model_repo"), description="Folder of the model repository.")
     cache_dir: Path | None = Field(
         None,
-        description="Folder for compiled artifacts; without it `.cache` inside the model repository. "
-        "Commands without a server, such as `lathe compile`, keep theirs there, too; without it in `~/.cache/lathe`. "
-        "`LATHE_CACHE` is an older name for it.",
+        description="Folder for compiled artifacts. Unset: `.cache` inside the model repository; for commands without "
+        "a server, such as `lathe compile`, `~/.cache/lathe`. `LATHE_CACHE` is an older name of this variable.",
     )
     state_dir: Path | None = Field(
-        None, description="Folder for datasets and jobs; without it `.lathe` inside the model repository."
+        None, description="Folder for datasets and jobs. Unset: `.lathe` inside the model repository."
     )
 
     # access
     keys_file: Path | None = Field(
-        None, description="File of API keys, as `lathe keys` writes it; with it every call needs one that allows it."
+        None, description="File of API keys, which `lathe keys` writes. If set, every call needs a key with its scope."
     )
     jwt_keys: Path | None = Field(
         None,
-        description="Public keys (JWKS file) of an identity provider whose tokens are taken like keys; the extra `jwt` "
-        "brings what reads them.",
+        description="Public keys (JWKS file) of an identity provider whose tokens are accepted like API keys; needs "
+        "the extra `jwt`.",
     )
-    jwt_issuer: str = Field("", description="What a token's `iss` must be.")
-    jwt_audience: str = Field("lathe", description="What a token's `aud` must name.")
+    jwt_issuer: str = Field("", description="Required value of a token's `iss` claim.")
+    jwt_audience: str = Field("lathe", description="Required value in a token's `aud` claim.")
     open_management: bool = Field(
         False,
-        description="Without a file of keys, let everybody manage models even on an address that other machines reach.",
+        description="Without API keys, let every client manage models, even on an address that other machines reach.",
     )
-    tls_cert: Path | None = Field(None, description="Certificate chain (PEM); with it HTTP and gRPC are TLS only.")
+    tls_cert: Path | None = Field(None, description="Certificate chain (PEM). If set, HTTP and gRPC accept TLS only.")
     tls_key: Path | None = Field(
-        None, description="The certificate's private key (PEM); without it the certificate's file holds it."
+        None, description="The certificate's private key (PEM). Unset: the certificate's file contains it."
     )
     tls_client_ca: Path | None = Field(
-        None, description="Certificates (PEM) that signed the clients'; with it a client without one is refused."
+        None, description="CA certificates (PEM) for client certificates. If set, clients without one are refused."
     )
 
     shared_memory: bool | None = Field(
         None,
-        description="Whether clients may name shared memory of this machine (objects in /dev/shm) for tensors: the "
-        "server reads and writes what its user may. Without it only on a loopback address without keys.",
+        description="Whether clients may pass tensors in shared memory of this machine (objects in /dev/shm): the "
+        "server reads and writes any object that its user may. Unset: only on a loopback address without keys.",
     )
 
     # the engine
     device: Device = Field(
         "cpu",
-        description="Where models run: `cpu`, or a GPU, `cuda`, `cuda:1`, for all that there are kernels for.",
+        description="Device that models run on: `cpu`, or a GPU, `cuda`, `cuda:1`, for operators with GPU kernels.",
     )
     threads: int | None = Field(
-        None, ge=1, description="Threads of the compute team; without it what the process may use of the machine."
+        None, ge=1, description="Threads of the compute thread pool. Unset: the CPUs that the process may use."
     )
-    max_batch: int = Field(32, ge=1, le=4096, description="Largest batch a model is compiled for.")
+    max_batch: int = Field(32, ge=1, le=4096, description="Largest batch that models are compiled for.")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="What matrix products and convolutions multiply; they add up in float32 either way."
+        "float32",
+        description="Precision of the factors in matrix products and convolutions; sums are in float32 in any case.",
     )
 
     operators: str = Field(
         "",
-        description="Python modules that register custom operators, with commas between them; the server imports "
-        "them, and so do the processes that parse and compile uploads.",
+        description="Python modules that register custom operators, separated by commas; imported by the server and by "
+        "the processes that parse and compile uploads.",
     )
     max_memory: int | None = Field(
         None,
         ge=1 * MIB,
-        description="Memory for all models together: the weights of each, what its batches compute in, its queue and "
-        "its response cache. What would not fit is not loaded (507). Without it there is no bound.",
+        description="Memory for all models together: for each its weights, the arena of its batches, its queue and its "
+        "response cache. A model that would exceed it is not loaded (507). Unset: no limit.",
     )
 
     # batching and admission
-    workers: int = Field(2, ge=1, le=64, description="Threads that run batches, so also how many models run at once.")
+    workers: int = Field(
+        2, ge=1, le=64, description="Threads that run batches, which is also the number of models that run at once."
+    )
     inline_budget_us: int = Field(
         1000,
         ge=0,
-        description="Batches expected to take at most this many microseconds run on the event loop's own thread, "
-        "which saves two thread switches; 0 turns it off.",
+        description="Batches expected to take at most this many microseconds run on the event loop's thread, which "
+        "saves two thread switches; 0: none do.",
     )
-    queue_items: int = Field(2048, ge=1, description="Requests that may wait per version before 503.")
+    queue_items: int = Field(
+        2048, ge=1, description="Requests that may wait per version; further requests are refused (503)."
+    )
     queue_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of input that may wait per version before 503; each element of a BYTES tensor counts 56 "
-        "besides its text.",
+        description="Bytes of input that may wait per version; further requests are refused (503). Each element of a "
+        "BYTES tensor counts as 56 bytes plus its text.",
     )
 
     client_rate: float | None = Field(
         None,
         gt=0,
-        description="Rows per second that each client may have inferred before 429; a client is a key, or an address "
-        "where there are no keys.",
+        description="Rate limit: rows per second of each client's inference requests; beyond it 429. A client is an "
+        "API key, or an address if there are no keys. Unset: no limit.",
     )
     client_burst: float | None = Field(
-        None, ge=1, description="Rows a client may have inferred at once; without it those of one second."
+        None, ge=1, description="Rows that a client may send at once under the rate limit. Unset: those of one second."
     )
 
     # gRPC
     grpc_keepalive_time: float = Field(
-        7200.0, gt=0, description="Silence on a gRPC connection after which its client is asked whether it is there."
+        7200.0, gt=0, description="Idle time of a gRPC connection after which the server sends a keepalive ping."
     )
     grpc_keepalive_timeout: float = Field(
-        20.0, gt=0, description="Time a client has to answer that before its connection is closed."
+        20.0, gt=0, description="Time a client has to answer a keepalive ping before its connection is closed."
     )
     grpc_max_connection_age: float | None = Field(
-        None, gt=0, description="Age at which a gRPC connection is closed, so that clients spread; without it none is."
+        None,
+        gt=0,
+        description="Age at which a gRPC connection is closed, so that clients spread over servers. Unset: none is.",
     )
     grpc_max_connection_age_grace: float = Field(
-        60.0, gt=0, description="Time that calls on such a connection get to end."
+        60.0, gt=0, description="Time that running calls get to end on a connection that is closed for its age."
     )
     grpc_stream_idle: float = Field(
-        3600.0, gt=0, description="Time a gRPC stream may go without requests, and without answers due, before it ends."
+        3600.0, gt=0, description="Time after which a gRPC stream without requests and without pending answers ends."
     )
 
     # HTTP
     served_hosts: str = Field(
         "",
-        description="Names and addresses that clients may call the server by (the Host header without its port), with "
-        "commas between them; others get 421; `*`: any will do. Without it any will do, except on a loopback address "
-        "without keys, where loopback names do.",
+        description="Host names and addresses accepted in the Host header (without its port), separated by commas; "
+        "others get 421; `*` accepts all. Unset: all, but on a loopback address without keys only loopback names.",
     )
-    cors_origins: Annotated[str, AfterValidator(checked_origins)] = Field(
+    cors_origins: Annotated[str, AfterValidator(validate_origins)] = Field(
         "",
-        description="Origins (`https://app.example.org`) whose pages a browser lets call the server (CORS), with "
-        "commas between them; `*`: any page may. Without it none but the server's own. Without keys, others can "
-        "change and run nothing (403).",
+        description="Origins (`https://app.example.org`) whose pages may call the server from a browser (CORS), "
+        "separated by commas; `*` allows all. Unset: only the server's own pages. Requests of other origins that "
+        "change or run something are refused (403) if there are no keys.",
     )
     max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
     max_json: int = Field(
@@ -160,155 +165,167 @@ class Settings(BaseSettings):
     max_inflated: int = Field(
         256 * MIB,
         ge=1,
-        description="Largest body once a compressed request is inflated, which may be a hundred times "
-        "what was sent, or a mebibyte.",
+        description="Largest size of a compressed request's body after decompression. It is also limited to 100 times "
+        "the bytes sent, or 1 MiB if that is more.",
     )
     max_receiving: int = Field(
         1 * GIB,
         ge=1 * MIB,
-        description="Bytes of requests that are being received, inflated and read, and of what is made of them, all "
-        "together; one client, a key or an address where there are no keys, may have half of them. Beyond it 503.",
+        description="Bytes of all requests that are being received, decompressed and decoded, and of the tensors made "
+        "of them; beyond it 503. One client, a key or an address if there are no keys, may use half of it.",
     )
-    max_header: int = Field(32 * KIB, ge=1 * KIB, description="Largest request line and headers together.")
-    header_timeout: float = Field(10.0, gt=0, description="Time to receive a request's head, from its first byte.")
+    max_header: int = Field(32 * KIB, ge=1 * KIB, description="Largest size of the request line and headers together.")
+    header_timeout: float = Field(
+        10.0, gt=0, description="Time to receive a request's line and headers, from the first byte."
+    )
     body_timeout: float = Field(60.0, gt=0, description="Time to receive the body of an inference or JSON request.")
     upload_timeout: float = Field(1800.0, gt=0, description="Time to receive the body of an upload.")
     min_receive_rate: float = Field(
         1 * KIB,
         gt=0,
-        description="Bytes per second that a body brings at least, on average after the first 20 seconds; an upload "
-        "after a first `LATHE_BODY_TIMEOUT`, and it never pauses for longer than that.",
+        description="Least average bytes per second of a request body, not counting its first 20 seconds. For uploads "
+        "the first `LATHE_BODY_TIMEOUT` does not count; it is also their longest pause.",
     )
     min_send_rate: float = Field(
         16 * KIB,
         gt=0,
-        description="Bytes per second of an answer that a client reads at least, on average after a first "
+        description="Least average bytes per second at which a client reads an answer, not counting the first "
         "`LATHE_WRITE_TIMEOUT`.",
     )
     write_timeout: float = Field(
-        60.0, gt=0, description="Time a client may go without reading an answer before it is dropped."
+        60.0, gt=0, description="Time that a client may pause in reading an answer before its connection is closed."
     )
-    keep_alive: float = Field(75.0, gt=0, description="Time an idle connection is kept.")
+    keep_alive: float = Field(75.0, gt=0, description="Time an idle connection is kept open.")
     max_connections: int = Field(
         8192,
         ge=1,
-        description="Connections served at once, of HTTP and of gRPC each, and gRPC calls under way; beyond it the one "
-        "that has been idle for longest makes room, or the new one gets 503 for all but health checks.",
+        description="Largest number of HTTP connections, of gRPC connections, and of gRPC calls in progress, each. "
+        "Beyond it the connection that has been idle longest is closed; if none is idle, requests on the new one get "
+        "503, except health checks.",
     )
     max_client_connections: int | None = Field(
         None,
         ge=1,
-        description="Connections served at once of one client address (of IPv6 its /64), of HTTP and of gRPC each, and "
-        "gRPC calls under way of one client, a key or an address; without it a quarter of "
-        "`LATHE_MAX_CONNECTIONS`, or 16 if that is more. All clients behind a proxy have one address: there give it as "
-        "many as `LATHE_MAX_CONNECTIONS`.",
+        description="Largest number of HTTP connections and of gRPC connections, each, of one client address (IPv6: "
+        "one /64), and of gRPC calls in progress of one client, a key or an address. Unset: a quarter of "
+        "`LATHE_MAX_CONNECTIONS`, at least 16. Clients behind a proxy share one address: set it to "
+        "`LATHE_MAX_CONNECTIONS` there.",
     )
-    max_pipeline: int = Field(64, ge=1, description="Unanswered requests per connection before reading pauses.")
+    max_pipeline: int = Field(
+        64, ge=1, description="Unanswered requests of a connection at which the server stops reading from it."
+    )
     compress_min: int = Field(
-        4 * KIB, ge=0, description="Smallest answer that is compressed for a client that merely accepts it."
+        4 * KIB,
+        ge=0,
+        description="Smallest answer that is compressed, unless the coding is the only one that the client lists.",
     )
     strict_readiness: bool = Field(
         True,
-        description="Not ready (503) while a live version is not in memory; false: only until each was tried once at "
-        "the start.",
+        description="Not ready (503) while a live version is not in memory. False: not ready only until the server has "
+        "tried to load each live version once.",
     )
-    drain_timeout: float = Field(20.0, gt=0, description="Time accepted requests get to finish after SIGTERM.")
+    drain_timeout: float = Field(20.0, gt=0, description="Time that accepted requests get to finish after SIGTERM.")
     otlp_endpoint: str | None = Field(
         None,
-        description="Address of an OpenTelemetry collector (OTLP over HTTP); the extra `otel` brings what it needs.",
+        description="URL of an OpenTelemetry collector (OTLP over HTTP) for traces; needs the extra `otel`.",
     )
     trace_share: float = Field(
-        0.01, ge=0, le=1, description="Share of the requests without a `traceparent` header whose traces are recorded."
+        0.01, ge=0, le=1, description="Share of the requests without a `traceparent` header that are traced."
     )
-    log_format: Form = Field(
-        "auto", description="Of the log, on stderr: `json`, one object per line; `text`; `auto`: text on a terminal."
+    log_format: LogFormat = Field(
+        "auto",
+        description="Format of the log on stderr: `json`, one object per line; `text`; `auto`, text on a terminal and "
+        "otherwise JSON.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least important lines that are logged."
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     access_log: Choice = Field(
-        "errors", description="Which requests have a line in the log: `off`, `errors` (status 400 and more), `all`."
+        "errors", description="Requests that are logged: `off`, `errors` (status 400 and above), `all`."
     )
     access_log_share: float = Field(
-        1.0, gt=0, le=1, description="Of the requests that went well, with `all`: the share that has a line."
+        1.0, gt=0, le=1, description="Share of the successful requests that are logged if `LATHE_ACCESS_LOG` is `all`."
     )
     access_log_rate: float = Field(
-        100.0, ge=1, description="Lines per second for requests at most; the next line says how many were left out."
+        100.0,
+        ge=1,
+        description="Most log lines per second for requests; the next line has the number of omitted ones.",
     )
 
     # disk
     min_free_disk: int = Field(
         256 * MIB,
         ge=0,
-        description="Bytes kept free on the disks of models, datasets and jobs: what would bring new files beyond that "
-        "is refused (507), everything else goes on.",
+        description="Bytes kept free on the disks of models, datasets and jobs: requests that would write new files "
+        "beyond that are refused (507).",
     )
 
     # datasets and jobs
     max_dataset: int = Field(4 * GIB, ge=1, description="Largest dataset that may be uploaded.")
     max_datasets: int = Field(
-        64 * GIB, ge=0, description="Size of all datasets together, those whose uploads are under way included."
+        64 * GIB, ge=0, description="Largest size of all datasets together, including unfinished uploads."
     )
 
-    job_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once.")
-    job_device_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once on each GPU.")
+    job_slots: int = Field(1, ge=1, le=64, description="Most jobs that run at once.")
+    job_device_slots: int = Field(1, ge=1, le=64, description="Most jobs that run at once on each GPU.")
     job_idle: bool = Field(
-        True, description="Jobs compute only while nobody else wants the processors; false: they get a small share."
+        True, description="Run jobs only on idle CPUs. False: jobs get a small share of the CPUs in any case."
     )
     job_threads: int | None = Field(
-        None, ge=1, description="Threads of each job; without it what the process may use of the machine."
+        None, ge=1, description="Threads of each job. Unset: the CPUs that the process may use."
     )
-    max_jobs: int = Field(64, ge=1, description="Jobs of one owner that may wait or run.")
-    max_job_seconds: float = Field(86_400.0, gt=0, description="Time one job may run, all attempts together.")
-    max_job_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one job may take.")
-    max_job_files: int = Field(8 * GIB, ge=1 * MIB, description="Size of one job's files.")
+    max_jobs: int = Field(64, ge=1, description="Most jobs of one owner that wait or run.")
+    max_job_seconds: float = Field(86_400.0, gt=0, description="Longest run time of a job, all attempts together.")
+    max_job_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest memory of a job.")
+    max_job_files: int = Field(8 * GIB, ge=1 * MIB, description="Largest size of a job's files.")
     max_jobs_files: int = Field(
-        64 * GIB, ge=1 * MIB, description="Size of all jobs' files together, beyond which no job is taken."
+        64 * GIB, ge=1 * MIB, description="Size of all jobs' files together, beyond which new jobs are refused."
     )
-    keep_jobs: int = Field(200, ge=0, description="Jobs that have ended and are kept with their files.")
+    keep_jobs: int = Field(200, ge=0, description="Finished jobs that are kept with their files.")
 
     # repository
-    poll_interval: float = Field(1.0, gt=0, description="How often the repository is looked at for changes.")
-    settle_time: float = Field(2.0, ge=0, description="A hand-copied version is taken once unchanged for this long.")
+    poll_interval: float = Field(1.0, gt=0, description="Time between two checks of the repository for changes.")
+    settle_time: float = Field(
+        2.0, ge=0, description="Time a hand-copied version must stay unchanged before the server imports it."
+    )
     max_upload: int = Field(4 * GIB, ge=1, description="Largest model file that may be uploaded.")
     max_staging: int = Field(
         16 * GIB,
         ge=1,
-        description="Size of all model files whose uploads are under way, beyond which one is refused (507); those of "
-        "one client together may have half of it (429).",
+        description="Largest size of all unfinished model uploads together; beyond it uploads are refused (507). One "
+        "client may use half of it (429).",
     )
     keep_versions: int = Field(
-        16, ge=1, description="Old versions kept per model beside those that aliases or their last step need."
+        16, ge=1, description="Old versions kept per model, beside those that an alias names or would roll back to."
     )
-    max_cache: int = Field(16 * GIB, ge=0, description="Size of the cache of compiled artifacts.")
-    auto_promote: bool = Field(False, description="Uploads go live at once even without promote=true.")
+    max_cache: int = Field(16 * GIB, ge=0, description="Largest size of the cache of compiled artifacts.")
+    auto_promote: bool = Field(False, description="Make uploads live at once, even without promote=true.")
     child_timeout: float = Field(
         600.0,
         gt=0,
-        description="Processor time one parsing or compiling child process may take; ten times as much by the clock.",
+        description="Most CPU time of a child process that parses or compiles; its most wall-clock time is ten times "
+        "that.",
     )
-    child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one child process may take.")
+    child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest memory of a child process.")
     child_processes: int = Field(
-        2, ge=1, description="Child processes at work at once. Of several, one client's uploads never have all."
+        2, ge=1, description="Most child processes at once. If more than one, a client's uploads never use all of them."
     )
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Settings:
+    def _check_tls(self) -> Settings:
         if self.tls_cert is None and (self.tls_key or self.tls_client_ca):
             raise ValueError("tls_key and tls_client_ca: expected tls_cert with them, without it there is no TLS")
         return self
 
     @property
-    def connections_each(self) -> int:
-        """How many connections one client address may have."""
+    def connections_per_client(self) -> int:
+        """The largest number of connections of one client address."""
         return min(self.max_connections, self.max_client_connections or max(FEW_CONNECTIONS, self.max_connections // 4))
 
     @property
     def cache_folder(self) -> Path:
-        """Where compiled artifacts are kept."""
+        """The folder of compiled artifacts."""
         return self.cache_dir if self.cache_dir is not None else self.model_repo / ".cache"
 
     @property
     def state_folder(self) -> Path:
-        """Where datasets and jobs are kept."""
+        """The folder of datasets and jobs."""
         return self.state_dir if self.state_dir is not None else self.model_repo / ".lathe"

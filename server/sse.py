@@ -1,4 +1,4 @@
-"""Server-sent events as a client reads them (WHATWG HTML, 9.2), as far as Lathe sends them."""
+"""Reads server-sent events (WHATWG HTML, section 9.2), the subset that Lathe sends."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """One event: ``state`` with the job's state, or what the job's process reported, by its kind."""
+    """One event of a job: `kind` is `state` for a change of its state, otherwise the kind of a progress report."""
 
     kind: str
     data: Mapping[str, Any]
-    id: str = ""  # to go on after it; states have none
+    id: str = ""  # by which a client resumes after this event; `state` events have none
 
 
 class EventReader:
-    """Makes events of a stream's lines; an event that is cut off is left out."""
+    """Assembles events from the lines of a stream; an incomplete event at the end is dropped."""
 
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
 
     def take(self, line: str) -> JobEvent | None:
-        """Return the event that this line ends, if it ends one."""
+        """Add a line; returns the event that an empty line completes, otherwise None."""
         if line:
             name, _, value = line.partition(": ")
             self._fields[name] = value
             return None
         fields, self._fields = self._fields, {}
-        return _event(fields) if "data" in fields else None  # without data it was a comment
+        return _event(fields) if "data" in fields else None  # a comment has no data
 
 
 def _event(fields: Mapping[str, str]) -> JobEvent:

@@ -1,7 +1,7 @@
-"""Work in steps: a generator that pauses between short pieces of its work, and returns its result.
+"""Cooperative multitasking: a generator does its work in short steps, pauses after each, and returns its result.
 
-Pure Python gives the interpreter lock away by itself; one long call into C does not. So long work makes many short
-calls, and pauses between them, where its thread may turn to the work of others.
+Pure Python code releases the interpreter lock regularly; one long call into C does not. So long work is split into
+many short calls, and between them its thread may continue with other requests.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 Steps: TypeAlias = Generator[None, None, Result]
 
 
-def whole(steps: Steps[Result]) -> Result:
-    """Do all the work without a pause."""
+def run_all(steps: Steps[Result]) -> Result:
+    """Do all steps without a pause, and return the result."""
     while True:
         try:
             next(steps)

@@ -1,4 +1,4 @@
-"""The few types every layer of the server shares. They know nothing of HTTP."""
+"""The types that all layers of the server share. They are independent of HTTP."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+Shape: TypeAlias = tuple[int, ...]
 Array: TypeAlias = NDArray[np.generic]
 Tensors: TypeAlias = dict[str, Array]
 Parameter: TypeAlias = str | int | float | bool
 Parameters: TypeAlias = dict[str, Parameter]
-Fits: TypeAlias = Callable[[Mapping[str, tuple[int, ...]]], bool]  # of the shapes of a request's inputs
+Fits: TypeAlias = Callable[[Mapping[str, tuple[int, ...]]], bool]  # input names -> shapes; whether they may be batched
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +29,32 @@ class ModelRef:
 
     @property
     def fields(self) -> dict[str, str | int]:
-        """Return it as a log line has it."""
+        """The fields of a log line."""
         return {"model": self.name, "version": self.version}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a model takes or gives under one name; ``datatype`` is the wire's (FP32, INT64, BYTES ...)."""
+    """One input or output of a model; `datatype` is the protocol's (FP32, INT64, BYTES ...)."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]  # -1: any size
-    any_rank: bool = False  # the shape is (-1,) then, which is how the wire says that any will do
+    any_rank: bool = False  # any number of dimensions; `shape` is (-1,) then, since the protocol has no other notation
 
     @property
     def text(self) -> str:
-        """The datatype and shape for people, `FP32[-1, 4]`; `FP32[*]` where any rank will do."""
+        """The datatype and shape as text: `FP32[-1, 4]`, or `FP32[*]` for any rank."""
         return f"{self.datatype}{'[*]' if self.any_rank else list(self.shape)}"
 
     def describe(self) -> dict[str, object]:
-        """Return the spec as the wire's metadata object."""
+        """Return the spec as the protocol's metadata object."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``size`` bytes at ``offset`` of a registered region of shared memory."""
+    """`size` bytes at `offset` of a registered region of shared memory."""
 
     region: str
     offset: int
@@ -62,41 +63,41 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """One output the caller asked for."""
+    """One output that the client requested."""
 
     name: str
     binary: bool = False
-    classes: int = 0  # > 0: answer the best `classes` entries per row instead of the tensor
-    span: Span | None = None  # where it goes instead of into the answer
+    classes: int = 0  # > 0: the answer has the `classes` highest entries of each row instead of the tensor
+    span: Span | None = None  # the shared memory that the output is written to instead of the answer
 
 
 @dataclass(slots=True)
 class InferRequest:
-    """One call for one inference; ``version`` is "" for the live one, digits, or an alias."""
+    """One inference request; `version` is "" for the live version, digits, or an alias."""
 
     model: str
     inputs: Tensors
     version: str = ""
     id: str = ""
-    outputs: tuple[RequestedOutput, ...] = ()  # empty: all of them
+    outputs: tuple[RequestedOutput, ...] = ()  # empty: all outputs
     parameters: Parameters = field(default_factory=dict)
     deadline: float | None = None  # monotonic seconds
     priority: int = 0  # 1 is the most urgent, 0 the model's default
-    sticky_key: str = ""  # requests with the same one are answered by the same version while a candidate is tried
+    sticky_key: str = ""  # during a canary, requests with the same key are answered by the same version
 
 
 @dataclass(slots=True)
 class InferResult:
-    """The answer, and the version that gave it."""
+    """The outputs of a request, and the version that computed them."""
 
     ref: ModelRef
     outputs: Tensors
     id: str = ""
 
 
-class Awaited(NamedTuple):
-    """A version that should answer and is not in memory."""
+class MissingVersion(NamedTuple):
+    """A version that should answer requests but is not in memory."""
 
     model: str
     version: int
-    state: str  # how far it has come
+    state: str  # its state in the repository's lifecycle

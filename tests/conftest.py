@@ -1,5 +1,6 @@
-"""What every test shares: one thread per numeric library, reproducible hypothesis runs, where the project is; and every
-session that says so is asked whether the rows of a batch stay apart (`tests.batching`)."""
+"""Fixtures and hooks of all tests: one thread per numeric library, reproducible hypothesis runs, the project's folder.
+
+Every session whose model is declared batchable is checked for rows that influence each other (`tests.batching`)."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# read when NumPy is first imported, which tests do after this file: several test processes share the cores
+# NumPy reads these at its first import, which happens after this file. Several test processes share the cores.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-os.environ.setdefault("LATHE_CHECK_PLANS", "1")  # every plan that is made here is checked; child processes inherit it
+os.environ.setdefault("LATHE_CHECK_PLANS", "1")  # check every plan that is compiled here; child processes inherit it
 
 # A shell that starts the suite in the background lets it ignore Ctrl-C, and so would every process that a test starts.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,35 +28,46 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
 settings.load_profile("lathe")
 
-_BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the one that reports
+_BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the reporting process
 _TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every", type=int, default=1, metavar="N", help="run every Nth of the tests that are selected")
+    parser.addoption("--fast", action="store_true", help="run what `make test-fast` runs, see tests/fast.py")
+    parser.addoption("--fast-record", type=Path, metavar="FILE", help="write down which tests are not fast")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a part of the tests that is spread over all files, the same each time."""
+    """Keep the fast tests, if asked; of those every Nth, spread over all files, the same tests each time."""
+    if config.getoption("--fast"):
+        from tests.fast import select
+
+        items[:], others = select(items)
+        config.hook.pytest_deselected(items=others)
     stride = config.getoption("--every")
     config.hook.pytest_deselected(items=[item for place, item in enumerate(items) if place % stride])
     items[:] = items[::stride]
 
 
-_died: list[str] = []  # workers of this run
+_died: list[str] = []  # workers of this run that died
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from tests.batching import Tally  # here, as it imports NumPy
+    from tests.batching import Tally  # imported here because it imports NumPy
 
     config.stash[_TALLY] = Tally()
+    if (path := config.getoption("--fast-record")) is not None and not hasattr(config, "workerinput"):
+        from tests.fast import Recorder
+
+        config.pluginmanager.register(Recorder(path))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Take the tally of a worker; note one that died. pytest-xdist ends the run then, and what was left to that worker
-    is not run."""
+    """Add the tally of a worker, and records a worker that died. pytest-xdist then ends the run without the worker's
+    remaining tests."""
     if error:
         _died.append(f"worker {node.gateway.id} died ({error})")
     plain = getattr(node, "workeroutput", {}).get(_BATCHING)
@@ -64,14 +76,14 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was checked and what was left out, and how to run it."""
-    from tests.core.targets import left_out  # imports NumPy
+    """Print what was checked, what was left out, and how to run that."""
+    from tests.core.targets import skipped_targets  # imports NumPy
 
     for line in _died:
         terminalreporter.write_line(f"ERROR: {line}: the run is not complete", red=True)
     for line in config.stash[_TALLY].lines():
         terminalreporter.write_line(line)
-    lines = left_out()
+    lines = skipped_targets()
     if "LATHE_EXPORTERS" not in os.environ:
         lines.append("the exporters of PyTorch, Paddle and TensorFlow (make test-exporters)")
     if find_spec("triton") is None:
@@ -81,7 +93,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run in which a worker died is no success, whatever was running in it. A worker hands its tally on."""
+    """Fail the run if a worker died, whatever the worker was running. A worker sends its tally."""
     if _died:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     output = getattr(session.config, "workeroutput", None)
@@ -90,8 +102,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _rows_stay_apart(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Every session whose model is declared batchable is checked at its first run."""
+def _check_row_independence(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Check every session whose model is declared batchable at its first run."""
     from tests.batching import install
 
     uninstall = install(pytestconfig.stash[_TALLY])
@@ -100,8 +112,8 @@ def _rows_stay_apart(pytestconfig: pytest.Config) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_rows_have_met(pytestconfig: pytest.Config) -> Iterator[None]:
-    """A test fails with its batches also where it, or a thread of it, has caught the error."""
+def _no_batch_check_failed(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Fail the test when a batch check failed, even if the test or one of its threads caught the error."""
     failures = pytestconfig.stash[_TALLY].failures
     before = len(failures)
     yield
@@ -109,9 +121,9 @@ def _no_rows_have_met(pytestconfig: pytest.Config) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _drawn_alike() -> Iterator[None]:
-    """Parameters begin with the same values whichever tests ran before."""
-    from core.nn.init import seeded
+def _seeded_parameters() -> Iterator[None]:
+    """Parameters have the same initial values whichever tests ran before."""
+    from lathe.core.nn.init import seeded
 
     with seeded(0):
         yield

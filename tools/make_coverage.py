@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import onnx
 
-import core  # noqa: F401  (registers operators and kernels)
-from core.frontends import contrib, opsets
-from core.frontends.contrib import find_lowering
-from core.frontends.onnx import STANDARD_DOMAINS
-from core.ir.types import DType
-from core.kernels.catalog.base import VIEWS, families
-from core.ops import registry
+import lathe  # noqa: F401  (registers operators and kernels)
+from lathe.core.frontends import contrib, opsets
+from lathe.core.frontends.contrib import find_lowering
+from lathe.core.frontends.onnx import STANDARD_DOMAINS
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import VIEWS
+from lathe.core.kernels.choose import families
+from lathe.core.ops.opdef import registry
 from tests.core.frontends.refused import OPERATORS
 
 COVERAGE = Path("core/ops/COVERAGE.md")
@@ -33,7 +34,7 @@ them, {older} rewritten on import as others, {missing} missing.
 - **Element types**: those that the standard allows for the first input (for the output of an operator without inputs).
 - **Reference**: *own*: NumPy code in `core/ops`; *definition*: its ONNX function body, imported in its place;
   *rewritten*: other operators take its place.
-- **Compiled**: the family of kernels in `core/kernels/catalog` that takes it, for the shapes and element types (float32
+- **Compiled**: the family of kernels in `core/kernels/order` that takes it, for the shapes and element types (float32
   first) that its selector names; *view*: it costs nothing; -: it runs on the reference, unless its value is known when
   the model is compiled. `explain()` says which of them happens, node by node.
 - **Gradient**: *yes*; *definition*: that of its ONNX function body; *zero*: small changes of the inputs do not change
@@ -60,7 +61,7 @@ TABLE = """
 |---|---|---|---|---|---|
 """
 
-# What only the passes make out of an operator has the kernels.
+# Operators without kernels of their own, and the operators that the passes turn them into, which have kernels.
 FUSED = {
     "Gemm": "FusedMatMul", "MatMul": "FusedMatMul", "Conv": "FusedConv", "ConvTranspose": "FusedConv",
     "RNN": "RecurrentSteps", "GRU": "RecurrentSteps", "LSTM": "RecurrentSteps",
@@ -83,7 +84,7 @@ class Row(NamedTuple):
 
 
 def coverage() -> str:
-    """The page."""
+    """The text of core/ops/COVERAGE.md."""
     rows = list(_rows())
     count = [row.reference for row in rows].count
     head = HEAD.format(
@@ -99,7 +100,7 @@ def coverage() -> str:
 
 def _contributed() -> str:
     own = [name for name in registry.names() if registry.get(name).domain == contrib.DOMAIN]
-    taken = sorted([*contrib.lowered(), *contrib.renamed(), *own])
+    taken = sorted([*contrib.lowered_operators(), *contrib.adopted_operators(), *own])
     refused = "".join(
         f"| {op} | {domain or 'ai.onnx'} | {reason} |\n" for (domain, op), reason in sorted(OPERATORS.items())
     )
@@ -127,7 +128,7 @@ def _rows() -> Iterator[Row]:
 
 
 def _types(schema: Any) -> str:
-    """The element types of the first input, or else of the first output, in the order of `DType`."""
+    """The element types of the first input, or of the first output if there is none, in the order of `DType`."""
     parameters = [*schema.inputs, *schema.outputs]
     texts = {str(text) for text in parameters[0].types} if parameters else set()
     allowed = {text[text.rfind("(") + 1 : text.find(")")] for text in texts}

@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/ again: `python -m tools.make_docs` (or `make docs`). A test holds them true."""
+"""Writes the generated pages of docs/: `python -m tools.make_docs` (or `make docs`). A test compares them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from core.codegen.cpus import FEATURES
-from server.repository.modelconfig import ModelConfig
-from server.settings import Settings
-from tools import make_coverage, make_walkthrough
+from lathe.core.codegen.cpus import FEATURES
+from lathe.server.repository.model_config import ModelConfig
+from lathe.server.settings import Settings
+from tools import make_architecture, make_coverage, make_walkthrough
 from tools.recipe_docs import RECIPES, recipes
 
 CONFIGURATION = Path("docs/configuration.md")
@@ -20,7 +20,7 @@ CONFIGURATION = Path("docs/configuration.md")
 HEAD = """\
 # Configuration
 
-<!-- Written by `make docs` from server/settings.py and server/repository/modelconfig.py; a test holds it true. -->
+<!-- Written by `make docs` from server/settings.py and server/repository/model_config.py; a test holds it true. -->
 
 Every setting has a default that suits one machine. Set it in the environment as below; `lathe serve --help` lists those
 that have a flag, and a flag wins. Sizes are bytes, times are seconds, unless the name says otherwise. A value that is
@@ -38,7 +38,7 @@ The compiler reads one variable of its own, in every process:
 | `LATHE_TARGET` | - | {target} |
 """
 TARGET = (
-    "The CPU to compile for, where that is less than this machine: {names}. A machine that lacks one of its "
+    "The CPU to compile for, if it has fewer features than this machine: {names}. A machine that lacks one of its "
     "instructions refuses it, as it refuses code that was compiled for another CPU."
 )
 
@@ -46,8 +46,8 @@ MODEL_HEAD = """
 ## One model
 
 `config.toml` in a model's folder, beside its versions. All of it is optional; names are those of Triton's
-`config.pbtxt` where it has them. It is read again when it changes, without a restart; one that does not read is told of
-in the log and in `GET /api/v1/models/NAME` (`config_error`), and the one before stays in force.
+`config.pbtxt` where it has them. It is read again when it changes, without a restart. If it is invalid, the previous
+configuration stays in force, and the error is in the log and in `GET /api/v1/models/NAME` (`config_error`).
 
 | Key | Default | Meaning |
 |---|---|---|
@@ -57,7 +57,7 @@ UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
 
 
 def configuration() -> str:
-    """The page, from the settings themselves."""
+    """The text of docs/configuration.md, from the settings classes."""
     prefix = Settings.model_config["env_prefix"]
     rows = (row(f"{prefix}{name}".upper(), field) for name, field in Settings.model_fields.items())
     keys = (model_row(name, field) for name, field in model_keys(ModelConfig))
@@ -66,7 +66,7 @@ def configuration() -> str:
 
 
 def model_keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The keys of a model's configuration with their sections."""
+    """The keys of a model's configuration, prefixed with their sections, and their fields."""
     for name, field in section.model_fields.items():
         if isinstance(field.default, BaseModel):
             yield from model_keys(type(field.default), f"{prefix}{name}.")
@@ -83,7 +83,7 @@ def row(variable: str, field: FieldInfo) -> str:
 
 
 def shown(default: Any) -> str:
-    """A default as people read it: `67108864` (64 MiB)."""
+    """A default as Markdown, with a unit for round sizes: `67108864` (64 MiB)."""
     if default is None or default in ((), {}):
         return "-"
     if type(default) is int and default > 0:
@@ -96,6 +96,7 @@ def shown(default: Any) -> str:
 def main() -> None:
     CONFIGURATION.write_text(configuration())
     RECIPES.write_text(recipes())
+    make_architecture.main()
     make_coverage.main()
     make_walkthrough.main()
 

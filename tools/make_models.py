@@ -1,8 +1,8 @@
-"""Makes the bundled example models again: `python -m tools.make_models [FOLDER]`, needs the `test` extra.
+"""Rebuilds the bundled example models: `python -m tools.make_models [FOLDER]` (needs the `test` extra).
 
 `digits` reads a handwritten digit: version 1 is tiny, version 2 is larger and was trained on shifted copies too. The
-data are the 1,797 images of 8 x 8 pixels (0 to 16) that come with scikit-learn. The last 449 are held out: they are
-never trained on, and the accuracy stated in the manifest is measured on them.
+data are the 1,797 images of 8 x 8 pixels (0 to 16) that come with scikit-learn. The last 449 are held out: no version
+is trained on them, and the accuracy in the manifest is measured on them.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from threadpoolctl import threadpool_limits
 
-from server.repository.aliases import Aliases
-from server.repository.manifest import MANIFEST, MODEL_FILE, Manifest, Signature, describe_folder
-from server.repository.names import LIVE
-from server.types import TensorSpec
-from tools.trainer import Adam, Array, Conv, Dense, Layer, MaxPool, Relu, forward, train_step
+from lathe.server.repository.aliases import Aliases
+from lathe.server.repository.manifest import MANIFEST, MODEL_FILE, Manifest, Signature, describe_folder
+from lathe.server.repository.names import LIVE_ALIAS
+from lathe.server.types import TensorSpec
+from tools.numpy_trainer import Adam, Array, Conv, Dense, Layer, MaxPool, Relu, forward, train_step
 
 HELD_OUT = 449
 PIXEL_MAX = 16.0
 OPSET = 17
-EXAMPLE = 13  # of the held-out images: a five, which version 1 takes for a six
-CREATED = "2026-11-20T21:30:00Z"  # fixed, so that making the models again changes nothing
+EXAMPLE = 13  # index of a held-out image: a five, which version 1 classifies as a six
+CREATED = "2026-11-20T21:30:00Z"  # fixed, so that a rebuild changes nothing
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one version is made."""
+    """The architecture and training settings of one version."""
 
     version: int
     filters: tuple[int, int]
     hidden: int
     epochs: int
-    shift: bool  # train on copies moved by up to one pixel, too
+    shift: bool  # also train on copies shifted by at most one pixel
     note: str
 
 
@@ -66,7 +66,7 @@ def held_out() -> tuple[Array, NDArray[np.int64]]:
 
 
 def network(rng: np.random.RandomState, recipe: Recipe) -> list[Layer]:
-    """LeNet's shape for 8 x 8 pixels: two convolutions, each halved by pooling, and two dense layers."""
+    """A LeNet for 8 x 8 pixels: two convolutions, each followed by pooling, and two dense layers."""
     first, second = recipe.filters
     return [
         Conv(rng, 1, first), Relu(), MaxPool(),
@@ -77,14 +77,14 @@ def network(rng: np.random.RandomState, recipe: Recipe) -> list[Layer]:
 
 
 def shifted(rng: np.random.RandomState, x: Array) -> Array:
-    """Every image moved by -1, 0 or 1 pixel in both directions, zeros coming in."""
+    """Every image shifted at random by -1, 0 or 1 pixel in both directions, filled with zeros."""
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     offsets = rng.randint(0, 3, size=(len(x), 2))
     return np.stack([p[:, i : i + 8, j : j + 8] for p, (i, j) in zip(padded, offsets, strict=True)])
 
 
 def train(recipe: Recipe) -> list[Layer]:
-    rng = np.random.RandomState(recipe.version)  # the legacy generator: its streams are frozen for good
+    rng = np.random.RandomState(recipe.version)  # the legacy generator: NumPy never changes its streams
     images, labels = load_digits()
     x, y = images[:-HELD_OUT] / np.float32(PIXEL_MAX), labels[:-HELD_OUT]
     layers = network(rng, recipe)
@@ -140,7 +140,7 @@ def to_onnx(layers: Sequence[Layer], recipe: Recipe) -> onnx.ModelProto:
 
 
 def manifest(folder: Path, layers: Sequence[Layer], recipe: Recipe) -> Manifest:
-    """What the repository keeps about a version; the accuracy is measured here, on the held-out images."""
+    """The manifest of a version, with the accuracy measured on the held-out images."""
     metadata = {
         "description": f"Handwritten digits, LeNet-style; {recipe.note}",
         "accuracy": round(accuracy(layers), 4),
@@ -156,10 +156,10 @@ def manifest(folder: Path, layers: Sequence[Layer], recipe: Recipe) -> Manifest:
 
 
 def aliases() -> Aliases:
-    """The newest version is live, and the one before it can be gone back to."""
+    """Aliases with the newest version live, and the version before it as rollback target."""
     made = Aliases()
     for recipe in RECIPES:
-        made = made.moved(LIVE, recipe.version).raised(recipe.version).next_generation()
+        made = made.moved(LIVE_ALIAS, recipe.version).with_high_water(recipe.version).with_next_generation()
     return made
 
 
@@ -168,7 +168,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def write_version(folder: Path, recipe: Recipe) -> None:
-    with threadpool_limits(1):  # sums in the same order on every machine
+    with threadpool_limits(1):  # one thread, so that sums have the same order on every machine
         layers = train(recipe)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(to_onnx(layers, recipe), str(folder / MODEL_FILE))
@@ -178,7 +178,7 @@ def write_version(folder: Path, recipe: Recipe) -> None:
 
 
 def example_request(number: int) -> str:
-    """An infer request in JSON for one held-out image, laid out so that the digit can be seen."""
+    """An infer request in JSON for one held-out image, with one line per row of pixels."""
     rows = [", ".join(f"{pixel:2.0f}" for pixel in row) for row in held_out()[0][number, 0]]
     head = '"name": "image", "datatype": "FP32", "shape": [1, 1, 8, 8]'
     return '{"inputs": [{' + head + ', "data": [\n  ' + ",\n  ".join(rows) + "\n]}]}\n"

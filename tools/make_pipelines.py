@@ -1,10 +1,10 @@
-"""Makes the example pipelines again: `python -m tools.make_pipelines [FOLDER]`, needs the `test` extra.
+"""Rebuilds the example pipelines: `python -m tools.make_pipelines [FOLDER]` (needs the `test` extra).
 
-`digit`: a picture of a digit in, its name out, over the bundled model `digits`; `seven.jpg` is a held-out image.
+`digit` maps a picture of a digit to its name, with the bundled model `digits`; `seven.jpg` is a held-out image.
 
-`embedding`: a text in, its embedding out. The words and the vectors of the 900 tokens come from the texts that describe
-scikit-learn's data sets, 43 kB in all: the vectors are a latent semantic analysis (Deerwester et al., 1990), the
-singular vectors of how often each token occurs in each paragraph. So it tells flowers from wine, and little else.
+`embedding` maps a text to its embedding. The vocabulary and the vectors of the 900 tokens come from the descriptions of
+scikit-learn's data sets (43 kB). The vectors are a latent semantic analysis (Deerwester et al., 1990): the singular
+vectors of token counts per paragraph. So it separates flowers from wine, and little else.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tools.make_models import held_out
 
 TOKENS = 900
 WIDTH = 24
-EXAMPLE = 0  # of the held-out images
+EXAMPLE = 0  # index of a held-out image
 SIDE = 64  # pixels of the example picture
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def paragraphs() -> list[str]:
-    """The texts that scikit-learn brings along, cut at empty lines."""
+    """The descriptions of scikit-learn's data sets, split at empty lines, without paragraphs of four words or fewer."""
     folder = Path(sklearn.__file__).parent / "datasets" / "descr"
     texts = (file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.rst")))
     return [part for text in texts for part in text.split("\n\n") if len(part.split()) > 4]
 
 
 def make_tokenizer(texts: list[str]) -> Tokenizer:
-    """The most frequent words, and the letters for the others; lower case, no special tokens around a text.
+    """A WordPiece tokenizer with the most frequent words, and letters for all others; lower case, no special tokens.
 
-    (The library's own trainer breaks ties by the addresses of its tables, so no two runs agree.)
+    The library's own trainer is not used, because it breaks ties by memory address and so is not reproducible.
     """
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     words = [word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
@@ -55,13 +55,14 @@ def make_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def vectors(tokenizer: Tokenizer, texts: list[str]) -> NDArray[np.float32]:
-    """`[tokens, WIDTH]`: what occurs in the same paragraphs points the same way."""
+    """Token vectors `[tokens, WIDTH]` by latent semantic analysis: tokens of the same paragraphs are similar."""
     counts = np.zeros((tokenizer.get_vocab_size(), len(texts)))
     for column, text in enumerate(texts):
         np.add.at(counts[:, column], tokenizer.encode(text).ids, 1)
     rarity = np.log(len(texts) / np.maximum((counts > 0).sum(axis=1), 1))
     left, strength, _ = np.linalg.svd(np.log1p(counts) * rarity[:, None], full_matrices=False)
-    turned = left[:, :WIDTH] * np.sign(left[np.abs(left[:, :WIDTH]).argmax(axis=0), np.arange(WIDTH)])  # signs are free
+    # The SVD leaves signs open: make the largest entry of each column positive.
+    turned = left[:, :WIDTH] * np.sign(left[np.abs(left[:, :WIDTH]).argmax(axis=0), np.arange(WIDTH)])
     return np.asarray(turned * strength[:WIDTH] * rarity[:, None] / 100, np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/walkthrough.md: one small model at every stage of the compiler, as the compiler itself prints it."""
+"""Writes docs/walkthrough.md: one small model at every stage of the compiler, as the compiler prints it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from core import load, sizes
-from core.codegen.jit import assembly_of
-from core.described import describe
-from core.ir.graph import Graph
-from core.kernels.catalog import select
-from core.kernels.cpu import generate
-from core.kernels.target import Target
-from core.options import Options
-from core.passes.pipeline import Options as PassOptions
-from core.passes.pipeline import optimize
-from core.plan.plan import ARENA, WEIGHTS, Address, Plan, Planned
-from core.plan.planner import make_plan
+from lathe import load
+from lathe.core.codegen.jit import assembly_of
+from lathe.core.compiler import symbol_binding
+from lathe.core.compiler.description import describe
+from lathe.core.compiler.options import Options
+from lathe.core.ir.graph import Graph
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.cpu import generate
+from lathe.core.kernels.target import Target
+from lathe.core.passes.pipeline import Options as PassOptions
+from lathe.core.passes.pipeline import optimize
+from lathe.core.plan.plan import ARENA, WEIGHTS, Address, Plan, PlannedGraph
+from lathe.core.plan.planner import make_plan
 
 WALKTHROUGH = Path("docs/walkthrough.md")
-# Not the machine that writes the page: it is to be the same everywhere.
+# A fixed target, so that the page is the same on every machine.
 TARGET = Target("avx2", "x86_64-unknown-linux-gnu", "x86-64-v3", "", vector_bytes=32, registers=16)
-_HEAD, _LOOP = 12, 19  # lines of a kernel shown: of its beginning, of its innermost loop
+_HEAD, _LOOP = 12, 19  # printed lines of a kernel's beginning, and of its innermost loop
 
 PAGE = """\
 # One model, stage by stage
@@ -32,12 +33,12 @@ PAGE = """\
 <!-- Written by `make docs` (tools/make_walkthrough.py) from the compiler's own output; a test holds it true. -->
 
 A dense layer with a Relu and a Softmax, from ONNX to machine code. Everything below is printed by the compiler;
-`print(graph)`, `session.explain()` and `core.codegen.jit.assembly_of` give the same for any model.
+`print(graph)`, `session.explain()` and `lathe.core.codegen.jit.assembly_of` give the same for any model.
 
 ## 1. Imported
 
 The importer has turned the file into Lathe's graph: every operator in its newest form, every type inferred. `batch`
-is a symbol. Weights of more than a few numbers are not printed.
+is a symbol. Large weights are not printed.
 
 ```
 {imported}
@@ -46,7 +47,7 @@ is a symbol. Weights of more than a few numbers are not printed.
 ## 2. Bound
 
 The leading symbol becomes `n`, an argument of the generated code; any other symbol would become a number here.
-`core.sizes.bind` does that, and the first line of the graph shows it:
+`lathe.core.compiler.symbol_binding.bind` does that, and the first line of the graph shows it:
 
 ```
 {bound}
@@ -54,14 +55,14 @@ The leading symbol becomes `n`, an argument of the generated code; any other sym
 
 ## 3. After the passes
 
-What changed anything:
+The passes that changed the graph:
 
 ```
 {passes}
 ```
 
-`Gemm` has become the one product that all products become, and the Relu with the bias its epilogue: a body over single
-numbers, which the kernel applies to sums that are still in registers.
+`Gemm` has become a `FusedMatMul`, as all matrix products do. The bias and the Relu are its epilogue: a body over
+scalars that the kernel applies to the sums while they are still in registers.
 
 ```
 {optimized}
@@ -69,8 +70,8 @@ numbers, which the kernel applies to sums that are still in registers.
 
 ## 4. The plan
 
-A kernel for each node, in order, and an address for each operand: a base (`arena`, `weights`, then inputs and outputs)
-and an offset `a*n + b` in bytes. Nothing is looked up when the model runs.
+The plan has a kernel for each node, in order, and an address for each operand: a base (`arena`, `weights`, an input or
+an output) and an offset `a*n + b` in bytes. All addresses are fixed before the model runs.
 
 ```
 {plan}
@@ -79,14 +80,14 @@ and an offset `a*n + b` in bytes. Nothing is looked up when the model runs.
 ## 5. One kernel as LLVM assembly
 
 The first kernel in full has {lines} lines: register tiles are unrolled. Its arguments are the table of operand
-addresses, `n`, the thread's number, how many threads take part, and the counter that they take tiles from. It begins:
+addresses, `n`, the thread's number, the number of threads, and the counter from which threads take tiles. It begins:
 
 ```llvm
 {head}
 ```
 
-and the innermost loop of its largest tile begins so: an element of each of {rows} rows of `x`, spread over the {lanes}
-lanes of a register, times {lanes} weights.
+The innermost loop of its largest tile multiplies one element of each of {rows} rows of `x`, broadcast to the {lanes}
+lanes of a register, by {lanes} weights. It begins:
 
 ```llvm
 {loop}
@@ -94,21 +95,21 @@ lanes of a register, times {lanes} weights.
 
 ## 6. The same loop as machine code
 
-For `{cpu}`, by LLVM: a load, and a fused multiply-add per row. Sums stay in registers.
+LLVM's code for `{cpu}`: a load, and a fused multiply-add per row. Sums stay in registers.
 
 ```asm
 {machine}
 ```
 
 The object file of every kernel goes into the cache under the digest of its parameters, the generator's source and
-LLVM's version; `core/runtime/executable.py` links them, and runs the tape.
+LLVM's version; `core/runtime/host/executable.py` links them, and runs the tape.
 """
 
 
 def walkthrough() -> str:
-    """The page."""
+    """The text of docs/walkthrough.md."""
     graph = load(model())
-    bound = sizes.bind(graph, describe(graph, Options()).batching, ())
+    bound = symbol_binding.bind(graph, describe(graph, Options()).batching, ())
     optimized, reports = optimize(bound, PassOptions())
     planned = make_plan(optimized, TARGET, 1, select)
     spec = planned.specs[planned.plan.steps[0].symbol]
@@ -153,7 +154,7 @@ def printed(graph: Graph) -> str:
     return str(graph).strip()
 
 
-def plan_lines(planned: Planned) -> Iterator[str]:
+def plan_lines(planned: PlannedGraph) -> Iterator[str]:
     plan = planned.plan
     for step in plan.steps:
         yield f"{step.op} '{step.label}': {step.summary}"
@@ -163,7 +164,7 @@ def plan_lines(planned: Planned) -> Iterator[str]:
 
 
 def place(plan: Plan, address: Address) -> str:
-    """An address as people read it: `arena + 32*n + 64`."""
+    """An address as text: `arena + 32*n + 64`."""
     ports = (*plan.inputs, *plan.states, *plan.outputs)
     names = {ARENA: "arena", WEIGHTS: "weights", **{port.base: f"%{port.name}" for port in ports}}
     slope, constant = address.offset.a, address.offset.b
@@ -172,7 +173,7 @@ def place(plan: Plan, address: Address) -> str:
 
 
 def innermost(lines: list[str], wanted: str, label: str) -> list[str]:
-    """From the label of the first block that does what is `wanted` on."""
+    """The lines from the label of the first block that contains `wanted`."""
     first = next(index for index, line in enumerate(lines) if wanted in line and not line.startswith("declare"))
     start = max(index for index in range(first) if lines[index].rstrip().endswith(label))
     return lines[start:]

@@ -1,4 +1,4 @@
-"""docs/recipes.md, from the schema that recipes are checked against."""
+"""Generates docs/recipes.md from the schema that validates recipes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from core.train.recipe import Recipe
+from lathe.core.train.recipe.recipe import Recipe
 
 RECIPES = Path("docs/recipes.md")
 
 HEAD = """\
 # Recipes
 
-<!-- Written by `make docs` from core/train/recipe.py; a test holds it true. -->
+<!-- Written by `make docs` from core/train/recipe/recipe.py; a test holds it true. -->
 
-A recipe says everything that decides what is [trained](training.md), and how. It is a TOML file for `lathe train`, and
-the field `recipe` of a job; JSON has the same names. Every mistake in it is named, and nothing unknown is passed over.
-The same recipe, data and number of threads give the same weights, bit by bit, on machines of one kind.
+A recipe holds all settings of a [training](training.md) run. It is a TOML file for `lathe train`, and the field
+`recipe` of a job; JSON has the same names. Every invalid value and every unknown key is an error that names it. The
+same recipe, data and number of threads give the same weights, bit for bit, on machines of the same kind.
 
 ```toml
 {example}```
@@ -28,13 +28,13 @@ The same recipe, data and number of threads give the same weights, bit by bit, o
 """
 
 EXAMPLE = Path("docs/recipes/digits-lenet5.toml")
-_TAGS = ("kind", "architecture", "onnx", "parent")  # the keys by which tables that exclude each other differ
+_TAGS = ("kind", "architecture", "onnx", "parent")  # keys that tell alternative tables apart
 
 Schema = Mapping[str, Any]
 
 
 def recipes() -> str:
-    """The whole page."""
+    """The text of docs/recipes.md."""
     schema = Recipe.model_json_schema()
     return "".join(_page(schema, schema["$defs"]))
 
@@ -52,21 +52,21 @@ def _page(schema: Schema, definitions: Schema) -> Iterator[str]:
 
 
 def _keys(table: Schema) -> Iterator[str]:
-    """A table that has no alternative: its keys."""
+    """A Markdown table of the keys of a TOML table without alternatives."""
     yield "| Key | Default | Meaning |\n|---|---|---|\n"
     for name, field in table["properties"].items():
         yield f"| `{name}` | {_default(name, field, table)} | {_meaning(field)} |\n"
 
 
 def _choices(tables: list[Schema], definitions: Schema) -> Iterator[str]:
-    """Tables of which one is chosen, with their settings; what these mean stands once for all."""
+    """A Markdown table of alternative TOML tables with their settings, then the meaning of each setting once."""
     yield "| Table | Meaning | Settings |\n|---|---|---|\n"
     meanings: dict[str, str] = {}
     for table in tables:
         tag, field = next((tag, table["properties"][tag]) for tag in _TAGS if tag in table["properties"])
         settings = {name: other for name, other in table["properties"].items() if name != tag}
         shown = ", ".join(_setting(name, other, table) for name, other in settings.items())
-        yield f"| `{tag} = {_chosen(field)}` | {_meaning(field)} | {shown or '-'} |\n"
+        yield f"| `{tag} = {_tag_value(field)}` | {_meaning(field)} | {shown or '-'} |\n"
         meanings |= {name: _meaning(other, definitions) for name, other in settings.items() if name not in meanings}
     if meanings:
         yield "\n| Setting | Meaning |\n|---|---|\n"
@@ -78,7 +78,7 @@ def _setting(name: str, field: Schema, table: Schema) -> str:
     return f"`{name}`" if default in ("-", "") else f"`{name}` {default}"
 
 
-def _chosen(field: Schema) -> str:
+def _tag_value(field: Schema) -> str:
     return json.dumps(field["const"]) if "const" in field else '"..."'
 
 
@@ -90,7 +90,7 @@ def _default(name: str, field: Schema, table: Schema) -> str:
 
 
 def _meaning(field: Schema, definitions: Schema | None = None) -> str:
-    """A field's description; of one that is a small table of its own, with that table's keys."""
+    """A field's description. If the field is a small table of its own, its keys follow."""
     text: str = field.get("description", "")
     tables = _tables(field, definitions) if definitions else []
     if len(tables) == 1:
@@ -100,7 +100,7 @@ def _meaning(field: Schema, definitions: Schema | None = None) -> str:
 
 
 def _tables(field: Schema, definitions: Schema) -> list[Schema]:
-    """The tables that a field may be."""
+    """The schemas of the TOML tables that a field may hold."""
     if "$ref" in field:
         found = definitions[field["$ref"].rpartition("/")[2]]
         return [found] if found.get("type") == "object" else _tables(found, definitions)

@@ -1,9 +1,9 @@
 """A checker of plans that shares no code with the planner.
 
-It takes the graph and the plan, and follows the plan for several batch sizes with symbolic memory, which says of every
-byte which element of which value lies there. Every step must find the elements that the graph says it reads, where its
-operands say they are. The checker takes from elsewhere what operators mean (`core.ops`) and what the specification of a
-kernel says of its memory (`core.kernels.catalog`). Of `core.plan` it knows only the data in `core.plan.plan`.
+It executes the plan for several batch sizes with symbolic memory, which records for every byte the element of the value
+that lies there. Every step must find the elements that it reads by the graph at the addresses of its operands. The
+checker uses the semantics of operators (`lathe.core.ops`) and the memory access that kernel specs describe
+(`lathe.core.kernels`). Of `lathe.core.plan` it uses only the data classes in `plan.py` and `liveness.py`.
 
 `LATHE_CHECK_PLANS=1` checks every plan that is made; the tests set it.
 """

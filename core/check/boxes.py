@@ -1,4 +1,4 @@
-"""Boxes: regular parts of row-major tensors, as offsets and strides in bytes."""
+"""Boxes: strided parts of row-major tensors, with offsets and strides in bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.ir.graph import Value
+from lathe.core.ir.graph import Value
 
 
 class Spans(NamedTuple):
-    """Byte ranges of one length, in ascending order, without overlap."""
+    """Disjoint byte ranges of equal length, in ascending order."""
 
     starts: Sequence[int]
     length: int
@@ -23,25 +23,25 @@ class Spans(NamedTuple):
 
     @property
     def hull(self) -> tuple[int, int]:
-        """The first byte and the end of the last one; an empty range where there are no bytes."""
+        """The start of the first range and the end of the last one; (0, 0) if there are no ranges."""
         return (self.starts[0], self.starts[-1] + self.length) if self.starts else (0, 0)
 
     def overlaps(self, other: Spans) -> bool:
-        """Whether any byte is in both."""
+        """Whether the two have a byte in common."""
         (low, high), (first, end) = self.hull, other.hull
         if low >= end or first >= high:
             return False
         if len(self.starts) == 1 and len(other.starts) == 1:
             return True
         mine, theirs = np.asarray(self.starts), np.asarray(other.starts)
-        before = np.searchsorted(theirs, mine + self.length) - 1  # the last range that begins before each of mine ends
+        before = np.searchsorted(theirs, mine + self.length) - 1  # the last of theirs that begins before mine ends
         found = before >= 0
         return bool(np.any(theirs[before[found]] + other.length > mine[found]))
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Elements of `itemsize` bytes: the first at byte `start`, the others by `strides` in bytes."""
+    """Elements of `itemsize` bytes; the first one is at byte `start`. `strides` are in bytes."""
 
     start: int
     shape: tuple[int, ...]
@@ -50,26 +50,26 @@ class Layout:
 
     @property
     def loops(self) -> list[tuple[int, int]]:
-        """Extents and strides of the axes that have more than one element."""
+        """The extents and strides of all axes whose extent is not 1."""
         return [(extent, stride) for extent, stride in zip(self.shape, self.strides, strict=True) if extent != 1]
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements lie one after the other, in row-major order."""
+        """Whether the elements are contiguous, in row-major order."""
         if 0 in self.shape:
             return True
         dense = Layout(0, self.shape, dense_strides(self.shape, self.itemsize), self.itemsize)
         return self.loops == dense.loops
 
-    def is_same(self, other: Layout) -> bool:
-        """Whether every position means the same bytes in both."""
+    def is_same_as(self, other: Layout) -> bool:
+        """Whether every index refers to the same bytes in both layouts."""
         if 0 in self.shape:
             return other.shape == self.shape
         mine, theirs = (self.start, self.loops, self.itemsize), (other.start, other.loops, other.itemsize)
         return mine == theirs
 
     def broadcast(self, shape: Sequence[int]) -> Layout | None:
-        """The elements walked in a shape that this one broadcasts to, by the rules of NumPy; None where it does not."""
+        """The layout broadcast to `shape` by NumPy's rules, with strides of 0; None if it does not broadcast."""
         added = len(shape) - len(self.shape)
         if added < 0:
             return None
@@ -80,11 +80,11 @@ class Layout:
         return Layout(self.start, tuple(shape), steps, self.itemsize)
 
     def permuted(self, perm: Sequence[int]) -> Layout:
-        """Axis k of the result is axis `perm[k]`."""
+        """The layout with its axes permuted: axis k of the result is axis `perm[k]`."""
         return replace(self, shape=tuple(self.shape[k] for k in perm), strides=tuple(self.strides[k] for k in perm))
 
     def spans(self) -> Spans:
-        """The bytes. The elements must not share any."""
+        """The bytes of all elements. Elements must not overlap."""
         if 0 in self.shape:
             return Spans([], 0)
         start, length = self.start, self.itemsize
@@ -110,26 +110,26 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Box(Layout):
-    """The elements of a value as part of `home`, a tensor that lies row-major from byte 0 on."""
+    """The elements of a value as part of `home`, the value that owns the memory, row-major from byte 0 on."""
 
     home: Value
 
     def cut(self, axis: int, first: int, step: int, count: int) -> Box:
-        """Places `first`, `first + step` and so on, `count` of them, along an axis."""
+        """The box with `count` indices of an axis: `first`, `first + step`, and so on."""
         shape, strides = list(self.shape), list(self.strides)
         start = self.start + (first * strides[axis] if count else 0)
         shape[axis], strides[axis] = count, strides[axis] * step
         return replace(self, start=start, shape=tuple(shape), strides=tuple(strides))
 
     def picked(self, axis: int, place: int) -> Box:
-        """The elements at one place of an axis, which goes."""
+        """The box at index `place` of an axis, without that axis."""
         one = self.cut(axis, place, 1, 1)
         return replace(
             one, shape=one.shape[:axis] + one.shape[axis + 1 :], strides=one.strides[:axis] + one.strides[axis + 1 :]
         )
 
     def reshaped(self, shape: tuple[int, ...]) -> Box | None:
-        """The same elements in row-major order under another shape; None where no strides say that."""
+        """The same elements under another shape, in row-major order; None if strides cannot express it."""
         if prod(shape) != prod(self.shape):
             return None
         if 0 in shape:
@@ -153,7 +153,7 @@ class Box(Layout):
 
 
 def _groups(loops: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Loops with neighbours merged where one stride goes through both: extents and strides, outermost first."""
+    """The loops, outermost first, with adjacent ones merged if one stride covers both."""
     found: list[tuple[int, int]] = []
     for extent, stride in loops:
         if found and found[-1][1] == stride * extent:
@@ -164,7 +164,7 @@ def _groups(loops: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def dense_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of a row-major array."""
+    """The strides in bytes of a row-major array."""
     strides, step = [], itemsize
     for extent in reversed(shape):
         strides.append(step)
@@ -172,6 +172,6 @@ def dense_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def whole(value: Value, shape: tuple[int, ...], itemsize: int) -> Box:
-    """All of a tensor."""
+def whole_box(value: Value, shape: tuple[int, ...], itemsize: int) -> Box:
+    """The box of a whole tensor, which owns its memory."""
     return Box(0, shape, dense_strides(shape, itemsize), itemsize, value)

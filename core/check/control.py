@@ -1,8 +1,8 @@
-"""If, Loop and Scan as one step: the plans of their bodies, and the native function that walks those.
+"""Checks If, Loop and Scan that are one step: a native function that runs the plans of their bodies.
 
-A body is checked as a plan of its own, whose bases are memory apart from each other. Here is what makes that true: the
-function calls the kernels of that plan at its addresses, and its bases lie where the node's operands and the parts of
-its scratch memory say, which are disjoint.
+A body is checked like a separate plan, for which the memory behind each base is disjoint from all others. The checks
+here make sure of that: the function calls the kernels of the body's plan at its addresses, and the bases are operands
+of the node, or disjoint parts of its scratch memory.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.check.facts import Facts, Sizes, StepFacts, captured_values
-from core.errors import PlanError
-from core.ir.closure import Closed, closed
-from core.ir.dim import Dim, affine
-from core.ir.graph import Graph, Value
-from core.kernels.catalog.base import Block, In, Out, Outer, Scratch
-from core.kernels.catalog.base import Operand as Asked
-from core.kernels.catalog.control import (
+from lathe.core.check.facts import Facts, Sizes, StepFacts, captured_values
+from lathe.core.errors import PlanError
+from lathe.core.ir.closure import ClosedBody, close_body
+from lathe.core.ir.dim import Dim, affine
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.kernels.call import Block, In, Out, Outer, Scratch
+from lathe.core.kernels.call import Operand as Asked
+from lathe.core.kernels.control.spec import (
     GOING,
     ITERATION,
     LINE,
@@ -36,20 +36,20 @@ from core.kernels.catalog.control import (
     Slice,
     Tape,
 )
-from core.ops import registry
-from core.ops.registry import NodeView
-from core.plan.plan import Address, Planned, weight_chunks
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.registry import NodeView
+from lathe.core.plan.plan import Address, PlannedGraph, weight_chunks
 
-_FLAGS = (ITERATION, 8), (GOING, 1), (TRUE, 1)  # where they are, and their bytes
+_FLAGS = (ITERATION, 8), (GOING, 1), (TRUE, 1)  # offsets in scratch memory and sizes in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body of a step's node, its plan, and the tape that the step's function walks."""
+    """A body of a step's node, its plan, and the tape that the step's function runs."""
 
     step: StepFacts
-    closed: Closed
-    planned: Planned
+    closed: ClosedBody
+    planned: PlannedGraph
     tape: Tape
 
     def __str__(self) -> str:
@@ -57,12 +57,12 @@ class Body:
 
     @property
     def inputs(self) -> list[Value]:
-        """Those of the node's own body, without what it captures."""
+        """The inputs of the original body, without captured values."""
         return self.closed.graph.inputs[: len(self.closed.graph.inputs) - len(self.closed.outer)]
 
 
 def bodies_of(facts: Facts) -> Iterator[Body]:
-    """Every body with its tape. PlanError for a step without plans for its bodies."""
+    """Yield every body with its tape. PlanError for a step that lacks plans for its bodies."""
     for each in facts.steps:
         spec = each.call.spec
         if isinstance(spec, BranchSpec):
@@ -76,28 +76,28 @@ def bodies_of(facts: Facts) -> Iterator[Body]:
         if not len(planned) == len(tapes) == len(each.node.subgraphs):
             raise PlanError(f"{each} has {len(planned)} plans for {len(each.node.subgraphs)} bodies")
         for graph, plan, tape in zip(each.node.subgraphs, planned, tapes, strict=True):
-            yield Body(each, closed(graph, facts.graph.constants), plan, tape)
+            yield Body(each, close_body(graph, facts.graph.constants), plan, tape)
 
 
 def check_body(facts: Facts, body: Body) -> None:
-    """The tape is that of the body's plan, and its bases are what the node's operands are."""
+    """PlanError unless the tape is that of the body's plan, and its bases are the operands of the node."""
     plan, tape, call = body.planned.plan, body.tape, body.step.call
-    given = [(called.symbol, [_numbers(place) for place in called.operands]) for called in tape.calls]
-    planned = [(step.symbol, [_address(operand) for operand in step.operands]) for step in plan.steps]
+    given = [(called.symbol, [_place_numbers(place) for place in called.operands]) for called in tape.calls]
+    planned = [(step.symbol, [_address_numbers(operand) for operand in step.operands]) for step in plan.steps]
     if given != planned:
         raise PlanError(f"{body}: the tape has other calls than the plan of the body")
-    moves = [(_numbers(move.source), _numbers(move.target), _parts(move.nbytes)) for move in tape.moves]
-    copies = [(_address(plan.located[name][0]), (base, (0, 0)), _parts(plan.located[name][1].nbytes))
-              for name, base in plan.copies]  # fmt: skip
+    moves = [(_place_numbers(m.source), _place_numbers(m.target), _coefficients(m.nbytes)) for m in tape.moves]
+    located = [(plan.value_addresses[name], base) for name, base in plan.copies]
+    copies = [(_address_numbers(a), (base, (0, 0)), _coefficients(type_.nbytes)) for (a, type_), base in located]
     if moves != copies:
         raise PlanError(f"{body}: the tape moves {moves}, the plan of the body {copies}")
     expected = [*_expected_bases(facts, body)]
     arena, weights, *rest = tape.bases
     if len(rest) != len(expected) or not isinstance(arena, Own):
-        raise PlanError(f"{body}: {len(rest)} bases behind the weights, expected {len(expected)}")
-    for index, (base, wanted) in enumerate(zip(rest, expected, strict=True)):
-        if not _is(base, wanted, call.operands, body):
-            raise PlanError(f"{body}: base {index + 2} is {base}, expected {wanted}")
+        raise PlanError(f"{body}: {len(rest)} bases after the weights, expected {len(expected)}")
+    for index, (base, expected_base) in enumerate(zip(rest, expected, strict=True)):
+        if not _is_as_expected(base, expected_base, call.operands):
+            raise PlanError(f"{body}: base {index + 2} is {base}, expected {expected_base}")
     data = np.frombuffer(b"".join(weight_chunks(body.planned)), np.uint8)
     block = call.operands[weights.index] if isinstance(weights, Operand) else None
     if data.size and not (isinstance(block, Block) and np.array_equal(block.data, data)):
@@ -105,29 +105,29 @@ def check_body(facts: Facts, body: Body) -> None:
 
 
 def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
-    """The parts of the function's scratch memory lie apart, inside of it; slices are inside their operands."""
+    """PlanError unless the parts of the function's scratch memory are disjoint and slices are inside their operands."""
     each, spec, plan = body.step, body.step.call.spec, body.planned.plan
-    some = Sizes(max(sizes.n, 1))
+    at_least_one = Sizes(max(sizes.n, 1))
     parts = [(0, LINE), *_FLAGS, (TABLE, 8 * max((len(step.operands) for step in plan.steps), default=0))]
     arena = body.tape.bases[0]
     if isinstance(arena, Own):
-        parts.append((some.dim(arena.offset), plan.arena.at(some.n)))
+        parts.append((at_least_one.dim(arena.offset), plan.arena.at(at_least_one.n)))
     for carried in spec.carried if isinstance(spec, RepeatSpec) else ():
-        parts += [(some.dim(start), sizes.dim(carried.nbytes)) for start in carried.buffers]
+        parts += [(at_least_one.dim(start), sizes.dim(carried.nbytes)) for start in carried.buffers]
     parts = sorted(part for part in parts if part[1])
     index = spec.scratch if isinstance(spec, RepeatSpec | BranchSpec) else 0
     scratch = each.call.operands[index]
-    room = some.dim(scratch.nbytes) if isinstance(scratch, Scratch) and scratch.shared else 0
+    limit = at_least_one.dim(scratch.nbytes) if isinstance(scratch, Scratch) and scratch.shared else 0
     ends = [start + size for start, size in parts]
-    if any(end > after[0] for end, after in zip(ends, parts[1:], strict=False)) or ends[-1] > room:
-        raise PlanError(f"{body}: parts of its {room} bytes of scratch overlap or lie outside: {parts}, n = {sizes.n}")
+    if any(end > after[0] for end, after in zip(ends, parts[1:], strict=False)) or ends[-1] > limit:
+        raise PlanError(f"{body}: parts of its {limit} bytes of scratch overlap or lie outside: {parts}, n = {sizes.n}")
     for base in body.tape.bases:
         if isinstance(base, Slice):
             _check_slice(each, spec, base, sizes)
 
 
 def _check_slice(each: StepFacts, spec: object, base: Slice, sizes: Sizes) -> None:
-    """As many rows as there are iterations fill the operand."""
+    """PlanError unless the slices of all iterations are rows of the operand, and their size is that of a row."""
     value = each.values[base.index]
     shape = sizes.shape(value) if value is not None else None
     if value is None or shape is None or not shape:
@@ -140,20 +140,23 @@ def _check_slice(each: StepFacts, spec: object, base: Slice, sizes: Sizes) -> No
         raise PlanError(f"{each} takes {trips} slices of {row} bytes of %{value.name}, which has {nbytes}")
 
 
-# -- what the bases of a tape should be --------------------------------------------------------------------------------
+# -- the expected bases of a tape --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Sliced:
-    """One row in every iteration."""
+class _ExpectedSlice:
+    """A base that is one row of operand `whole` in every iteration."""
 
     whole: Asked
     row: Value
     backward: bool
 
 
-def _expected_bases(facts: Facts, body: Body) -> Iterator[Base | Asked | _Sliced]:
-    """Inputs of the body, then what it captures, then outputs. An operand of the call stands for memory of the node."""
+def _expected_bases(facts: Facts, body: Body) -> Iterator[Base | Asked | _ExpectedSlice]:
+    """The bases of the body's inputs, of captured values, and of outputs.
+
+    A base that is memory of the node is given as the operand of the call.
+    """
     inputs, outputs = _ports(body)
     yield from inputs
     captured = captured_values(body.step.node, facts.graph)
@@ -161,31 +164,32 @@ def _expected_bases(facts: Facts, body: Body) -> Iterator[Base | Asked | _Sliced
     yield from outputs
 
 
-def _ports(body: Body) -> tuple[list[Base | Asked | _Sliced], list[Base | Asked | _Sliced]]:
-    node, made = body.step.node, body.closed.graph.outputs
+def _ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], list[Base | Asked | _ExpectedSlice]]:
+    """The expected bases of the body's inputs and of its outputs."""
+    node, results = body.step.node, body.closed.graph.outputs
     if node.op == "If":
-        _same_types(body, node.outputs, made)
+        _same_types(body, node.outputs, results)
         return [], [Out(index) for index in range(len(node.outputs))]
     if node.op == "Loop":
         count = max(len(node.inputs) - 2, 0)
-        _check_carried(body, range(2, 2 + count), body.inputs[2:], made[1 : 1 + count])
-        rows = [_Sliced(Out(count + i), value, False) for i, value in enumerate(made[1 + count :])]
-        carried, later = [Carried(i) for i in range(count)], [Carried(i, next=True) for i in range(count)]
-        return [Own(ITERATION), Own(TRUE), *carried], [Own(GOING), *later, *rows]
+        _check_carried(body, range(2, 2 + count), body.inputs[2:], results[1 : 1 + count])
+        rows = [_ExpectedSlice(Out(count + i), value, False) for i, value in enumerate(results[1 + count :])]
+        carried, updated = [Carried(i) for i in range(count)], [Carried(i, next=True) for i in range(count)]
+        return [Own(ITERATION), Own(TRUE), *carried], [Own(GOING), *updated, *rows]
     view = NodeView(registry.get(node.op), node)
     count = len(node.inputs) - view.attr("num_scan_inputs")
-    _check_carried(body, range(count), body.inputs[:count], made[:count])
-    back_in, back_out = (view.attr(f"scan_{way}_directions") or () for way in ("input", "output"))
-    taken = [_Sliced(In(count + i), v, any(back_in[i : i + 1])) for i, v in enumerate(body.inputs[count:])]
-    given = [_Sliced(Out(count + i), v, any(back_out[i : i + 1])) for i, v in enumerate(made[count:])]
+    _check_carried(body, range(count), body.inputs[:count], results[:count])
+    back_in, back_out = (view.attr(f"scan_{side}_directions") or () for side in ("input", "output"))
+    read = [_ExpectedSlice(In(count + i), v, any(back_in[i : i + 1])) for i, v in enumerate(body.inputs[count:])]
+    written = [_ExpectedSlice(Out(count + i), v, any(back_out[i : i + 1])) for i, v in enumerate(results[count:])]
     return (
-        [*(Carried(i) for i in range(count)), *taken],
-        [*(Carried(i, next=True) for i in range(count)), *given],
+        [*(Carried(i) for i in range(count)), *read],
+        [*(Carried(i, next=True) for i in range(count)), *written],
     )
 
 
 def _check_carried(body: Body, initial: Sequence[int], before: Sequence[Value], after: Sequence[Value]) -> None:
-    """Carried values begin as inputs of the node, end as its first outputs, and keep their types."""
+    """PlanError unless carried values start as inputs of the node, end as its first outputs, and keep their types."""
     node, spec, operands = body.step.node, body.step.call.spec, body.step.call.operands
     carried: tuple[CarriedValue, ...] = spec.carried if isinstance(spec, RepeatSpec) else ()
     _same_types(body, [node.inputs[index] for index in initial], before)
@@ -200,26 +204,27 @@ def _check_carried(body: Body, initial: Sequence[int], before: Sequence[Value], 
 def _same_types(body: Body, ours: Sequence[Value | None], theirs: Sequence[Value]) -> None:
     for a, b in zip(ours, theirs, strict=True):
         if a is None or a.type != b.type:
-            raise PlanError(f"{body}: {a} is outside what {b} is inside")
+            raise PlanError(f"{body}: {a} outside and {b} inside have different types")
 
 
-def _is(base: Base, wanted: Base | Asked | _Sliced, operands: Sequence[Asked], body: Body) -> bool:
-    if isinstance(wanted, _Sliced):
-        if not isinstance(base, Slice) or operands[base.index] != wanted.whole or base.backward != wanted.backward:
+def _is_as_expected(base: Base, expected: Base | Asked | _ExpectedSlice, operands: Sequence[Asked]) -> bool:
+    if isinstance(expected, _ExpectedSlice):
+        if not isinstance(base, Slice) or operands[base.index] != expected.whole or base.backward != expected.backward:
             return False
-        return base.nbytes == wanted.row.tensor.nbytes
-    if isinstance(wanted, Outer | Out):
-        return isinstance(base, Operand) and operands[base.index] == wanted
-    return base == wanted
+        return base.nbytes == expected.row.tensor.nbytes
+    if isinstance(expected, Outer | Out):
+        return isinstance(base, Operand) and operands[base.index] == expected
+    return base == expected
 
 
-def _address(address: Address) -> tuple[int, tuple[int, int]]:
+def _address_numbers(address: Address) -> tuple[int, tuple[int, int]]:
+    """The base, and the coefficients (a, b) of the offset a*n + b."""
     return address.base, (address.offset.a, address.offset.b)
 
 
-def _numbers(place: Place) -> tuple[int, tuple[int, int] | None]:
-    return place.base, _parts(place.offset)
+def _place_numbers(place: Place) -> tuple[int, tuple[int, int] | None]:
+    return place.base, _coefficients(place.offset)
 
 
-def _parts(dim: Dim) -> tuple[int, int] | None:
+def _coefficients(dim: Dim) -> tuple[int, int] | None:
     return affine(dim, "n")

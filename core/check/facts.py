@@ -1,17 +1,17 @@
-"""What a plan claims of a graph, held against it: which node each step runs, and what its operands are."""
+"""The claims of a plan, checked against its graph: the node that each step runs, and the values of its operands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from core.errors import PlanError
-from core.ir.dim import Dim, affine, evaluate, symbols
-from core.ir.graph import Graph, Node, Value, captures
-from core.ir.types import DType, TensorType
-from core.kernels.catalog.base import Block, Flag, In, KernelCall, Out, Outer
-from core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
-from core.plan.plan import WEIGHTS, Address, Fallback, Plan, Planned, Port, Segment, Step
+from lathe.core.errors import PlanError
+from lathe.core.ir.dim import Dim, affine, evaluate, symbols
+from lathe.core.ir.graph import Graph, Node, Value, captures
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Block, Flag, In, KernelCall, Out, Outer
+from lathe.core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
+from lathe.core.plan.plan import WEIGHTS, Address, Fallback, Plan, PlannedGraph, Port, Segment, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class StepFacts:
     step: Step
     node: Node
     call: KernelCall
-    values: tuple[Value | None, ...]  # of the operands: None for what is no value of the graph
+    values: tuple[Value | None, ...]  # of the operands; None for weights, scratch memory and flags
 
     def __str__(self) -> str:
         return f"step {self.index} ({self.node.op} '{self.node.name}')"
@@ -30,17 +30,19 @@ class StepFacts:
 
 @dataclass
 class Facts:
-    """A plan and its graph. `alone`: whether the plan is no body of another one. `offered`: whether its kernels are
-    those that the catalog offers for the nodes of the graph."""
+    """A plan and its graph. `alone` is false for the plan of a control-flow body.
+
+    `offered` is false if its kernels need not be among those that the catalog offers for the nodes of the graph.
+    """
 
     graph: Graph
-    planned: Planned
+    planned: PlannedGraph
     target: Target | GpuTarget
     winograd: bool = True
     alone: bool = True
     offered: bool = True
     steps: tuple[StepFacts, ...] = ()
-    runs: set[Node] = field(default_factory=set)  # nodes that a step or a fallback runs
+    runs: set[Node] = field(default_factory=set)  # the nodes that a step or a fallback runs
     names: Mapping[str, Value] = field(default_factory=dict)
 
     @property
@@ -48,44 +50,44 @@ class Facts:
         return self.planned.plan
 
     @property
-    def keeps_values(self) -> bool:
-        """Whether the runtime has inputs and results of fallbacks at hand, besides the memory of the plan."""
+    def runtime_keeps_values(self) -> bool:
+        """Whether the runtime keeps inputs and results of fallbacks as arrays outside the memory of the plan."""
         return self.alone and isinstance(self.target, Target)
 
     @property
     def alignment(self) -> int:
-        """What every operand's address is a multiple of, in bytes."""
+        """The alignment in bytes of every operand."""
         return GPU_ALIGNMENT if isinstance(self.target, GpuTarget) else 1
 
     @property
     def depends_on_batch(self) -> bool:
-        """Whether anything differs between batch sizes."""
+        """Whether any address, shape or size depends on the batch size."""
         types = (value.type for value in self.graph.values())
         dims = (dim for type_ in types if isinstance(type_, TensorType) for dim in type_.shape or ())
         addresses = [operand for step in self.plan.steps for operand in step.operands]
-        addresses += [address for address, _ in self.plan.located.values()]
-        moving = any(address.offset.a for address in addresses)
-        return moving or bool(self.plan.arena.a) or any("n" in symbols(dim) for dim in dims)
+        addresses += [address for address, _ in self.plan.value_addresses.values()]
+        are_offsets_fixed = not any(address.offset.a for address in addresses)
+        return not are_offsets_fixed or bool(self.plan.arena.a) or any("n" in symbols(dim) for dim in dims)
 
 
-def facts_of(facts: Facts) -> Facts:
-    """`facts` with what the plan claims filled in. PlanError where a claim does not hold."""
+def check_facts(facts: Facts) -> Facts:
+    """Fill in `steps`, `runs` and `names`, and return `facts`. PlanError if a claim of the plan is wrong."""
     graph, plan = facts.graph, facts.plan
     facts.names = {value.name: value for value in graph.values()}
     facts.steps = tuple(_steps(facts))
     fallbacks = [_fallback_node(facts, entry) for entry in plan.schedule if isinstance(entry, Fallback)]
-    ran = [*(each.node for each in facts.steps), *fallbacks]
-    if len(set(ran)) < len(ran):
-        twice = next(node for node in ran if ran.count(node) > 1)
+    runs = [*(each.node for each in facts.steps), *fallbacks]
+    if len(set(runs)) < len(runs):
+        twice = next(node for node in runs if runs.count(node) > 1)
         raise PlanError(f"node '{twice.name}' ({twice.op}) runs more than once")
-    facts.runs = set(ran)
+    facts.runs = set(runs)
     _check_schedule(plan)
     _check_ports(facts)
     return facts
 
 
 def captured_values(node: Node, graph: Graph) -> list[Value]:
-    """What the bodies of a node read from the graph around it, besides constants, in order of first use."""
+    """The values that the bodies of a node capture, without constants, in the order of first use."""
     found = dict.fromkeys(value for body in node.subgraphs for value in captures(body))
     return [value for value in found if value not in graph.constants]
 
@@ -117,10 +119,10 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
         expected = (node.name, node.op, call.code.symbol, len(call.operands))
         if given != expected:
             raise PlanError(f"step {index} is {given}, expected {expected}")
-        if call.shared is not None and not _is_general(call, facts.target):
-            raise PlanError(f"step {index} runs code for other numbers than those of {call.spec.symbol}")
+        if call.shared is not None and not _is_shared_code_right(call, facts.target):
+            raise PlanError(f"step {index} runs shared code with other numbers than those of {call.spec.symbol}")
         if call.code.symbol not in facts.planned.specs:
-            raise PlanError(f"step {index}: no code is asked for {call.code.symbol}")
+            raise PlanError(f"step {index}: the plan has no kernel spec for {call.code.symbol}")
         for operand in call.operands:
             count = {In: len(node.inputs), Out: len(node.outputs)}.get(type(operand), 1)
             if isinstance(operand, In | Out) and not 0 <= operand.index < count:
@@ -132,8 +134,8 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
         yield StepFacts(index, step, node, call, values)
 
 
-def _is_general(call: KernelCall, target: Target | GpuTarget) -> bool:
-    """Whether shared code, with the numbers it is given, is what the kernel of a step is."""
+def _is_shared_code_right(call: KernelCall, target: Target | GpuTarget) -> bool:
+    """Whether the shared code of a call, with the numbers in its last operand, does what the kernel's spec says."""
     block = call.operands[-1]
     found = call.spec.general(target, len(call.operands) - 1) if isinstance(target, Target) else None
     if found is None or call.shared is None or not isinstance(block, Block):
@@ -153,7 +155,7 @@ def _fallback_node(facts: Facts, entry: Fallback) -> Node:
 
 
 def _check_schedule(plan: Plan) -> None:
-    """Every step runs once, in order."""
+    """PlanError unless the schedule runs every step once, in order."""
     at = 0
     for entry in plan.schedule:
         if isinstance(entry, Segment):
@@ -165,7 +167,7 @@ def _check_schedule(plan: Plan) -> None:
 
 
 def _check_ports(facts: Facts) -> None:
-    """Inputs, states and outputs are those of the graph, with one base after the other."""
+    """PlanError unless inputs, states and outputs are those of the graph, with consecutive bases, and flags differ."""
     graph, plan = facts.graph, facts.plan
     states = [state.value for state in graph.states]
     for ports, values in ((plan.inputs, graph.inputs), (plan.states, states), (plan.outputs, graph.outputs)):
@@ -174,7 +176,7 @@ def _check_ports(facts: Facts) -> None:
             raise PlanError(f"the plan has ports {given}, the graph {expected}")
     bases = [port.base for port in all_ports(plan)]
     if bases != list(range(WEIGHTS + 1, WEIGHTS + 1 + len(bases))):
-        raise PlanError(f"ports have the bases {bases}, expected one after the other from {WEIGHTS + 1} on")
+        raise PlanError(f"ports have the bases {bases}, expected consecutive ones from {WEIGHTS + 1} on")
     flags = [each.step.flag for each in facts.steps if any(isinstance(o, Flag) for o in each.call.operands)]
     if sorted(flags, key=str) != sorted(set(flags), key=str) or None in flags:
         raise PlanError(f"steps have the flags {flags}, expected one each")
@@ -185,7 +187,7 @@ def all_ports(plan: Plan) -> tuple[Port, ...]:
 
 
 def base_name(plan: Plan, base: int) -> str:
-    """A base for people."""
+    """The name of a base in messages: the arena, the weights, or a port."""
     if base <= WEIGHTS:
         return ("the arena", "the weights")[base]
     kinds = ["input"] * len(plan.inputs) + ["state"] * len(plan.states) + ["output"] * len(plan.outputs)
@@ -195,7 +197,7 @@ def base_name(plan: Plan, base: int) -> str:
 
 
 class Sizes:
-    """Shapes for one batch size."""
+    """Evaluates dimensions, shapes and addresses for one batch size."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -203,7 +205,7 @@ class Sizes:
         self._known: dict[Dim, int] = {}
 
     def dim(self, dim: Dim) -> int:
-        """KeyError for a dimension that depends on data."""
+        """The value of a dimension. KeyError if it is data-dependent."""
         if isinstance(dim, int):
             return dim
         if dim not in self._known:
@@ -212,7 +214,7 @@ class Sizes:
         return self._known[dim]
 
     def shape(self, value: Value) -> tuple[int, ...] | None:
-        """None for what has no place in memory that can be known: strings, sequences, shapes that depend on data."""
+        """The shape of a value; None for strings, sequences and data-dependent shapes, which have no planned memory."""
         type_ = value.type
         if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
             return None
@@ -223,5 +225,5 @@ class Sizes:
         return shape if min(shape, default=0) >= 0 else None
 
     def at(self, address: Address) -> int:
-        """An empty batch has the addresses of a batch of one."""
+        """The offset of an address in bytes. An empty batch has the addresses of a batch of one."""
         return address.offset.at(max(self.n, 1))

@@ -1,4 +1,4 @@
-"""Symbolic memory: which bytes of which tensor lie where."""
+"""Symbolic memory: records which bytes of which tensor are at which address."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from core.check.boxes import Spans
+from lathe.core.check.boxes import Spans
 
-_FEW = 16  # ranges that are put in one by one: each moves what lies behind it
+_FEW = 16  # up to this number, ranges are inserted one by one; each insertion moves all later entries of the lists
 
 
 class Ranges(NamedTuple):
-    """Byte ranges in ascending order, without overlap, and a number for each."""
+    """Disjoint byte ranges in ascending order, with a number for each."""
 
     low: NDArray[np.int64]
     high: NDArray[np.int64]
@@ -23,10 +23,10 @@ class Ranges(NamedTuple):
 
 
 class Memory:
-    """The bytes from address 0 to `size` (None: nobody may write here) behind one base.
+    """The bytes at addresses 0 to `size` of one base; `size` is None if the memory is read-only.
 
-    A *shift* stands for a tensor at an address: byte `i` of the tensor's own numbering lies at `i + shift`. Neighbours
-    of one shift are one run.
+    A *shift* represents a tensor at an address: its byte number `i` is at address `i + shift`. Adjacent bytes with the
+    same shift form one run.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -36,7 +36,7 @@ class Memory:
         self._shift: list[int] = []
 
     def write(self, spans: Spans, shift: int) -> None:
-        """From now on these bytes hold what the shift says."""
+        """Record that these bytes hold those of the tensor with this shift."""
         if len(spans.starts) <= _FEW:
             for start in spans.starts:
                 self._put(start, start + spans.length, shift)
@@ -44,23 +44,23 @@ class Memory:
             self._put_all(spans, shift)
 
     def wipe(self, low: int, high: int) -> None:
-        """From now on the bytes from `low` to `high` hold nothing."""
+        """Record that the bytes from `low` to `high` hold nothing."""
         if low < high:
-            i, j, kept = self._opened(low, high)
-            self._replace(i, j, kept)
+            i, j, outside = self._overlapping(low, high)
+            self._replace(i, j, outside)
 
     def keep_only(self, low: int, high: int) -> None:
-        """From now on all other bytes hold nothing."""
+        """Record that all bytes outside `low` to `high` hold nothing."""
         if self._high:
             self.wipe(min(self._low[0], low), low)
         if self._high:
             self.wipe(high, max(self._high[-1], high))
 
     def lacks(self, spans: Spans, shift: int) -> tuple[int, int] | None:
-        """The first of these ranges that does not hold what the shift says as a whole; None where all do."""
+        """The first of these ranges that does not fully hold the bytes with this shift; None if all do."""
         starts: Iterable[int] = spans.starts
         if len(spans.starts) > _FEW:
-            starts = self._outside(spans)  # what lies in no one run at all; of the others, one for each run is enough
+            starts = self._ranges_to_check(spans)
         for start in starts:
             i = bisect_right(self._low, start) - 1
             if i < 0 or self._shift[i] != shift or self._high[i] < start + spans.length:
@@ -68,33 +68,35 @@ class Memory:
         return None
 
     def runs(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """What lies from `low` to `high`: first byte, end and shift of every run."""
+        """Yield start, end and shift of every run between `low` and `high`, clipped to these."""
         for i in range(bisect_right(self._high, low), bisect_left(self._low, high)):
             yield max(self._low[i], low), min(self._high[i], high), self._shift[i]
 
-    def _opened(self, low: int, high: int) -> tuple[int, int, list[tuple[int, int, int]]]:
-        """Which runs lie from `low` to `high`, as a range of indices, and what of them lies outside."""
+    def _overlapping(self, low: int, high: int) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """The indices [i, j) of the runs that overlap `low` to `high`, and the parts of these runs that lie outside."""
         i, j = bisect_right(self._high, low), bisect_left(self._low, high)
-        kept = []
+        outside = []
         if i < j and self._low[i] < low:
-            kept.append((self._low[i], low, self._shift[i]))
+            outside.append((self._low[i], low, self._shift[i]))
         if i < j and self._high[j - 1] > high:
-            kept.append((high, self._high[j - 1], self._shift[j - 1]))
-        return i, j, kept
+            outside.append((high, self._high[j - 1], self._shift[j - 1]))
+        return i, j, outside
 
     def _put(self, low: int, high: int, shift: int) -> None:
-        i, j, kept = self._opened(low, high)
-        if i and self._high[i - 1] == low and not (kept and kept[0][0] < low):
+        """Insert one run, merged with adjacent runs of the same shift."""
+        i, j, around = self._overlapping(low, high)
+        if i and self._high[i - 1] == low and not (around and around[0][0] < low):
             i -= 1
-            kept.insert(0, (self._low[i], self._high[i], self._shift[i]))
-        if j < len(self._low) and self._low[j] == high and not (kept and kept[-1][0] >= high):
-            kept.append((self._low[j], self._high[j], self._shift[j]))
+            around.insert(0, (self._low[i], self._high[i], self._shift[i]))
+        if j < len(self._low) and self._low[j] == high and not (around and around[-1][0] >= high):
+            around.append((self._low[j], self._high[j], self._shift[j]))
             j += 1
-        self._replace(i, j, _joined(sorted([*kept, (low, high, shift)])))
+        self._replace(i, j, _merge_adjacent(sorted([*around, (low, high, shift)])))
 
     def _put_all(self, spans: Spans, shift: int) -> None:
+        """Insert many ranges at once, with NumPy."""
         low, high = spans.hull
-        i, j = bisect_left(self._high, low), bisect_right(self._low, high)  # what touches them, too
+        i, j = bisect_left(self._high, low), bisect_right(self._low, high)  # including adjacent runs, to merge them
         kinds = list(dict.fromkeys([shift, *self._shift[i:j]]))  # shifts are too large for NumPy's integers
         number = {kind: index for index, kind in enumerate(kinds)}
         old = Ranges(
@@ -104,21 +106,24 @@ class Memory:
         )
         starts = np.asarray(spans.starts, np.int64)
         new = Ranges(starts, starts + spans.length, np.zeros(len(starts), np.int64))
-        both = _laid_over(old, new)
+        both = _overlay(old, new)
         found = zip(both.low.tolist(), both.high.tolist(), (kinds[k] for k in both.kind.tolist()), strict=True)
         self._replace(i, j, list(found))
 
-    def _outside(self, spans: Spans) -> list[int]:
-        """The ranges that do not lie inside one run, and the first one of each run that others lie in."""
+    def _ranges_to_check(self, spans: Spans) -> list[int]:
+        """The starts of the ranges that are not inside a single run, and of the first range inside each run.
+
+        The other ranges inside a run have the same shift as the first one, so `lacks` need not check them.
+        """
         low, high = spans.hull
         first, end = max(bisect_right(self._low, low) - 1, 0), bisect_left(self._low, high)
         if first >= end:
             return list(spans.starts)
         starts, ends = np.asarray(spans.starts), np.asarray(self._high[first:end])
         run = np.searchsorted(np.asarray(self._low[first:end]), starts, "right") - 1
-        apart = (run < 0) | (ends[run] < starts + spans.length)
-        apart[0], apart[1:] = True, apart[1:] | (run[1:] != run[:-1])
-        return starts[apart].tolist()
+        to_check = (run < 0) | (ends[run] < starts + spans.length)
+        to_check[0], to_check[1:] = True, to_check[1:] | (run[1:] != run[:-1])
+        return starts[to_check].tolist()
 
     def _replace(self, i: int, j: int, runs: list[tuple[int, int, int]]) -> None:
         self._low[i:j] = [low for low, _, _ in runs]
@@ -126,8 +131,8 @@ class Memory:
         self._shift[i:j] = [shift for _, _, shift in runs]
 
 
-def _joined(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Runs in order, neighbours of one shift as one."""
+def _merge_adjacent(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The sorted runs, with adjacent runs of the same shift merged."""
     found: list[tuple[int, int, int]] = []
     for low, high, shift in runs:
         if found and found[-1][1] == low and found[-1][2] == shift:
@@ -137,8 +142,8 @@ def _joined(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return found
 
 
-def _laid_over(old: Ranges, new: Ranges) -> Ranges:
-    """The new ranges, and of the old ones what lies outside them; neighbours of one kind as one."""
+def _overlay(old: Ranges, new: Ranges) -> Ranges:
+    """The new ranges and the parts of the old ones outside them, with adjacent ranges of the same kind merged."""
     edges = np.sort(np.concatenate([old.low, old.high, new.low, new.high]))
     edges = edges[np.append(True, edges[1:] != edges[:-1])]
     low, high = edges[:-1], edges[1:]
@@ -152,5 +157,5 @@ def _laid_over(old: Ranges, new: Ranges) -> Ranges:
     begins[1:] = kind[1:] != kind[:-1]
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(low)) - 1
-    held = kind[first] >= 0
-    return Ranges(low[first[held]], high[last[held]], kind[first[held]])
+    is_covered = kind[first] >= 0
+    return Ranges(low[first[is_covered]], high[last[is_covered]], kind[first[is_covered]])

@@ -1,50 +1,51 @@
-"""The checker's entry: a plan against its graph."""
+"""The entry point of the checker: `check_plan` checks a plan against its graph."""
 
 from __future__ import annotations
 
 from itertools import islice
 
-from core.check.control import bodies_of, check_body, check_frame
-from core.check.facts import Facts, Sizes, facts_of
-from core.check.identity import Identities
-from core.check.run import Run
-from core.check.strides import check_walks
-from core.check.weights import Weights
-from core.ir.dim import Dim, broken
-from core.ir.graph import Graph
-from core.kernels.target import GpuTarget, Target
-from core.plan.plan import Planned
+from lathe.core.check.aliases import Aliases
+from lathe.core.check.control import bodies_of, check_body, check_frame
+from lathe.core.check.facts import Facts, Sizes, check_facts
+from lathe.core.check.strides import check_strides
+from lathe.core.check.symbolic_run import SymbolicRun
+from lathe.core.check.weights import Weights
+from lathe.core.ir.dim import Dim, violated_assumption
+from lathe.core.ir.graph import Graph
+from lathe.core.kernels.target import GpuTarget, Target
+from lathe.core.plan.plan import PlannedGraph
 
 _SIZES = (0, 1, 2, 7)
-_MOST = 1 << 20  # rows, where all that is looked at is in one piece
-_MOST_SEARCHED = 1 << 12  # batch sizes, for some that the plan supposes
-_MANY = 32  # rows, where values lie in pieces: each row has some of its own
-_MOST_PIECES = 1 << 14  # of such an operand, beyond the 8 rows that are always tried
+_LARGEST = 1 << 20  # the largest batch size if all operands are contiguous
+_LARGEST_STRIDED = 32  # the largest batch size if operands are windows: each row adds byte ranges to check
+_MAX_RANGES = 1 << 14  # byte ranges of one operand; a batch of 8 is checked even if it has more
+_MAX_SEARCHED = 1 << 12  # the batch sizes below this are searched for one that the plan's assumptions allow
 
 
 def check_plan(
-    graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool = True, offered: bool = True
+    graph: Graph, planned: PlannedGraph, target: Target | GpuTarget, winograd: bool = True, offered: bool = True
 ) -> None:
-    """PlanError where the plan does not run the graph: where a step reads what is not there or is overwritten, writes
-    where another one still reads, or goes beyond its memory; for batches of 0, 1, 2, 7 and many rows
-    (a million; where values lie in pieces inside others, 32, or 8 where each row has many), as far as they are what the
-    plan supposes.
+    """PlanError if the plan does not compute the graph.
 
-    `target` and `winograd` are what the plan was made for. The graph's shapes may depend on `n` alone, or on data.
-    `offered`: whether its kernels are those that the catalog offers for the nodes of the graph.
+    That is so if a step reads a value that is missing or overwritten, overwrites a value that is still needed, or
+    accesses memory out of bounds. The batch sizes 0, 1, 2, 7 and a large one are checked, as far as the plan's
+    assumptions allow them. The large one is 2**20 if all operands are contiguous, otherwise 8 to 32.
+
+    `target` and `winograd` are the arguments of `make_plan`. The shapes of the graph may depend on `n` and on data.
+    With `offered`, the kernels must be among those that the catalog offers for the nodes.
     """
     _check(Facts(graph, planned, target, winograd, offered=offered), planned.plan.supposed)
 
 
 def _check(facts: Facts, supposed: tuple[Dim, ...]) -> None:
-    facts = facts_of(facts)
+    facts = check_facts(facts)
     weights, bodies = Weights(facts), list(bodies_of(facts))
-    check_walks(facts)
+    check_strides(facts)
     for body in bodies:
         check_body(facts, body)
     for n in _sizes(facts, supposed):
         sizes = Sizes(n)
-        Run(facts, sizes, Identities(facts, sizes), weights).check()
+        SymbolicRun(facts, sizes, Aliases(facts, sizes), weights).check()
         for body in bodies:
             check_frame(facts, body, sizes)
     for body in bodies:
@@ -52,25 +53,27 @@ def _check(facts: Facts, supposed: tuple[Dim, ...]) -> None:
 
 
 def _sizes(facts: Facts, supposed: tuple[Dim, ...]) -> list[int]:
-    """The batch sizes to try: the first few that the plan supposes where none of the usual ones is."""
-    usual = [n for n in _usual_sizes(facts) if not broken(supposed, {"n": n})]
-    most = facts.plan.most_rows
-    fit = (n for n in range(_MOST_SEARCHED) if not broken(supposed, {"n": n}) and (most is None or n <= most))
-    return usual or list(islice(fit, 2 if facts.depends_on_batch else 1))
+    """The batch sizes to check: the usual ones that the assumptions allow, otherwise the first ones that they allow."""
+    usual = [n for n in _usual_sizes(facts) if not violated_assumption(supposed, {"n": n})]
+    most = facts.plan.max_rows
+    allowed = (
+        n for n in range(_MAX_SEARCHED) if not violated_assumption(supposed, {"n": n}) and (most is None or n <= most)
+    )
+    return usual or list(islice(allowed, 2 if facts.depends_on_batch else 1))
 
 
 def _usual_sizes(facts: Facts) -> list[int]:
     if not facts.depends_on_batch:
         return [1]
-    pieces = _pieces(facts)
-    largest = _MOST if pieces == 0 else max(_SIZES[-1] + 1, min(_MANY, 2 * _MOST_PIECES // pieces))
-    if facts.plan.most_rows is not None:
-        largest = min(largest, facts.plan.most_rows)
+    ranges = _most_ranges(facts)
+    largest = _LARGEST if ranges == 0 else max(_SIZES[-1] + 1, min(_LARGEST_STRIDED, 2 * _MAX_RANGES // ranges))
+    if facts.plan.max_rows is not None:
+        largest = min(largest, facts.plan.max_rows)
     return [*_SIZES, *([largest] if largest > _SIZES[-1] else [])]
 
 
-def _pieces(facts: Facts) -> int:
-    """The most pieces that an operand consists of for a batch of two; 0 where every operand lies in one piece."""
-    same = Identities(facts, Sizes(2))
+def _most_ranges(facts: Facts) -> int:
+    """The most byte ranges of an operand for a batch of two; 0 if every operand is contiguous."""
+    same = Aliases(facts, Sizes(2))
     boxes = {box for each in facts.steps for v in each.values if v is not None and (box := same.box(v)) is not None}
     return max((len(box.spans().starts) for box in boxes if not box.is_dense), default=0)

@@ -1,8 +1,8 @@
-"""Whether kernels go through memory as values lie there.
+"""Checks that kernels access their operands with the right strides.
 
-Elementwise kernels say in their specification how they walk through every operand, and so do those of a simulated
-device: that must be what the values' shapes and places ask for. Of other kernels only the catalog knows: where an
-operand lies apart inside another tensor, the kernel must be one that the catalog offers for these strides.
+The specs of elementwise kernels and of kernels on a simulated device contain the strides of every operand; these must
+match the layout of the values. For all other kernels, only the catalog knows the strides: if an operand is a strided
+part of another tensor, the kernel must be one that the catalog offers for these strides.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import TypeAlias
 
-from core.check.boxes import Box, Layout
-from core.check.facts import Facts, Sizes, StepFacts
-from core.check.identity import Identities
-from core.errors import PlanError
-from core.ir.dim import Dim, symbol
-from core.ir.graph import Value
-from core.kernels.catalog.base import Block, In, KernelCall, Out, Request, candidates, is_exact
-from core.kernels.catalog.cuda.elementwise import ElementwiseSpec as GpuElementwiseSpec
-from core.kernels.catalog.elementwise import ElementwiseSpec
-from core.kernels.catalog.nest import Nest
-from core.kernels.catalog.reference import ReferenceSpec
+from lathe.core.check.aliases import Aliases
+from lathe.core.check.boxes import Box, Layout
+from lathe.core.check.facts import Facts, Sizes, StepFacts
+from lathe.core.errors import PlanError
+from lathe.core.ir.dim import Dim, symbol
+from lathe.core.ir.graph import Value
+from lathe.core.kernels.call import Block, In, KernelCall, Out, Request, is_exact
+from lathe.core.kernels.choose import candidates
+from lathe.core.kernels.elementwise.cuda_spec import ElementwiseSpec as GpuElementwiseSpec
+from lathe.core.kernels.elementwise.spec import ElementwiseSpec
+from lathe.core.kernels.reference.spec import ReferenceSpec
+from lathe.core.kernels.shared.nest import Nest
 
 Strides = Mapping[Value, tuple[Dim, ...]]
-_MOST_WAYS = 1024  # to ask for one kernel: operands of a Concat may be many
-_SMALL, _LARGE = 2, 7  # the batch sizes from which strides are told for all
+_MAX_REQUESTS = 1024  # to the catalog for one kernel: a Concat may have many operands
+_SMALL, _LARGE = 2, 7  # batch sizes: strides at both determine the linear function of n
 
 
-def check_walks(facts: Facts) -> None:
-    """PlanError for a kernel that goes through an operand otherwise than the operand lies."""
+def check_strides(facts: Facts) -> None:
+    """PlanError for a kernel whose strides differ from those of an operand."""
     counts = (_SMALL, _LARGE) if facts.depends_on_batch else (1, 1)
-    small, large = (Identities(facts, Sizes(n)) for n in counts)
+    small, large = (Aliases(facts, Sizes(n)) for n in counts)
     for each in facts.steps:
         boxes = [(a, b) for v in each.values if v is not None and (a := small.box(v)) and (b := large.box(v))]
         spec = each.call.spec
@@ -45,9 +46,12 @@ def check_walks(facts: Facts) -> None:
             _check_offered(facts, each, small, large)
 
 
-def _check_nest(each: StepFacts, nest: Nest, sizes: Sizes, same: Identities) -> None:
-    """The nest's operands are the inputs, and then one output for all."""
-    walks, made = [], []
+def _check_nest(each: StepFacts, nest: Nest, sizes: Sizes, same: Aliases) -> None:
+    """PlanError unless the loop nest of an elementwise kernel has the strides of its inputs and outputs.
+
+    All outputs must have the same strides, which come last in the nest.
+    """
+    input_steps, output_steps = [], []
     result = same.box(each.node.output)
     operands = [pair for pair in zip(each.call.operands, each.values, strict=True) if not isinstance(pair[0], Block)]
     for operand, value in operands:
@@ -55,40 +59,41 @@ def _check_nest(each: StepFacts, nest: Nest, sizes: Sizes, same: Identities) -> 
         if box is None or result is None:
             raise PlanError(f"{each} has operand {operand}, which is no value in memory")
         if isinstance(operand, Out):
-            made.append(_walk(box, box.shape))
+            output_steps.append(_element_strides(box, box.shape))
         elif each.node.op == "BatchNormalization" and operand != In(0):
-            walks.append(_along_channels(each, box, result.shape))
+            input_steps.append(_channel_strides(each, box, result.shape))
         else:
-            walks.append(_walk(box, result.shape))
+            input_steps.append(_element_strides(box, result.shape))
     if result is None or 0 in result.shape:
         return
-    expected = [(extent, steps) for extent, *steps in zip(result.shape, *walks, made[0], strict=True)]
+    expected = [(extent, steps) for extent, *steps in zip(result.shape, *input_steps, output_steps[0], strict=True)]
     given = [
         (sizes.dim(extent), [sizes.dim(strides[k]) for strides in nest.strides])
         for k, extent in enumerate(nest.extents)
     ]
-    if any(each_made != made[0] for each_made in made) or _collapsed(given) != _collapsed(expected):
+    are_outputs_alike = all(steps == output_steps[0] for steps in output_steps)
+    if not are_outputs_alike or _merge_loops(given) != _merge_loops(expected):
         raise PlanError(
-            f"{each} walks {_collapsed(given)} elements, expected {_collapsed(expected)}, for n = {sizes.n}"
+            f"{each} has loops and strides {_merge_loops(given)}, expected {_merge_loops(expected)}, for n = {sizes.n}"
         )
 
 
-def _walk(box: Box, shape: tuple[int, ...]) -> list[int]:
-    """Strides in elements in a shape that a value broadcasts to."""
-    walked = Layout(box.start, box.shape, box.strides, box.itemsize).broadcast(shape)
-    if walked is None:
+def _element_strides(box: Box, shape: tuple[int, ...]) -> list[int]:
+    """The strides of a value in elements, broadcast to `shape`."""
+    layout = Layout(box.start, box.shape, box.strides, box.itemsize).broadcast(shape)
+    if layout is None:
         raise PlanError(f"a value of shape {box.shape} does not broadcast to {shape}")
-    return [stride // box.itemsize for stride in walked.strides]
+    return [stride // box.itemsize for stride in layout.strides]
 
 
-def _along_channels(each: StepFacts, box: Box, shape: tuple[int, ...]) -> list[int]:
-    """The walk of a vector with an element for each channel."""
+def _channel_strides(each: StepFacts, box: Box, shape: tuple[int, ...]) -> list[int]:
+    """The strides in elements of a vector with one element per channel, broadcast to `shape`."""
     channel = len(shape) - 1 if each.node.attrs.get("layout") == "NHWC" else min(1, len(shape) - 1)
     return [box.strides[0] // box.itemsize if axis == channel else 0 for axis in range(len(shape))]
 
 
-def _collapsed(loops: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[int, list[int]]]:
-    """Loops without those of one step, and neighbours as one where every operand goes through both with one stride."""
+def _merge_loops(loops: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[int, list[int]]]:
+    """The loops without those of extent 1; adjacent loops are merged if one stride covers both for every operand."""
     found: list[tuple[int, list[int]]] = []
     for extent, steps in loops:
         if extent == 1:
@@ -100,8 +105,8 @@ def _collapsed(loops: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[int, li
     return found
 
 
-def _check_reference(each: StepFacts, spec: ReferenceSpec, sizes: Sizes, same: Identities) -> None:
-    """The first operands are all values that the node has."""
+def _check_reference(each: StepFacts, spec: ReferenceSpec, sizes: Sizes, same: Aliases) -> None:
+    """PlanError unless the strides in the spec of a simulated kernel are those of the node's values."""
     values = [value for value in each.values if value is not None]
     for value, strides in zip(values, spec.strides, strict=True):
         box = same.box(value)
@@ -109,27 +114,28 @@ def _check_reference(each: StepFacts, spec: ReferenceSpec, sizes: Sizes, same: I
         if box is None or 0 in box.shape:
             continue
         kernels = Layout(box.start, box.shape, tuple(step * box.itemsize for step in given), box.itemsize)
-        if not kernels.is_same(Layout(box.start, box.shape, box.strides, box.itemsize)):
-            raise PlanError(f"{each} goes through %{value.name} by {given} elements, which lies by {box.strides} bytes")
+        if not kernels.is_same_as(Layout(box.start, box.shape, box.strides, box.itemsize)):
+            message = f"{each} reads or writes %{value.name} with strides {given} in elements"
+            raise PlanError(f"{message}, which has {box.strides} in bytes")
 
 
-def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Identities) -> None:
-    """The catalog must offer the kernel for operands that lie so, and say that it honours their strides."""
+def _check_offered(facts: Facts, each: StepFacts, small: Aliases, large: Aliases) -> None:
+    """PlanError unless the catalog offers the kernel for the strides of its operands, and the kernel supports them."""
     values = [value for value in dict.fromkeys(each.values) if value is not None]
-    apart = {value: strides for value in values if (strides := _told(value, small, large)) is not None}
-    spread = {value for value in apart if not _is_dense(value, small, large)}
-    if not facts.offered and _honours(each, each.call, spread):
+    parts = {value: strides for value in values if (strides := _part_strides(value, small, large)) is not None}
+    strided = {value for value in parts if not _is_dense(value, small, large)}
+    if not facts.offered and _supports_strides(each, each.call, strided):
         return
     placed = small.inside.get(each.node, frozenset())
-    for asked in _ways_to_ask(apart, spread):
+    for strides_by_value in _possible_requests(parts, strided):
         request = Request(
             each.node, facts.graph.constants, facts.target, facts.plan.threads,
-            winograd=facts.winograd and not is_exact(each.node), strides=asked, placed=placed,
+            winograd=facts.winograd and not is_exact(each.node), strides=strides_by_value, inputs_in_place=placed,
         )  # fmt: skip
         for call in candidates(request):
-            if call.spec.symbol == each.call.spec.symbol and _honours(each, call, spread):
+            if call.spec.symbol == each.call.spec.symbol and _supports_strides(each, call, strided):
                 return
-    names = ", ".join(f"%{value.name} {tuple(map(str, apart[value]))}" for value in spread)
+    names = ", ".join(f"%{value.name} {tuple(map(str, parts[value]))}" for value in strided)
     raise PlanError(
         f"{each} runs {each.call.spec.summary}, which the catalog does not offer for the strides of {names}"
     )
@@ -139,61 +145,60 @@ _Steps: TypeAlias = tuple[Dim, ...]
 _Strides: TypeAlias = Mapping[Value, _Steps]
 
 
-def _ways_to_ask(apart: _Strides, spread: Collection[Value]) -> Iterator[_Strides]:
-    """The strides with which the catalog may have been asked for operands that lie so.
+def _possible_requests(parts: _Strides, strided: Collection[Value]) -> Iterator[_Strides]:
+    """Yield the strides with which the planner may have asked the catalog for operands with this layout.
 
-    Along an extent of 1 any stride will do: that of the larger tensor, 0, or that of a dense array. A dense operand may
-    also have been taken for one that is no part of another. First all operands are asked for in one way, then each in
-    its own.
+    Along an axis of extent 1 every stride is right: that of the parent tensor, 0, or that of a dense array. A dense
+    part may also have been treated as a tensor of its own. First all operands are treated alike, then all combinations
+    follow, up to `_MAX_REQUESTS`.
     """
-    told = ({value: apart[value] for value in spread}, apart)
-    forms = (lambda _, steps: steps, _without_needless_strides, _with_row_major_strides)
-    for form in forms:
-        yield from ({value: form(value, steps) for value, steps in given.items()} for given in told)
-    ways: list[list[_Steps | None]] = [
-        [*([] if value in spread else [None]), *dict.fromkeys(form(value, steps) for form in forms)]
-        for value, steps in apart.items()
+    subsets = ({value: parts[value] for value in strided}, parts)
+    variants = (lambda _, steps: steps, _with_zero_strides, _with_row_major_strides)
+    for variant in variants:
+        yield from ({value: variant(value, steps) for value, steps in subset.items()} for subset in subsets)
+    choices: list[list[_Steps | None]] = [
+        [*([] if value in strided else [None]), *dict.fromkeys(variant(value, steps) for variant in variants)]
+        for value, steps in parts.items()
     ]
-    for chosen in islice(product(*ways), _MOST_WAYS):
-        yield {value: steps for value, steps in zip(apart, chosen, strict=True) if steps is not None}
+    for chosen in islice(product(*choices), _MAX_REQUESTS):
+        yield {value: steps for value, steps in zip(parts, chosen, strict=True) if steps is not None}
 
 
-def _without_needless_strides(value: Value, steps: _Steps) -> _Steps:
+def _with_zero_strides(value: Value, steps: _Steps) -> _Steps:
+    """The strides with 0 along axes of extent 1."""
     return tuple(0 if extent == 1 else step for extent, step in zip(value.shape, steps, strict=True))
 
 
 def _with_row_major_strides(value: Value, steps: _Steps) -> _Steps:
-    made: list[Dim] = []
+    """The strides with those of a dense array along axes of extent 1."""
+    result: list[Dim] = []
     for extent, step in reversed(list(zip(value.shape, steps, strict=True))):
-        behind = value.shape[len(steps) - len(made)] * made[0] if made else 1
-        made.insert(0, behind if extent == 1 else step)
-    return tuple(made)
+        dense = value.shape[len(steps) - len(result)] * result[0] if result else 1
+        result.insert(0, dense if extent == 1 else step)
+    return tuple(result)
 
 
-def _honours(each: StepFacts, call: KernelCall, spread: set[Value]) -> bool:
+def _supports_strides(each: StepFacts, call: KernelCall, strided: set[Value]) -> bool:
     operands = zip(each.call.operands, each.values, strict=True)
-    return all(operand in call.strided for operand, value in operands if value in spread)
+    return all(operand in call.strided for operand, value in operands if value in strided)
 
 
-def _is_dense(value: Value, small: Identities, large: Identities) -> bool:
+def _is_dense(value: Value, small: Aliases, large: Aliases) -> bool:
     boxes = small.box(value), large.box(value)
     return all(box is not None and box.is_dense for box in boxes)
 
 
-def _told(value: Value, small: Identities, large: Identities) -> tuple[Dim, ...] | None:
-    """The strides of a value that is part of another one, in elements, as the batch size makes them; None for any
-    other."""
+def _part_strides(value: Value, small: Aliases, large: Aliases) -> tuple[Dim, ...] | None:
+    """The strides of a value that is part of another one, in elements, as functions of n; None for any other value."""
     a, b = small.box(value), large.box(value)
     if a is None or b is None or a.home is value:
         return None
-    return tuple(_line(x // a.itemsize, y // a.itemsize) for x, y in zip(a.strides, b.strides, strict=True))
+    return tuple(_linear_dim(x // a.itemsize, y // a.itemsize) for x, y in zip(a.strides, b.strides, strict=True))
 
 
-def _line(small: int, large: int) -> Dim:
-    """The dimension that has these values for the two batch sizes."""
+def _linear_dim(small: int, large: int) -> Dim:
+    """The linear function of n with these values for the two batch sizes."""
     slope, rest = divmod(large - small, _LARGE - _SMALL)
     if rest:
-        raise PlanError(
-            f"a stride is {small} for n = {_SMALL} and {large} for n = {_LARGE}, which no line goes through"
-        )
+        raise PlanError(f"a stride is {small} for n = {_SMALL} and {large} for n = {_LARGE}, which is not linear in n")
     return symbol("n") * slope + (small - _SMALL * slope)

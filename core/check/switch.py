@@ -1,12 +1,12 @@
-"""Whether rewritten graphs and plans are checked. The checker itself is read only where they are: it takes 10 ms."""
+"""The switch for checks of rewritten graphs and plans. The checker is imported only if it is on: that takes 10 ms."""
 
 from __future__ import annotations
 
 import os
 
-SWITCH = "LATHE_CHECK_PLANS"
+CHECK_VARIABLE = "LATHE_CHECK_PLANS"
 
 
-def is_on() -> bool:
-    """Whether every graph and every plan is to be checked."""
-    return os.environ.get(SWITCH) == "1"
+def is_checking() -> bool:
+    """Whether every rewritten graph and every plan is checked."""
+    return os.environ.get(CHECK_VARIABLE) == "1"

@@ -1,4 +1,4 @@
-"""The weight block of a plan: every constant that a step reads must be there, as it is or in the kernel's layout."""
+"""Checks the weight block: every constant that a step reads must be in it, as it is or in the kernel's layout."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from core.check.boxes import Box
-from core.check.facts import Facts, StepFacts
-from core.errors import PlanError
-from core.ir.graph import Array
-from core.kernels.catalog.base import Block, Flag, Operand, Packed
-from core.plan.plan import FLAG_BYTES, WEIGHTS, Address
+from lathe.core.check.boxes import Box
+from lathe.core.check.facts import Facts, StepFacts
+from lathe.core.errors import PlanError
+from lathe.core.ir.graph import Array
+from lathe.core.kernels.call import Block, Flag, Operand, Packed
+from lathe.core.plan.plan import FLAG_BYTES, WEIGHTS, Address
 
 
 class Weights:
-    """What lies where in the weight block. What was found right once is not looked at again."""
+    """The items of the weight block by offset. An item that has passed a check is not checked again."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._items = sorted(facts.planned.weights, key=lambda item: item.offset)
         self._starts = [item.offset for item in self._items]
-        self._right: set[tuple[object, ...]] = set()
+        self._checked: set[tuple[object, ...]] = set()
         for before, after in pairwise(self._items):
             if before.offset + before.nbytes > after.offset:
                 raise PlanError(f"weights at {before.offset} reach beyond {after.offset}, where the next ones begin")
@@ -31,9 +31,11 @@ class Weights:
             raise PlanError(f"weights lie up to byte {end}, expected from 0 to {facts.plan.weights}")
 
     def check_operand(self, each: StepFacts, index: int, address: Address) -> None:
-        """An operand that is no value: packed weights, a block of the node's own, or a flag. None of them moves with
-        the batch."""
-        if (each.index, index) in self._right:
+        """PlanError unless an operand that is no value (packed weights, a block, or a flag) is at its address.
+
+        Such an address must not depend on the batch size.
+        """
+        if (each.index, index) in self._checked:
             return
         operand = each.call.operands[index]
         where = f"{each}, operand {index}"
@@ -42,23 +44,23 @@ class Weights:
             if each.step.flag is None or address != expected:
                 raise PlanError(f"{where}: the flag is at {address}, expected {expected}")
         else:
-            expected_data = self._expected(each, operand)
+            expected_data = self._expected_data(each, operand)
             if address.offset.a or address.base != WEIGHTS or not self._holds(address.offset.b, expected_data):
                 raise PlanError(f"{where}: {operand} should lie at {address}, where other weights are")
-        self._right.add((each.index, index))
+        self._checked.add((each.index, index))
 
     def check_constant(self, where: object, index: int | None, box: Box, base: int, at: int) -> None:
-        """A constant, or part of one, that is read at an address."""
-        if (box.home, base, at - box.start) in self._right:
+        """PlanError unless a constant, of which `box` is a part, is where a step reads it."""
+        if (box.home, base, at - box.start) in self._checked:
             return
         if base != WEIGHTS or not self._holds(at - box.start, self._facts.graph.constants[box.home]):
             operand = f", operand {index}" if index is not None else ""
             raise PlanError(
                 f"{where}{operand}: constant %{box.home.name} is not at byte {at - box.start} of base {base}"
             )
-        self._right.add((box.home, base, at - box.start))
+        self._checked.add((box.home, base, at - box.start))
 
-    def _expected(self, each: StepFacts, operand: Operand) -> Array:
+    def _expected_data(self, each: StepFacts, operand: Operand) -> Array:
         if isinstance(operand, Block):
             return operand.data
         value = each.node.input(operand.index) if isinstance(operand, Packed) else None
@@ -67,7 +69,7 @@ class Weights:
         return operand.pack(self._facts.graph.constants[value])
 
     def _holds(self, offset: int, expected: Array) -> bool:
-        """Whether this array begins at an offset."""
+        """Whether the item at this offset has the bytes of this array."""
         index = bisect_right(self._starts, offset) - 1
         if expected.nbytes == 0:
             return True

@@ -1,8 +1,8 @@
-"""Matrix tiles (Intel AMX): eight registers of up to 16 rows of 64 bytes, and products of two added to a third.
+"""Matrix tiles (Intel AMX): eight registers of up to 16 rows of 64 bytes, and instructions C += A B on them.
 
-A tile of the left factor holds words along its rows as they lie in memory; one of the right factor holds, in row i, the
-words that word i of a left row meets (`core.kernels.catalog.words`). Sums are 32 bits wide. Each thread that uses tiles
-configures them first and releases them at the end, so that nothing is left to be saved for it.
+A tile of the left factor holds rows of words as they lie in memory. Row i of a tile of the right factor holds the words
+that meet word i of a left row (`lathe.core.kernels.shared.words`). Sums are 32 bits wide. Each thread that uses tiles
+configures them first and releases them at the end, so that the operating system need not save their state.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from core.codegen import assembly
-from core.codegen.assembly import VOID, Constant
-from core.codegen.lang import Kernel, Val
-from core.codegen.registers import Pointer
-from core.ir.types import DType
+from lathe.core.codegen import llvm_ir
+from lathe.core.codegen.lang import Kernel, Val
+from lathe.core.codegen.llvm_ir import VOID, Constant
+from lathe.core.codegen.registers import Pointer
+from lathe.core.ir.types import DType
 
 CONFIG_BYTES = 64
 _PALETTE = 1
-_WIDTHS, _HEIGHTS = 16, 48  # bytes of the configuration where those of the tiles begin
+_WIDTHS, _HEIGHTS = 16, 48  # byte offsets in the configuration: row lengths in bytes, and numbers of rows
 _PRODUCTS = {DType.BFLOAT16: "tdpbf16ps", DType.FLOAT16: "tdpfp16ps", DType.UINT8: "tdpbusd"}
 
 
 class Shape(NamedTuple):
-    """Of one tile register."""
+    """The shape of a tile register."""
 
     rows: Val | int
-    words: int  # in a row
+    words: int  # per row
 
 
 def configure(k: Kernel, shapes: Sequence[Shape], memory: Pointer) -> None:
-    """Set the shapes of tiles 0, 1, ... of this thread; all tiles are zero then. `memory`: CONFIG_BYTES to use."""
+    """Set the shapes of tiles 0, 1, ... of this thread and clear all tiles. `memory`: CONFIG_BYTES of scratch."""
     config = memory.view(DType.UINT8)
     memory.view(DType.INT32).store(k.zeros(DType.INT32, CONFIG_BYTES // 4))
     config.store(k.constant(_PALETTE, DType.UINT8))
@@ -41,7 +41,7 @@ def configure(k: Kernel, shapes: Sequence[Shape], memory: Pointer) -> None:
 
 
 def release(k: Kernel) -> None:
-    """Give up all tiles of this thread."""
+    """Release the tiles of this thread."""
     k.call("llvm.x86.tilerelease", VOID, [])
 
 
@@ -50,7 +50,7 @@ def zero(k: Kernel, tile: int) -> None:
 
 
 def load(k: Kernel, tile: int, source: Pointer, step: Val | int) -> None:
-    """Fill a tile from rows that lie `step` words apart."""
+    """Load a tile from rows that are `step` words apart."""
     k.call("llvm.x86.tileloadd64", VOID, [_number(tile), source.ir, (k.index(step) * 4).ir])
 
 
@@ -59,10 +59,12 @@ def store(k: Kernel, tile: int, target: Pointer, step: Val | int) -> None:
 
 
 def multiply_add(k: Kernel, element: DType, total: int, left: int, right: int) -> None:
-    """Add the product of two tiles to a third. `element`: see `core.codegen.dot.multiply_add`; of float16, too, a word
-    holds two."""
+    """Add the product of tiles `left` and `right` to tile `total`.
+
+    `element` is as in `lathe.core.codegen.dot.multiply_add`, except that a word holds two float16.
+    """
     k.call(f"llvm.x86.{_PRODUCTS[element]}", VOID, [_number(tile) for tile in (total, left, right)])
 
 
 def _number(tile: int) -> Constant:
-    return assembly.number(assembly.integer(8), tile)
+    return llvm_ir.number(llvm_ir.integer(8), tile)

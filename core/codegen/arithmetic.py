@@ -1,24 +1,24 @@
-"""The scalar algebra of `core.ops.scalar` on registers: every elementwise operator computes through this class."""
+"""`Arithmetic`: the scalar algebra of `lathe.core.ops.opdef.scalar` on registers, used by all elementwise code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
-from core.codegen import assembly, vmath
-from core.codegen.assembly import Builder, Constant, Type, Value
-from core.codegen.registers import Val, is_signed, register_type
-from core.codegen.target import has_bfloat16, has_float16, has_fma
-from core.ir.types import DType
+from lathe.core.codegen import llvm_ir, vmath
+from lathe.core.codegen.llvm_ir import Builder, Constant, Type, Value
+from lathe.core.codegen.registers import Val, is_signed, register_type
+from lathe.core.codegen.target import has_bfloat16_dot, has_float16_conversion, has_fma
+from lathe.core.ir.types import DType
 
 if TYPE_CHECKING:
-    from core.codegen.lang import Kernel
+    from lathe.core.codegen.lang import Kernel
 
 Operand: TypeAlias = "Val | int | float"
 
 
 class Arithmetic:
-    """Implements `core.ops.scalar.ScalarOps` for one kernel, and what kernels need besides."""
+    """Implements `lathe.core.ops.opdef.scalar.ScalarOps` for one kernel, and further operations that kernels need."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -44,8 +44,8 @@ class Arithmetic:
             return x
         type_ = register_type(x.dtype, lanes)
         if x.constant is not None:
-            return Val(self.kernel, assembly.numbers(type_, [x.constant] * lanes), x.dtype, lanes)
-        undefined = assembly.undefined(type_)
+            return Val(self.kernel, llvm_ir.numbers(type_, [x.constant] * lanes), x.dtype, lanes)
+        undefined = llvm_ir.undefined(type_)
         first = self.b.insert(undefined, x.ir, 0)
         return Val(self.kernel, self.b.shuffle(first, undefined, [0] * lanes), x.dtype, lanes)
 
@@ -53,9 +53,12 @@ class Arithmetic:
         return Val(self.kernel, self.b.extract(x.ir, index), x.dtype)
 
     def match(self, *operands: Operand) -> tuple[Val, ...]:
-        """All operands as registers of one type: Python numbers become constants, scalars are spread."""
-        if _alike(operands):
-            return operands  # as most are, and this is asked once per instruction
+        """All operands as registers of one type: Python numbers become constants, scalars are broadcast.
+
+        TypeError if registers have different element types.
+        """
+        if _have_one_type(operands):
+            return operands  # the common case, and this runs once per instruction
         first = next(x for x in operands if isinstance(x, Val))
         values = [x if isinstance(x, Val) else self.const(x, first.dtype) for x in operands]
         lanes = max(value.lanes for value in values)
@@ -64,7 +67,10 @@ class Arithmetic:
         return tuple(self.splat(value, lanes) for value in values)
 
     def cast(self, x: Operand, dtype: DType) -> Val:
-        """Float to integer truncates towards zero and saturates (NaN gives 0); anything to bool is `!= 0`."""
+        """`x` converted to `dtype`.
+
+        Float to integer truncates towards zero and saturates (NaN gives 0); a conversion to bool is `!= 0`.
+        """
         value = self._operand(x)
         source, type_ = value.dtype, register_type(dtype, value.lanes)
         if source is dtype:
@@ -73,7 +79,11 @@ class Arithmetic:
             return self._cast_bfloat16(value, dtype)
         if DType.FLOAT16 in (source, dtype) and DType.FLOAT32 not in (source, dtype):
             return self.cast(self.cast(value, DType.FLOAT32), dtype)
-        if DType.FLOAT16 in (source, dtype) and value.constant is None and not has_float16(self.kernel.target):
+        if (
+            DType.FLOAT16 in (source, dtype)
+            and value.constant is None
+            and not has_float16_conversion(self.kernel.target)
+        ):
             return self._to_float16(value) if dtype is DType.FLOAT16 else self._from_float16(value)
         if value.constant is not None and dtype is not DType.BOOL and not (source.is_float and dtype.is_integer):
             return self.const(value.constant, dtype)
@@ -94,26 +104,29 @@ class Arithmetic:
         return self._wrap(self._resize(value, type_, dtype), value, dtype)
 
     def _cast_bfloat16(self, x: Val, dtype: DType) -> Val:
-        """From or to bfloat16, by way of float32."""
+        """A conversion from or to bfloat16, by way of float32."""
         if dtype is DType.BFLOAT16:
             return self._to_bfloat16(self.cast(x, DType.FLOAT32))
         wide = self.cast(self.bitcast(x, DType.UINT16), DType.UINT32)
         return self.cast(self.bitcast(self.shift_left(wide, 16), DType.FLOAT32), dtype)
 
     def _to_small_integer(self, x: Val, dtype: DType) -> Val:
-        """Saturated as float32, then cut down from int32: LLVM would convert one element at a time."""
+        """float32 to an integer of 8 or 16 bits: saturated as float32, converted to int32, then truncated.
+
+        LLVM's saturating conversion would handle one element at a time.
+        """
         bits = 8 * dtype.itemsize
         low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed(dtype) else (0, (1 << bits) - 1)
         number = self.select(self.is_nan(x), 0.0, x) if is_signed(dtype) else x
-        above = self.select(self.lt(float(low), number), number, float(low))  # and NaN is 0 where that is the lowest
+        above = self.select(self.lt(float(low), number), number, float(low))  # NaN becomes `low`: 0 for unsigned types
         within = self.select(self.lt(above, float(high)), above, float(high))
         whole = self._wrap(self.b.convert("fptosi", within.ir, register_type(DType.INT32, x.lanes)), x, DType.INT32)
         return self.cast(whole, dtype)
 
     def _to_bfloat16(self, x: Val) -> Val:
-        """Half to even. Subnormal numbers become zero where one instruction rounds."""
-        if has_bfloat16(self.kernel.target):
-            type_ = assembly.vector(assembly.BFLOAT, x.lanes) if x.lanes > 1 else assembly.BFLOAT
+        """float32 rounded to bfloat16, ties to even. With AVX512-BF16 subnormal numbers become zero."""
+        if has_bfloat16_dot(self.kernel.target):
+            type_ = llvm_ir.vector(llvm_ir.BFLOAT, x.lanes) if x.lanes > 1 else llvm_ir.BFLOAT
             rounded = self.b.convert("fptrunc", x.ir, type_)
             bits_of = self.b.convert("bitcast", rounded, register_type(DType.BFLOAT16, x.lanes))
             return self._wrap(bits_of, x, DType.BFLOAT16)
@@ -124,16 +137,21 @@ class Arithmetic:
         return self.bitcast(self.cast(kept, DType.UINT16), DType.BFLOAT16)
 
     def _from_float16(self, x: Val) -> Val:
-        """By plain instructions: the bits as those of a number 2^112 times too small. Exact, subnormal numbers too."""
+        """float16 to float32 by integer instructions; exact, for subnormal numbers too.
+
+        The bits, shifted into the places of float32, are those of a number 2^112 times too small.
+        """
         bits = self.cast(self.bitcast(x, DType.UINT16), DType.UINT32)
         size = self.bitcast(self.shift_left(self.bit_and(bits, 0x7FFF), 13), DType.FLOAT32) * 2.0**112
         found = self.bitcast(size, DType.UINT32)
-        found = self.select(self.lt(size, 2.0**16), found, self.bit_or(found, 0xFF << 23))  # infinite, or no number
+        found = self.select(self.lt(size, 2.0**16), found, self.bit_or(found, 0xFF << 23))  # infinity or NaN
         return self.bitcast(self.bit_or(found, self.shift_left(self.bit_and(bits, 0x8000), 16)), DType.FLOAT32)
 
     def _to_float16(self, x: Val) -> Val:
-        """By plain instructions, half to even: as integers, or where results are subnormal by adding a number whose
-        last place is theirs (F. Giesen's float_to_half_fast3_rtne)."""
+        """float32 to float16 by plain instructions, ties to even (F. Giesen's float_to_half_fast3_rtne).
+
+        Normal results are rounded as integers. Subnormal ones are rounded by adding a float whose last place is theirs.
+        """
         bits = self.bitcast(x, DType.UINT32)
         size = self.bit_and(bits, 0x7FFFFFFF)
         sign = self.shift_right(self.bit_and(bits, 1 << 31), 16)
@@ -160,7 +178,10 @@ class Arithmetic:
         return self._arithmetic(x, y, "fmul", "mul", lambda a, c: a * c, identity=1, absorbing=0)
 
     def div(self, x: Operand, y: Operand) -> Val:
-        """IEEE division; integers truncate towards zero. By zero gives 0, the least number by -1 itself."""
+        """IEEE division for floats; integers truncate towards zero.
+
+        An integer divided by zero gives 0; the least integer divided by -1 gives itself.
+        """
         a, c = self.match(x, y)
         if a.dtype.is_float:
             return self._wrap(self.b.binary("fdiv", a.ir, c.ir), a)
@@ -169,7 +190,7 @@ class Arithmetic:
         return self.select(self.eq(c, 0), 0, self.unsigned_div(a, self.select(self.eq(c, 0), 1, c)))
 
     def rem(self, x: Operand, y: Operand) -> Val:
-        """The remainder that goes with `div`: C's %, and fmod for floats."""
+        """The remainder of `div`: that of C's % for integers (0 for a divisor of 0), fmod for floats."""
         a, c = self.match(x, y)
         if a.dtype.is_float:
             return vmath.fmod(self, a, c)
@@ -196,6 +217,7 @@ class Arithmetic:
         return self._wrap(self.b.binary("urem", a.ir, c.ir), a)
 
     def fma(self, x: Operand, y: Operand, z: Operand) -> Val:
+        """x * y + z: fused for floats where the target has the instruction, otherwise rounded twice."""
         a, c, d = self.match(x, y, z)
         if not a.dtype.is_float or not self.fused:
             return self.add(self.mul(a, c), d)
@@ -212,9 +234,11 @@ class Arithmetic:
         return self.select(self.lt(value, 0), self.neg(value), value) if is_signed(value.dtype) else value
 
     def max(self, x: Operand, y: Operand) -> Val:
+        """The maximum; NaN if an operand is NaN."""
         return self._extremum(x, y, ">")
 
     def min(self, x: Operand, y: Operand) -> Val:
+        """The minimum; NaN if an operand is NaN."""
         return self._extremum(x, y, "<")
 
     # Functions
@@ -253,6 +277,7 @@ class Arithmetic:
         return vmath.rounded(self, self._operand(x), "ceil")
 
     def rint(self, x: Operand) -> Val:
+        """The nearest integer, ties to even."""
         return vmath.rounded(self, self._operand(x), "roundeven")
 
     # Comparison and choice
@@ -270,6 +295,7 @@ class Arithmetic:
         return self._wrap(self.b.is_unordered(x.ir, x.ir), x, DType.BOOL)
 
     def select(self, condition: Operand, x: Operand, y: Operand) -> Val:
+        """`x` where the condition is true, otherwise `y`, lane by lane."""
         chosen = self._operand(condition)
         a, c = self.match(x, y)
         lanes = max(chosen.lanes, a.lanes)
@@ -298,14 +324,14 @@ class Arithmetic:
         return self._shift("shl", a, c)
 
     def shift_right(self, x: Operand, y: Operand) -> Val:
-        """Keeps the sign of signed integers."""
+        """Arithmetic shift for signed integers, logical shift for unsigned ones."""
         a, c = self.match(x, y)
         return self._shift("ashr" if is_signed(a.dtype) else "lshr", a, c)
 
     # Across lanes
 
     def reduce(self, x: Val, combine: Callable[[Val, Val], Val]) -> Val:
-        """All lanes of a vector combined into a scalar, by halves: the same order on every machine of this width."""
+        """All lanes of a vector combined into a scalar by halving, in an order that depends on the width only."""
         while x.lanes > 1:
             half = x.lanes // 2
             low, high = (self._part(x, range(start, start + half)) for start in (0, half))
@@ -318,7 +344,7 @@ class Arithmetic:
     def any(self, condition: Val) -> Val:
         return self.reduce(condition, self.bit_or)
 
-    # Under the surface
+    # Internals
 
     def _operand(self, x: Operand) -> Val:
         return x if isinstance(x, Val) else self.const(x, self.dtype(x))
@@ -345,7 +371,7 @@ class Arithmetic:
         return self._wrap(self.b.binary(int_verb, a.ir, c.ir), a)
 
     def _divide(self, a: Val, c: Val, verb: str, by_minus_one: Val) -> Val:
-        """Signed division without its two traps: by zero (gives 0), and of the least number by -1."""
+        """Signed division without its two traps: a divisor of zero (gives 0), and the least integer by -1."""
         zero, minus_one = self.eq(c, 0), self.eq(c, -1)
         safe = self.select(self.bit_or(zero, minus_one), 1, c)
         result = self._wrap(self.b.binary(verb, a.ir, safe.ir), a)
@@ -357,7 +383,7 @@ class Arithmetic:
             return self._integer_extremum(a, c, relation)
         if _is_number(a):
             a, c = c, a
-        if _is_number(c):  # c beats a or a stays, NaN included: one machine instruction
+        if _is_number(c):  # c if it wins, otherwise a, which may be NaN: one machine instruction
             return self._wrap(self.b.select(self.b.compare_floats(relation, c.ir, a.ir), c.ir, a.ir), a)
         better = self._wrap(self.b.select(self.b.compare_floats(relation, a.ir, c.ir), a.ir, c.ir), a)
         return self.select(self.is_nan(a), a, better)
@@ -400,7 +426,7 @@ class Arithmetic:
     def _part(self, x: Val, lanes: range) -> Val:
         if len(lanes) == 1:
             return self.lane(x, lanes[0])
-        raw = self.b.shuffle(x.ir, assembly.undefined(x.ir.type), lanes)
+        raw = self.b.shuffle(x.ir, llvm_ir.undefined(x.ir.type), lanes)
         return Val(self.kernel, raw, x.dtype, len(lanes))
 
     def _intrinsic(self, name: str, *operands: Val) -> Val:
@@ -409,13 +435,13 @@ class Arithmetic:
         return self._wrap(raw, first)
 
 
-def _alike(operands: tuple[Operand, ...]) -> TypeGuard[tuple[Val, ...]]:
-    """Whether all are registers of one type already."""
+def _have_one_type(operands: tuple[Operand, ...]) -> TypeGuard[tuple[Val, ...]]:
+    """Whether all operands are registers of one type and width."""
     first = operands[0]
     if not isinstance(first, Val):
         return False
     dtype, lanes = first.dtype, first.lanes
-    for operand in operands:  # a loop: twice as fast as all() over so few
+    for operand in operands:  # a loop is twice as fast as all() over two or three operands
         if not isinstance(operand, Val) or operand.dtype is not dtype or operand.lanes != lanes:
             return False
     return True

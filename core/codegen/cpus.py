@@ -1,4 +1,4 @@
-"""x86-64 CPUs by LLVM's names, and which instruction sets generated code may use on each.
+"""x86-64 CPUs by LLVM's names, and the instruction sets that generated code may use on each.
 
 The first three names are levels of the x86-64 psABI (https://gitlab.com/x86-psABIs/x86-64-ABI), the others follow
 LLVM's X86.td. Only instruction sets that a code generator chooses are listed: those for cryptography, virtual machines
@@ -15,13 +15,13 @@ LEVEL_2 = BASE | {"crc32", "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2",
 LEVEL_3 = LEVEL_2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"}
 LEVEL_4 = LEVEL_3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 
-# What kernels for 32-byte and for 64-byte vectors rely on.
+# The instruction sets that kernels with 32-byte and with 64-byte vectors require.
 AVX2 = frozenset({"avx2", "f16c", "fma"})
 AVX512 = frozenset({"avx512bw", "avx512dq", "avx512f", "avx512vl"})
 
 _BROADWELL = LEVEL_3 | {"prfchw"}
 _ALDERLAKE = _BROADWELL | {"avxvnni", "gfni", "vaes", "vpclmulqdq"}
-_SKYLAKE = LEVEL_4 | {"prfchw"}  # the server
+_SKYLAKE = LEVEL_4 | {"prfchw"}  # the server CPU
 _CASCADELAKE = _SKYLAKE | {"avx512vnni"}
 _ICELAKE = _CASCADELAKE | {
     "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq", "gfni", "vaes", "vpclmulqdq",
@@ -56,11 +56,11 @@ FEATURES: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 
-def usable(available: frozenset[str]) -> frozenset[str]:
-    """The features that kernels can rely on together.
+def usable_features(available: frozenset[str]) -> frozenset[str]:
+    """The subset of `available` features that kernels may use.
 
     A hypervisor may hide the base of an extension and show the extension. Code for 64-byte vectors needs all of AVX512,
-    so a CPU that lacks a part of it counts as one without; so does a CPU that has matrix tiles without the rest.
+    so if one part is missing, all AVX-512 features are dropped. AMX is dropped unless AVX512 and `amx-tile` are there.
     """
     if not available >= AVX2:
         return BASE

@@ -1,30 +1,30 @@
-"""Multiply-add of words: 32 bits hold one float32, two bfloat16 or four bytes, and each lane adds their products up.
-Words of float16 arrive as float32.
+"""Dot products of words: 32 bits hold one float32, two bfloat16 or four bytes, whose products each lane adds up.
 
-The machine's dot-product instructions do it where there are any: VDPBF16PS (AVX512-BF16) and VPDPBUSD (AVX512-VNNI,
-AVX-VNNI). Elsewhere the same sums are made of plain products; integers are exact either way and never saturate.
+Words of float16 arrive as float32. The code uses the CPU's dot-product instructions VDPBF16PS (AVX512-BF16) and
+VPDPBUSD (AVX512-VNNI, AVX-VNNI). On other CPUs it computes the same sums by plain products. Integer sums are exact
+either way and never saturate.
 """
 
 from __future__ import annotations
 
-from core.codegen import assembly
-from core.codegen.assembly import Builder, Constant, Type, Value, Vector
-from core.codegen.lang import Kernel, Val
-from core.codegen.target import has_bfloat16, has_bytes
-from core.ir.types import DType
+from lathe.core.codegen import llvm_ir
+from lathe.core.codegen.lang import Kernel, Val
+from lathe.core.codegen.llvm_ir import Builder, Constant, Type, Value, Vector
+from lathe.core.codegen.target import has_bfloat16_dot, has_int8_dot
+from lathe.core.ir.types import DType
 
 F32, I32 = DType.FLOAT32, DType.INT32
 _HALF_BITS = 16
-# Products of int16 added up by twos, by lanes of the result.
+# Products of int16, adjacent pairs added up (PMADDWD); the key is the number of lanes of the result.
 _PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
 def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val) -> Val:
-    """`total` plus, lane by lane, the products of the elements that the words `factor` and `vector` hold.
+    """`total` plus, lane by lane, the dot product of the elements in the words `factor` and `vector`.
 
-    `element` is the type in `factor`: float32 or float16 (then words are float32 values), bfloat16, or uint8 beside
-    int8 in `vector`. Words of several elements are int32 values. Bytes add up in int32, narrow floats in float32,
-    and a number of 32 or 64 bits, which is an element of its own, in its type.
+    `element` is the type in `factor`: float32 or float16 (the words are float32 values), bfloat16, uint8 (with int8 in
+    `vector`), or a type of 32 or 64 bits. Words of several elements are int32 values. Bytes accumulate in int32, narrow
+    floats in float32, types of 32 or 64 bits in their own type. TypeError for other types.
     """
     match element:
         case DType.FLOAT32 | DType.FLOAT16:
@@ -42,8 +42,8 @@ def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val
 
 def _bfloat16(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
     lanes = total.lanes
-    if has_bfloat16(k.target):
-        pairs = assembly.vector(assembly.BFLOAT, 2 * lanes)
+    if has_bfloat16_dot(k.target):
+        pairs = llvm_ir.vector(llvm_ir.BFLOAT, 2 * lanes)
         operands = [k.builder.convert("bitcast", word.ir, pairs) for word in (factor, vector)]
         return _call(k, f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", total, [total.ir, *operands])
     for half in (_lower, _upper):
@@ -52,22 +52,23 @@ def _bfloat16(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
 
 
 def _lower(k: Kernel, word: Val) -> Val:
-    """The first bfloat16 of every word as float32."""
+    """The lower bfloat16 of every word as float32."""
     moved = k.builder.binary("shl", word.ir, _all(word.ir.type, _HALF_BITS))
     return k.ops.bitcast(Val(k, moved, I32, word.lanes), F32)
 
 
 def _upper(k: Kernel, word: Val) -> Val:
+    """The upper bfloat16 of every word as float32."""
     return k.ops.bitcast(k.ops.bit_and(word, -1 << _HALF_BITS), F32)
 
 
 def _bytes(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
     lanes = total.lanes
-    if has_bytes(k.target):
-        quads = assembly.vector(assembly.integer(8), 4 * lanes)
+    if has_int8_dot(k.target):
+        quads = llvm_ir.vector(llvm_ir.integer(8), 4 * lanes)
         operands = [k.builder.convert("bitcast", word.ir, quads) for word in (factor, vector)]
         return _call(k, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total, [total.ir, *operands])
-    b, halves = k.builder, assembly.vector(assembly.integer(16), 2 * lanes)
+    b, halves = k.builder, llvm_ir.vector(llvm_ir.integer(16), 2 * lanes)
     byte = _all(halves, 8)
     unsigned, signed = (b.convert("bitcast", word.ir, halves) for word in (factor, vector))
     even = _half_products(k, b.binary("and", unsigned, _all(halves, 255)), _lower_half(b, signed, byte), total)
@@ -76,7 +77,7 @@ def _bytes(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
 
 
 def _half_products(k: Kernel, a: Value, c: Value, like: Val) -> Val:
-    """The sum of both products of int16 in every word."""
+    """The sum of both products of int16 in each word."""
     name = _PMADDWD.get(like.lanes)
     if name is not None and k.target.triple.startswith("x86_64"):
         return _call(k, name, like, [a, c])
@@ -88,14 +89,14 @@ def _half_products(k: Kernel, a: Value, c: Value, like: Val) -> Val:
 
 
 def _lower_half(b: Builder, words: Value, half: Value) -> Value:
-    """The lower `half` bits of integers, with their sign."""
+    """The lower half of each integer, sign-extended; `half` is the number of its bits."""
     return b.binary("ashr", b.binary("shl", words, half), half)
 
 
 def _all(type_: Type, value: int) -> Constant:
     if not isinstance(type_, Vector):
-        raise TypeError(f"{type_} is no vector")
-    return assembly.numbers(type_, [value] * type_.count)
+        raise TypeError(f"{type_} is not a vector")
+    return llvm_ir.numbers(type_, [value] * type_.count)
 
 
 def _call(k: Kernel, name: str, like: Val, operands: list[Value]) -> Val:

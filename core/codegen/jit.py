@@ -1,4 +1,4 @@
-"""From kernels to code in memory: compile to object files, keep those on disk, load and unload them."""
+"""Compilation of kernels to object files, and a linker that loads them into the process and unloads them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from core.codegen.lang import Kernel
-from core.codegen.target import host, initialize, listed, target_machine
-from core.errors import ArtifactError
-from core.kernels.catalog.base import KernelSpec
-from core.kernels.target import Target
+from lathe.core.codegen.lang import Kernel
+from lathe.core.codegen.target import comma_separated, host, initialize, target_machine
+from lathe.core.errors import ArtifactError
+from lathe.core.kernels.call import KernelSpec
+from lathe.core.kernels.target import Target
 
-# Kernels are written unrolled, in vectors and registers. What is left to do is to share subexpressions and turn loops;
-# LLVM's -O3 takes five times as long for code that runs no faster (its loop passes undo some of the tiling).
+# Generators write kernels unrolled and vectorised, with values in registers. What remains is common subexpression
+# elimination and loop rotation. LLVM's -O3 takes five times as long for code that runs no faster (its loop passes undo
+# some of the tiling).
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotate", "simplify_cfg")
 
 _generated = threading.Event()
@@ -28,7 +29,7 @@ _NEEDS = b"lathe needs: "  # begins the text in an object file that lists instru
 
 
 def compile_kernel(kernel: Kernel) -> bytes:
-    """The object file of one kernel: position-independent code for its target. Same kernel, same bytes."""
+    """The object file of one kernel: position-independent code for its target. Equal kernels give equal bytes."""
     try:
         return compile_text(kernel.finish(), kernel.target)
     except RuntimeError as error:
@@ -36,21 +37,21 @@ def compile_kernel(kernel: Kernel) -> bytes:
 
 
 def compile_text(text: str, target: Target) -> bytes:
-    """The object file of a module given as LLVM assembly. It says which instruction sets it needs."""
+    """The object file of a module given as LLVM assembly, with a note of the instruction sets that it needs."""
     machine = target_machine(target)
     _generated.set()
-    return bytes(machine.emit_object(_optimized(text + _note(target), machine)))
+    return bytes(machine.emit_object(_optimize(text + _note(target), machine)))
 
 
-def has_generated() -> bool:
-    """Whether this process has generated code since it was last asked."""
+def generated_since_last_call() -> bool:
+    """Whether this process has generated code since the last call of this function."""
     before = _generated.is_set()
     _generated.clear()
     return before
 
 
-def needs_of(data: bytes) -> frozenset[str] | None:
-    """LLVM's names of the instruction sets that an object file may use; None where it does not say."""
+def required_features_of(data: bytes) -> frozenset[str] | None:
+    """LLVM's names of the instruction sets that an object file may use; None if the file has no such note."""
     start = data.find(_NEEDS)
     end = data.find(b"\0", start)
     if start < 0 or end < 0:
@@ -59,9 +60,9 @@ def needs_of(data: bytes) -> frozenset[str] | None:
 
 
 def assembly_of(kernel: Kernel) -> str:
-    """The machine code of a kernel as text, for people."""
+    """The machine code of a kernel as assembly text, for reading."""
     machine = target_machine(kernel.target)
-    return str(machine.emit_assembly(_optimized(kernel.finish(), machine)))
+    return str(machine.emit_assembly(_optimize(kernel.finish(), machine)))
 
 
 def object_key(spec: KernelSpec, target: Target) -> str:
@@ -71,17 +72,16 @@ def object_key(spec: KernelSpec, target: Target) -> str:
 
 
 class Library:
-    """Object files linked into this process. `close` unmaps their code; no address may be called afterwards."""
+    """Object files linked into this process. `close` unmaps their code; after that no address may be called."""
 
     def __init__(self, objects: Mapping[str, bytes], further: Iterable[str] = ()) -> None:
-        """`objects` maps each symbol to the object file that defines it; `further` names
-        more symbols of the same files.
+        """Link the object files in `objects`, a map from each symbol to the file that defines it.
 
-        ArtifactError when one of them cannot be linked, or has instructions that the host lacks: damaged, or made for
-        another kind of machine.
+        `further` lists more symbols of the same files. ArtifactError if a file cannot be linked, or uses instructions
+        that the host lacks: it is damaged, or compiled for another kind of machine.
         """
         for symbol, data in objects.items():
-            _check_runs_here(symbol, data)
+            _check_host_supports(symbol, data)
         builder = llvm.JITLibraryBuilder().add_current_process()
         for symbol, data in objects.items():
             builder.add_object_img(data).export_symbol(symbol)
@@ -96,13 +96,13 @@ class Library:
         self._addresses = {symbol: int(self._tracker[symbol]) for symbol in (*objects, *further)}
 
     def address(self, symbol: str) -> int:
-        """Where the function `symbol` lies. KeyError when it is not here, ArtifactError once it is closed."""
+        """The address of the function `symbol`. KeyError if it is not linked, ArtifactError after `close`."""
         if self._linker is None:
             raise ArtifactError(f"the library of {symbol} is closed")
         return self._addresses[symbol]
 
     def close(self) -> None:
-        """Unload the code. Harmless when repeated."""
+        """Unload the code. Further calls do nothing."""
         linker, self._linker = self._linker, None
         if linker is not None:
             self._tracker.close()
@@ -116,12 +116,12 @@ class Library:
 
 
 def generator_version() -> str:
-    """A digest of the source that writes code: changing a generator makes all its cached objects stale."""
+    """A digest of the source of all code generators: a change invalidates all cached objects."""
     return _source_digest(("codegen", "kernels", "ops"))
 
 
 def compiler_version() -> str:
-    """A digest of the whole compiler's source: another one may plan, and promise the runtime, something else."""
+    """A digest of the whole compiler's source: another version may plan differently, or rely on another runtime."""
     return _source_digest((".",))
 
 
@@ -140,35 +140,38 @@ def llvm_version() -> str:
 
 
 def _note(target: Target) -> str:
-    """A constant that nothing refers to: it is in the object file, whatever that file's format."""
+    """LLVM assembly of an unreferenced constant with the needed instruction sets: it works in any object format."""
     text = _NEEDS.decode() + ",".join(sorted(target.needs))
     return f'\n@lathe_needs = internal constant [{len(text) + 1} x i8] c"{text}\\00"\n'
 
 
-def _check_runs_here(symbol: str, data: bytes) -> None:
-    needs = needs_of(data)
+def _check_host_supports(symbol: str, data: bytes) -> None:
+    needs = required_features_of(data)
     if needs is None:
         raise ArtifactError(f"compiled code could not be linked: {symbol} does not say which instructions it needs")
     if lacking := needs - host().needs:
         raise ArtifactError(
-            f"compiled code was made for another machine: {symbol} needs {listed(lacking)}, which {_here()} lacks"
+            f"compiled code was made for another machine: {symbol} needs {comma_separated(lacking)}, "
+            f"which {_host_name()} lacks"
         )
 
 
-def _here() -> str:
+def _host_name() -> str:
     name = os.environ.get("LATHE_TARGET")
     return f"LATHE_TARGET={name}" if name else "this machine"
 
 
 def _linker() -> llvm.LLJIT:
-    """A linker for one library. Making one takes a millisecond; a shared one would keep some kilobytes of every library
-    that ever was in it."""
+    """A linker for one library.
+
+    Creating a linker takes a millisecond. One shared by all libraries would leak some kilobytes for each library.
+    """
     initialize()
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
     return llvm.create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
 
 
-def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+def _optimize(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     module = llvm.parse_assembly(text)
     module.verify()
     module.triple = machine.triple

@@ -9,9 +9,9 @@
             k.strip(stop - start, body)
         return k
 
-Python control flow runs while generating (unrolling, choosing); `loop`, `fold`, `when` and the like make control flow
-of the kernel. Nothing is allocated on the stack: what a loop carries is in `fold`, what must be in memory is in a
-scratch operand. The native signature and the meaning of `counter` are those of `core.kernels.catalog.base`.
+Python's control flow runs while code is generated (unrolling, choosing); `loop`, `fold`, `when` and the like generate
+control flow of the kernel. Nothing is allocated on the stack: `fold` carries values around a loop, and scratch operands
+hold what must be in memory. `lathe.core.kernels.call` defines the native signature and the meaning of `counter`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import TypeAlias
 
 import numpy as np
 
-from core.codegen import assembly
-from core.codegen.arithmetic import Arithmetic
-from core.codegen.assembly import I64, POINTER, Block, Builder, Module, Phi, Type, Value
-from core.codegen.registers import Pointer, Val, element_type, register_type
-from core.ir.dim import Atom, FloorDiv, Larger, is_never_negative
-from core.ir.dims import place_of
-from core.ir.types import Dim, DType
-from core.kernels.catalog.base import KernelSpec, Status
-from core.kernels.catalog.numbers import in_dims
-from core.kernels.target import Target
+from lathe.core.codegen import llvm_ir
+from lathe.core.codegen.arithmetic import Arithmetic
+from lathe.core.codegen.llvm_ir import I64, POINTER, Block, Builder, Module, Phi, Type, Value
+from lathe.core.codegen.registers import Pointer, Val, element_type, register_type
+from lathe.core.ir.dim import Atom, FloorDiv, Maximum, is_never_negative
+from lathe.core.ir.dims import size_index
+from lathe.core.ir.types import Dim, DType
+from lathe.core.kernels.call import KernelSpec, Status
+from lathe.core.kernels.shared.runtime_numbers import runtime_numbers_in
+from lathe.core.kernels.target import Target
 
 Index: TypeAlias = "Val | int"
 Strip: TypeAlias = Callable[..., "Sequence[Val] | None"]
 
-_STATUS_WORD = 1  # of `counter`, see core.kernels.catalog.base
+_STATUS_WORD = 1  # of `counter`, see lathe.core.kernels.call
 
 
 class Fold:
-    """A loop that carries values: inside it `values` are the current ones and may be assigned; after it, the last."""
+    """A loop with carried values: inside, `values` are the current ones and may be assigned; after it, the last."""
 
     def __init__(self, index: Val, values: list[Val]) -> None:
         self.index = index
@@ -49,7 +49,7 @@ class Fold:
 
 
 class Kernel:
-    """Builds the function `symbol`; see the module's docstring for how."""
+    """Builds the function `symbol`; the module's docstring has an example."""
 
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         self.spec = spec
@@ -69,8 +69,8 @@ class Kernel:
         return self.target.lanes
 
     def _sizes(self, spec: KernelSpec) -> dict[str, Val]:
-        """The sizes that the spec names, read once: of code for any sizes, `n` is the address of their table."""
-        places = {name: place for name in spec.size_names if (place := place_of(name)) is not None}
+        """The entries of the table of sizes that the spec uses, read once. In dynamic-shape code `n` is its address."""
+        places = {name: place for name in spec.size_names if (place := size_index(name)) is not None}
         if not places:
             return {}
         table = Pointer(self, self.builder.convert("inttoptr", self.n.ir, POINTER), DType.INT64)
@@ -79,28 +79,34 @@ class Kernel:
     # Operands and numbers
 
     def operand(self, index: int, dtype: DType) -> Pointer:
-        """The address of operand `index`. Ask for it once, outside loops."""
-        slot = self.builder.offset(self._table, POINTER, assembly.number(I64, index))
+        """The address of operand `index`. Call it once per operand, outside loops."""
+        slot = self.builder.offset(self._table, POINTER, llvm_ir.number(I64, index))
         return Pointer(self, self.builder.load(POINTER, slot, 8), dtype)
 
     def read_numbers(self, index: int, dims: Iterable[Dim]) -> None:
-        """Let the dimensions use the numbers in the block that operand `index` is. Ask for it outside loops, and before
-        the dimensions are used."""
-        if wanted := in_dims(dims):
+        """Load the run-time numbers that the dimensions use from operand `index`
+        (`lathe.core.kernels.shared.runtime_numbers`).
+
+        Call it outside loops, before `dim` is called with these dimensions.
+        """
+        if wanted := runtime_numbers_in(dims):
             block = self.operand(index, DType.INT64)
             self._numbers |= {name: block.load(place) for name, place in wanted}
 
     def scratch(self, index: int, nbytes: Dim, dtype: DType) -> Pointer:
-        """This thread's part of a `Scratch(nbytes)` operand."""
+        """The address of this thread's part of a `Scratch(nbytes)` operand."""
         base = self.operand(index, DType.UINT8).at(self.tid * self.dim(nbytes))
         return base.view(dtype)
 
     def index(self, value: Index) -> Val:
-        """An int64 scalar, the type of all sizes and offsets."""
-        return value if isinstance(value, Val) else Val(self, assembly.number(I64, int(value)), DType.INT64)
+        """`value` as an int64 scalar, the type of all sizes and offsets."""
+        return value if isinstance(value, Val) else Val(self, llvm_ir.number(I64, int(value)), DType.INT64)
 
     def dim(self, dim: Dim) -> Val:
-        """The value of a dimension that depends on nothing but `n`."""
+        """The value of a dimension of `n`, of entries of the table of sizes, and of run-time numbers.
+
+        ValueError for any other symbol.
+        """
         if isinstance(dim, int):
             return self.index(dim)
         total = self.index(0)
@@ -112,7 +118,8 @@ class Kernel:
         return total
 
     def constant(self, value: float | int | bool, dtype: DType, lanes: int = 1) -> Val:
-        scalar = Val(self, assembly.number(element_type(dtype), _literal(value, dtype)), dtype)
+        """A constant of an element type, in all lanes of a vector if `lanes` is above 1."""
+        scalar = Val(self, llvm_ir.number(element_type(dtype), _literal(value, dtype)), dtype)
         return scalar if lanes == 1 else scalar.splat(lanes)
 
     def zeros(self, dtype: DType, lanes: int = 1) -> Val:
@@ -120,16 +127,16 @@ class Kernel:
 
     def lane_numbers(self, lanes: int) -> Val:
         """The int64 vector 0, 1, 2 ..."""
-        return Val(self, assembly.numbers(register_type(DType.INT64, lanes), range(lanes)), DType.INT64, lanes)
+        return Val(self, llvm_ir.numbers(register_type(DType.INT64, lanes), range(lanes)), DType.INT64, lanes)
 
     def lane_mask(self, count: Index, lanes: int) -> Val:
-        """True in the first `count` lanes (all of them when `count` is larger, none when it is 0 or less)."""
+        """A mask that is true in the first `count` lanes: in all if `count` is larger, in none if it is <= 0."""
         known = self.index(count).constant
         if known is not None:
             type_ = register_type(DType.BOOL, lanes)
-            return Val(self, assembly.numbers(type_, [lane < known for lane in range(lanes)]), DType.BOOL, lanes)
+            return Val(self, llvm_ir.numbers(type_, [lane < known for lane in range(lanes)]), DType.BOOL, lanes)
         least = self.ops.max(self.ops.min(count, lanes), 0).cast(DType.INT32)
-        numbers = Val(self, assembly.numbers(register_type(DType.INT32, lanes), range(lanes)), DType.INT32, lanes)
+        numbers = Val(self, llvm_ir.numbers(register_type(DType.INT32, lanes), range(lanes)), DType.INT32, lanes)
         return numbers < least
 
     # Control flow
@@ -142,7 +149,7 @@ class Kernel:
 
     @contextmanager
     def fold(self, start: Index, stop: Index, init: Sequence[Val], step: Index = 1) -> Iterator[Fold]:
-        """The same, carrying values: assign `fold.values` inside; read them after the loop."""
+        """A loop with carried values: assign `fold.values` inside; read them after the loop."""
         b = self.builder
         first, last, stride = self.index(start), self.index(stop), self.index(step)
         before, head = b.block, b.append_block("loop")
@@ -156,7 +163,7 @@ class Kernel:
         fold = Fold(index, list(phis))
         yield fold
         for phi, value in zip([index, *phis], [index + stride, *fold.values], strict=True):
-            self._join(phi, value, b.block)
+            self._add_incoming(phi, value, b.block)
         b.branch(head)
         b.block = after
         fold.values = phis
@@ -181,13 +188,16 @@ class Kernel:
         merged = []
         for a, c in zip(first, second, strict=True):
             phi = self._phi(a, first_block)
-            self._join(phi, c, second_block)
+            self._add_incoming(phi, c, second_block)
             merged.append(phi)
         return merged
 
     def strip(self, extent: Index, body: Strip, init: Sequence[Val] = (), lanes: int = 0) -> list[Val]:
-        """Cover `extent` elements by vectors: `body(i, mask, *values)` for every full vector (mask None), then at most
-        once for the tail. It may return new carried values; the last ones are the result."""
+        """Strip mining: cover `extent` elements by vectors, and return the last carried values.
+
+        `body(i, mask, *values)` runs for every full vector (mask None), then at most once for the tail. It may return
+        new carried values.
+        """
         lanes = lanes or self.lanes
         size = self.index(extent)
         full = size // lanes * lanes
@@ -209,16 +219,22 @@ class Kernel:
         return self.choose(rest > 0, lambda: list(body(full, mask, *values) or []), lambda: values)
 
     def hidden(self, value: Val) -> Val:
-        """An integer that LLVM does not trace back to the loop it counts. Where many addresses depend on a loop that is
-        not the innermost, weighing the ways to step each of them takes longer than all else that LLVM does."""
+        """The same integer, whose origin LLVM cannot see.
+
+        For the index of an outer loop with many dependent addresses: otherwise LLVM's loop strength reduction weighs
+        how to step each of them, which takes longer than everything else that LLVM does.
+        """
         return Val(self, self.builder.hidden(value.ir), value.dtype)
 
     # Sharing work among the threads of a run
 
     @contextmanager
     def tasks(self, count: Index) -> Iterator[Val]:
-        """Task numbers below `count`, each given to one thread. A thread alone counts for itself; several share the
-        atomic counter. At most once per kernel, since the counter runs on."""
+        """A loop over task numbers below `count`, each of which one thread gets.
+
+        A single thread counts by itself; several threads share the atomic counter. Use it at most once per kernel,
+        because nothing resets the counter.
+        """
         b = self.builder
         alone = self.threads.equals(1)
         before, head = b.block, b.append_block("next_task")
@@ -230,25 +246,25 @@ class Kernel:
         b.branch_if((task < count).ir, body, after)
         b.block = body
         yield task
-        self._join(following, task + 1, b.block)
+        self._add_incoming(following, task + 1, b.block)
         b.branch(head)
         b.block = after
 
     @contextmanager
     def parallel(self, *extents: Index) -> Iterator[tuple[Val, ...]]:
-        """Coordinates in a grid of tasks; the last one varies fastest."""
+        """A loop over the tasks of a grid: yields coordinates, of which the last varies fastest."""
         sizes = [self.index(extent) for extent in extents]
         with self.tasks(prod(sizes, start=self.index(1))) as task:
             yield self.unravel(task, sizes)
 
     @contextmanager
     def chunks(self, extent: Index, grain: int) -> Iterator[tuple[Val, Val]]:
-        """Pieces `[start, stop)` of a range: of `grain` elements, or all of it when there is one thread."""
+        """Tasks `[start, stop)` of a range: `grain` elements each, or the whole range for a single thread."""
         size = self.index(extent)
-        piece = self.ops.select(self.threads.equals(1), self.ops.max(size, 1), self.index(grain))
-        with self.tasks((size + piece - 1) // piece) as task:
-            start = task * piece
-            yield start, self.ops.min(start + piece, size)
+        chunk = self.ops.select(self.threads.equals(1), self.ops.max(size, 1), self.index(grain))
+        with self.tasks((size + chunk - 1) // chunk) as task:
+            start = task * chunk
+            yield start, self.ops.min(start + chunk, size)
 
     def unravel(self, flat: Val, extents: Sequence[Index]) -> tuple[Val, ...]:
         """The coordinates of a row-major position."""
@@ -260,18 +276,18 @@ class Kernel:
 
     @property
     def counter(self) -> Pointer:
-        """The words of the step, see core.kernels.catalog.base."""
+        """The step's counter and status words, see `lathe.core.kernels.call`."""
         return Pointer(self, self._counter, DType.INT64)
 
     def refuse(self, status: Status | Val) -> None:
-        """Note that the data cannot be accepted; the run raises after this kernel."""
-        slot = self.builder.offset(self._counter, I64, assembly.number(I64, _STATUS_WORD))
+        """Set the step's status, because the data are invalid: the run raises after this kernel."""
+        slot = self.builder.offset(self._counter, I64, llvm_ir.number(I64, _STATUS_WORD))
         self.builder.atomic("max", slot, self.index(status).ir)
 
-    # Under the surface
+    # Internals
 
     def call(self, name: str, result: Type, arguments: Sequence[Value]) -> Value:
-        """Call an LLVM intrinsic or C function on raw LLVM values, declaring it when it is new."""
+        """Call an LLVM intrinsic or C function on raw LLVM values, and declare it at its first use."""
         return self.builder.call(name, result, arguments)
 
     def finish(self) -> str:
@@ -283,17 +299,17 @@ class Kernel:
 
     def _atom(self, atom: Atom) -> Val:
         if isinstance(atom, FloorDiv):
-            return self._rounded_down(self.dim(atom.numerator), self.dim(atom.denominator), atom.numerator)
-        if isinstance(atom, Larger):
+            return self._floor_div(self.dim(atom.numerator), self.dim(atom.denominator), atom.numerator)
+        if isinstance(atom, Maximum):
             return self.ops.max(self.dim(atom.one), self.dim(atom.other))
         if atom in self._numbers:
             return self._numbers[atom]
         if atom != "n":
-            raise ValueError(f"kernel {self.symbol}: dimension {atom} is not known, only n may vary")
+            raise ValueError(f"kernel {self.symbol}: dimension {atom} is unknown, expected n or an entry of the spec")
         return self.n
 
-    def _rounded_down(self, above: Val, below: Val, numerator: Dim) -> Val:
-        """The quotient by a positive number, rounded down. `//` divides unsigned, so it cannot take a negative one."""
+    def _floor_div(self, above: Val, below: Val, numerator: Dim) -> Val:
+        """The floor of the quotient by a positive number. `//` of `Val` needs a non-negative numerator."""
         if is_never_negative(numerator):
             return above // below
         below_zero = self.ops.neg((self.ops.neg(above) + (below - 1)) // below)
@@ -304,15 +320,15 @@ class Kernel:
         phi.add_incoming(value.ir, block)
         return Val(self, phi, value.dtype, value.lanes)
 
-    def _join(self, phi: Val, value: Val, block: Block) -> None:
-        """What a value is when control comes from another block, too."""
+    def _add_incoming(self, phi: Val, value: Val, block: Block) -> None:
+        """Add to `phi` the value that it has when control comes from `block`."""
         if phi.dtype is not value.dtype or phi.lanes != value.lanes or not isinstance(phi.ir, Phi):
             carried, given = (f"{each.dtype} x {each.lanes}" for each in (phi, value))
-            raise TypeError(f"a loop or branch carries {carried}, but was given {given}")
+            raise TypeError(f"carried value of a loop or branch: expected {carried}, got {given}")
         phi.ir.add_incoming(value.ir, block)
 
     def _take_task(self) -> Val:
-        return Val(self, self.builder.atomic("add", self._counter, assembly.number(I64, 1)), DType.INT64)
+        return Val(self, self.builder.atomic("add", self._counter, llvm_ir.number(I64, 1)), DType.INT64)
 
 
 def symbol_of(spec: KernelSpec) -> str:

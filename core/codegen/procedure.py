@@ -1,4 +1,4 @@
-"""A native function over 64-bit integers and the bytes of memory, written as Python statements.
+"""`Procedure`: a native function over 64-bit integers and bytes of memory, written as Python statements.
 
     p = Procedure("skip_spaces", 2)          # i64 arguments, no result
     at = p.local(p.arguments[0])
@@ -9,8 +9,8 @@
     p.store(p.arguments[1], at.value)
     text = p.finish()
 
-Kernels have :mod:`core.codegen.lang`, which is made for vectors; this is for control flow that depends on data.
-Python's own `if` and `for` choose while generating. Locals become registers (LLVM's `sroa`).
+`lathe.core.codegen.lang` is for kernels over vectors; this module is for control flow that depends on data. Python's
+own `if` and `for` run while code is generated. Local variables become registers (LLVM's `sroa`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
-from core.codegen.assembly import (
+from lathe.core.codegen.llvm_ir import (
     DOUBLE,
     FLOAT,
     I1,
@@ -40,11 +40,11 @@ Number: TypeAlias = "Word | int"
 Choice: TypeAlias = AbstractContextManager[tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 
 I8, I128 = integer(8), integer(128)
-_RARE = "!prof !0"  # on a branch whose condition seldom holds
+_RARE = "!prof !0"  # branch weights for a condition that rarely holds
 _METADATA = '!0 = !{!"branch_weights", i32 1, i32 2000}\n'
 
 
-class Truth:
+class Condition:
     """A condition."""
 
     __slots__ = ("owner", "value")
@@ -52,14 +52,14 @@ class Truth:
     def __init__(self, owner: Procedure, value: Value) -> None:
         self.owner, self.value = owner, value
 
-    def __and__(self, other: Truth) -> Truth:
-        return Truth(self.owner, self.owner.builder.binary("and", self.value, other.value))
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(self.owner, self.owner.builder.binary("and", self.value, other.value))
 
-    def __or__(self, other: Truth) -> Truth:
-        return Truth(self.owner, self.owner.builder.binary("or", self.value, other.value))
+    def __or__(self, other: Condition) -> Condition:
+        return Condition(self.owner, self.owner.builder.binary("or", self.value, other.value))
 
-    def __invert__(self) -> Truth:
-        return Truth(self.owner, self.owner.builder.binary("xor", self.value, number(I1, True)))
+    def __invert__(self) -> Condition:
+        return Condition(self.owner, self.owner.builder.binary("xor", self.value, number(I1, True)))
 
     @property
     def word(self) -> Word:
@@ -68,7 +68,7 @@ class Truth:
 
 
 class Word:
-    """An integer of 64 bits, which wraps around. `<` and its like compare signed numbers; `>>` fills with zeros."""
+    """An integer of 64 bits that wraps around. `<`, `<=`, `>` and `>=` compare signed; `>>` fills with zeros."""
 
     __slots__ = ("owner", "value")
 
@@ -78,9 +78,9 @@ class Word:
     def _binary(self, verb: str, other: Number) -> Word:
         return Word(self.owner, self.owner.builder.binary(verb, self.value, self.owner.word(other).value))
 
-    def _signed(self, relation: str, other: Number) -> Truth:
+    def _signed(self, relation: str, other: Number) -> Condition:
         right = self.owner.word(other).value
-        return Truth(self.owner, self.owner.builder.compare_signed(relation, self.value, right))
+        return Condition(self.owner, self.owner.builder.compare_signed(relation, self.value, right))
 
     def __add__(self, other: Number) -> Word:
         return self._binary("add", other)
@@ -92,11 +92,11 @@ class Word:
         return self._binary("mul", other)
 
     def __floordiv__(self, other: Number) -> Word:
-        """Of unsigned numbers."""
+        """The quotient of unsigned numbers."""
         return self._binary("udiv", other)
 
     def __mod__(self, other: Number) -> Word:
-        """Of unsigned numbers."""
+        """The remainder of unsigned numbers."""
         return self._binary("urem", other)
 
     def __and__(self, other: Number) -> Word:
@@ -117,39 +117,39 @@ class Word:
     def __rshift__(self, other: Number) -> Word:
         return self._binary("lshr", other)
 
-    def __lt__(self, other: Number) -> Truth:
+    def __lt__(self, other: Number) -> Condition:
         return self._signed("<", other)
 
-    def __le__(self, other: Number) -> Truth:
+    def __le__(self, other: Number) -> Condition:
         return self._signed("<=", other)
 
-    def __gt__(self, other: Number) -> Truth:
+    def __gt__(self, other: Number) -> Condition:
         return self._signed(">", other)
 
-    def __ge__(self, other: Number) -> Truth:
+    def __ge__(self, other: Number) -> Condition:
         return self._signed(">=", other)
 
-    def equals(self, other: Number) -> Truth:
+    def equals(self, other: Number) -> Condition:
         return self._signed("==", other)
 
-    def differs(self, other: Number) -> Truth:
+    def differs(self, other: Number) -> Condition:
         return self._signed("!=", other)
 
-    def below(self, other: Number) -> Truth:
-        """As unsigned numbers."""
+    def below(self, other: Number) -> Condition:
+        """Unsigned comparison `<`."""
         right = self.owner.word(other).value
-        return Truth(self.owner, self.owner.builder.compare_unsigned("<", self.value, right))
+        return Condition(self.owner, self.owner.builder.compare_unsigned("<", self.value, right))
 
     def negated(self) -> Word:
         return self.owner.word(0) - self
 
-    def shifted_arithmetically(self, count: Number) -> Word:
-        """To the right, filled with the sign."""
+    def shift_right_arithmetic(self, count: Number) -> Word:
+        """Arithmetic shift to the right: filled with copies of the sign bit."""
         return self._binary("ashr", count)
 
 
 class Local:
-    """A variable."""
+    """A local variable: read and assign its `value`."""
 
     __slots__ = ("address", "owner")
 
@@ -166,7 +166,7 @@ class Local:
 
 
 class Procedure:
-    """Builds the function `symbol`, of some 64-bit arguments and without a result."""
+    """Builds the function `symbol` with `arguments` 64-bit arguments and no result."""
 
     def __init__(self, symbol: str, arguments: int) -> None:
         self.symbol = symbol
@@ -176,20 +176,20 @@ class Procedure:
         self._locals = 0
 
     def finish(self) -> str:
-        """The module's text; nothing can be written after that."""
+        """The LLVM assembly of the module. No code can be added afterwards."""
         self.builder.return_void()
         return str(self.module) + _METADATA
 
     # Numbers
 
     def word(self, value: Number) -> Word:
-        """A constant; a word as it is."""
+        """`value` as a word: an int becomes a constant, a word is returned unchanged."""
         if isinstance(value, Word):
             return value
         return Word(self, number(I64, value - (1 << 64) if value >> 63 == 1 else value))
 
     def local(self, value: Number = 0) -> Local:
-        """A new variable, which has this value now."""
+        """A new local variable with this initial value."""
         self._locals += 1
         address = Value(POINTER, f"%local{self._locals}")
         self.module.blocks[0].lines.insert(0, f"{address.text} = alloca i64, align 8")
@@ -197,20 +197,20 @@ class Procedure:
         local.value = value
         return local
 
-    def choose(self, condition: Truth, one: Number, other: Number) -> Word:
-        """`one` where the condition holds; both are computed."""
+    def choose(self, condition: Condition, one: Number, other: Number) -> Word:
+        """`one` if the condition holds, otherwise `other`; both are computed."""
         chosen = self.builder.select(condition.value, self.word(one).value, self.word(other).value)
         return Word(self, chosen)
 
     def trailing_zeros(self, word: Word) -> Word:
-        """How many lower bits are 0; 64 for 0."""
-        return self._counted("llvm.cttz.i64", word)
+        """The number of trailing zero bits; 64 for 0."""
+        return self._count_bits("llvm.cttz.i64", word)
 
     def leading_zeros(self, word: Word) -> Word:
-        """How many upper bits are 0; 64 for 0."""
-        return self._counted("llvm.ctlz.i64", word)
+        """The number of leading zero bits; 64 for 0."""
+        return self._count_bits("llvm.ctlz.i64", word)
 
-    def _counted(self, name: str, word: Word) -> Word:
+    def _count_bits(self, name: str, word: Word) -> Word:
         return Word(self, self.builder.call(name, I64, [word.value, number(I1, False)]))
 
     def product(self, a: Number, b: Number) -> tuple[Word, Word]:
@@ -225,9 +225,11 @@ class Procedure:
     # Memory
 
     def byte(self, address: Number) -> Word:
+        """The byte at an address, zero-extended."""
         return Word(self, self.builder.convert("zext", self._load(I8, address, 1), I64))
 
     def load(self, address: Number, align: int = 8) -> Word:
+        """The 64-bit word at an address."""
         return Word(self, self._load(I64, address, align))
 
     def bytes_within(self, address: Number, first: str, last: str = "") -> Word:
@@ -238,12 +240,12 @@ class Procedure:
         return Word(self, self.builder.convert("bitcast", within, I64))
 
     def store(self, address: Number, value: Number, bits: int = 64, align: int = 1) -> None:
-        """Store the lower bits of a number."""
+        """Store the lower `bits` bits of a number."""
         narrow = self.builder.convert("trunc", self.word(value).value, integer(bits))
         self.builder.store(narrow, self._pointer(address), align)
 
     def table(self, name: str, values: Sequence[int]) -> Word:
-        """The address of constant words."""
+        """The address of a constant table of words."""
         signed = [value - (1 << 64) if value >> 63 else value for value in values]
         return Word(self, self.builder.convert("ptrtoint", self.module.constants(name, I64, signed), I64))
 
@@ -253,20 +255,22 @@ class Procedure:
     def _pointer(self, address: Number) -> Value:
         return self.builder.convert("inttoptr", self.word(address).value, POINTER)
 
-    # Floats, which exist between their bits
+    # Floats
 
     def double_of(self, word: Word) -> Value:
-        """An unsigned integer as the nearest float64."""
+        """The float64 nearest to an unsigned integer."""
         return self.builder.convert("uitofp", word.value, DOUBLE)
 
     def double_at(self, address: Number) -> Value:
+        """The float64 at an address."""
         return self._load(DOUBLE, address, 8)
 
     def bits_of(self, double: Value) -> Word:
+        """The bits of a float64 as a word."""
         return Word(self, self.builder.convert("bitcast", double, I64))
 
     def bits_as_float32(self, bits: Word) -> Word:
-        """The bits of the float32 nearest to the float64 of these bits."""
+        """The bits of the float32 nearest to the float64 with these bits."""
         double = self.builder.convert("bitcast", bits.value, DOUBLE)
         narrow = self.builder.convert("bitcast", self.builder.convert("fptrunc", double, FLOAT), integer(32))
         return Word(self, self.builder.convert("zext", narrow, I64))
@@ -274,8 +278,8 @@ class Procedure:
     # Control
 
     @contextmanager
-    def when(self, condition: Truth, rare: bool = False) -> Iterator[None]:
-        """What is written inside happens where the condition holds; `rare`: that is seldom."""
+    def when(self, condition: Condition, rare: bool = False) -> Iterator[None]:
+        """Code written inside runs if the condition holds. `rare` marks a condition that rarely holds."""
         then, after = self.builder.append_block("if"), self.builder.append_block("endif")
         self._branch(condition, then, after, rare)
         self.builder.block = then
@@ -283,13 +287,13 @@ class Procedure:
         self.builder.branch(after)
         self.builder.block = after
 
-    def either(self, condition: Truth) -> Choice:
-        """Two contexts to write in, of which the first happens where the condition holds."""
+    def if_else(self, condition: Condition) -> Choice:
+        """Two contexts to write code in: the first runs if the condition holds, otherwise the second."""
         return self.builder.if_else(condition.value)
 
     @contextmanager
     def loop(self) -> Iterator[Block]:
-        """What is written inside happens until :meth:`leave`, which takes what this gives."""
+        """Code written inside repeats until `leave` is called with the yielded block."""
         head, after = self.builder.append_block("loop"), self.builder.append_block("done")
         self.builder.branch(head)
         self.builder.block = head
@@ -298,7 +302,7 @@ class Procedure:
         self.builder.block = after
 
     def leave(self, loop: Block) -> None:
-        """End a loop."""
+        """Leave a loop: jump behind it."""
         self.builder.branch(loop)
         self._begin_unreachable()
 
@@ -308,10 +312,10 @@ class Procedure:
         self._begin_unreachable()
 
     def _begin_unreachable(self) -> None:
-        """A block ends with its first jump; what is written behind it goes where control never comes."""
+        """Put code that follows a jump into an unreachable block, since a basic block ends with its first jump."""
         self.builder.block = self.builder.append_block("never")
 
-    def _branch(self, condition: Truth, then: Block, other: Block, rare: bool) -> None:
+    def _branch(self, condition: Condition, then: Block, other: Block, rare: bool) -> None:
         if rare:
             line = f"br i1 {condition.value.text}, label %{then.label}, label %{other.label}, {_RARE}"
             self.builder.block.lines.append(line)

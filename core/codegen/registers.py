@@ -1,46 +1,50 @@
-"""What a kernel computes with: `Val`, a scalar or vector in registers; `Pointer`, the address of typed elements."""
+"""Values of a kernel: `Val`, a scalar or vector in registers, and `Pointer`, the address of typed elements."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from core.codegen import assembly
-from core.codegen.assembly import I1, I32, I64, VOID, Constant, Type, Value
-from core.ir.types import DType
+from lathe.core.codegen import llvm_ir
+from lathe.core.codegen.llvm_ir import I1, I32, I64, VOID, Constant, Type, Value
+from lathe.core.ir.types import DType
 
 if TYPE_CHECKING:
-    from core.codegen.lang import Kernel
+    from lathe.core.codegen.lang import Kernel
 
 Number: TypeAlias = "Val | int | float"
 
-_READ, _SECOND_LEVEL, _DATA = 0, 2, 1  # of llvm.prefetch
-_FLOATS = {DType.FLOAT16: assembly.HALF, DType.FLOAT32: assembly.FLOAT, DType.FLOAT64: assembly.DOUBLE}
+_READ, _SECOND_LEVEL, _DATA = 0, 2, 1  # arguments of llvm.prefetch
+_FLOATS = {DType.FLOAT16: llvm_ir.HALF, DType.FLOAT32: llvm_ir.FLOAT, DType.FLOAT64: llvm_ir.DOUBLE}
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 
 
 def element_type(dtype: DType) -> Type:
-    """The LLVM type of one element in a register; booleans are one bit there, and of bfloat16 there are the bits.
-    TypeError when there is none."""
+    """The LLVM type of one element in a register: i1 for booleans, i16 for the bits of bfloat16.
+
+    TypeError if kernels cannot compute with the type.
+    """
     if dtype in _FLOATS:
         return _FLOATS[dtype]
     if dtype is DType.BOOL:
         return I1
     if dtype is DType.BFLOAT16:
-        return assembly.integer(16)
+        return llvm_ir.integer(16)
     if dtype.is_integer and dtype.numpy.kind in "iu":
-        return assembly.integer(8 * dtype.itemsize)
+        return llvm_ir.integer(8 * dtype.itemsize)
     raise TypeError(f"kernels cannot compute with {dtype}")
 
 
 def register_type(dtype: DType, lanes: int) -> Type:
     element = element_type(dtype)
-    return element if lanes == 1 else assembly.vector(element, lanes)
+    return element if lanes == 1 else llvm_ir.vector(element, lanes)
 
 
 def memory_type(dtype: DType, lanes: int = 1) -> Type:
-    """As in a register, but a boolean is one byte, and of float16 there are the bits: not every target with
-    instructions that convert it has others that move parts of its vectors."""
+    """The LLVM type of elements in memory: that in registers, but i8 for booleans and i16 for float16.
+
+    Some targets can convert float16 but have no instructions that move parts of its vectors.
+    """
     plain = {DType.BOOL: DType.UINT8, DType.FLOAT16: DType.UINT16}
     return register_type(plain.get(dtype, dtype), lanes)
 
@@ -51,8 +55,11 @@ def is_signed(dtype: DType) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Val:
-    """A scalar (`lanes == 1`) or a vector of `lanes` elements. Arithmetic with a Python number or a scalar spreads that
-    over the lanes; `<`, `<=`, `>`, `>=` and `equals` give booleans, to which `&`, `|` and `~` apply."""
+    """A scalar (`lanes == 1`) or a vector of `lanes` elements.
+
+    Arithmetic with a Python number or a scalar broadcasts it to all lanes. `<`, `<=`, `>`, `>=` and `equals` give
+    booleans, to which `&`, `|` and `~` apply.
+    """
 
     kernel: Kernel
     ir: Value
@@ -61,7 +68,7 @@ class Val:
 
     @property
     def constant(self) -> int | float | None:
-        """The value of a scalar known while generating."""
+        """The value of a scalar that is known at compile time, otherwise None."""
         known = self.ir.known if isinstance(self.ir, Constant) else None
         return known if isinstance(known, int | float) else None
 
@@ -143,7 +150,7 @@ class Val:
 class Pointer:
     """The address of elements of one type. Offsets count elements.
 
-    `computed`: the type in registers when it is another one; loads convert to it, stores from it.
+    `computed` is the type in registers, if it differs: loads convert to it, stores convert from it.
     """
 
     kernel: Kernel
@@ -152,7 +159,7 @@ class Pointer:
     computed: DType | None = None
 
     def at(self, offset: Val | int) -> Pointer:
-        """The address `offset` elements further."""
+        """The address `offset` elements further on."""
         index = self.kernel.index(offset)
         if index.constant == 0:
             return self
@@ -160,18 +167,18 @@ class Pointer:
         return Pointer(self.kernel, address, self.dtype, self.computed)
 
     def view(self, dtype: DType) -> Pointer:
-        """The same address, of other elements."""
+        """The same address, reinterpreted as elements of `dtype`."""
         return Pointer(self.kernel, self.ir, dtype)
 
-    def computing(self, dtype: DType) -> Pointer:
-        """The same elements, loaded as and stored from `dtype`."""
+    def converting(self, dtype: DType) -> Pointer:
+        """The same elements, converted to `dtype` by loads and from it by stores."""
         return Pointer(self.kernel, self.ir, self.dtype, None if dtype is self.dtype else dtype)
 
     def distance_from(self, origin: Pointer) -> Val:
-        """How many elements this address lies behind `origin`; the two must be whole elements apart."""
+        """The distance from `origin` to this address in elements; it must be a whole number of elements."""
         b = self.kernel.builder
         apart = b.binary("sub", b.convert("ptrtoint", self.ir, I64), b.convert("ptrtoint", origin.ir, I64))
-        return Val(self.kernel, b.binary("sdiv", apart, assembly.number(I64, self.dtype.itemsize)), DType.INT64)
+        return Val(self.kernel, b.binary("sdiv", apart, llvm_ir.number(I64, self.dtype.itemsize)), DType.INT64)
 
     def load(self, offset: Val | int = 0, lanes: int = 1, mask: Val | None = None) -> Val:
         """`lanes` consecutive elements; where `mask` is false nothing is read and the lane is zero."""
@@ -180,7 +187,7 @@ class Pointer:
         if mask is None:
             raw = self.kernel.builder.load(type_, address, self.dtype.itemsize)
         else:
-            raw = self._masked("load", type_, [address], mask, [assembly.zero(type_)], type_)
+            raw = self._masked("load", type_, [address], mask, [llvm_ir.zero(type_)], type_)
         return self._from_memory(raw, lanes)
 
     def store(self, value: Val, offset: Val | int = 0, mask: Val | None = None) -> None:
@@ -197,9 +204,9 @@ class Pointer:
             self._masked("store", raw.type, [raw, address], mask, [], VOID)
 
     def prefetch(self, offset: Val | int = 0) -> None:
-        """Ask for the cache line of an element in the second-level cache. Any address will do, also one of nothing."""
+        """Prefetch the cache line of an element into the second-level cache. The address may be invalid."""
         address = self.at(offset).ir
-        hints = [assembly.number(I32, hint) for hint in (_READ, _SECOND_LEVEL, _DATA)]
+        hints = [llvm_ir.number(I32, hint) for hint in (_READ, _SECOND_LEVEL, _DATA)]
         self.kernel.call("llvm.prefetch.p0", VOID, [address, *hints])
 
     def gather(self, offsets: Val, mask: Val | None = None) -> Val:
@@ -209,8 +216,8 @@ class Pointer:
         type_ = memory_type(self.dtype, lanes)
         active = mask.ir if mask is not None else _all_true(lanes)
         name = f"llvm.masked.gather.{type_.suffix}.v{lanes}p0"
-        align = assembly.number(I32, self.dtype.itemsize)
-        raw = self.kernel.call(name, type_, [addresses, align, active, assembly.zero(type_)])
+        align = llvm_ir.number(I32, self.dtype.itemsize)
+        raw = self.kernel.call(name, type_, [addresses, align, active, llvm_ir.zero(type_)])
         return self._from_memory(raw, lanes)
 
     def scatter(self, value: Val, offsets: Val, mask: Val | None = None) -> None:
@@ -219,11 +226,11 @@ class Pointer:
         addresses = self.kernel.builder.offset(self.ir, memory_type(self.dtype), offsets.ir)
         active = mask.ir if mask is not None else _all_true(lanes)
         name = f"llvm.masked.scatter.{raw.type.suffix}.v{lanes}p0"
-        self.kernel.call(name, VOID, [raw, addresses, assembly.number(I32, self.dtype.itemsize), active])
+        self.kernel.call(name, VOID, [raw, addresses, llvm_ir.number(I32, self.dtype.itemsize), active])
 
     def _masked(self, verb: str, type_: Type, first: list[Value], mask: Val, last: list[Value], result: Type) -> Value:
         name = f"llvm.masked.{verb}.{type_.suffix}.p0"
-        return self.kernel.call(name, result, [*first, assembly.number(I32, self.dtype.itemsize), mask.ir, *last])
+        return self.kernel.call(name, result, [*first, llvm_ir.number(I32, self.dtype.itemsize), mask.ir, *last])
 
     def _from_memory(self, raw: Value, lanes: int) -> Val:
         if self.dtype is DType.BOOL:
@@ -237,7 +244,7 @@ class Pointer:
         if self.computed is value.dtype:
             value = value.cast(self.dtype)
         if value.dtype is not self.dtype:
-            raise TypeError(f"cannot store {value.dtype} where {self.dtype} lies")
+            raise TypeError(f"store: expected {self.dtype}, got {value.dtype}")
         if self.dtype is DType.BOOL:
             return self.kernel.builder.convert("zext", value.ir, memory_type(self.dtype, value.lanes))
         if self.dtype is DType.FLOAT16:
@@ -246,14 +253,14 @@ class Pointer:
 
 
 def _only_lane(mask: Val) -> int | None:
-    """The lane that a mask which is known lets pass, if it is one of several."""
+    """The only true lane of a constant vector mask; None if several lanes or none are true, or it is not constant."""
     known = mask.ir.known if isinstance(mask.ir, Constant) else None
     return known.index(True) if isinstance(known, tuple) and sum(known) == 1 else None
 
 
 def _all_true(lanes: int) -> Constant:
-    return assembly.numbers(assembly.vector(I1, lanes), [True] * lanes)
+    return llvm_ir.numbers(llvm_ir.vector(I1, lanes), [True] * lanes)
 
 
 def _zero(type_: Type, lanes: int) -> Constant:
-    return assembly.zero(type_) if lanes > 1 else assembly.number(type_, 0)
+    return llvm_ir.zero(type_) if lanes > 1 else llvm_ir.number(type_, 0)

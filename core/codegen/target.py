@@ -1,4 +1,4 @@
-"""Targets: the machine we run on, and the fixed ones that tests and portable bundles use."""
+"""CPU targets: the host, and the fixed targets that tests and portable bundles use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TypedDict
 
 import llvmlite.binding as llvm
 
-from core.codegen import cpus
-from core.errors import TargetError
-from core.kernels.target import Target
+from lathe.core.codegen import cpus
+from lathe.core.errors import TargetError
+from lathe.core.kernels.target import Target
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _X86 = ("x86_64", "amd64")
@@ -29,31 +29,31 @@ class _Sizes(TypedDict, total=False):
 
 @functools.cache
 def initialize() -> None:
-    """Make LLVM's code generator for this machine available."""
+    """Initialise LLVM's code generator for this machine, once per process."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
 
 
 @functools.cache
 def host() -> Target:
-    """This machine with every vector extension it has, or the one below it that `LATHE_TARGET` names.
+    """This machine with all its vector extensions, or the target that `LATHE_TARGET` names.
 
-    TargetError when that name is unknown, or when this machine cannot execute code for it.
+    TargetError if that name is unknown, or if this machine cannot run code for it.
     """
-    machine, name = detected(), os.environ.get("LATHE_TARGET", "")
+    machine, name = detect_host(), os.environ.get("LATHE_TARGET", "")
     if not name:
         return machine
-    chosen = named(name)
-    if lacking := chosen.needs - machine.needs:
-        message = f"LATHE_TARGET is {name!r}, whose code this machine cannot run: it lacks {listed(lacking)}"
-        raise TargetError(f"{message}; expected one of {', '.join(runnable(machine))}")
+    chosen = target_by_name(name)
+    if missing := chosen.needs - machine.needs:
+        message = f"LATHE_TARGET is {name!r}, whose code this machine cannot run: it lacks {comma_separated(missing)}"
+        raise TargetError(f"{message}; expected one of {', '.join(runnable_names(machine))}")
     return chosen
 
 
-def named(name: str) -> Target:
-    """The CPU that LLVM or the psABI calls `name`; "plain" is the least of this kind of machine.
+def target_by_name(name: str) -> Target:
+    """The CPU that LLVM or the psABI calls `name`; "plain" is the baseline of this architecture.
 
-    TargetError when there is none of that name.
+    TargetError if the name is unknown.
     """
     if name == "plain":
         return plain()
@@ -62,13 +62,13 @@ def named(name: str) -> Target:
     return _x86(name, cpus.FEATURES[name])
 
 
-def runnable(machine: Target) -> list[str]:
-    """The names that `LATHE_TARGET` may have on a machine."""
-    return [name for name in _names() if named(name).needs <= machine.needs]
+def runnable_names(machine: Target) -> list[str]:
+    """The values of `LATHE_TARGET` whose code `machine` can run."""
+    return [name for name in _names() if target_by_name(name).needs <= machine.needs]
 
 
-def listed(features: Collection[str]) -> str:
-    """Features as a message names them."""
+def comma_separated(features: Collection[str]) -> str:
+    """Feature names, sorted and separated by commas, for messages."""
     return ", ".join(sorted(features))
 
 
@@ -83,7 +83,7 @@ def x86_64_v3() -> Target:
 
 
 def plain() -> Target:
-    """The least this kind of machine has: SSE2 on x86-64, NEON on aarch64, without fused multiply-add on x86-64."""
+    """The baseline of this architecture: SSE2 without fused multiply-add on x86-64, NEON on aarch64."""
     if _machine() == "aarch64":
         return Target("neon", _triple(), "generic", "+neon", vector_bytes=16, registers=32, **_cache_sizes())
     if _machine() in _X86:
@@ -92,31 +92,31 @@ def plain() -> Target:
 
 
 def has_fma(target: Target) -> bool:
-    """Whether a fused multiply-add is one instruction; elsewhere it would be a library call per element."""
+    """Whether a fused multiply-add is one instruction; otherwise it would be a library call per element."""
     return target.name != "plain"
 
 
-def has_bfloat16(target: Target) -> bool:
-    """Whether instructions multiply pairs of bfloat16, and round to it."""
+def has_bfloat16_dot(target: Target) -> bool:
+    """Whether the CPU multiplies pairs of bfloat16 and rounds to bfloat16 (AVX512-BF16)."""
     return "+avx512bf16" in target.features.split(",")
 
 
-def has_float16(target: Target) -> bool:
-    """Whether instructions convert float16; elsewhere that would be a library call per element."""
+def has_float16_conversion(target: Target) -> bool:
+    """Whether the CPU converts float16 by an instruction; otherwise it would be a library call per element."""
     return target.name != "plain"
 
 
-def has_bytes(target: Target) -> bool:
-    """Whether one instruction multiplies fours of bytes."""
+def has_int8_dot(target: Target) -> bool:
+    """Whether the CPU adds up four products of bytes by one instruction (AVX512-VNNI, or AVX-VNNI with AVX2)."""
     features = target.features.split(",")
     return "+avx512vnni" in features or (target.lanes == 8 and "+avxvnni" in features)
 
 
 def cpu_name(detected: str, available: Collection[str]) -> str:
-    """LLVM's name of the CPU whose timings code is scheduled for.
+    """LLVM's name of the CPU for whose timings code is scheduled.
 
-    A hypervisor may show the model number of an older one: what it can do says more. Scheduled for a core of another
-    kind, loads move so far ahead that register tiles no longer fit the registers.
+    A hypervisor may report an older model number, so the features decide. Code scheduled for another kind of core moves
+    loads so far ahead that register tiles no longer fit the registers.
     """
     return "sapphirerapids" if "amx-bf16" in available and detected not in _WITH_TILES else detected
 
@@ -131,15 +131,15 @@ def target_machine(target: Target) -> llvm.TargetMachine:
 
 
 @functools.cache
-def detected() -> Target:
-    """This machine as it describes itself."""
+def detect_host() -> Target:
+    """This machine with the features that it reports, without regard to `LATHE_TARGET`."""
     initialize()
     available = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
     if not _may_use_tiles():
         available = frozenset(name for name in available if not name.startswith("amx-"))
     cpu = cpu_name(llvm.get_host_cpu_name(), available)
     if _machine() in _X86 and available >= cpus.AVX2:
-        return _x86(cpu, cpus.usable(available))
+        return _x86(cpu, cpus.usable_features(available))
     if "neon" in available:
         features = ",".join(f"+{name}" for name in sorted(available))
         return Target("neon", _triple(), cpu, features, vector_bytes=16, registers=32, **_cache_sizes())
@@ -147,11 +147,11 @@ def detected() -> Target:
 
 
 def _x86(cpu: str, available: frozenset[str]) -> Target:
-    """A CPU that has exactly these features; LLVM takes no more than its timings from the name."""
+    """A CPU with exactly these features; LLVM uses the name for timings only."""
     initialize()
-    features = _stated(available)
+    features = _feature_string(available)
     if available >= cpus.AVX512:
-        # LLVM prefers half-wide vectors on some cores for the sake of mixed code; kernels are not mixed code.
+        # LLVM prefers 256-bit vectors on some cores, for code that mixes vector and scalar work; kernels do not mix it.
         features += ",-prefer-256-bit"
         return Target("avx512", _triple(), cpu, features, vector_bytes=64, registers=32, **_cache_sizes())
     if available >= cpus.AVX2:
@@ -159,10 +159,12 @@ def _x86(cpu: str, available: frozenset[str]) -> Target:
     return Target("plain", _triple(), cpu, features, vector_bytes=16, registers=16, **_cache_sizes())
 
 
-def _stated(available: frozenset[str]) -> str:
-    """Every feature that LLVM knows, as present or absent: what is not stated would follow from the CPU's name, which
-    a hypervisor shows even where it hides instructions. Absent ones come last, for a present one brings with it those
-    that it builds upon."""
+def _feature_string(available: frozenset[str]) -> str:
+    """LLVM's feature string: every known feature with "+" or "-".
+
+    LLVM derives features that are not stated from the CPU's name, which a hypervisor shows even if it hides
+    instructions. Absent features come last, because "+" implies the features on which a feature builds.
+    """
     known = {*llvm.get_host_cpu_features(), *available} if _machine() in _X86 else available
     return ",".join([f"+{name}" for name in sorted(available)] + [f"-{name}" for name in sorted(known - available)])
 
@@ -173,8 +175,11 @@ def _names() -> list[str]:
 
 @functools.cache
 def _may_use_tiles() -> bool:
-    """Whether this process, with all its threads, may use matrix tiles: their state is large, so Linux wants to be
-    asked first. It is asked when the host is detected, and so before any code is loaded."""
+    """Whether Linux lets this process, with all its threads, use matrix tiles.
+
+    Tile state is large, so a process must request it (arch_prctl). This runs when the host is detected, before any code
+    is loaded.
+    """
     if platform.system() != "Linux" or _machine() not in _X86:
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0
@@ -191,7 +196,7 @@ def _machine() -> str:
 
 @functools.cache
 def _cache_sizes() -> _Sizes:
-    """Those of one core, as far as the system tells."""
+    """The sizes of the data caches of one core, as far as sysfs reports them."""
     sizes: _Sizes = {}
     for index in sorted(_CACHES.glob("index*")):
         size = _kibibytes(_read(index / "size"))

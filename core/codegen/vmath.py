@@ -1,8 +1,8 @@
 """Elementary functions on vectors of float32, correct for NaN, infinities and denormals, without library calls.
 
 Greatest error over all float32 arguments, in units in the last place (measured by tests/core/codegen/test_vmath.py):
-exp 1.5, log 1, tanh 6, sigmoid 3 (it is 0 below -87.7), erf 5, sin and cos 2 (the C library takes over beyond
-|x| = 2**20), pow 1.
+exp 1.5, log 1, tanh 6, sigmoid 3 (it is 0 below -87.7), erf 5, sin and cos 2 (beyond |x| = 2**20 the C library computes
+them), pow 1.
 
 Coefficients are minimax fits (Lawson's iteration on Chebyshev nodes, rounded to float32 from the largest down). float16
 computes in float32; float64 calls the C library lane by lane.
@@ -15,13 +15,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from core.codegen import assembly
-from core.codegen.assembly import Constant, Value
-from core.codegen.registers import Val, register_type
-from core.ir.types import DType
+from lathe.core.codegen import llvm_ir
+from lathe.core.codegen.llvm_ir import Constant, Value
+from lathe.core.codegen.registers import Val, register_type
+from lathe.core.ir.types import DType
 
 if TYPE_CHECKING:
-    from core.codegen.arithmetic import Arithmetic
+    from lathe.core.codegen.arithmetic import Arithmetic
 
 F32, F64, I32_ = DType.FLOAT32, DType.FLOAT64, DType.INT32
 Unary: TypeAlias = "Callable[[Arithmetic, Val], Val]"
@@ -61,7 +61,7 @@ def exp(e: Arithmetic, x: Val) -> Val:
 
 
 def exp_of_nonpositive(e: Arithmetic, x: Val) -> Val:
-    """exp for float32 that are zero or less, in fewer steps: below -87.68 it is zero, not denormal. NaN stays."""
+    """exp of float32 values <= 0, in fewer steps than `exp`: below -87.68 it is zero, not denormal. NaN stays."""
     x = e.select(e.lt(x, -88.0), -88.0, x)
     k, bits = _nearest_integer(e, x * _LOG2E)
     r = e.fma(k, -_LN2_LOW, e.fma(k, -_LN2_HIGH, x))
@@ -89,7 +89,7 @@ def log(e: Arithmetic, x: Val) -> Val:
 
 @_float32_only("tanh")
 def tanh(e: Arithmetic, x: Val) -> Val:
-    """x * p(x^2) / q(x^2), no larger than 1 anywhere: the quotient exceeds 1 from |x| = 8.3 on, where tanh is 1."""
+    """x * p(x^2) / q(x^2), clamped to [-1, 1]: the quotient exceeds 1 from |x| = 8.3 on, where tanh rounds to 1."""
     x = e.min(e.max(x, -_TANH_END), _TANH_END)
     square = x * x
     ratio = quotient(e, x * polynomial(e, square, _TANH_UPPER), polynomial(e, square, _TANH_LOWER))
@@ -107,16 +107,16 @@ def sigmoid(e: Arithmetic, x: Val) -> Val:
 
 
 def quotient(e: Arithmetic, x: Val, y: Val) -> Val:
-    """x / y for y that are neither zero, infinite nor denormal, within 1 unit in the last place.
+    """x / y within 1 unit in the last place, for y that is neither zero, infinite nor denormal.
 
-    AVX-512 divides a vector in the time of a dozen products, but estimates a reciprocal to 14 bits in two: one step of
-    Newton's on the quotient is enough then.
+    AVX-512 divides a vector in the time of a dozen products, but estimates a reciprocal to 14 bits in the time of two.
+    One Newton step on the quotient is then enough.
     """
     if e.kernel.target.name != "avx512" or x.lanes != 16 or y.lanes != 16 or x.dtype is not F32:
         return x / y
     type_ = register_type(F32, 16)
-    every = assembly.number(assembly.integer(16), -1)
-    arguments = [y.ir, assembly.zero(type_), every]
+    every = llvm_ir.number(llvm_ir.integer(16), -1)
+    arguments = [y.ir, llvm_ir.zero(type_), every]
     estimate = Val(e.kernel, e.kernel.call("llvm.x86.avx512.rcp14.ps.512", type_, arguments), F32, 16)
     first = x * estimate
     return e.fma(e.fma(-first, y, x), estimate, first)
@@ -124,8 +124,10 @@ def quotient(e: Arithmetic, x: Val, y: Val) -> Val:
 
 @_float32_only("erf")
 def erf(e: Arithmetic, x: Val) -> Val:
-    """x * p(s), where s takes x^2 up to 3.75^2 to [-1, 1]: there powers of s stay small and rounding errors with them.
-    Larger x give 1. No division and no exponential: in an epilogue nothing hides them."""
+    """x * p(s), where s maps x^2 from [0, 3.75^2] to [-1, 1], so that powers of s and rounding errors stay small.
+
+    Larger |x| give 1 or -1. There is no division and no exponential, since nothing hides their latency in an epilogue.
+    """
     s = e.min(e.fma(x * x, 2 / _ERF_END**2, -1.0), 1.0)
     return e.min(e.max(x * polynomial(e, s, _ERF), -1.0), 1.0)
 
@@ -146,7 +148,7 @@ def pow(e: Arithmetic, x: Val, y: Val) -> Val:
         return e.cast(pow(e, e.cast(x, F32), e.cast(y, F32)), DType.FLOAT16)
     if x.dtype.is_integer:
         return _integer_power(e, x, y)
-    exponent = _known(y)
+    exponent = _constant_value(y)
     if exponent in (1.0, 2.0, 3.0, 0.5, -1.0):
         return _simple_power(e, x, exponent)
     return _power(e, x, y) if x.dtype is F32 else c_library(e, "pow", x, y)
@@ -173,7 +175,7 @@ def c_library(e: Arithmetic, name: str, *operands: Val) -> Val:
     scalar = register_type(first.dtype, 1)
     if first.lanes == 1:
         return Val(e.kernel, e.kernel.call(name, scalar, [x.ir for x in operands]), first.dtype)
-    result: Value = assembly.undefined(first.ir.type)
+    result: Value = llvm_ir.undefined(first.ir.type)
     for lane in range(first.lanes):
         value = e.kernel.call(name, scalar, [e.lane(x, lane).ir for x in operands])
         result = e.b.insert(result, value, lane)
@@ -203,7 +205,7 @@ def _scale_by_power_of_two(e: Arithmetic, x: Val, k: Val) -> Val:
 
 
 def _circular(e: Arithmetic, x: Val, quarter: int, library: str) -> Val:
-    """sin(x + quarter*pi/2): reduced to |r| <= pi/4, where a sine or cosine polynomial answers by quadrant."""
+    """sin(x + quarter*pi/2): reduced to |r| <= pi/4; the quadrant selects a sine or cosine polynomial."""
     beyond = e.bit_not(e.le(e.abs(x), _TRIG_LIMIT))
     r, integer = _reduced_angle(e, x)
     square = r * r
@@ -214,14 +216,14 @@ def _circular(e: Arithmetic, x: Val, quarter: int, library: str) -> Val:
     signed = e.bitcast(e.bit_xor(e.bitcast(value, I32_), e.shift_left(e.bit_and(quadrant, 2), 30)), F32)
 
     def far() -> list[Val]:
-        """Only what is beyond takes the library's digits: no result depends on what else is in its vector."""
+        """Only lanes beyond the limit take the C library's result, so no result depends on the other lanes."""
         return [e.select(beyond, c_library(e, f"{library}f", x), signed)]
 
     return e.kernel.choose(e.any(beyond), far, lambda: [signed])[0]
 
 
 def _reduced_angle(e: Arithmetic, x: Val) -> tuple[Val, Val]:
-    """x - k*pi/2 for the nearest k, and k. In float64, so that nothing cancels."""
+    """x - k*pi/2 for the nearest k, and k. Computed in float64 to avoid cancellation."""
     wide = e.cast(x, F64)
     shifted = wide * (2 / math.pi) + _TO_INTEGER_64
     k = shifted - _TO_INTEGER_64
@@ -257,7 +259,7 @@ def _log2(e: Arithmetic, x: Val) -> Val:
 
 
 def _exp2(e: Arithmetic, x: Val) -> Val:
-    """2^x in float64 to 1e-11 relative; enough range to overflow and underflow float32."""
+    """2^x in float64 to 1e-11 relative; its range suffices to overflow and underflow float32."""
     clamped = e.min(e.max(x, -300.0), 300.0)
     shifted = clamped + _TO_INTEGER_64
     fraction = clamped - (shifted - _TO_INTEGER_64)
@@ -289,8 +291,8 @@ def _integer_power(e: Arithmetic, x: Val, y: Val) -> Val:
     return e.select(e.lt(y, 0), units, result)
 
 
-def _known(x: Val) -> float | None:
-    """The value of a constant that is the same in all lanes."""
+def _constant_value(x: Val) -> float | None:
+    """The value of a float constant that is the same in all lanes, otherwise None."""
     known = x.ir.known if isinstance(x.ir, Constant) else None
     parts = known if isinstance(known, tuple) else (known,)
     first = parts[0]

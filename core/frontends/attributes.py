@@ -1,4 +1,4 @@
-"""`AttributeProto` to attribute values."""
+"""Reads attributes: from `AttributeProto` to attribute values, checked against the ONNX schema."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 
-from core.errors import ModelError, UnsupportedError
-from core.frontends.declared import Symbols, value_type
-from core.frontends.external import ExternalFiles
-from core.frontends.tensors import sparse_array, tensor_array
-from core.ir.graph import Attr, Graph
-from core.ir.types import OptionalType, SequenceType, TensorType
-from core.ops import registry
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.frontends.declared_types import Symbols, value_type
+from lathe.core.frontends.external import ExternalFiles
+from lathe.core.frontends.tensors import sparse_array, tensor_array
+from lathe.core.ir.graph import Attr, Graph
+from lathe.core.ir.types import OptionalType, SequenceType, TensorType
+from lathe.core.ops.opdef import registry
 
 _Proto = onnx.AttributeProto
 _SCALARS = {_Proto.FLOAT: "f", _Proto.INT: "i"}
@@ -53,7 +53,7 @@ def attribute_value(
 
 
 def _text(data: bytes) -> str | bytes:
-    """Text attributes are bytes in the file; what is not UTF-8 stays bytes."""
+    """The text of an attribute, which is bytes in the file; bytes if it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -61,25 +61,27 @@ def _text(data: bytes) -> str | bytes:
 
 
 def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Attr]:
-    """The attributes that `op` has, in its newest form.
+    """The attributes that Lathe's newest form of `op` has.
 
-    ModelError for one that the ONNX schema does not know or whose kind is another; UnsupportedError for one that Lathe
-    does not know, unless it has its default value.
+    ModelError for an attribute that the ONNX schema does not have, or that is of another kind. UnsupportedError for one
+    that Lathe does not have, unless its value is the schema's default.
     """
     definition = registry.get(op)
     known, schema = {*definition.attrs, *definition.params}, check_kinds(op, definition.domain, attrs, where)
-    kept: dict[str, Attr] = {}
+    found: dict[str, Attr] = {}
     for name, value in attrs.items():
         if name in known:
-            kept[name] = value
+            found[name] = value
         elif schema is None or schema[name].default != value:
             raise UnsupportedError(f"attribute '{name}' = {reprlib.repr(value)} is not supported", where=where)
-    return kept
+    return found
 
 
-def check_kinds(op: str, domain: str, attrs: Mapping[str, Attr], where: str) -> Mapping[str, _Declared] | None:
-    """The attributes of the newest ONNX schema, None when there is none. ModelError for one that it does not know or
-    whose kind is another."""
+def check_kinds(op: str, domain: str, attrs: Mapping[str, Attr], where: str) -> Mapping[str, _SchemaAttribute] | None:
+    """The attributes of the newest ONNX schema of an operator; None if there is no schema.
+
+    ModelError if `attrs` has one that the schema does not have, or that is of another kind.
+    """
     schema = _schema_attributes(op, domain)
     if schema is None:
         return None
@@ -91,20 +93,20 @@ def check_kinds(op: str, domain: str, attrs: Mapping[str, Attr], where: str) -> 
     return schema
 
 
-class _Declared(NamedTuple):
+class _SchemaAttribute(NamedTuple):
     kind: str  # "INT", "FLOATS" ...
     default: Any
 
 
 @functools.cache
-def _schema_attributes(op: str, domain: str) -> dict[str, _Declared] | None:
-    """The attributes of the newest ONNX schema; None when there is no schema."""
+def _schema_attributes(op: str, domain: str) -> dict[str, _SchemaAttribute] | None:
+    """The attributes of the newest ONNX schema; None if there is no schema."""
     try:
         schema = onnx.defs.get_schema(op, domain)
     except onnx.defs.SchemaError:
         return None
     attributes: dict[str, Any] = schema.attributes
-    return {name: _Declared(each.type.name, _default(each.default_value)) for name, each in attributes.items()}
+    return {name: _SchemaAttribute(each.type.name, _default(each.default_value)) for name, each in attributes.items()}
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -1,8 +1,8 @@
-"""Which initializers a run may replace: those that the file lists as inputs, too, and whose value shaped no node.
+"""Finds the initializers that a run may replace: those that are also inputs and on whose values no node depends.
 
-Adapters to newer opsets, lowerings and definitions of functions may look at known values and shapes, and write other
-nodes for other ones. So the file is imported a second time, without the values of the initializers that are inputs,
-and with their shapes as declared. Where that gives the same nodes, the nodes hold for every value.
+Adapters to newer opsets, lowerings and function definitions may read known values and shapes, and write different nodes
+for different ones. So the file is imported a second time, without the values of these initializers and with their
+declared shapes. If that gives the same nodes, the nodes are right for every value.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 
-from core.errors import LatheError
-from core.ir.graph import Array, Attr, Graph, Node
-from core.ir.types import TensorType
+from lathe.core.errors import LatheError
+from lathe.core.ir.graph import Array, Attr, Graph, Node
+from lathe.core.ir.types import TensorType
 
 Types = Mapping[str, TensorType]
 
 
-def replaceable(graph: Graph, types: Types, read: Container[str], without: Callable[[Types], Graph]) -> Types:
-    """Those of the defaults in `types` whose value `graph` does not depend on. `without` imports the same file without
-    the values of some of them; `read` names those that an adapter has looked at.
+def replaceable_defaults(graph: Graph, types: Types, read: Container[str], without: Callable[[Types], Graph]) -> Types:
+    """The defaults among `types` on whose values the nodes of `graph` do not depend.
 
-    All of them are tried at once, then all that no adapter has looked at.
+    `without` imports the same file without the values of the given defaults. `read` has the names of the values that an
+    adapter has read. It tries all defaults at once, then those that no adapter has read.
     """
     unread = {name: type_ for name, type_ in types.items() if name not in read}
     attempts = [types] if len(unread) in (0, len(types)) else [types, unread]
@@ -32,12 +32,12 @@ def replaceable(graph: Graph, types: Types, read: Container[str], without: Calla
 def _is_independent(graph: Graph, types: Types, without: Callable[[Types], Graph]) -> bool:
     try:
         return _same_graph(graph, without(types), types)
-    except LatheError:  # an operator that cannot do without the value
+    except LatheError:  # an operator needs the value
         return False
 
 
 def _same_graph(one: Graph, other: Graph, given: Container[str]) -> bool:
-    """Whether two graphs compute the same, but for the names in `given`. Types of results may differ."""
+    """Whether two graphs have the same nodes and constants, except for the names in `given`. Types may differ."""
     return (
         [value.name for value in one.inputs] == [value.name for value in other.inputs if value.name not in given]
         and [value.name for value in one.outputs] == [value.name for value in other.outputs]
@@ -83,7 +83,7 @@ def _same_array(one: Array, other: Array) -> bool:
         return False
     if one.dtype == object:
         return bool(one.tolist() == other.tolist())
-    return np.array_equal(_bytes(one), _bytes(other))  # NaN equals NaN here
+    return np.array_equal(_bytes(one), _bytes(other))  # by bytes, so that NaN equals NaN
 
 
 def _bytes(array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Errors as a compiler prints them: what is wrong with a node, what it was given, and where that came from.
+"""Adds diagnostics to import errors: the inputs of the node with their types, and the nodes that produced them.
 
 node 'fc2' (MatMul, opset 17): cannot multiply [n,64] by [32,10]: inner extents 64 and 32 differ
   input 0 (A) is %h : float32[n,64]
@@ -14,37 +14,37 @@ import difflib
 from collections.abc import Iterator
 from itertools import islice
 
-from core.errors import ModelError
-from core.frontends.opsets import OnnxNode
-from core.frontends.scope import Emitter
-from core.ir.graph import Node, Value
-from core.ops import registry
+from lathe.core.errors import ModelError
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Node, Value
+from lathe.core.ops.opdef import registry
 
-_STEPS = 4  # of a value's history
-_MOST_INPUTS = 6
-_MOST_ELEMENTS = 8
-_WIDTH = 200  # of a line: names may be of any length
+_MAX_STEPS = 4  # of a value's history
+_MAX_INPUTS = 6
+_MAX_ELEMENTS = 8
+_MAX_LINE = 200  # characters: names may have any length
 
 
-def diagnosed(error: ModelError, node: OnnxNode, emitter: Emitter) -> ModelError:
-    """The error with the node's opset, its inputs, and a few steps of how each came about."""
-    own = error.where.startswith(f"node '{node.label}'")
-    reason = error.reason if own or not error.where else f"{error.where}: {error.reason}"
-    lines = [line for index, value in enumerate(node.inputs[:_MOST_INPUTS]) if value is not None
+def add_diagnosis(error: ModelError, node: OnnxNode, emitter: Emitter) -> ModelError:
+    """The error with the opset of its node, and notes on the node's inputs and how they were computed."""
+    is_own = error.where.startswith(f"node '{node.label}'")
+    reason = error.reason if is_own or not error.where else f"{error.where}: {error.reason}"
+    lines = [line for index, value in enumerate(node.inputs[:_MAX_INPUTS]) if value is not None
              for line in _input_lines(node, index, value, emitter)]  # fmt: skip
-    return type(error)(reason, where=node.where, notes=(*map(_cut, lines), *error.notes))
+    return type(error)(reason, where=node.where, notes=(*map(_shorten, lines), *error.notes))
 
 
 def history(value: Value, emitter: Emitter) -> list[str]:
-    """How a value came about, the last step first."""
-    lines = [_cut(line) for line in islice(_steps(value, emitter), _STEPS + 1)]
-    return [*lines[:_STEPS], *(["..."] if len(lines) > _STEPS else [])]
+    """The last few nodes that led to a value, the last one first, as lines of text."""
+    lines = [_shorten(line) for line in islice(_steps(value, emitter), _MAX_STEPS + 1)]
+    return [*lines[:_MAX_STEPS], *(["..."] if len(lines) > _MAX_STEPS else [])]
 
 
 def suggestion(op: str, domain: str) -> str:
-    """What the author of a model can do about an operator that nothing defines."""
+    """Advice to the author of a model with an operator that nothing defines."""
     if domain:
-        return "bring it along as a model-local function, or register it (docs/custom-operators.md)"
+        return "define it as a model-local function, or register it (docs/custom-operators.md)"
     known = [name for name in registry.names() if registry.get(name).domain == ""]
     close = difflib.get_close_matches(op, known, 1)
     return f"did you mean {close[0]}?" if close else "no opset of ONNX has it"
@@ -54,24 +54,24 @@ def _input_lines(node: OnnxNode, index: int, value: Value, emitter: Emitter) -> 
     definition = registry.find(node.op)
     name = f" ({definition.input_name(index)})" if definition is not None else ""
     constant = _origin(value, emitter) if value.producer is None else ""
-    yield f"  input {index}{name} is {_shown(value, emitter)}{constant}"
+    yield f"  input {index}{name} is {_value_text(value, emitter)}{constant}"
     if value.producer is not None:
         yield from (f"    {line}" for line in history(value, emitter))
 
 
 def _steps(value: Value, emitter: Emitter) -> Iterator[str]:
     while value.producer is not None:
-        yield f"{_shown(value, emitter)} = {_application(value.producer)}"
+        yield f"{_value_text(value, emitter)} = {_application(value.producer)}"
         following = next((v for v in value.producer.inputs if v is not None and not _is_constant(v, emitter)), None)
         if following is None:
             return
         value = following
-    yield f"{_shown(value, emitter)}{_origin(value, emitter)}"
+    yield f"{_value_text(value, emitter)}{_origin(value, emitter)}"
 
 
 def _application(node: Node) -> str:
-    inputs = ["_" if value is None else f"%{value.name}" for value in node.inputs[:_MOST_INPUTS]]
-    rest = ["..."] if len(node.inputs) > _MOST_INPUTS else []
+    inputs = ["_" if value is None else f"%{value.name}" for value in node.inputs[:_MAX_INPUTS]]
+    rest = ["..."] if len(node.inputs) > _MAX_INPUTS else []
     return f'{node.op}({", ".join(inputs + rest)}) "{node.name}"'
 
 
@@ -86,14 +86,14 @@ def _is_constant(value: Value, emitter: Emitter) -> bool:
     return value.producer is None and value in emitter.session.known
 
 
-def _shown(value: Value, emitter: Emitter) -> str:
-    """The value, its type, and its elements where few are known: they are mostly somebody's shape."""
+def _value_text(value: Value, emitter: Emitter) -> str:
+    """The value, its type, and its elements if they are known and few: such a value is mostly a shape."""
     known = emitter.session.known.get(value)
-    if known is None or known.size > _MOST_ELEMENTS or known.ndim > 1:
+    if known is None or known.size > _MAX_ELEMENTS or known.ndim > 1:
         return f"%{value.name} : {value.type}"
     items = ", ".join(map(str, known.ravel().tolist()))
     return f"%{value.name} : {value.type} = [{items}]"
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= _WIDTH else f"{line[:_WIDTH]}..."
+def _shorten(line: str) -> str:
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}..."

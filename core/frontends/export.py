@@ -1,4 +1,4 @@
-"""Graphs to ONNX bytes: `export`, for graphs as imported and as optimized."""
+"""The exporter: from graphs, imported or optimized, to the bytes of ONNX models."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import onnx
 from google.protobuf.message import EncodeError
 from onnx import helper, numpy_helper
 
-from core.errors import UnsupportedError
-from core.frontends.declared import type_proto
-from core.frontends.forms import least_inputs, oldest_opset
-from core.frontends.lower import lower
-from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType
-from core.ops import registry
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.declared_types import type_proto
+from lathe.core.frontends.lower import lower
+from lathe.core.frontends.opset_support import min_inputs, oldest_opset
+from lathe.core.ir.graph import Array, Attr, Graph, Node, Value
+from lathe.core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType
+from lathe.core.ops.opdef import registry
 
-_IR_VERSION = 10  # at least: what every runtime of the last years reads
+_IR_VERSION = 10  # the oldest version that is written: all runtimes of recent years read it
 
 
 def export(graph: Graph, opset: int | None = None) -> bytes:
-    """The graph as an ONNX model of standard operators; fused ones are written as what they stand for.
+    """The graph as an ONNX model of standard operators. Fused operators are written as the operators that they fuse.
 
-    `opset`, of the default domain, is by default the oldest from 21 on that has all operators in the form the graph
-    uses. State becomes an input with a default value, its next value an output. A default that a run may replace is an
-    input with an initializer, too. UnsupportedError for what ONNX, or that
-    opset, cannot say, and for models that do not fit into the 2 GiB of an ONNX file.
+    `opset` is that of the default domain; by default the oldest one from 21 on that has all operators in the form that
+    the graph uses. A state becomes an input with an initializer, and its next value an output. A default that a run may
+    replace also becomes an input with an initializer. UnsupportedError for graphs that ONNX, or that opset, cannot
+    express, and for models larger than the 2 GiB of an ONNX file.
     """
     lowered = lower(graph)
     proto = _graph(lowered)
@@ -40,7 +40,7 @@ def export(graph: Graph, opset: int | None = None) -> bytes:
 
 
 def _opsets(graph: Graph, given: int | None) -> Mapping[str, int]:
-    """The opset of each domain that the graph's operators are of."""
+    """The opset of each domain of the graph's operators."""
     domains: dict[str, list[Node]] = {"": []}
     for node in _all_nodes(graph):
         domains.setdefault(registry.get(node.op).domain, []).append(node)
@@ -85,9 +85,9 @@ def _tensor(array: Array, name: str) -> onnx.TensorProto:
 def _node(node: Node) -> onnx.NodeProto:
     op, where = registry.get(node.op), registry.describe(node)
     if op.domain == "lathe":
-        raise UnsupportedError("is an operator of Lathe's own that nothing says in ONNX", where=where)
+        raise UnsupportedError("is an internal operator of Lathe that ONNX cannot express", where=where)
     inputs = ["" if value is None else value.name for value in node.inputs]
-    inputs += [""] * (least_inputs(node.op, op.domain) - len(inputs))
+    inputs += [""] * (min_inputs(node.op, op.domain) - len(inputs))
     proto = helper.make_node(node.op, inputs, [value.name for value in node.outputs], node.name, domain=op.domain)
     proto.attribute.extend(_attribute(name, value, where) for name, value in node.attrs.items())
     return proto

@@ -1,10 +1,10 @@
-"""Tensors whose data lies in other files: which of them may be read, and reading them through memory maps.
+"""External data: tensors whose data lies in other files. Checks which files may be read, and maps them into memory.
 
-None may of a model that is given as bytes (`proto.check_messages` refuses them). Where the files of one folder are
-permitted, as those beside a model that is given as a path are, a name must stay inside it, lead over no symbolic link,
-and end at a plain file. If the model itself is a link, as in the cache of Hugging Face's hub, its data may be links,
-too, to files of the folder in which the model really lies. What a tensor claims must lie in its file, and all tensors
-together may not claim more than there is, so that a small file cannot unfold to a large graph.
+A model that is given as bytes may have no external data (`proto.check_messages` refuses it). A model that is given as a
+path may use the files of its folder: a location must stay inside the folder, contain no symbolic link, and lead to a
+regular file. If the model itself is a link, as in the cache of Hugging Face's hub, its data files may be links to files
+of the folder in which the target of the model's link lies. The data of each tensor must lie within its file, and the
+tensors together may not claim more bytes than the file has, so that a small file cannot expand to a large graph.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from core.errors import ModelError
-from core.ir.graph import Array
+from lathe.core.errors import ModelError
+from lathe.core.ir.graph import Array
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
 
 
 class Extent(NamedTuple):
-    """Where the data of a tensor lies."""
+    """The location of a tensor's external data."""
 
     location: str  # relative to the model's folder
     offset: int
-    length: int | None  # None: what the tensor's type and shape need
+    length: int | None  # None: as many bytes as the tensor's type and shape need
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether the data lies outside, or the tensor says anything about that."""
+    """Whether a tensor is marked as external, or has any entry about external data."""
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data)
 
 
 def extent_of(tensor: onnx.TensorProto, where: str) -> Extent:
-    """What the tensor says; ModelError when it is incomplete, contradictory, or leads out of the folder."""
+    """The location that the tensor states. ModelError if it is contradictory, or outside the model's folder."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if tensor.data_location != onnx.TensorProto.EXTERNAL or len(entries) < len(tensor.external_data):
-        raise ModelError("says twice, or not clearly, where its data lies", where=where)
+        raise ModelError("has contradictory entries on where its data lies", where=where)
     if tensor.HasField("raw_data"):
         raise ModelError("has data inside the file and outside", where=where)
     location = entries.get("location", "")
@@ -66,21 +66,21 @@ def _number(text: str, where: str) -> int:
 
 
 class ExternalFiles:
-    """The files of one folder, opened when a tensor asks for them."""
+    """The files of one folder, each mapped when the first tensor needs it."""
 
     def __init__(self, folder: Path, linked: Path | None = None) -> None:
-        """`linked`: the folder to whose files links of `folder` may lead."""
+        """Links in `folder` may only lead to files of the folder `linked`."""
         self._folder, self._linked = folder, linked
         self._files: dict[str, Array] = {}
-        self._claimed: dict[str, int] = {}
+        self._claimed_bytes: dict[str, int] = {}
 
     @classmethod
     def beside(cls, model: Path) -> ExternalFiles:
-        """Those that a model at this path may use."""
+        """The files that the model at this path may use."""
         return cls(model.parent, model.resolve().parent if model.is_symlink() else None)
 
     def read(self, tensor: onnx.TensorProto, nbytes: int, where: str) -> Array:
-        """The `nbytes` bytes of a tensor as a view, uint8, of its file."""
+        """The `nbytes` bytes of a tensor: a read-only uint8 view of its file. ModelError if the file lacks them."""
         location, offset, length = extent_of(tensor, where)
         if length not in (None, nbytes):
             raise ModelError(f"has {length} bytes of data, expected {nbytes} for its type and shape", where=where)
@@ -88,19 +88,19 @@ class ExternalFiles:
         if offset + nbytes > len(file):
             message = f"its data ends at byte {offset + nbytes} of '{location}', which has {len(file)}"
             raise ModelError(message, where=where)
-        self._claimed[location] = self._claimed.get(location, 0) + nbytes
-        if self._claimed[location] > len(file):
+        self._claimed_bytes[location] = self._claimed_bytes.get(location, 0) + nbytes
+        if self._claimed_bytes[location] > len(file):
             raise ModelError(f"with it, tensors claim more bytes of '{location}' than it has", where=where)
         return file[offset : offset + nbytes]
 
     def digest(self, location: str, where: str) -> str:
-        """The SHA-256 of a file, of which `read` gives parts from then on."""
+        """The SHA-256 digest of a file. Later calls of `read` use the same mapping of the file."""
         return hashlib.sha256(self._file(location, where).data).hexdigest()
 
     def _file(self, location: str, where: str) -> Array:
         if location not in self._files:
             try:
-                self._files[location] = _mapped(self._folder, location, self._linked)
+                self._files[location] = _map_file(self._folder, location, self._linked)
             except OSError as error:
                 links = "symbolic links are not followed"
                 reason = links if error.errno == errno.ELOOP else error.strerror or str(error)
@@ -109,8 +109,8 @@ class ExternalFiles:
         return self._files[location]
 
 
-def _mapped(folder: Path, location: str, linked: Path | None) -> Array:
-    """A file as bytes that nobody may write to."""
+def _map_file(folder: Path, location: str, linked: Path | None) -> Array:
+    """The content of a file as a read-only uint8 array, mapped into memory."""
     with closing(_open(folder, location, linked)) as file:
         size = os.fstat(file.fd).st_size
         return np.frombuffer(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ), np.uint8) if size else _NOTHING
@@ -139,7 +139,7 @@ def _open(folder: Path, location: str, linked: Path | None) -> OpenFile:
 
 
 def open_inside(folder: Path, location: str) -> OpenFile:
-    """A plain file below `folder`, for reading; OSError for links on the way, and for what is no plain file."""
+    """Open a regular file below `folder` for reading. OSError for links in the path and other kinds of file."""
     *above, name = PurePosixPath(location).parts
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in above:

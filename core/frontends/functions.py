@@ -1,4 +1,4 @@
-"""Bodies of functions: those a model brings along, and those that define ONNX operators in terms of others."""
+"""Function bodies: model-local functions, and the functions by which ONNX defines operators in terms of others."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import onnx
 
-from core.errors import ModelError
-from core.frontends.declared import type_proto
-from core.frontends.order import bodies
-from core.frontends.proto import default_domain
-from core.ir.graph import Attr, Value
-from core.ir.types import TensorType, symbol
+from lathe.core.errors import ModelError
+from lathe.core.frontends.declared_types import type_proto
+from lathe.core.frontends.node_order import bodies
+from lathe.core.frontends.proto import default_domain
+from lathe.core.ir.graph import Attr, Value
+from lathe.core.ir.types import TensorType, symbol
 
 MAX_CALL_DEPTH = 32
-_MOST_DEFINED = 5  # the largest rank that a definition is tried with: ONNX's are of images, or of heads
+_MAX_RANK = 5  # the largest rank that is tried for a definition: those of ONNX take images, or attention heads
 _Kind = onnx.AttributeProto
 _SINGLE = {_Kind.FLOAT: "f", _Kind.INT: "i", _Kind.STRING: "s"}
 _MANY = {_Kind.FLOATS: "floats", _Kind.INTS: "ints", _Kind.STRINGS: "strings"}
@@ -24,9 +24,10 @@ _MANY = {_Kind.FLOATS: "floats", _Kind.INTS: "ints", _Kind.STRINGS: "strings"}
 def standard_body(
     proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
 ) -> onnx.FunctionProto | None:
-    """The function that defines an ONNX operator at the model's opsets, or None when it is a primitive.
+    """The function that defines an ONNX operator at the model's opsets, or None if it is a primitive.
 
-    Some definitions depend on the types of the inputs and on the attributes, whose values are in `attrs`.
+    Some definitions depend on the types of the inputs and on the attributes, whose values are in `attrs`. ModelError if
+    the definition does not apply to them.
     """
     version = opsets[default_domain(proto.domain)]
     schema = _schema(proto, version)
@@ -34,23 +35,23 @@ def standard_body(
         return None
     if schema.has_context_dependent_function:
         types = [b"" if value is None else type_proto(value.type).SerializeToString() for value in inputs]
-        text = _context_dependent(schema, _resolved(proto, attrs), types, version)
+        text = _context_dependent_body(schema, _resolve_references(proto, attrs), types, version)
     elif schema.has_function:
         text = schema.get_function_with_opset_version(version)
     else:
         return None
-    return _completed(text, schema, opsets) if text else None
+    return _complete(text, schema, opsets) if text else None
 
 
 def bodies_by_rank(
     proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
 ) -> dict[int, onnx.FunctionProto]:
-    """The function that defines an operator for each rank that its first input may have, where that is not known."""
+    """The function that defines an operator, for each possible rank of its first input; empty if the rank is known."""
     x = inputs[0] if inputs else None
     if x is None or not isinstance(x.type, TensorType) or x.type.shape is not None:
         return {}
     found: dict[int, onnx.FunctionProto] = {}
-    for rank in range(_MOST_DEFINED + 1):
+    for rank in range(_MAX_RANK + 1):
         assumed = Value(x.name, TensorType(x.type.dtype, tuple(symbol(f"d{axis}") for axis in range(rank))))
         body = standard_body(proto, opsets, [assumed, *inputs[1:]], attrs)
         if body is not None:
@@ -59,7 +60,7 @@ def bodies_by_rank(
 
 
 def has_definition(op: str, domain: str, version: int) -> bool:
-    """Whether ONNX defines an operator of this opset by a function, for some types at least."""
+    """Whether ONNX defines an operator of this opset by a function, at least for some types."""
     schema = _schema(onnx.NodeProto(op_type=op, domain=domain), version)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
@@ -71,8 +72,11 @@ def _schema(proto: onnx.NodeProto, version: int) -> Any:
         return None
 
 
-def _context_dependent(schema: Any, proto: onnx.NodeProto, types: list[bytes], version: int) -> bytes:
-    """The newest body not above `version`; the package raises on attributes its builders do not expect."""
+def _context_dependent_body(schema: Any, proto: onnx.NodeProto, types: list[bytes], version: int) -> bytes:
+    """The newest function body for opset `version`, serialized.
+
+    ModelError if the onnx package raises, as it does for attributes that its function builders do not expect.
+    """
     usable = [v for v in schema.context_dependent_function_opset_versions if v <= version]
     try:
         text: bytes = schema.get_context_dependent_function_with_opset_version(
@@ -83,8 +87,8 @@ def _context_dependent(schema: Any, proto: onnx.NodeProto, types: list[bytes], v
     return text
 
 
-def _resolved(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onnx.NodeProto:
-    """The node with the values in place of references to a function's attributes."""
+def _resolve_references(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onnx.NodeProto:
+    """A copy of the node in which values replace the references to attributes of a function."""
     copy = onnx.NodeProto()
     copy.CopyFrom(proto)
     del copy.attribute[:]
@@ -97,27 +101,30 @@ def _resolved(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onnx.NodeProt
 
 
 def _write_attribute(node: onnx.NodeProto, like: onnx.AttributeProto, value: Any) -> None:
-    """Add an attribute with the name and kind of `like`. ModelError when the value is of another kind."""
+    """Add an attribute with the name and kind of `like`. ModelError if the value is of another kind."""
     field = (_MANY if isinstance(value, tuple) else _SINGLE).get(like.type)
     if field is None:
         kind = _Kind.AttributeType.Name(like.type)
         raise ModelError(f"attribute '{like.name}' is {value!r}, expected {kind}", where=node.name)
     try:
-        node.attribute.add(name=like.name, type=like.type, **{field: _encoded(value)})
+        node.attribute.add(name=like.name, type=like.type, **{field: _encode_text(value)})
     except (TypeError, ValueError) as error:
         raise ModelError(f"attribute '{like.name}' is {value!r}: {error}", where=node.name) from None
 
 
-def _encoded(value: Any) -> Any:
-    """Text attributes are bytes in the file."""
+def _encode_text(value: Any) -> Any:
+    """The value as `AttributeProto` stores it: text as bytes, tuples as lists."""
     if isinstance(value, tuple):
-        return [_encoded(item) for item in value]
+        return [_encode_text(item) for item in value]
     return value.encode() if isinstance(value, str) else value
 
 
-def _completed(text: bytes, schema: Any, opsets: Mapping[str, int]) -> onnx.FunctionProto:
-    """The function with the schema's defaults for the attributes that its nodes refer to, and the model's opsets for
-    domains of which it names none (preview operators use the default one so)."""
+def _complete(text: bytes, schema: Any, opsets: Mapping[str, int]) -> onnx.FunctionProto:
+    """Parse a function body and add the attributes of the schema with their defaults, and missing opsets.
+
+    The model's opset is added for each domain of which the function imports none: preview operators use the default
+    domain that way.
+    """
     function = onnx.FunctionProto.FromString(text)
     named = {default_domain(entry.domain) for entry in function.opset_import}
     missing = [(domain, version) for domain, version in opsets.items() if domain not in named]
@@ -127,21 +134,21 @@ def _completed(text: bytes, schema: Any, opsets: Mapping[str, int]) -> onnx.Func
     return function
 
 
-class Unfolding:
-    """How many nodes graphs have once the calls of model-local functions are unfolded, worked out without doing so."""
+class InlinedSize:
+    """Counts the nodes of graphs after the calls of model-local functions are inlined, without inlining them."""
 
     def __init__(self, functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> None:
         self._functions = functions
         self._sizes: dict[tuple[str, str, str], int] = {}
 
     def size(self, nodes: Iterable[onnx.NodeProto], depth: int = 0) -> int:
-        """The nodes themselves, those of their bodies, and those of the functions they call."""
-        return sum(self._size_of(node, depth) for node in nodes)
+        """The number of `nodes`, plus the nodes of their bodies and of the functions that they call."""
+        return sum(self._node_size(node, depth) for node in nodes)
 
-    def _size_of(self, node: onnx.NodeProto, depth: int) -> int:
+    def _node_size(self, node: onnx.NodeProto, depth: int) -> int:
         inner = sum(self.size(body.node, depth) for body in bodies(node))
         key = (default_domain(node.domain), node.op_type, node.overload)
-        if key not in self._functions or depth > MAX_CALL_DEPTH:  # unfolding finds out whether it goes too deep
+        if key not in self._functions or depth > MAX_CALL_DEPTH:  # the importer refuses deeper calls
             return 1 + inner
         if key not in self._sizes:
             self._sizes[key] = 0

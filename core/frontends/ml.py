@@ -1,22 +1,22 @@
-"""Older forms of operators of ai.onnx.ml; importing this module adds them to the table of adapters."""
+"""Adapters for older forms of ai.onnx.ml operators. Importing this module adds them to the table in `opsets`."""
 
 from __future__ import annotations
 
-from core.errors import ModelError
-from core.frontends.opsets import OnnxNode, before
-from core.frontends.scope import Emitter
-from core.ir.types import DType, TensorType
+from lathe.core.errors import ModelError
+from lathe.core.frontends.opsets import OnnxNode, adapts_below
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.types import DType, TensorType
 
 
-@before(2, "LabelEncoder")
+@adapts_below(2, "LabelEncoder")
 def _classes_to_table(e: Emitter, node: OnnxNode) -> None:
-    """One list of strings served both ways: strings to their places, and places to strings."""
+    """Old form: one list of strings maps strings to their indices, or indices to strings."""
     words = node.attrs.pop("classes_strings", None)
     if not isinstance(words, tuple) or not words:
         raise ModelError("has no classes_strings", where=node.where)
     type_ = node.required(0).type
-    gives_words = isinstance(type_, TensorType) and type_.dtype is DType.INT64
-    keys, values = ("int64s", "strings") if gives_words else ("strings", "int64s")
-    places = tuple(range(len(words)))
-    node.attrs[f"keys_{keys}"] = places if gives_words else words
-    node.attrs[f"values_{values}"] = words if gives_words else places
+    returns_strings = isinstance(type_, TensorType) and type_.dtype is DType.INT64
+    keys, values = ("int64s", "strings") if returns_strings else ("strings", "int64s")
+    indices = tuple(range(len(words)))
+    node.attrs[f"keys_{keys}"] = indices if returns_strings else words
+    node.attrs[f"values_{values}"] = words if returns_strings else indices

@@ -1,12 +1,12 @@
-"""Scan as opset 8 had it: a loop over a batch, with today's Scan for each of its items."""
+"""The Scan of opset 8, as a Loop over the batch with a present-day Scan for each item."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from core.frontends.scope import Emitter
-from core.ir.graph import Attr, Graph, Value
-from core.ir.types import DType, TensorType
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Attr, Graph, Value
+from lathe.core.ir.types import DType, TensorType
 
 
 def scan_over_batch(
@@ -17,10 +17,10 @@ def scan_over_batch(
     attrs: Mapping[str, Attr],
     outputs: Sequence[str],
 ) -> list[Value]:
-    """The values of the outputs, which get the names `outputs`; the last `scanned` inputs are scanned.
+    """Emit the loop and return its outputs, named `outputs`. The last `scanned` inputs are scanned, the others states.
 
-    Axis 0 of everything is the batch, axis 1 of what is scanned the steps, of which an item may have fewer: `lengths`,
-    int64[batch], says how many. What an item's scan outputs lack in steps is zero.
+    Axis 0 of all inputs and outputs is the batch; axis 1 of scanned ones is the steps. `lengths`, int64[batch], has the
+    number of steps of each item. Shorter items have zeros in the remaining steps of scan outputs.
     """
     states = len(inputs) - scanned
     body = Graph("item")
@@ -33,7 +33,7 @@ def scan_over_batch(
     results = list(_scan(inner, item, attrs, len(outputs)))
     if count is not None:
         missing = inner("Sub", inner("Shape", inputs[states], start=1, end=2), count)
-        results[states:] = [_padded(inner, value, missing) for value in results[states:]]
+        results[states:] = [_pad_steps(inner, value, missing) for value in results[states:]]
     body.outputs = [inner("Identity", going), *results]
     batch = e("Squeeze", e("Shape", inputs[0], start=0, end=1))
     return e.emit("Loop", [batch], {"body": body}, outputs)
@@ -53,12 +53,12 @@ def _first_steps(e: Emitter, value: Value, count: Value) -> Value:
     return e("Slice", value, _vector(e, 0), count, _vector(e, 0))
 
 
-def _padded(e: Emitter, value: Value, missing: Value) -> Value:
-    """`value` with so many more steps of zeros."""
+def _pad_steps(e: Emitter, value: Value, missing: Value) -> Value:
+    """`value` with `missing` further steps of zeros."""
     return e("Pad", value, e("Concat", _vector(e, 0), missing, axis=0), None, _vector(e, 0))
 
 
 def _scan(e: Emitter, item: Sequence[Value], attrs: Mapping[str, Attr], outputs: int) -> list[Value]:
-    kept = {"scan_input_directions" if name == "directions" else name: value for name, value in attrs.items()}
+    renamed = {"scan_input_directions" if name == "directions" else name: value for name, value in attrs.items()}
     names = [e.session.fresh(f"{e.label}.scan") for _ in range(outputs)]
-    return e.emit("Scan", item, kept, names)
+    return e.emit("Scan", item, renamed, names)

@@ -1,8 +1,8 @@
-"""ONNX files to graphs: `load`.
+"""The importer: from ONNX files to graphs (`load`).
 
-One walk in topological order. Every node is brought to the newest opset, unfolded when it calls a function, and typed
-at once, so that what depends on types (old axis rules, definitions by context) finds them known. The result holds
-only operators of `core.ops` in their newest form, and has been verified.
+It visits the nodes once, in topological order. Each node is brought to the newest opset, or inlined if it calls a
+function, and its types are inferred at once, because old axis rules and context-dependent definitions need the types of
+inputs. The resulting graph has only operators of `lathe.core.ops` in their newest form, and is verified.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from core.errors import LatheError, ModelError, ShapeWarning, UnsupportedError
-from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
-from core.frontends.attributes import attribute_value, check_kinds, check_known
-from core.frontends.declared import Symbols, agree, value_type
-from core.frontends.defaults import Types, replaceable
-from core.frontends.diagnosis import diagnosed, history, suggestion
-from core.frontends.external import ExternalFiles
-from core.frontends.functions import (
+from lathe.core.errors import LatheError, ModelError, ShapeWarning, UnsupportedError
+from lathe.core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
+from lathe.core.frontends.attributes import attribute_value, check_kinds, check_known
+from lathe.core.frontends.declared_types import Symbols, is_compatible, value_type
+from lathe.core.frontends.defaults import Types, replaceable_defaults
+from lathe.core.frontends.diagnosis import add_diagnosis, history, suggestion
+from lathe.core.frontends.external import ExternalFiles
+from lathe.core.frontends.functions import (
     MAX_CALL_DEPTH,
-    Unfolding,
+    InlinedSize,
     bodies_by_rank,
     check_attributes,
     has_definition,
     standard_body,
 )
-from core.frontends.opsets import OnnxNode
-from core.frontends.order import defined_names, in_order
-from core.frontends.proto import default_domain, function_table, opset_versions, parse_model, read_opsets
-from core.frontends.scope import Call, Emitter, Frame, Scope, Session, naming
-from core.frontends.shapeless import Lowering, of_rank, shapeless
-from core.frontends.tensors import sparse_array, tensor_array
-from core.ir.graph import Array, Attr, Graph, Value, elements_read
-from core.ir.types import DType, SequenceType, TensorType, ValueType
-from core.ir.verify import verify
-from core.ops import registry
-from core.ops.scores import DOMAIN as ML_DOMAIN
+from lathe.core.frontends.node_order import defined_names, topological_order
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.proto import default_domain, function_table, opset_versions, parse_model, read_opsets
+from lathe.core.frontends.scope import Emitter, Frame, FunctionCall, ImportSession, Scope, errors_at
+from lathe.core.frontends.tensors import sparse_array, tensor_array
+from lathe.core.frontends.unknown_shapes import Lowering, lowering_without_shapes, with_rank
+from lathe.core.ir.graph import Array, Attr, Graph, Value, elements_read
+from lathe.core.ir.types import DType, SequenceType, TensorType, ValueType
+from lathe.core.ir.verify import verify
+from lathe.core.ops.ml.scores import DOMAIN as ML_DOMAIN
+from lathe.core.ops.opdef import registry
 
-_MAX_BODY_DEPTH = 8  # the types of a loop's body are inferred several times, so nested loops multiply
+_MAX_BODY_DEPTH = 8  # types in a loop body are inferred several times, so the work grows exponentially with depth
 
-# Before this IR version every initializer had to be an input, too, so that says nothing of what a run may replace. ONNX
-# Runtime takes all of them for constants.
+# Before this IR version every initializer also had to be an input, so that does not mean that a run may replace it.
+# ONNX Runtime treats all of them as constants.
 _OPTIONAL_INPUTS = 4
 
 # Attributes of Constant, and the element type of those that are not tensors.
@@ -61,19 +61,19 @@ _CONSTANTS = {
     "value_strings": DType.STRING,
 }
 
-STANDARD_DOMAINS = ("", "ai.onnx.preview")  # domains whose operators may be defined by others, in a function body
+STANDARD_DOMAINS = ("", "ai.onnx.preview")  # domains whose operators may have function bodies
 
 Inputs = Sequence[Value | None]
 
 
 def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> Graph:
-    """The graph of an ONNX model, given as a path or as bytes.
+    """Import an ONNX model, given as a path or as bytes.
 
-    Tensors of a model that is given as a path may lie in other files of its folder, unless `external_data` is False;
-    they are mapped, not copied. Of bytes nothing outside is read.
+    Tensors of a model that is given as a path may lie in other files of its folder, unless `external_data` is False.
+    These files are mapped, not copied. A model that is given as bytes may not refer to other files.
 
-    ModelError names the node, operator and opset, what was expected and what came; UnsupportedError says the model is
-    valid but needs what Lathe lacks.
+    ModelError names the node, operator and opset, what was expected and what was given. UnsupportedError means that the
+    model is valid but needs a feature that Lathe lacks.
     """
     if isinstance(source, bytes):
         return import_model(parse_model(source))
@@ -83,50 +83,57 @@ def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> 
 
 
 def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> Graph:
-    """The graph of a model that has passed the checks of `parse_model`; `files` hold what lies outside of it."""
+    """Import a model that has passed the checks of `parse_model`; `files` holds its external data.
+
+    The model is imported again if it declares shapes that no run could check, and once more to find the defaults that a
+    run may replace (`defaults.py`).
+    """
     names, functions, versions = set(defined_names(model.graph)), function_table(model), opset_versions(model)
 
-    open_: set[str] = set()
+    unchecked: set[str] = set()
 
-    def importer(given: Types) -> _Importer:
-        return _Importer(Session(set(names), files=files), functions, given, open_)
+    def make_importer(default_inputs: Types) -> _Importer:
+        return _Importer(ImportSession(set(names), files=files), functions, default_inputs, unchecked)
 
-    whole = importer({})
-    graph = whole.model(model.graph, versions)
+    importer = make_importer({})
+    graph = importer.model(model.graph, versions)
     read, used = elements_read(graph), graph.uses()
-    open_ |= {name for value, name in whole.believed.items() if value not in read or value not in used}
-    if open_:
-        whole = importer({})
-        graph = whole.model(model.graph, versions)
-    if whole.defaults and model.ir_version >= _OPTIONAL_INPUTS:
+    unchecked |= {name for value, name in importer.declared_only.items() if value not in read or value not in used}
+    if unchecked:
+        importer = make_importer({})
+        graph = importer.model(model.graph, versions)
+    if importer.defaults and model.ir_version >= _OPTIONAL_INPUTS:
 
-        def without(given: Types) -> Graph:
-            return importer(given).model(model.graph, versions)
+        def without(default_inputs: Types) -> Graph:
+            return make_importer(default_inputs).model(model.graph, versions)
 
-        found = replaceable(graph, whole.defaults, whole.session.read, without)
+        found = replaceable_defaults(graph, importer.defaults, importer.session.read, without)
         graph.defaults = {value: found[value.name] for value in graph.constants if value.name in found}
     verify(graph, "import")
     return graph
 
 
 class _Importer:
-    """Imports the graphs of one model. `given` are initializers of the model that are to be inputs of these types;
-    `open_` names values of whose declared shapes no more than the rank is believed."""
+    """Imports the graphs of one model.
+
+    `default_inputs` has initializers that become inputs of these types. `unchecked` has the names of values whose
+    declared sizes no run can check: only the rank of their declared shape is used.
+    """
 
     def __init__(
         self,
-        session: Session,
+        session: ImportSession,
         functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
-        given: Types,
-        open_: Collection[str] = (),
+        default_inputs: Types,
+        unchecked: Collection[str] = (),
     ) -> None:
         self.session = session
         self.functions = functions
-        self.given = given
-        self.open = open_
-        self.believed: dict[Value, str] = {}  # values whose shapes are declared, and no node tells them
-        self.defaults: dict[str, TensorType] = {}  # of the initializers that are inputs: what a run may give instead
-        self.unfolding = Unfolding(functions)
+        self.default_inputs = default_inputs
+        self.unchecked = unchecked
+        self.declared_only: dict[Value, str] = {}  # values whose shapes are declared, but cannot be inferred
+        self.defaults: dict[str, TensorType] = {}  # initializers that are inputs, with the types of replacements
+        self.unfolding = InlinedSize(functions)
 
     # Graphs
 
@@ -135,7 +142,7 @@ class _Importer:
         _refuse_duplicates([info.name for info in proto.output], "output")
         self.session.count_nodes(self.unfolding.size(proto.node))
         graph = Graph(proto.name or "graph")
-        frame = Frame(Emitter(graph, self.session), Scope(), versions, declared=_declared(proto))
+        frame = Frame(Emitter(graph, self.session), Scope(), versions, declared=_declared_types(proto))
         self._contents(proto, frame, ())
         graph.outputs = [self._model_output(info, frame) for info in proto.output]
         if not graph.outputs:
@@ -143,27 +150,27 @@ class _Importer:
         return graph
 
     def body(self, proto: onnx.GraphProto, outer: Frame, arguments: Sequence[ValueType]) -> Graph:
-        """A nested graph. Its inputs have their declared types, or else those of `arguments`."""
+        """Import a nested graph. Its inputs have their declared types, or those of `arguments` if none are declared."""
         if outer.scope.depth >= _MAX_BODY_DEPTH:
             raise UnsupportedError(f"graphs are nested more than {_MAX_BODY_DEPTH} deep", where=outer.emitter.label)
         graph = Graph(proto.name or "body")
         call = replace(outer.call, results={}) if outer.call else None
         emitter = Emitter(graph, self.session, outer.emitter.label)
-        frame = Frame(emitter, Scope(outer.scope), outer.opsets, call, _declared(proto))
+        frame = Frame(emitter, Scope(outer.scope), outer.opsets, call, _declared_types(proto))
         self._contents(proto, frame, arguments)
-        graph.outputs = [_present(info.name, frame, f"graph '{graph.name}'") for info in proto.output]
+        graph.outputs = [_read_present(info.name, frame, f"graph '{graph.name}'") for info in proto.output]
         return graph
 
     def _contents(self, proto: onnx.GraphProto, frame: Frame, arguments: Sequence[ValueType]) -> None:
-        given = self.given if frame.scope.outer is None else {}
+        default_inputs = self.default_inputs if frame.scope.outer is None else {}
         for tensor in proto.initializer:
-            if tensor.name not in given:
+            if tensor.name not in default_inputs:
                 self._initializer(tensor.name, tensor_array(tensor, "initializer", self.session.files), frame)
         for sparse in proto.sparse_initializer:
-            if sparse.values.name not in given:
+            if sparse.values.name not in default_inputs:
                 self._initializer(sparse.values.name, sparse_array(sparse, "sparse initializer"), frame)
         for index, info in enumerate(proto.input):
-            if info.name in frame.scope.values or info.name in given:
+            if info.name in frame.scope.values or info.name in default_inputs:
                 self._default(info, frame)
             else:
                 self._input(info, frame, arguments[index] if index < len(arguments) else None)
@@ -176,20 +183,22 @@ class _Importer:
         frame.scope.define(name, frame.emitter.constant(array, frame.value_name(name)))
 
     def _default(self, info: onnx.ValueInfoProto, frame: Frame) -> None:
-        """An input with an initializer: a constant, as every initializer was an input before IR 4; or an input where
-        the importer was asked for one. In a nested graph nobody can give another value."""
+        """An input with an initializer: a constant, or an input if it is in `default_inputs`.
+
+        In a nested graph it is always a constant, since no caller can replace it.
+        """
         if frame.scope.outer is not None:
             return
-        try:  # in either case, so that symbols have the same names
+        try:  # always, so that symbols get the same names in all imports of the file
             declared = value_type(info.type, self.session.symbols, info.name)
-        except LatheError:  # nothing depends on it as long as nobody gives a value
+        except LatheError:  # the declared type matters only for a replacement
             declared = None
-        if info.name in self.given:
-            given = Value(info.name, self.given[info.name])
-            frame.scope.define(info.name, given)
-            frame.emitter.graph.inputs.append(given)
+        if info.name in self.default_inputs:
+            value = Value(info.name, self.default_inputs[info.name])
+            frame.scope.define(info.name, value)
+            frame.emitter.graph.inputs.append(value)
         elif (constant := frame.scope.values[info.name]) is not None:
-            self.defaults[info.name] = _may_be_given(constant.tensor, declared)
+            self.defaults[info.name] = _replacement_type(constant.tensor, declared)
 
     def _input(self, info: onnx.ValueInfoProto, frame: Frame, default: ValueType | None) -> None:
         if not info.name:
@@ -203,25 +212,27 @@ class _Importer:
         frame.emitter.graph.inputs.append(value)
 
     def _model_output(self, info: onnx.ValueInfoProto, frame: Frame) -> Value:
-        """An output of the model. Where only a declared shape contradicts the inferred one, that is a warning: nothing
-        depends on it. ModelError when the types contradict each other."""
-        value = _present(info.name, frame, "output")
-        if info.type.WhichOneof("value") is not None and not self.given:
+        """An output of the model. ModelError if its declared type contradicts the inferred one.
+
+        If only the shapes differ, it is a ShapeWarning, because nothing depends on the declared shape.
+        """
+        value = _read_present(info.name, frame, "output")
+        if info.type.WhichOneof("value") is not None and not self.default_inputs:
             declared = value_type(info.type, self.session.symbols, info.name)
-            if not agree(value.type, declared):
+            if not is_compatible(value.type, declared):
                 message = f"is declared {declared}, its nodes make it {value.type}"
                 notes = [f"  {line}" for line in history(value, frame.emitter)]
                 error = ModelError(message, where=f"output '{info.name}'", notes=notes)
                 if not _only_shapes_differ(value.type, declared):
                     raise error
-                if ML_DOMAIN not in frame.opsets:  # scikit-learn's converter declares one column for several targets
+                if ML_DOMAIN not in frame.opsets:  # scikit-learn's converter declares 1 column for several
                     warnings.warn(str(error), ShapeWarning, stacklevel=2)
         return value
 
     # Nodes
 
     def _nodes(self, protos: Sequence[onnx.NodeProto], frame: Frame, where: str) -> None:
-        for proto in in_order(protos, where):
+        for proto in topological_order(protos, where):
             frame.emitter.label = frame.label(proto.name or next(filter(None, proto.output), "unnamed"))
             self._node(proto, frame, f"node '{frame.emitter.label}' ({proto.op_type})")
 
@@ -249,9 +260,9 @@ class _Importer:
             frame = replace(frame, opsets={**frame.opsets, "": max(frame.opsets.get("", 0), least)})
             self._operator(proto, "", inputs, attrs, frame)
             return
-        if _is_ours(proto.op_type, domain) or contrib.find_lowering(domain, proto.op_type):
-            label = frame.emitter.label
-            self._emit(OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, label, domain), frame)
+        if _is_supported(proto.op_type, domain) or contrib.find_lowering(domain, proto.op_type):
+            label, outputs = frame.emitter.label, _output_names(proto)
+            self._emit(OnnxNode(proto.op_type, version, list(inputs), outputs, attrs, label, domain), frame)
             return
         body = standard_body(proto, frame.opsets, inputs, attrs) if domain in STANDARD_DOMAINS else None
         if body is not None:
@@ -266,20 +277,19 @@ class _Importer:
     def _without_shapes(
         self, proto: onnx.NodeProto, domain: str, inputs: Inputs, attrs: dict[str, Attr], frame: Frame
     ) -> None:
-        """An operator of ONNX whose definition needs more of its inputs' shapes than is known."""
-        node = OnnxNode(
-            proto.op_type, frame.opsets[domain], list(inputs), _outputs(proto), attrs, frame.emitter.label, domain
-        )
+        """Import an ONNX operator whose function body needs shapes of inputs that are unknown."""
+        label, outputs = frame.emitter.label, _output_names(proto)
+        node = OnnxNode(proto.op_type, frame.opsets[domain], list(inputs), outputs, attrs, label, domain)
         if bodies := bodies_by_rank(proto, frame.opsets, inputs, attrs):
-            self._by_rank(bodies, proto, inputs, attrs, frame)
-        elif lowering := shapeless(domain, proto.op_type):
+            self._switch_on_rank(bodies, proto, inputs, attrs, frame)
+        elif lowering := lowering_without_shapes(domain, proto.op_type):
             self._emit(node, frame, lowering)
         else:
             given = ", ".join(str(value.type) for value in inputs if value is not None)
             message = f"ONNX has no definition of it for inputs {given}: one may need shapes, or further attributes"
             raise UnsupportedError(message, where=node.where)
 
-    def _by_rank(
+    def _switch_on_rank(
         self,
         bodies: Mapping[int, onnx.FunctionProto],
         proto: onnx.NodeProto,
@@ -287,9 +297,11 @@ class _Importer:
         attrs: dict[str, Attr],
         frame: Frame,
     ) -> None:
-        """Import a function whose body depends on the rank of its first input: the rank in a run chooses a branch.
-        Ranks at which the body does not fit the attributes and the other inputs have none."""
-        x, branches = _given(inputs[0]), list[tuple[int, Graph]]()
+        """Import a function whose body depends on the rank of its first input, as a branch for each rank.
+
+        A rank gets no branch if the body for it does not fit the attributes and the other inputs.
+        """
+        x, branches = _not_none(inputs[0]), list[tuple[int, Graph]]()
         refused: ModelError | None = None
         for rank, body in bodies.items():
             try:
@@ -300,10 +312,10 @@ class _Importer:
             raise refused
         if len(branches) == 1:
             ((rank, _),) = branches
-            self._definition(bodies[rank], proto, [of_rank(frame.emitter, x, rank), *inputs[1:]], attrs, frame)
+            self._definition(bodies[rank], proto, [with_rank(frame.emitter, x, rank), *inputs[1:]], attrs, frame)
             return
         names = [frame.value_name(name) for name in proto.output]
-        values = _chosen(frame.emitter, x, branches, names)
+        values = _emit_switch(frame.emitter, x, branches, names)
         for name, value in zip(proto.output, values, strict=True):
             if name:
                 self._define(name, value, frame)
@@ -317,43 +329,47 @@ class _Importer:
         attrs: dict[str, Attr],
         frame: Frame,
     ) -> Graph:
-        """A function that takes a first input of this rank, as a graph of its own, whose outputs have new names."""
+        """The function body for a first input of this rank, as a separate graph whose outputs have new names."""
         graph, label = Graph("branch"), frame.emitter.label
         call = replace(frame.call, results={}) if frame.call else None
         inside = Frame(Emitter(graph, self.session, label), Scope(frame.scope), frame.opsets, call)
         inner = onnx.NodeProto()
         inner.CopyFrom(proto)
         inner.output[:] = [self.session.fresh(f"{label}.{index}") for index, _ in enumerate(proto.output)]
-        typed = of_rank(inside.emitter, _given(inputs[0]), rank)
+        typed = with_rank(inside.emitter, _not_none(inputs[0]), rank)
         self._definition(body, inner, [typed, *inputs[1:]], attrs, inside)
-        graph.outputs = [_present(name, inside, f"node '{label}'") for name in inner.output]
+        graph.outputs = [_read_present(name, inside, f"node '{label}'") for name in inner.output]
         return graph
 
     def _emit(self, node: OnnxNode, frame: Frame, lowering: Lowering | None = None) -> None:
-        wanted, node.outputs = node.outputs, [frame.value_name(name) for name in node.outputs]
-        as_written = replace(node, inputs=list(node.inputs))
+        names, node.outputs = node.outputs, [frame.value_name(name) for name in node.outputs]
+        node.unnamed = frozenset(index for index, name in enumerate(names) if not name)
+        original = replace(node, inputs=list(node.inputs))
         try:
-            values = _emitted(node, frame.emitter, lowering)
+            values = _emit_newest_form(node, frame.emitter, lowering)
         except ModelError as error:
-            raise diagnosed(error, as_written, frame.emitter) from None
-        for name, value in zip(wanted, values, strict=False):
+            raise add_diagnosis(error, original, frame.emitter) from None
+        for name, value in zip(names, values, strict=False):
             if name:
                 self._define(name, value, frame)
 
     def _define(self, name: str, value: Value, frame: Frame) -> None:
-        """Where inference does not even know the rank, the declared shape counts, and a run checks the value's own. A
-        value whose elements nothing reads may never be made: of what reads its shape the sizes must not be believed.
-        An output of the model that no node reads is what its node makes it, whatever was declared."""
+        """Define a value. If inference does not know its rank, it gets the declared shape, which a run checks.
+
+        A value whose elements nothing reads may never be computed, so no run checks its shape. An output that no node
+        reads has the shape that its node produces, whatever was declared. For both, only the declared rank is used
+        (`unchecked`).
+        """
         frame.scope.define(name, value)
         if name in frame.declared and isinstance(value.type, TensorType) and value.type.shape is None:
-            symbols = Symbols(open_=True) if name in self.open else self.session.symbols
+            symbols = Symbols(open_=True) if name in self.unchecked else self.session.symbols
             declared = value_type(frame.declared[name], symbols, name)
-            if agree(value.type, declared) and isinstance(declared, TensorType) and declared.shape:
-                self.believed[value] = name
-                value.type = self._opened(declared, name) if name in self.open else declared
+            if is_compatible(value.type, declared) and isinstance(declared, TensorType) and declared.shape:
+                self.declared_only[value] = name
+                value.type = self._rank_only(declared, name) if name in self.unchecked else declared
 
-    def _opened(self, declared: TensorType, name: str) -> TensorType:
-        """The rank alone. Dimensions keep their names, but share them with no other value."""
+    def _rank_only(self, declared: TensorType, name: str) -> TensorType:
+        """A type with the declared rank, and a new symbol for each dimension, named after the declared one."""
         hints = (f"{name}_dim{axis}" if isinstance(dim, int) else str(dim) for axis, dim in enumerate(declared.dims))
         return TensorType(declared.dtype, tuple(map(self.session.symbols.fresh, hints)))
 
@@ -394,7 +410,7 @@ class _Importer:
         frame.emitter.label = label
         for inner, outer in zip(function.output, proto.output, strict=False):
             if outer:
-                self._define(outer, _result(inner, inside, where), frame)
+                self._define(outer, _function_result(inner, inside, where), frame)
 
     def _enter(
         self,
@@ -405,7 +421,7 @@ class _Importer:
         frame: Frame,
         where: str,
     ) -> Frame:
-        """The frame of a function's body: its arguments bound, its results named after the node's outputs."""
+        """The frame of a function's body, with its arguments bound and its results named after the node's outputs."""
         depth = frame.call.depth + 1 if frame.call else 1
         if depth > MAX_CALL_DEPTH:
             raise UnsupportedError(f"functions call each other more than {MAX_CALL_DEPTH} deep", where=where)
@@ -416,7 +432,7 @@ class _Importer:
         defaults = {a.name: self._attribute(a, (), frame, where) for a in function.attribute_proto}
         pairs = zip(function.output, proto.output, strict=False)
         results = {inner: frame.value_name(outer) for inner, outer in pairs if outer}
-        call = Call(frame.emitter.label, {**defaults, **attrs}, results, depth)
+        call = FunctionCall(frame.emitter.label, {**defaults, **attrs}, results, depth)
         versions = read_opsets(function.opset_import, where) or frame.opsets
         inside = Frame(frame.emitter, Scope(), versions, call)
         for index, name in enumerate(function.input):
@@ -442,41 +458,44 @@ class _Importer:
         return attribute_value(proto, lambda graph: self.body(graph, frame, arguments), where, self.session.files)
 
 
-def _given(value: Value | None) -> Value:
+def _not_none(value: Value | None) -> Value:
     assert value is not None
     return value
 
 
-def _chosen(e: Emitter, x: Value, branches: Sequence[tuple[int, Graph]], names: Sequence[str]) -> list[Value]:
-    """The outputs, under these names, of the branch for the rank that `x` has in a run; of the last one where none
-    fits, which refuses `x`. There are at least two."""
+def _emit_switch(e: Emitter, x: Value, branches: Sequence[tuple[int, Graph]], names: Sequence[str]) -> list[Value]:
+    """Emit nested Ifs that run the branch for the rank of `x`; their outputs have these names.
+
+    The last branch also runs for all ranks without a branch: it refuses `x`. There must be at least two branches.
+    """
     (rank, branch), *others = branches
     is_rank = e("Squeeze", e("Equal", e("Shape", e("Shape", x)), e.constant([rank], dtype=DType.INT64)))
     last = others[0][1]
     if len(others) > 1:
         last = Graph("branch")
         inner = Emitter(last, e.session, e.label)
-        last.outputs = _chosen(inner, x, others, [e.session.fresh(name) for name in names])
+        last.outputs = _emit_switch(inner, x, others, [e.session.fresh(name) for name in names])
     return e.emit("If", [is_rank], {"then_branch": branch, "else_branch": last}, names, e.label)
 
 
-def _may_be_given(own: TensorType, declared: ValueType | None) -> TensorType:
-    """The type of what may replace a default value: the declared one if it has a rank and describes the default."""
-    usable = isinstance(declared, TensorType) and declared.shape is not None and agree(own, declared)
+def _replacement_type(own: TensorType, declared: ValueType | None) -> TensorType:
+    """The type that replaces a default value must have: the declared one if it has a rank and describes the default."""
+    usable = isinstance(declared, TensorType) and declared.shape is not None and is_compatible(own, declared)
     return declared if usable and isinstance(declared, TensorType) else own
 
 
-def _is_ours(op: str, domain: str) -> bool:
-    """Whether a file's operator is one of Lathe's, possibly in an older form. What only passes make is not."""
+def _is_supported(op: str, domain: str) -> bool:
+    """Whether Lathe has an operator of a file, possibly in a newer form. Internal operators, which passes make, do not
+    count."""
     definition = registry.find(op)
     if definition is None:
         return domain == "" and opsets.has_adapter(op)
     return definition.domain == domain and domain != "lathe"
 
 
-def _emitted(node: OnnxNode, emitter: Emitter, lowering: Lowering | None) -> Sequence[Value]:
-    """The values of the node's outputs, in its newest form or by `lowering`."""
-    with naming(node.where):
+def _emit_newest_form(node: OnnxNode, emitter: Emitter, lowering: Lowering | None) -> Sequence[Value]:
+    """Emit the node in its newest form, or by `lowering`; return its outputs."""
+    with errors_at(node.where):
         form = lowering or contrib.find_lowering(node.domain, node.op) or opsets.modernize
         values = form(emitter, node)
     if values is not None:
@@ -485,41 +504,45 @@ def _emitted(node: OnnxNode, emitter: Emitter, lowering: Lowering | None) -> Seq
     return emitter.emit(node.op, node.inputs, attrs, node.outputs, node.label)
 
 
-def _declared(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+def _declared_types(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
     infos = (*proto.value_info, *proto.output)
     return {info.name: info.type for info in infos if info.type.WhichOneof("value") is not None}
 
 
-def _outputs(proto: onnx.NodeProto) -> list[str]:
-    """A node's outputs without the trailing ones that nothing can read."""
+def _output_names(proto: onnx.NodeProto) -> list[str]:
+    """The names of a node's outputs, without trailing outputs that have no name."""
     names = list(proto.output)
     while len(names) > 1 and not names[-1]:
         names.pop()
     return names
 
 
-def _present(name: str, frame: Frame, where: str) -> Value:
+def _read_present(name: str, frame: Frame, where: str) -> Value:
+    """The value of this name. ModelError if it is an absent argument of a function."""
     value = frame.scope.read(name, where)
     if value is None:
         raise ModelError(f"reads '{name}', an argument that the call does not give", where=where)
     return value
 
 
-def _result(inner: str, inside: Frame, where: str) -> Value:
-    """A function's result; one that only passes an argument through becomes a value of its own."""
-    value, name = _present(inner, inside, where), inside.value_name(inner)
+def _function_result(inner: str, inside: Frame, where: str) -> Value:
+    """A result of a function. A result that is an argument of the function becomes a value of its own."""
+    value, name = _read_present(inner, inside, where), inside.value_name(inner)
     return value if value.name == name else inside.emitter.emit("Identity", [value], {}, [name])[0]
 
 
 def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
-    """Types of a body's inputs where the file gives none. Shapes may change from one iteration to the next."""
+    """The types of a body's inputs for which the file declares none.
+
+    Tensors have an unknown rank, because shapes may change from one iteration to the next.
+    """
     given = [value.type for value in inputs if value is not None]
-    open_ = [TensorType(type_.dtype, None) if isinstance(type_, TensorType) else type_ for type_ in given]
+    types = [TensorType(type_.dtype, None) if isinstance(type_, TensorType) else type_ for type_ in given]
     if proto.op_type == "Loop":  # the iteration number and the condition come first
-        return [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()), *open_[sum(map(bool, proto.input[:2])) :]]
+        return [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()), *types[sum(map(bool, proto.input[:2])) :]]
     if proto.op_type == "SequenceMap":  # the body takes one element of each sequence
-        return [type_.element if isinstance(type_, SequenceType) else type_ for type_ in open_]
-    return open_
+        return [type_.element if isinstance(type_, SequenceType) else type_ for type_ in types]
+    return types
 
 
 def _only_shapes_differ(inferred: ValueType, declared: ValueType) -> bool:

@@ -1,8 +1,8 @@
-"""Older operator versions in terms of the newest: one small adapter for each change, in a table.
+"""Adapters from older operator versions to the newest: one small function for each change, in a table.
 
-`@before(version, *ops)` marks an adapter for nodes of an opset below `version`. A node passes through all that apply,
-oldest change first, so each adapter knows only its own step. It edits the node in place, or returns the values that
-take the place of the node's outputs.
+`@before(version, *ops)` registers an adapter for nodes of an opset below `version`. All adapters that apply to a node
+run, oldest change first, so each handles one change only. An adapter edits the node in place, or returns the values
+that replace the node's outputs.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from core.errors import ModelError, UnsupportedError
-from core.frontends.declared import MAX_RANK
-from core.frontends.old_scan import scan_over_batch
-from core.frontends.scope import Emitter
-from core.ir.graph import Attr, Value
-from core.ir.types import DType, TensorType
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.frontends.declared_types import MAX_RANK
+from lathe.core.frontends.old_scan import scan_over_batch
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Attr, Value
+from lathe.core.ir.types import DType, TensorType
 
 
 @dataclass
 class OnnxNode:
-    """A node as the file has it, on its way to the newest form."""
+    """A node of the file. Adapters edit it until it has the newest form."""
 
     op: str
     version: int  # the opset of its domain
     inputs: list[Value | None]
-    outputs: list[str]  # "" where nothing reads the output
+    outputs: list[str]  # "" for an output without a name
     attrs: dict[str, Attr]
     label: str
     domain: str = ""
+    unnamed: frozenset[int] = frozenset()  # outputs that the file leaves out, while `outputs` holds names of the graph
 
     def input(self, index: int) -> Value | None:
         return self.inputs[index] if index < len(self.inputs) else None
@@ -51,7 +52,7 @@ class OnnxNode:
         return value
 
     def rank(self, index: int) -> int:
-        """The rank of an input that must be a tensor of known rank."""
+        """The rank of an input. UnsupportedError if it is not a tensor of known rank."""
         type_ = self.required(index).type
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise UnsupportedError(f"input {index} is {type_}: its rank must be known", where=self.where)
@@ -62,14 +63,14 @@ class OnnxNode:
         return all(self.required(index).tensor.shape is not None for index in indices)
 
 
-ALWAYS = 1 << 30  # newer than any opset: the adapter applies to every version
+ANY_VERSION = 1 << 30  # newer than any opset: the adapter applies to every version
 
 Adapter: TypeAlias = Callable[[Emitter, OnnxNode], Sequence[Value] | None]
 _ADAPTERS: dict[str, list[tuple[int, Adapter]]] = {}
 
 
-def before(version: int, *ops: str) -> Callable[[Adapter], Adapter]:
-    """Decorator: the adapter for these operators below opset `version`."""
+def adapts_below(version: int, *ops: str) -> Callable[[Adapter], Adapter]:
+    """A decorator that registers an adapter for these operators in opsets below `version`."""
 
     def add(adapter: Adapter) -> Adapter:
         for op in ops:
@@ -84,13 +85,13 @@ def has_adapter(op: str) -> bool:
     return op in _ADAPTERS
 
 
-def adapted_below(op: str) -> list[int]:
-    """The versions at which the form of `op` changes in a way that an adapter covers."""
+def adapter_versions(op: str) -> list[int]:
+    """The opset versions of the adapters of `op`, at which its form changes."""
     return [version for version, _ in _ADAPTERS.get(op, ())]
 
 
 def modernize(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
-    """Bring `node` to the newest form. Returns the values of its outputs when other nodes took its place."""
+    """Bring `node` to the newest form in place. If other nodes replace it, return the values of its outputs."""
     done: set[Adapter] = set()
     while pending := [
         entry for entry in _ADAPTERS.get(node.op, ()) if node.version < entry[0] and entry[1] not in done
@@ -113,7 +114,7 @@ def _attr_to_input(e: Emitter, node: OnnxNode, name: str, index: int, dtype: DTy
         node.set_input(index, e.constant(value, dtype=dtype))
 
 
-# Elementwise operators before NumPy broadcasting and optional in-place hints.
+# Elementwise operators of the opsets before NumPy broadcasting, which also had in-place hints.
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
 _LOGIC = ("And", "Or", "Xor", "Equal", "Less", "Greater")
@@ -123,19 +124,19 @@ _UNARY = (
 )  # fmt: skip
 
 
-@before(6, "Add", "Sub", "Mul", "Div", "Max", "Mean", "Min", "Sum", "Reshape", *_UNARY)
+@adapts_below(6, "Add", "Sub", "Mul", "Div", "Max", "Mean", "Min", "Sum", "Reshape", *_UNARY)
 def _drop_memory_hint(e: Emitter, node: OnnxNode) -> None:
     node.attrs.pop("consumed_inputs", None)
 
 
-@before(6, "Selu")
+@adapts_below(6, "Selu")
 def _selu_constants(e: Emitter, node: OnnxNode) -> None:
     node.attrs = {"alpha": 1.6732, "gamma": 1.0507, **node.attrs}
 
 
-@before(7, *_ARITHMETIC, *_LOGIC)
+@adapts_below(7, *_ARITHMETIC, *_LOGIC)
 def _one_sided_broadcast(e: Emitter, node: OnnxNode) -> None:
-    """B's axes meet A's from `axis` on: B gets axes of extent 1 behind its own."""
+    """Old broadcasting aligns the axes of B with those of A from `axis` on: B gets trailing axes of extent 1."""
     axis, enabled = node.attrs.pop("axis", None), node.attrs.pop("broadcast", 0)
     if not enabled or axis is None:
         return
@@ -154,24 +155,24 @@ def _one_sided_broadcast(e: Emitter, node: OnnxNode) -> None:
 
 
 def _rank(e: Emitter, x: Value) -> Value:
-    """The rank of a tensor as a run finds it, int64[1]."""
+    """The rank of a tensor, computed at run time: int64[1]."""
     return e("Shape", e("Shape", x))
 
 
 def _ones(e: Emitter, count: Value) -> Value:
-    """int64[count] of ones for an int64[1]; none for a count below zero."""
+    """int64[count] of ones, for a `count` of type int64[1]; empty if the count is negative."""
     number = e("Max", count, e.constant([0], dtype=DType.INT64))
     return e("ConstantOfShape", number, value=np.ones(1, np.int64))
 
 
 def _with_axes_behind(e: Emitter, x: Value, count: Value) -> Value:
-    """`x` with `count` (int64[1]) axes of extent 1 behind its own; none for a count below zero."""
+    """`x` with `count` (int64[1]) trailing axes of extent 1 added; none if the count is negative."""
     return e("Reshape", x, e("Concat", e("Shape", x), _ones(e, count), axis=0), allowzero=1)
 
 
-@before(7, "PRelu")
+@adapts_below(7, "PRelu")
 def _slope_per_channel(e: Emitter, node: OnnxNode) -> None:
-    """A vector of slopes belongs to axis 1."""
+    """A vector of slopes has one slope for each index of axis 1."""
     if not node.has_rank(0, 1):
         zero, one, two = (e.constant([number], dtype=DType.INT64) for number in range(3))
         is_vector = e("Equal", _rank(e, node.required(1)), one)
@@ -183,9 +184,9 @@ def _slope_per_channel(e: Emitter, node: OnnxNode) -> None:
         node.set_input(1, e("Unsqueeze", node.required(1), e.constant(range(1, 1 + behind), dtype=DType.INT64)))
 
 
-@before(6, "Cast")
+@adapts_below(6, "Cast")
 def _named_element_type(e: Emitter, node: OnnxNode) -> None:
-    """`to` was the name of the element type."""
+    """Old form: `to` is the name of the element type."""
     name = node.attrs.get("to")
     labels = {dtype.name: dtype.onnx_code for dtype in DType} | {"FLOAT": 1, "DOUBLE": 11}
     if not isinstance(name, str) or name.upper() not in labels:
@@ -193,7 +194,7 @@ def _named_element_type(e: Emitter, node: OnnxNode) -> None:
     node.attrs["to"] = labels[name.upper()]
 
 
-@before(11, "Clip")
+@adapts_below(11, "Clip")
 def _bounds_to_inputs(e: Emitter, node: OnnxNode) -> None:
     dtype = node.required(0).dtype
     for index, name in ((1, "min"), (2, "max")):
@@ -201,16 +202,16 @@ def _bounds_to_inputs(e: Emitter, node: OnnxNode) -> None:
             node.set_input(index, e.constant(bound, dtype=dtype))
 
 
-@before(12, "Dropout")
+@adapts_below(12, "Dropout")
 def _inference_dropout(e: Emitter, node: OnnxNode) -> None:
-    """`ratio` concerns training only, which these versions asked of the whole run."""
+    """`ratio` only matters for training, which these versions select for a whole run, not by an input."""
     node.attrs.pop("is_test", None)
     node.attrs.pop("ratio", None)
 
 
-@before(10, "Dropout")
+@adapts_below(10, "Dropout")
 def _mask_of_the_data_type(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
-    """The mask had the element type of the data."""
+    """Old form: the mask has the element type of the data."""
     if not any(node.outputs[1:]):
         return None
     x, (name, mask_name, *_) = node.required(0), node.outputs
@@ -218,11 +219,11 @@ def _mask_of_the_data_type(e: Emitter, node: OnnxNode) -> Sequence[Value] | None
     return [y, *e.emit("Cast", [mask], {"to": x.dtype.onnx_code}, [mask_name])]
 
 
-# Axes, shapes and indices that were attributes.
+# Axes, shapes and indices that are attributes in older opsets.
 
 
-@before(13, "Squeeze", "Unsqueeze", "ReduceSum")
-@before(
+@adapts_below(13, "Squeeze", "Unsqueeze", "ReduceSum")
+@adapts_below(
     18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
     "ReduceSumSquare",
 )  # fmt: skip
@@ -230,25 +231,25 @@ def _axes_to_input(e: Emitter, node: OnnxNode) -> None:
     _attr_to_input(e, node, "axes", 1)
 
 
-@before(5, "Reshape")
+@adapts_below(5, "Reshape")
 def _shape_to_input(e: Emitter, node: OnnxNode) -> None:
     _attr_to_input(e, node, "shape", 1)
 
 
-@before(10, "Slice")
+@adapts_below(10, "Slice")
 def _ranges_to_inputs(e: Emitter, node: OnnxNode) -> None:
     for index, name in ((1, "starts"), (2, "ends"), (3, "axes")):
         _attr_to_input(e, node, name, index)
 
 
-@before(10, "TopK")
+@adapts_below(10, "TopK")
 def _count_to_input(e: Emitter, node: OnnxNode) -> None:
     if "k" not in node.attrs:
         raise ModelError("attribute 'k' is required", where=node.where)
     node.set_input(1, e.constant(_ints(node.attrs.pop("k")), dtype=DType.INT64))
 
 
-@before(6, "Tile")
+@adapts_below(6, "Tile")
 def _repeats_of_one_axis(e: Emitter, node: OnnxNode) -> None:
     tiles, axis = e.value_of(node.input(1)), e.value_of(node.input(2))
     rank = node.rank(0) if node.has_rank(0) else MAX_RANK
@@ -259,51 +260,51 @@ def _repeats_of_one_axis(e: Emitter, node: OnnxNode) -> None:
     node.inputs[1:] = [e("Concat", repeats, _ones(e, behind), axis=0)]
 
 
-@before(2, "Pad")
+@adapts_below(2, "Pad")
 def _renamed_paddings(e: Emitter, node: OnnxNode) -> None:
     node.attrs["pads"] = node.attrs.pop("paddings", None)
 
 
-@before(11, "Pad")
+@adapts_below(11, "Pad")
 def _pads_to_inputs(e: Emitter, node: OnnxNode) -> None:
     _attr_to_input(e, node, "pads", 1)
     if (fill := node.attrs.pop("value", None)) is not None:
         node.set_input(2, e.constant(fill, dtype=node.required(0).dtype))
 
 
-@before(2, "Split")
+@adapts_below(2, "Split")
 def _split_first_axis(e: Emitter, node: OnnxNode) -> None:
     node.attrs.setdefault("axis", 0)
 
 
-@before(13, "Split")
+@adapts_below(13, "Split")
 def _split_sizes_to_input(e: Emitter, node: OnnxNode) -> None:
     _attr_to_input(e, node, "split", 1)
 
 
-@before(18, "Split")
+@adapts_below(18, "Split")
 def _split_evenly(e: Emitter, node: OnnxNode) -> None:
-    """Without sizes, the number of outputs said how many parts."""
+    """Old form: without sizes, the number of parts is the number of outputs."""
     if node.input(1) is None:
         node.attrs["num_outputs"] = len(node.outputs)
 
 
-@before(4, "Concat")
+@adapts_below(4, "Concat")
 def _concat_channels(e: Emitter, node: OnnxNode) -> None:
     node.attrs.setdefault("axis", 1)
 
 
-@before(11, "Scatter")
+@adapts_below(11, "Scatter")
 def _renamed_scatter(e: Emitter, node: OnnxNode) -> None:
     node.op = "ScatterElements"
 
 
-# Operators whose meaning changed.
+# Operators whose semantics changed.
 
 
-@before(13, "Softmax", "LogSoftmax", "Hardmax")
+@adapts_below(13, "Softmax", "LogSoftmax", "Hardmax")
 def _flattened_softmax(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
-    """The axes from `axis` on were one; on the last axis old and new agree."""
+    """Old form: the axes from `axis` on count as one. For the last axis, old and new form agree."""
     (axis,), x = _ints(node.attrs.pop("axis", 1)), node.required(0)
     rank = node.rank(0) if node.has_rank(0) else None
     if rank is not None and not -rank <= axis <= rank:
@@ -315,14 +316,14 @@ def _flattened_softmax(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
     return e.emit("Reshape", [flat, e("Shape", x)], {"allowzero": 1}, node.outputs, node.label)
 
 
-@before(7, "Gemm")
+@adapts_below(7, "Gemm")
 def _gemm_broadcasts(e: Emitter, node: OnnxNode) -> None:
     node.attrs.pop("broadcast", None)
 
 
-@before(14, "BatchNormalization")
+@adapts_below(14, "BatchNormalization")
 def _batch_norm_inference(e: Emitter, node: OnnxNode) -> None:
-    """Training was asked for by reading further outputs."""
+    """Old form: reading further outputs selects training, which is not supported."""
     node.attrs.pop("is_test", None)
     if not node.attrs.pop("spatial", 1):
         raise UnsupportedError("spatial is 0, expected statistics per channel", where=node.where)
@@ -331,48 +332,48 @@ def _batch_norm_inference(e: Emitter, node: OnnxNode) -> None:
     del node.outputs[1:]
 
 
-@before(21, "GroupNormalization")
+@adapts_below(21, "GroupNormalization")
 def _scale_per_channel(e: Emitter, node: OnnxNode) -> None:
-    """Scale and bias were per group."""
+    """Old form: scale and bias are per group, not per channel."""
     shape, (groups,) = node.required(0).tensor.shape, _ints(node.attrs.get("num_groups", 0))
     channels = shape[1] if shape is not None else None
     if groups < 1 or (isinstance(channels, int) and channels % groups):
         raise ModelError(f"num_groups is {groups}, expected a divisor of the {channels} channels", where=node.where)
     count = e.constant([groups], dtype=DType.INT64)
-    each = e("Div", e("Shape", node.required(0), start=1, end=2), count)
-    together = e("Concat", count, each, axis=0)
+    group_size = e("Div", e("Shape", node.required(0), start=1, end=2), count)
+    shape_by_group = e("Concat", count, group_size, axis=0)
     for index in (1, 2):
         column = e("Reshape", node.required(index), e.constant([groups, 1], dtype=DType.INT64))
-        spread = e("Expand", column, together)
-        node.set_input(index, e("Reshape", spread, e.constant([-1], dtype=DType.INT64)))
+        repeated = e("Expand", column, shape_by_group)
+        node.set_input(index, e("Reshape", repeated, e.constant([-1], dtype=DType.INT64)))
 
 
-@before(2, "LpPool", "GlobalLpPool")
+@adapts_below(2, "LpPool", "GlobalLpPool")
 def _whole_norm(e: Emitter, node: OnnxNode) -> None:
-    """`p` was a float."""
+    """Old form: `p` is a float."""
     power = node.attrs.get("p", 2)
     if not isinstance(power, int | float) or power != int(power):
         raise UnsupportedError(f"p is {power!r}, expected a whole number", where=node.where)
     node.attrs["p"] = int(power)
 
 
-@before(20, "GridSample")
+@adapts_below(20, "GridSample")
 def _renamed_modes(e: Emitter, node: OnnxNode) -> None:
     mode: Any = node.attrs.get("mode", "bilinear")
     node.attrs["mode"] = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
 
 
-@before(16, "RoiAlign")
+@adapts_below(16, "RoiAlign")
 def _unaligned_rois(e: Emitter, node: OnnxNode) -> None:
     node.attrs.setdefault("coordinate_transformation_mode", "output_half_pixel")
 
 
-@before(7, "RNN", "GRU", "LSTM")
+@adapts_below(7, "RNN", "GRU", "LSTM")
 def _all_steps(e: Emitter, node: OnnxNode) -> None:
     node.attrs.pop("output_sequence", None)
 
 
-@before(9, "Scan")
+@adapts_below(9, "Scan")
 def _scan_over_a_batch(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     inputs = [node.required(index) for index in range(1, len(node.inputs))]
     scanned = node.attrs.get("num_scan_inputs")
@@ -381,15 +382,15 @@ def _scan_over_a_batch(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     return scan_over_batch(e, node.input(0), inputs, scanned, node.attrs, node.outputs)
 
 
-@before(20, "DFT")
+@adapts_below(20, "DFT")
 def _transformed_axis(e: Emitter, node: OnnxNode) -> None:
     node.set_input(2, e.constant(_ints(node.attrs.pop("axis", 1))[0], dtype=DType.INT64))
 
 
-# Resize and its forerunner.
+# Resize and its predecessor Upsample.
 
 
-@before(7, "Upsample")
+@adapts_below(7, "Upsample")
 def _scales_of_the_image(e: Emitter, node: OnnxNode) -> None:
     scales = (1.0, 1.0, node.attrs.pop("height_scale", 1.0), node.attrs.pop("width_scale", 1.0))
     node.attrs["scales"] = scales
@@ -397,14 +398,14 @@ def _scales_of_the_image(e: Emitter, node: OnnxNode) -> None:
     node.attrs["mode"] = {"bilinear": "linear"}.get(mode, mode)
 
 
-@before(9, "Upsample")
+@adapts_below(9, "Upsample")
 def _scales_to_input(e: Emitter, node: OnnxNode) -> None:
     _attr_to_input(e, node, "scales", 1, DType.FLOAT32)
 
 
-@before(ALWAYS, "CastLike")
+@adapts_below(ANY_VERSION, "CastLike")
 def _cast_by_the_type_of_a_value(e: Emitter, node: OnnxNode) -> None:
-    """Only the element type of the second input counts, which is known here; its shape is free."""
+    """CastLike reads only the element type of its second input, which is known at import: it is a Cast."""
     target = node.required(1).type
     if not isinstance(target, TensorType):
         raise ModelError(f"input 1 (target_type) is {target}, expected a tensor", where=node.where)
@@ -412,19 +413,19 @@ def _cast_by_the_type_of_a_value(e: Emitter, node: OnnxNode) -> None:
     node.attrs["to"] = target.dtype.onnx_code
 
 
-@before(ALWAYS, "Upsample")
+@adapts_below(ANY_VERSION, "Upsample")
 def _upsample_is_resize(e: Emitter, node: OnnxNode) -> None:
     node.op, node.version = "Resize", 10
 
 
-@before(11, "Resize")
+@adapts_below(11, "Resize")
 def _resize_from_corner(e: Emitter, node: OnnxNode) -> None:
-    """Scales were the second input; coordinates were scaled from the corner and rounded down."""
+    """Old form: scales are the second input; coordinates are scaled from the corner and rounded down."""
     node.inputs = [node.required(0), None, node.required(1)]
     node.attrs.update(coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
-@before(ALWAYS, "Resize")
+@adapts_below(ANY_VERSION, "Resize")
 def _drop_empty_parameters(e: Emitter, node: OnnxNode) -> None:
     """An empty vector means an absent input."""
     for index in (1, 2, 3):

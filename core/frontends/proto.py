@@ -1,7 +1,7 @@
-"""Bytes to a checked `ModelProto`: what can be refused before anything is imported.
+"""From bytes to a checked `ModelProto`: all checks that are possible before the import.
 
-Nothing here follows a reference out of the file: unless the caller permits external data (see external.py), it is
-refused wherever a tensor can stand.
+Nothing here opens other files. External data (see external.py) is refused in every tensor of the file, unless the
+caller permits it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import onnx
 from google.protobuf.message import DecodeError, Message
 
-from core.errors import ModelError, UnsupportedError
-from core.frontends.external import is_external
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.frontends.external import is_external
 
 NEWEST_OPSET: int = onnx.defs.onnx_opset_version()
-LARGEST_OPSET = (1 << 31) - 1  # of other domains: what ONNX's table of operators can be asked for
+LARGEST_OPSET = (1 << 31) - 1  # of other domains: the largest version that ONNX's schema look-up takes
 NEWEST_IR: int = onnx.IR_VERSION
-_MOST_ATTRIBUTES = 1000  # operators have tens; what nobody reads is not worth looking at
-_IR_WITH_OPSETS = 3  # older files name no opset and mean 1
+_MAX_ATTRIBUTES = 1000  # operators have tens: more are no valid model
+_IR_WITH_OPSETS = 3  # files of older IR versions import no opset and mean opset 1
 
 
 def parse_model(data: bytes, external: bool = False) -> onnx.ModelProto:
-    """The model in `data`, whole-file checks passed. ModelError when it is malformed or holds what is never read.
+    """Parse the model in `data` and check all messages of the file. ModelError if it is malformed.
 
     `external` permits tensors whose data lies in other files.
     """
@@ -37,12 +37,12 @@ def parse_model(data: bytes, external: bool = False) -> onnx.ModelProto:
         raise ModelError(f"the {len(data)} bytes hold no ONNX graph")
     if not 1 <= model.ir_version <= NEWEST_IR:
         raise UnsupportedError(f"ir_version is {model.ir_version}, expected 1 to {NEWEST_IR}")
-    checkmessages(model, external)
+    check_messages(model, external)
     return model
 
 
 def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
-    """The model's opset per domain ("" is the default domain)."""
+    """The model's opset for each domain; "" is the default domain."""
     if not model.opset_import and model.ir_version < _IR_WITH_OPSETS:
         return {"": 1}
     versions = read_opsets(model.opset_import, "model")
@@ -52,7 +52,10 @@ def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def read_opsets(imports: Any, where: str) -> dict[str, int]:
-    """Opset per domain of a model or function. ModelError for one imported twice or newer than any known."""
+    """The opset for each domain, from the imports of a model or function.
+
+    ModelError for a domain with two versions, UnsupportedError for an unknown version of the default domain.
+    """
     versions: dict[str, int] = {}
     for entry in imports:
         domain = default_domain(entry.domain)
@@ -75,7 +78,7 @@ def newest_opset(domain: str) -> int:
 
 
 def default_domain(domain: str) -> str:
-    """The default domain has two names."""
+    """The domain with "" for "ai.onnx", the second name of the default domain."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -90,28 +93,30 @@ def function_table(model: onnx.ModelProto) -> Mapping[tuple[str, str, str], onnx
     return table
 
 
-def checkmessages(model: Message, external: bool = False) -> None:
-    """Checks on every message of the file: initializers, attributes, subgraphs, functions, sparse tensors, training
-    information. ModelError for data that lies outside the file, unless `external`, and for text that is not UTF-8.
+def check_messages(model: Message, external: bool = False) -> None:
+    """Check every protobuf message of the file, including subgraphs, functions and training information.
+
+    ModelError for external data unless `external` is true, for text that is not UTF-8, and for nodes with more than
+    1000 attributes.
     """
-    for message in messages(model):
+    for message in all_messages(model):
         for name in _fields(message.DESCRIPTOR).texts:
             _check_text(getattr(message, name), name, message)
         if not external and isinstance(message, onnx.TensorProto) and is_external(message):
             raise ModelError("its data lies outside the file, expected it inside", where=f"tensor '{message.name}'")
-        if isinstance(message, onnx.NodeProto) and len(message.attribute) > _MOST_ATTRIBUTES:
-            count = f"has {len(message.attribute)} attributes, expected at most {_MOST_ATTRIBUTES}"
+        if isinstance(message, onnx.NodeProto) and len(message.attribute) > _MAX_ATTRIBUTES:
+            count = f"has {len(message.attribute)} attributes, expected at most {_MAX_ATTRIBUTES}"
             raise ModelError(count, where=f"node '{message.name}' ({message.op_type})")
 
 
 def _check_text(value: Any, name: str, message: Message) -> None:
-    """Protobuf gives bytes where a string is not UTF-8."""
+    """ModelError if a string field is not UTF-8; protobuf returns bytes for it."""
     if isinstance(value, bytes) or (not isinstance(value, str) and any(isinstance(item, bytes) for item in value)):
         raise ModelError(f"field '{name}' of a {message.DESCRIPTOR.name} is not UTF-8 text")
 
 
-def messages(root: Message) -> Iterator[Message]:
-    """Every message in `root`, itself first."""
+def all_messages(root: Message) -> Iterator[Message]:
+    """Yield `root` and every message inside it."""
     stack = [root]
     while stack:
         message = stack.pop()
@@ -130,7 +135,7 @@ class _Fields(NamedTuple):
 
 @functools.cache
 def _fields(descriptor: Any) -> _Fields:
-    """Which fields of a message type hold messages, and which hold text."""
+    """The fields of a message type that hold messages, and those that hold text."""
     messages = tuple((field.name, field.is_repeated) for field in descriptor.fields if field.message_type is not None)
     return _Fields(messages, tuple(field.name for field in descriptor.fields if field.type == field.TYPE_STRING))
 

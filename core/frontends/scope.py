@@ -1,4 +1,4 @@
-"""What importing one model works with: unique names, scopes of values, and an emitter that infers types at once."""
+"""The state of an import: unique names, scopes of values, and an emitter that adds nodes and infers their types."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from core.errors import LatheError, ModelError, UnknownRankError, UnsupportedError
-from core.frontends.declared import Symbols, check_size
-from core.frontends.external import ExternalFiles
-from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.types import DType, TensorType
-from core.ops.inference import infer_node
-from core.ops.registry import describe
+from lathe.core.errors import LatheError, ModelError, UnknownRankError, UnsupportedError
+from lathe.core.frontends.declared_types import Symbols, check_size
+from lathe.core.frontends.external import ExternalFiles
+from lathe.core.ir.graph import Array, Attr, Graph, Node, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.inference import infer_node
+from lathe.core.ops.opdef.registry import describe
 
-# Functions that call functions can unfold to any size; real models have tens of thousands of nodes.
+# Nested function calls can inline to any number of nodes; real models have tens of thousands.
 MAX_NODES = 200_000
 _UNTYPED = TensorType(DType.FLOAT32, None)
 
 
 @dataclass
-class Session:
-    """State of one import."""
+class ImportSession:
+    """The state of one import."""
 
-    names: set[str]  # every name of the file, and every name made since
+    names: set[str]  # all names of values: those of the file, and those made during the import
     symbols: Symbols = field(default_factory=Symbols)
-    known: dict[Value, Array] = field(default_factory=dict)
+    known: dict[Value, Array] = field(default_factory=dict)  # the elements of constants, and inferred ones
     nodes: int = 0
-    labels: set[str] = field(default_factory=set)  # every name of a node
-    used: dict[str, int] = field(default_factory=dict)  # how often a base was asked for
-    read: set[str] = field(default_factory=set)  # names of the values whose elements an adapter has asked for
-    files: ExternalFiles | None = None  # where tensors may lie that are not in the file
+    labels: set[str] = field(default_factory=set)  # all names of nodes
+    used: dict[str, int] = field(default_factory=dict)  # the last number that was appended to each base name
+    read: set[str] = field(default_factory=set)  # names of the values whose elements an adapter has read
+    files: ExternalFiles | None = None  # the files with external data
 
     def fresh(self, base: str) -> str:
-        """A name that nothing in the file has: `base`, or `base_2` ..."""
-        return self._unused(base, self.names)
+        """A name that no value has: `base`, or `base_2`, `base_3`, ..."""
+        return self._make_unique(base, self.names)
 
     def fresh_label(self, base: str) -> str:
-        """A name that no node of the graph has yet."""
-        return self._unused(base, self.labels)
+        """A name that no node has: `base`, or `base_2`, `base_3`, ..."""
+        return self._make_unique(base, self.labels)
 
-    def _unused(self, base: str, taken: set[str]) -> str:
+    def _make_unique(self, base: str, taken: set[str]) -> str:
         name = base
         while name in taken:
             self.used[base] = self.used.get(base, 1) + 1
@@ -52,14 +52,14 @@ class Session:
         return name
 
     def count_nodes(self, count: int) -> None:
-        """UnsupportedError when there are too many nodes with `count` more."""
+        """Add `count` to the number of nodes. UnsupportedError if there are more than `MAX_NODES`."""
         self.nodes += count
         if self.nodes > MAX_NODES:
             raise UnsupportedError(f"the model has more than {MAX_NODES} nodes once its functions are unfolded")
 
 
 class Scope:
-    """Values by name, None for an absent argument of a function; a nested scope sees those around it."""
+    """Values by name; None for an absent argument of a function. Values of the enclosing scopes are visible."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self.outer = outer
@@ -71,7 +71,7 @@ class Scope:
         self.values[name] = value
 
     def read(self, name: str, where: str) -> Value | None:
-        """The value of this name; ModelError when nothing defines it."""
+        """The value of this name, also from enclosing scopes. ModelError if nothing defines it."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.values:
@@ -83,14 +83,14 @@ class Scope:
     def depth(self) -> int:
         return 0 if self.outer is None else 1 + self.outer.depth
 
-    def sees(self, name: str) -> bool:
-        return name in self.values or (self.outer is not None and self.outer.sees(name))
+    def has_name(self, name: str) -> bool:
+        return name in self.values or (self.outer is not None and self.outer.has_name(name))
 
 
 class Emitter:
-    """Appends nodes and constants to a graph. `label` names what is being imported, for names and errors."""
+    """Appends nodes and constants to a graph. `label` is the node being imported, for new names and errors."""
 
-    def __init__(self, graph: Graph, session: Session, label: str = "") -> None:
+    def __init__(self, graph: Graph, session: ImportSession, label: str = "") -> None:
         self.graph = graph
         self.session = session
         self.label = label
@@ -104,14 +104,14 @@ class Emitter:
         return value
 
     def value_of(self, value: Value | None) -> Array | None:
-        """The elements of a value if they are known numbers."""
+        """The elements of a value if they are known numbers, otherwise None. Records that an adapter has read them."""
         array = None if value is None else self.session.known.get(value)
         if value is not None:
             self.session.read.add(value.name)
         return None if array is None or array.dtype == object else array
 
     def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
-        """A node with one output under a new name."""
+        """Add a node with one output, which gets a new name; return the output."""
         name = self.session.fresh(f"{self.label}.{op.lower()}")
         return self.emit(op, inputs, attrs, [name], name)[0]
 
@@ -123,12 +123,15 @@ class Emitter:
         outputs: Sequence[str],
         label: str = "",
     ) -> list[Value]:
-        """A node with outputs of these names, its types inferred. ModelError, naming the node, when it does not fit."""
+        """Add a node with outputs of these names, infer their types, and return them.
+
+        ModelError, which names the node, if its inputs or attributes do not fit.
+        """
         node = Node(op, list(inputs), [], dict(attrs), self.session.fresh_label(label or self.label))
         node.outputs = [Value(name, _UNTYPED, node) for name in outputs]
         while node.inputs and node.inputs[-1] is None:
             node.inputs.pop()
-        with naming(describe(node)):
+        with errors_at(describe(node)):
             infer_node(node, self.session.known)
             for value in node.outputs:
                 check_size(value.type, describe(node))
@@ -137,9 +140,12 @@ class Emitter:
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Errors at the border. Operators and adapters check what the ONNX text promises; the rest of what a file can hold
-    (text where a number belongs, say) surfaces as one of these."""
+def errors_at(where: str) -> Iterator[None]:
+    """A context that turns Python's errors into a ModelError at `where`.
+
+    Operators and adapters assume inputs as ONNX specifies them. Other contents of a file, such as text where a number
+    belongs, make them raise one of these errors.
+    """
     try:
         yield
     except UnknownRankError as error:
@@ -151,35 +157,35 @@ def naming(where: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A function being unfolded."""
+class FunctionCall:
+    """A call of a function that is being inlined."""
 
-    label: str  # of the node that calls it
+    label: str  # the name of the calling node
     attributes: Mapping[str, Attr]
-    results: Mapping[str, str]  # names of its results -> those of the values they become
+    results: Mapping[str, str]  # names of results in the function to names in the graph
     depth: int
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the nodes being imported belong."""
+    """The context in which nodes are imported: a graph of the file, or a function body."""
 
     emitter: Emitter
     scope: Scope
     opsets: Mapping[str, int]
-    call: Call | None = None
-    declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)  # what the file says about inner values
+    call: FunctionCall | None = None
+    declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)  # declared types of intermediate values
 
     def label(self, name: str) -> str:
-        """How a node of the file is called in the graph."""
+        """The name in the graph of a node of the file."""
         return f"{self.call.label}/{name}" if self.call else name
 
     def value_name(self, name: str) -> str:
-        """How a value of the file is called in the graph, where every name is used once."""
+        """The name in the graph of a value of the file. In the graph, all names are unique."""
         session = self.emitter.session
         if not name:
             return session.fresh(f"{self.emitter.label}.unused")
         if self.call is None:
-            shadows = self.scope.outer is not None and self.scope.outer.sees(name)
+            shadows = self.scope.outer is not None and self.scope.outer.has_name(name)
             return session.fresh(name) if shadows else name
         return self.call.results.get(name) or session.fresh(self.label(name))

@@ -1,4 +1,4 @@
-"""`TensorProto` to arrays, every size checked before anything is allocated."""
+"""Reads tensors: from `TensorProto` to arrays. All sizes are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from core.errors import ModelError, UnsupportedError
-from core.frontends.external import ExternalFiles, is_external
-from core.ir.graph import Array
-from core.ir.types import DType
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.frontends.external import ExternalFiles, is_external
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
 
-_MOST_ELEMENTS = 1 << 48  # in an empty array zeros counted as 1: NumPy limits the product of the others, too
-_MAX_DENSE_BYTES = 1 << 28  # a sparse tensor is small in the file whatever it unfolds to
+_MAX_EMPTY = 1 << 48  # elements of an empty array with zeros counted as 1: NumPy limits that product as well
+_MAX_DENSE_BYTES = 1 << 28  # of a sparse tensor, whose size in the file does not limit its dense size
 
 _COMPLEX: dict[DType, np.dtype[Any]] = {DType.COMPLEX64: np.dtype(np.float32), DType.COMPLEX128: np.dtype(np.float64)}
 _BIT_PATTERNS = (
@@ -32,20 +32,22 @@ _FIELDS = {
     DType.UINT64: "uint64_data",
     DType.UINT32: "uint64_data",
     DType.STRING: "string_data",
-}  # the others use int32_data
+}  # all other element types use int32_data
 
 
 def tensor_array(tensor: onnx.TensorProto, where: str, files: ExternalFiles | None = None) -> Array:
-    """The tensor as a read-only array; `files` are those in which its data may lie.
+    """The tensor as a read-only array. Its data may lie in one of `files`.
 
-    ModelError, naming `where`, for negative sizes, an unknown element type, or data that does not fill the shape.
+    ModelError, with `where`, for negative sizes or data that does not fill the shape; UnsupportedError for an unknown
+    element type.
     """
     where = f"{where}, tensor '{tensor.name}'" if tensor.name else where
     if tensor.HasField("segment"):
-        raise UnsupportedError("it is stored in segments, expected one piece", where=where)
-    dtype, shape = element_type(tensor.data_type, where), checked_shape(tensor.dims, where)
+        raise UnsupportedError("it is stored in segments, expected all data in one tensor", where=where)
+    dtype, shape = element_type(tensor.data_type, where), check_shape(tensor.dims, where)
     if is_external(tensor):
-        array = _from_raw(_outside(tensor, dtype, math.prod(shape), where, files), dtype, math.prod(shape), where)
+        data = _external_bytes(tensor, dtype, math.prod(shape), where, files)
+        array = _from_raw(data, dtype, math.prod(shape), where)
     elif tensor.HasField("raw_data"):
         array = _from_raw(tensor.raw_data, dtype, math.prod(shape), where)
     else:
@@ -55,7 +57,9 @@ def tensor_array(tensor: onnx.TensorProto, where: str, files: ExternalFiles | No
     return array
 
 
-def _outside(tensor: onnx.TensorProto, dtype: DType, count: int, where: str, files: ExternalFiles | None) -> Array:
+def _external_bytes(
+    tensor: onnx.TensorProto, dtype: DType, count: int, where: str, files: ExternalFiles | None
+) -> Array:
     """The bytes of a tensor whose data lies in another file."""
     if files is None:
         raise ModelError("its data lies outside the file, expected it inside", where=where)
@@ -63,7 +67,7 @@ def _outside(tensor: onnx.TensorProto, dtype: DType, count: int, where: str, fil
 
 
 def element_type(code: int, where: str) -> DType:
-    """The element type of an ONNX code; UnsupportedError naming the code otherwise."""
+    """The element type of an ONNX code. UnsupportedError, which names the code, if Lathe lacks it."""
     try:
         return DType.from_onnx(code)
     except ValueError:
@@ -72,11 +76,12 @@ def element_type(code: int, where: str) -> DType:
         raise UnsupportedError(f"element type {code} ({name}) is not supported", where=where) from None
 
 
-def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
+def check_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
+    """The shape as a tuple. ModelError or UnsupportedError for a shape that no NumPy array can have."""
     shape = tuple(dims)
     if min(shape, default=0) < 0:
         raise ModelError(f"shape is {list(shape)}, expected no negative sizes", where=where)
-    if 0 in shape and math.prod(size or 1 for size in shape) > _MOST_ELEMENTS:
+    if 0 in shape and math.prod(size or 1 for size in shape) > _MAX_EMPTY:
         raise ModelError(f"shape is {list(shape)}, which no array can have", where=where)
     if len(shape) > 64:  # NumPy's own limit
         raise UnsupportedError(f"rank is {len(shape)}, expected at most 64", where=where)
@@ -86,7 +91,7 @@ def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
 def sparse_array(sparse: onnx.SparseTensorProto, where: str) -> Array:
     """A sparse tensor as a dense array. Its indices are linear, [NNZ], or coordinates, [NNZ, rank]."""
     values, indices = tensor_array(sparse.values, where), tensor_array(sparse.indices, where)
-    shape = checked_shape(sparse.dims, where)
+    shape = check_shape(sparse.dims, where)
     if math.prod(shape) * values.itemsize > _MAX_DENSE_BYTES:
         raise UnsupportedError(f"sparse tensor of shape {list(shape)} is too large to store densely", where=where)
     if (
@@ -117,7 +122,7 @@ def _from_raw(data: bytes | Array, dtype: DType, count: int, where: str) -> Arra
     if len(data) != expected:
         raise ModelError(f"has {len(data)} bytes of data, expected {expected} for {count} x {dtype}", where=where)
     if dtype.bits < 8:
-        return _unpacked(np.frombuffer(data, np.uint8), dtype, count)
+        return _unpack(np.frombuffer(data, np.uint8), dtype, count)
     if dtype is DType.BOOL:
         return np.frombuffer(data, np.uint8) != 0
     return np.frombuffer(data, dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False)
@@ -127,8 +132,8 @@ def _from_typed(tensor: onnx.TensorProto, dtype: DType, count: int, where: str) 
     """Elements from the repeated field that belongs to the element type."""
     field = _FIELDS.get(dtype, "int32_data")
     items = getattr(tensor, field)
-    packed = dtype.bits in (2, 4)  # those of 6 bits are packed in raw data only
-    expected = (count * dtype.bits + 7) // 8 if packed else count * (2 if dtype in _COMPLEX else 1)
+    is_packed = dtype.bits in (2, 4)  # elements of 6 bits are packed in raw data only
+    expected = (count * dtype.bits + 7) // 8 if is_packed else count * (2 if dtype in _COMPLEX else 1)
     if len(items) != expected:
         raise ModelError(f"has {len(items)} items in {field}, expected {expected} for {count} x {dtype}", where=where)
     if dtype is DType.STRING:
@@ -142,8 +147,8 @@ def _from_typed(tensor: onnx.TensorProto, dtype: DType, count: int, where: str) 
             else np.array(items, dtype.numpy)
         )
     codes = np.array(items, np.int32)
-    if packed:
-        return _unpacked(_in_range(codes, DType.UINT8, where), dtype, count)
+    if is_packed:
+        return _unpack(_in_range(codes, DType.UINT8, where), dtype, count)
     if dtype in _BIT_PATTERNS:
         bits = DType.UINT8 if dtype.itemsize == 1 else DType.UINT16
         return _in_range(codes, bits, where).view(dtype.numpy)
@@ -157,8 +162,8 @@ def _in_range(codes: Any, dtype: DType, where: str) -> Any:
     return narrow
 
 
-def _unpacked(packed: Any, dtype: DType, count: int) -> Array:
-    """Elements narrower than a byte, the lowest bits first."""
+def _unpack(packed: Any, dtype: DType, count: int) -> Array:
+    """Unpack elements narrower than a byte; the first element is in the lowest bits."""
     bits = np.unpackbits(packed, bitorder="little")[: count * dtype.bits].reshape(count, dtype.bits)
     codes: Any = np.packbits(bits, axis=1, bitorder="little").reshape(count)
     if dtype.is_float:

@@ -1,4 +1,4 @@
-"""Appends ONNX operators to a graph: parameters are inputs, also those that depend on symbols."""
+"""Appends ONNX operators to a graph, with parameters as inputs, including parameters that depend on symbols."""
 
 from __future__ import annotations
 
@@ -6,75 +6,81 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from core.errors import UnsupportedError
-from core.frontends.scope import Emitter, Session
-from core.ir.dim import Atom, Dim, FloorDiv, Larger, SymDim, is_open
-from core.ir.graph import Attr, Graph, Value
-from core.ir.types import DType, TensorType
-from core.ops import registry
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.scope import Emitter, ImportSession
+from lathe.core.ir.dim import Atom, Dim, FloorDiv, Maximum, SymDim, is_data_dependent
+from lathe.core.ir.graph import Attr, Graph, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
 
-# Parameters that ONNX gives as a tensor of rank 0, and those that have the element type of the data.
+# Operators and parameters that ONNX has as tensors of rank 0, and parameters with the element type of the data.
 _SCALAR_OPS = frozenset({"Clip", "CumProd", "CumSum", "DFT", "Dropout", "MelWeightMatrix", "OneHot", "STFT", "Trilu"})
 _SCALARS = frozenset({("Pad", "constant_value")})
 _LIKE_DATA = frozenset({("Clip", "min"), ("Clip", "max"), ("Pad", "constant_value")})
 
 
 class Writer:
-    """Writes one node after the other, with types inferred, under the name `label`."""
+    """Appends nodes to a graph and infers their types. `emitter.label` is the prefix of new names.
 
-    def __init__(self, graph: Graph, session: Session, sources: Mapping[str, tuple[Value, int]]) -> None:
+    `sources` has a value and an axis for each symbol, from which `Shape` can compute it.
+    """
+
+    def __init__(self, graph: Graph, session: ImportSession, sources: Mapping[str, tuple[Value, int]]) -> None:
         self.session = session
         self.emitter = Emitter(graph, session)
-        self.sources = dict(sources)  # where a symbol can be read off: a value and its axis
-        self.sizes: dict[str, Value] = {}  # the symbols whose values the graph has computed
+        self.sources = dict(sources)
+        self.sizes: dict[str, Value] = {}  # the symbols that the graph already computes
 
-    def learn(self, value: Value) -> None:
-        """Note the symbols that the value's shape shows."""
+    def add_sources(self, value: Value) -> None:
+        """Add the value as a source of the symbols that are dimensions of it."""
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         for axis, dim in enumerate(shape or ()):
             if isinstance(dim, SymDim) and str(dim).isidentifier():
                 self.sources.setdefault(str(dim), (value, axis))
 
     def emit(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
-        """A new node of one output, its parameters given as attributes or inputs."""
-        given, kept = self.as_in_onnx(op, inputs, attrs)
-        return self.emitter(op, *given, **kept)
+        """Add a node with one output; its parameters may be given as attributes or as inputs."""
+        onnx_inputs, onnx_attrs = self.in_onnx_form(op, inputs, attrs)
+        return self.emitter(op, *onnx_inputs, **onnx_attrs)
 
     def emit_many(self, op: str, inputs: Sequence[Value | None], count: int, **attrs: Attr) -> list[Value]:
-        """A new node of several outputs."""
-        given, kept = self.as_in_onnx(op, inputs, attrs)
+        """Add a node with `count` outputs."""
+        onnx_inputs, onnx_attrs = self.in_onnx_form(op, inputs, attrs)
         names = [self.session.fresh(f"{self.emitter.label}.{op.lower()}") for _ in range(count)]
-        return list(self.emitter.emit(op, given, kept, names, names[0]))
+        return list(self.emitter.emit(op, onnx_inputs, onnx_attrs, names, names[0]))
 
     def transposed(self, value: Value, perm: Attr) -> Value:
-        """A transpose; None stands for the identity."""
+        """`value` transposed; None is the identity."""
         if not isinstance(perm, tuple) or perm == tuple(range(len(perm))):
             return value
         return self.emit("Transpose", value, perm=perm)
 
     def inlined(self, body: Graph, inputs: Sequence[Value]) -> list[Value]:
-        """The results of a fused body, applied to whole tensors."""
+        """Write the nodes of a fused body, applied to whole tensors, and return its results."""
         values = dict(zip(body.inputs, inputs, strict=True))
         values.update({value: self.emitter.constant(array) for value, array in body.constants.items()})
         for node in body.nodes:
             arguments = [values[value] if value is not None else None for value in node.inputs]
             if node.op == "Cast" and arguments[0] is not None:
-                arguments[0] = self._within(arguments[0], node.output.dtype)
+                arguments[0] = self._saturate(arguments[0], node.output.dtype)
             values[node.output] = self.emit(node.op, *arguments, **node.attrs)
         return [values[value] for value in body.outputs]
 
-    def _within(self, value: Value, dtype: DType) -> Value:
-        """What is about to become a small integer: Lathe's casts saturate, which ONNX leaves open."""
+    def _saturate(self, value: Value, dtype: DType) -> Value:
+        """`value` clipped before a cast from float to an integer of 8 or 16 bits.
+
+        Lathe's casts in fused bodies saturate; ONNX does not define casts of values out of range.
+        """
         if not value.dtype.is_float or not dtype.is_integer or dtype.bits not in (8, 16):
             return value
         limits = np.iinfo(dtype.label)
         return self.emit("Clip", value, min=(float(limits.min),), max=(float(limits.max),))
 
-    def expanded(self, value: Value, like: Value, given: Sequence[Value | None]) -> Value:
-        """`value` broadcast to the shape of `like`, which is that of all the `given` values together."""
+    def expand(self, value: Value, like: Value, given: Sequence[Value | None]) -> Value:
+        """`value` broadcast to the shape of `like`, which is the broadcast shape of all `given` values."""
         if value.type == like.type:
             return value
-        if not any(map(is_open, like.shape)):
+        if not any(map(is_data_dependent, like.shape)):
             return self.emit("Expand", value, shape=like.shape)
         for each in given:
             if each is not None and each.type != value.type:
@@ -83,19 +89,19 @@ class Writer:
 
     # Parameters
 
-    def as_in_onnx(
+    def in_onnx_form(
         self, op: str, inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
     ) -> tuple[list[Value | None], dict[str, Attr]]:
-        """Inputs and attributes of a node as ONNX has them: parameters are inputs."""
-        given: list[Value | None] = list(inputs)
-        kept: dict[str, Attr] = {name: value for name, value in attrs.items() if value is not None}
-        if kept.get("layout") == "NCHW":
-            del kept["layout"]
+        """The inputs and attributes of a node in ONNX form: parameters that are attributes become inputs."""
+        onnx_inputs: list[Value | None] = list(inputs)
+        onnx_attrs: dict[str, Attr] = {name: value for name, value in attrs.items() if value is not None}
+        if onnx_attrs.get("layout") == "NCHW":
+            del onnx_attrs["layout"]
         for name, index in registry.get(op).params.items():
-            if name in kept:
-                given += [None] * (index + 1 - len(given))
-                given[index] = self._parameter(op, name, kept.pop(name), given[0])
-        return given, kept
+            if name in onnx_attrs:
+                onnx_inputs += [None] * (index + 1 - len(onnx_inputs))
+                onnx_inputs[index] = self._parameter(op, name, onnx_attrs.pop(name), onnx_inputs[0])
+        return onnx_inputs, onnx_attrs
 
     def _parameter(self, op: str, name: str, value: Attr, data: Value | None) -> Value:
         items = value if isinstance(value, tuple) else (value,)
@@ -114,12 +120,12 @@ class Writer:
     # Dimensions
 
     def dims(self, dims: Sequence[Dim]) -> Value:
-        """A vector of dimensions."""
+        """Compute dimensions at run time, as a vector of int64."""
         parts = [self._dim(dim) for dim in dims]
         return parts[0] if len(parts) == 1 else self.emitter("Concat", *parts, axis=0)
 
     def _dim(self, dim: Dim) -> Value:
-        """One dimension as a vector of one element: a sum of products."""
+        """One dimension as a vector of one element."""
         if not isinstance(dim, SymDim):
             return self.emitter.constant([dim], dtype=DType.INT64)
         terms = [self._product(atoms, factor) for atoms, factor in dim.terms]
@@ -140,13 +146,13 @@ class Writer:
     def _atom(self, atom: Atom) -> Value:
         if isinstance(atom, FloorDiv):
             above, below = self._dim(atom.numerator), self._dim(atom.denominator)
-            # ONNX's Div rounds towards zero, its Mod has the divisor's sign
+            # floor division: ONNX's Div rounds towards zero, but its Mod has the sign of the divisor
             return self.emitter("Div", self.emitter("Sub", above, self.emitter("Mod", above, below)), below)
-        if isinstance(atom, Larger):
+        if isinstance(atom, Maximum):
             return self.emitter("Max", self._dim(atom.one), self._dim(atom.other))
         if atom not in self.sizes:
             if atom not in self.sources:
-                message = f"has a parameter that depends on '{atom}', which no value shows"
+                message = f"has a parameter that depends on '{atom}', which is no dimension of any value"
                 raise UnsupportedError(message, where=f"node '{self.emitter.label}'")
             value, axis = self.sources[atom]
             self.sizes[atom] = self.emitter("Shape", value, start=axis, end=axis + 1)

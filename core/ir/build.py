@@ -1,4 +1,4 @@
-"""`Builder`: make nodes with their types inferred, at the end of a graph or before a given node."""
+"""`Builder`: adds nodes with inferred types at the end of a graph, or before a given node."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.types import DType, TensorType, ValueType
+from lathe.core.ir.graph import Array, Attr, Graph, Node, Value
+from lathe.core.ir.types import DType, TensorType, ValueType
 
 Inference: TypeAlias = Callable[[Node, dict[Value, Array]], None]
 
-# Inference needs the operators, which lie above the IR; core.ops installs it when it is imported.
+# Inference needs the operators, which lie above the IR; lathe.core.ops installs it when it is imported.
 _inference: list[Inference] = []
 
 
@@ -35,13 +35,13 @@ class Builder:
         return value
 
     def constant(self, array: object, name: str = "c", dtype: DType | None = None) -> Value:
-        """A constant from anything NumPy understands."""
+        """A constant from anything that `np.asarray` takes."""
         return self.graph.add_constant(np.asarray(array, dtype=dtype.numpy if dtype else None), name)
 
     def emit(self, op: str, *inputs: Value | None, outputs: int = 1, name: str = "", **attrs: Attr) -> list[Value]:
         """Add a node; returns its outputs."""
         label = name or self.graph.fresh_name(op.lower())
-        node = Node(op, _trimmed(inputs), [], dict(attrs), label)
+        node = Node(op, _without_trailing_none(inputs), [], dict(attrs), label)
         node.outputs = [Value(self._output_name(label, i), _UNTYPED, node) for i in range(outputs)]
         self._known.update(self.graph.constants)
         _inference[0](node, self._known)
@@ -59,7 +59,7 @@ class Builder:
 _UNTYPED = TensorType(DType.FLOAT32, None)
 
 
-def _trimmed(inputs: tuple[Value | None, ...]) -> list[Value | None]:
+def _without_trailing_none(inputs: tuple[Value | None, ...]) -> list[Value | None]:
     result = list(inputs)
     while result and result[-1] is None:
         result.pop()

@@ -1,25 +1,26 @@
-"""Bodies of control flow as graphs that stand alone: what they take from the graphs around them made explicit."""
+"""Closure conversion: bodies of control-flow nodes as graphs of their own, whose captured values are inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from core.ir.graph import Array, Graph, Value, captures
+from lathe.core.ir.graph import Array, Graph, Value, captures
 
 
-class Closed(NamedTuple):
-    """A copy of a body that captures nothing: `graph` has further inputs behind its own, one for each value of `outer`.
+class ClosedBody(NamedTuple):
+    """A copy of a body that captures nothing.
 
-    Constants of the graphs around it are constants of its own.
+    `graph` has one further input, after its own, for each captured value in `outer`. Captured constants became
+    constants of `graph`.
     """
 
     graph: Graph
     outer: tuple[Value, ...]
 
 
-def closed(body: Graph, constants: Mapping[Value, Array]) -> Closed:
-    """`body` standing alone; `constants` are those of the graph around it."""
+def close_body(body: Graph, constants: Mapping[Value, Array]) -> ClosedBody:
+    """Convert `body` to a graph that captures nothing; `constants` are those of the graph around it."""
     graph = body.clone()
     captured = captures(graph)
     own = {value: Value(graph.fresh_name(value.name), value.type) for value in captured}
@@ -27,11 +28,11 @@ def closed(body: Graph, constants: Mapping[Value, Array]) -> Closed:
     graph.constants.update({own[value]: constants[value] for value in captured if value in constants})
     outer = tuple(value for value in captured if value not in constants)
     graph.inputs += [own[value] for value in outer]
-    return Closed(graph, outer)
+    return ClosedBody(graph, outer)
 
 
-def opened(graph: Graph, outer: tuple[Value, ...]) -> Graph:
-    """The body again: its last inputs are captured values as before. Edits `graph` and returns it."""
+def restore_captures(graph: Graph, outer: tuple[Value, ...]) -> Graph:
+    """Undo `close_body`: the last inputs become the captured values `outer` again. Edits `graph` and returns it."""
     first = len(graph.inputs) - len(outer)
     graph.replace_uses(dict(zip(graph.inputs[first:], outer, strict=True)))
     del graph.inputs[first:]

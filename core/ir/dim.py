@@ -1,9 +1,9 @@
 """Symbolic dimensions: integers, or polynomials over named symbols with floor division and maxima.
 
-A dimension is a plain `int` whenever it is known. Otherwise it is a `SymDim`: a sum of integer multiples of
-products of atoms, kept in one normal form, so that equal expressions compare and hash equal. An atom is a symbol
-(`n`), a quotient that did not divide evenly (`(H - 1)//2`) or the larger one of two dimensions (`(p)|(t)`). Symbols
-stand for non-negative integers. A quotient by zero has no value: it stays an atom, and `evaluate` refuses it.
+A dimension is a plain `int` whenever it is known. Otherwise it is a `SymDim`: a polynomial with integer coefficients
+over atoms, in a normal form, so that equal expressions compare and hash equal. An atom is a symbol (`n`), a quotient
+that does not divide evenly (`(H - 1)//2`) or the maximum of two dimensions (`(p)|(t)`). Symbols stand for
+non-negative integers. A quotient by zero has no value: it stays an atom, and `evaluate` raises KeyError for it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ Dim: TypeAlias = Union[int, "SymDim"]
 
 _NO_NAMES: frozenset[str] = frozenset()
 
-# Far beyond real models. A hostile one could square a dimension forty times over.
+# Far beyond real models. Without a limit, a hostile model could square a dimension repeatedly until memory is full.
 _MAX_SIZE = 512
 _MAX_SPLIT = 40  # how large a dimension may be whose maxima are looked into one by one: their number is an exponent
 
 
 @dataclass(frozen=True, slots=True)
 class FloorDiv:
-    """The atom `numerator // denominator`, where the division is not exact for every value of the symbols, or the
-    denominator is 0."""
+    """The atom `numerator // denominator`: the division is not exact for every value of the symbols, or is by 0."""
 
     numerator: Dim
     denominator: Dim
@@ -39,14 +38,16 @@ class FloorDiv:
 
     @property
     def sides(self) -> tuple[Dim, Dim]:
-        """The two dimensions that the atom is made of."""
+        """The two operands of the atom."""
         return self.numerator, self.denominator
 
 
 @dataclass(frozen=True, slots=True)
-class Larger:
-    """The atom `one | other`, where neither is known to be as large as the other. Equal atoms have equal sides in
-    one order."""
+class Maximum:
+    """The atom `max(one, other)`, printed as `(one)|(other)`; neither side is known to be at least the other.
+
+    `maximum` sorts the two sides, so equal maxima compare equal.
+    """
 
     one: Dim
     other: Dim
@@ -56,11 +57,11 @@ class Larger:
 
     @property
     def sides(self) -> tuple[Dim, Dim]:
-        """The two dimensions that the atom is made of."""
+        """The two operands of the atom."""
         return self.one, self.other
 
 
-Atom: TypeAlias = str | FloorDiv | Larger
+Atom: TypeAlias = str | FloorDiv | Maximum
 Monomial: TypeAlias = tuple[Atom, ...]
 
 
@@ -108,7 +109,7 @@ class SymDim:
         if not isinstance(other, int | SymDim):
             return NotImplemented
         if isinstance(other, int) and other:
-            return self if other == 1 else self._scaled(other)
+            return self if other == 1 else self._times_number(other)
         total: dict[Monomial, int] = {}
         for left, a in self.terms:
             for right, b in _terms(other):
@@ -118,12 +119,12 @@ class SymDim:
 
     __rmul__ = __mul__
 
-    def _scaled(self, number: int) -> SymDim:
-        """The product with a number that is not 0: terms keep their order, and the dimension its size."""
-        made = SymDim.__new__(SymDim)
-        made.terms = tuple([(atoms, value * number) for atoms, value in self.terms])
-        made.size, made._names, made._hash = self.size, self._names, hash(made.terms)
-        return made
+    def _times_number(self, number: int) -> SymDim:
+        """The product with a number other than 0, without sorting again: terms keep their order and number."""
+        scaled = SymDim.__new__(SymDim)
+        scaled.terms = tuple([(atoms, value * number) for atoms, value in self.terms])
+        scaled.size, scaled._names, scaled._hash = self.size, self._names, hash(scaled.terms)
+        return scaled
 
     def __floordiv__(self, other: Dim) -> Dim:
         return floor_div(self, other)
@@ -155,16 +156,16 @@ class SymDim:
 
 @lru_cache(maxsize=1 << 12)
 def symbol(name: str) -> SymDim:
-    """The dimension that is exactly the symbol `name`."""
+    """The dimension that consists of the symbol `name`."""
     return SymDim([((name,), 1)])
 
 
 def floor_div(numerator: Dim, denominator: Dim) -> Dim:
-    """`numerator // denominator`, divided exactly where every term allows it, else an opaque quotient.
+    """`numerator // denominator`: the terms that divide exactly, plus a `FloorDiv` atom of the rest.
 
-    What divides stands outside of the quotient: (n - 20)//10 is n//10 - 2. A quotient of a quotient is one:
-    (n//5 + 1)//2 is (n + 5)//10. Factors that numerator and denominator share are cancelled, sums only where they are
-    the whole denominator: where they are 0, the quotient has no value.
+    Terms that divide move out of the quotient: (n - 20)//10 is n//10 - 2. Nested quotients become one: (n//5 + 1)//2
+    is (n + 5)//10. Factors that numerator and denominator share are cancelled; a sum is cancelled only if it is the
+    whole denominator. Where such a factor is 0, the quotient has no value.
     """
     if isinstance(denominator, int) and denominator == 0:
         return SymDim([((FloorDiv(numerator, denominator),), 1)])
@@ -186,11 +187,11 @@ def floor_div(numerator: Dim, denominator: Dim) -> Dim:
     return _opaque(numerator, denominator) if exact is None else exact
 
 
-def larger(one: Dim, other: Dim) -> Dim:
-    """The larger one of two dimensions.
+def maximum(one: Dim, other: Dim) -> Dim:
+    """The maximum of two dimensions: one of them if that is provable, otherwise a `Maximum` atom.
 
-    What both have stands outside of the maximum, so that equal ones have one form: the larger one of 64 - n and 0 is
-    that of 64 and n, less n.
+    Common terms stand outside of the atom, so that equal maxima have one form: the maximum of 64 - n and 0 is the
+    maximum of 64 and n, minus n.
     """
     difference = one - other
     if isinstance(difference, int) or is_never_negative(difference):
@@ -199,7 +200,7 @@ def larger(one: Dim, other: Dim) -> Dim:
         return other
     common = _common(one, other)
     first, second = sorted((one - common, other - common), key=str)
-    return SymDim([((Larger(first, second),), 1)]) + common
+    return SymDim([((Maximum(first, second),), 1)]) + common
 
 
 def _common(one: Dim, other: Dim) -> Dim:
@@ -209,7 +210,7 @@ def _common(one: Dim, other: Dim) -> Dim:
 
 
 def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
-    """The integer value of `dim`; KeyError when a symbol is missing from `env`, or a quotient divides by zero."""
+    """The integer value of `dim`. KeyError if a symbol is missing from `env`, or a quotient divides by zero."""
     value = substitute(dim, env)
     if isinstance(value, int):
         return value
@@ -218,24 +219,26 @@ def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
 
 
 def is_never_negative(dim: Dim) -> bool:
-    """Whether `dim` is provably 0 or more for every value of its symbols; False where that is not known."""
+    """Whether `dim` is provably 0 or more for every value of its symbols; False if that is not known."""
     if isinstance(dim, int):
         return dim >= 0
     return _is_counted(dim) or (dim.size <= _MAX_SPLIT and _is_for_the_sides(dim))
 
 
 def _is_for_the_sides(dim: SymDim) -> bool:
-    """Whether `dim` is never negative as a maximum in it is one of its sides: n - (n|64) + 64 is n or 64. Where the
-    maximum only adds, one side is enough: neither is larger."""
-    maximum = next((atoms[0] for atoms, _ in dim.terms if len(atoms) == 1 and isinstance(atoms[0], Larger)), None)
+    """Whether `dim` is never negative because each maximum in it is one of its sides: n - max(n, 64) + 64 is n or 64.
+
+    If the maximum is only added, one side suffices: the maximum is at least that side.
+    """
+    maximum = next((atoms[0] for atoms, _ in dim.terms if len(atoms) == 1 and isinstance(atoms[0], Maximum)), None)
     if maximum is None:
         return False
     adds = all(value > 0 and len(atoms) == 1 for atoms, value in dim.terms if maximum in atoms)
-    return (any if adds else all)(is_never_negative(replaced(dim, maximum, side)) for side in maximum.sides)
+    return (any if adds else all)(is_never_negative(replace_atom(dim, maximum, side)) for side in maximum.sides)
 
 
 def _is_counted(dim: SymDim) -> bool:
-    """Whether what `dim` is at least, term by term, is 0 or more."""
+    """Whether the sum of the least values of the terms of `dim` is 0 or more."""
     least = 0
     for atoms, value in dim.terms:
         bounds = [_least(atom) for atom in atoms]
@@ -246,27 +249,35 @@ def _is_counted(dim: SymDim) -> bool:
 
 
 def _least(atom: Atom) -> int:
-    """What an atom is at least: -1 where it may be negative. Symbols are 0 or more, and some are 1 or more; a quotient
-    of two numbers that are not negative is not, and a maximum of one that is not is not either."""
+    """A lower bound of an atom; -1 if it may be negative.
+
+    Symbols are 0 or more, those that begin with `FILLED` 1 or more. A quotient of two dimensions that are not negative
+    is not negative; a maximum is not negative if one of its sides is not.
+    """
     if isinstance(atom, str):
         return int(atom.startswith(FILLED))
-    if isinstance(atom, Larger):
+    if isinstance(atom, Maximum):
         numbers = [side for side in atom.sides if isinstance(side, int)]
         return max([-1, *numbers, *(0 for side in atom.sides if is_never_negative(side))])
     return 0 if all(map(is_never_negative, atom.sides)) else -1
 
 
-FILLED = "filled"  # how the names of sizes begin that are 1 or more (`core.ir.dims`)
-OPEN = "_"  # how the names of symbols begin that no input of the model has: only a run shows what they are
+FILLED = "filled"  # the prefix of sizes that are 1 or more (`lathe.core.ir.dims`)
+DATA_DEPENDENT_PREFIX = (
+    "_"  # the prefix of data-dependent symbols: no input has them, and only a run determines their values
+)
 
 
-def is_open(dim: Dim) -> bool:
-    """Whether `dim` depends on a symbol that no input has."""
-    return any(name.startswith(OPEN) for name in symbols(dim))
+def is_data_dependent(dim: Dim) -> bool:
+    """Whether `dim` is data-dependent: it has a symbol that no input of the model has."""
+    return any(name.startswith(DATA_DEPENDENT_PREFIX) for name in symbols(dim))
 
 
-def broken(supposed: Iterable[Dim], values: Mapping[str, int]) -> str:
-    """Which of the dimensions that are taken to be 0 or more is not, for these values of the symbols; "" for none."""
+def violated_assumption(supposed: Iterable[Dim], values: Mapping[str, int]) -> str:
+    """A message on the first assumption that is violated for these values of the symbols; "" if none is.
+
+    Each dimension in `supposed` is assumed to be 0 or more.
+    """
     try:
         found = ((dim, evaluate(dim, values)) for dim in supposed)
         return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
@@ -274,13 +285,13 @@ def broken(supposed: Iterable[Dim], values: Mapping[str, int]) -> str:
         return str(error.args[0])
 
 
-def may_break(supposed: Dim) -> bool:
-    """Whether a run may show that `supposed`, taken to be 0 or more, is negative, and nothing before that."""
-    return not is_never_negative(supposed) and is_open(supposed)
+def is_checked_at_run_time(supposed: Dim) -> bool:
+    """Whether the assumption `supposed >= 0` may fail, and can only be checked while the model runs."""
+    return not is_never_negative(supposed) and is_data_dependent(supposed)
 
 
 def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
-    """`dim` with every symbol named in `env` replaced."""
+    """`dim` with every symbol in `env` replaced by its dimension."""
     if isinstance(dim, int) or dim.names.isdisjoint(env):
         return dim
     total: Dim = 0
@@ -292,14 +303,14 @@ def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
     return total
 
 
-def maxima(dim: Dim) -> tuple[Larger, ...]:
-    """The maxima that are factors of the terms of a dimension, each once."""
-    found = (atom for atoms, _ in _terms(dim) for atom in atoms if isinstance(atom, Larger))
+def maxima(dim: Dim) -> tuple[Maximum, ...]:
+    """The maxima among the factors of a dimension's terms, each once."""
+    found = (atom for atoms, _ in _terms(dim) for atom in atoms if isinstance(atom, Maximum))
     return tuple(dict.fromkeys(found))
 
 
-def replaced(dim: Dim, atom: Atom, by: Dim) -> Dim:
-    """`dim` with another dimension in the place of an atom, where that is a factor of its terms."""
+def replace_atom(dim: Dim, atom: Atom, by: Dim) -> Dim:
+    """`dim` with `atom` replaced by the dimension `by` in all terms that have it as a factor."""
     total: Dim = 0
     for atoms, coefficient in _terms(dim):
         total = total + product([coefficient, *(by if each == atom else SymDim([((each,), 1)]) for each in atoms)])
@@ -312,7 +323,7 @@ def symbols(dim: Dim) -> frozenset[str]:
 
 
 def affine(dim: Dim, name: str) -> tuple[int, int] | None:
-    """`(a, b)` with dim == a*name + b, or None when `dim` is not of that form."""
+    """`(a, b)` with dim == a*name + b, or None if `dim` is not of that form."""
     if isinstance(dim, int):
         return 0, dim
     a = b = 0
@@ -327,9 +338,8 @@ def affine(dim: Dim, name: str) -> tuple[int, int] | None:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of dimensions; 1 for none. Integers are multiplied first, because a product with a
-    symbol builds a new sum of terms."""
-    number = 1
+    """The product of dimensions; 1 for none."""
+    number = 1  # integers are multiplied first, because each product with a SymDim builds a new one
     result: Dim | None = None
     for dim in dims:
         if isinstance(dim, SymDim):
@@ -340,7 +350,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def parse_dim(text: str) -> Dim:
-    """Read what `str(dim)` prints; ValueError on anything else."""
+    """Parse the text that `str(dim)` gives. ValueError for any other text."""
     try:
         return _from_ast(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError) as error:
@@ -371,7 +381,7 @@ def _apply(operator: ast.operator, left: Dim, right: Dim) -> Dim:
         case ast.FloorDiv():
             return floor_div(left, right)
         case ast.BitOr():
-            return larger(left, right)
+            return maximum(left, right)
     raise ValueError(f"operator {type(operator).__name__} is not allowed in a dimension")
 
 
@@ -386,7 +396,7 @@ def _names(atom: Atom) -> frozenset[str]:
 
 
 def _size(atom: Atom) -> int:
-    """How many terms and atoms an atom is made of."""
+    """The number of terms and atoms in an atom, itself included."""
     if isinstance(atom, str):
         return 1
     return 1 + sum(side.size for side in atom.sides if isinstance(side, SymDim))
@@ -406,71 +416,78 @@ def _term_order(term: tuple[Monomial, int]) -> tuple[int, str]:
 
 
 def _divide_terms(numerator: Dim, monomial: Monomial, coefficient: int) -> tuple[Dim, Dim]:
-    """Split `numerator` into what the divisor divides exactly (divided) and what remains. Of the constant term, a
-    number remains that is less than the divisor."""
+    """Divide `numerator` by one term: the quotient of all terms that divide exactly, and the rest.
+
+    Of the constant term, the remainder of the integer division goes to the rest.
+    """
     whole: Dim = 0
     rest: Dim = 0
     for atoms, value in _terms(numerator):
-        left = _without(atoms, monomial)
-        if left is None or (value % coefficient and atoms):
+        quotient = _without(atoms, monomial)
+        if quotient is None or (value % coefficient and atoms):
             rest = rest + _make({atoms: value})
         else:
-            whole = whole + _make({left: value // coefficient})
+            whole = whole + _make({quotient: value // coefficient})
             rest = rest + value % coefficient
     return whole, rest
 
 
 def _divide_exactly(numerator: Dim, denominator: Dim) -> Dim | None:
-    """What `denominator` times is `numerator`: 4*n for 4*n*H - 4*n by H - 1. None where nothing is, or it
-    has too many parts on the way."""
+    """The exact quotient by polynomial long division: 4*n for 4*n*H - 4*n by H - 1.
+
+    None if the division is not exact, or an intermediate result has more than `_MAX_SIZE` parts.
+    """
     atoms, coefficient = _highest(denominator)
     whole: Dim = 0
     with suppress(ValueError):
         while numerator != 0:
             own, value = _highest(numerator)
-            left = _without(own, atoms)
-            if left is None or value % coefficient:
+            quotient = _without(own, atoms)
+            if quotient is None or value % coefficient:
                 return None
-            part = _make({left: value // coefficient})
+            part = _make({quotient: value // coefficient})
             whole, numerator = whole + part, numerator - part * denominator
         return whole
     return None
 
 
 def _highest(dim: Dim) -> tuple[Monomial, int]:
-    """The term of the most factors, of several the one whose factors are first in their order. That is the product of
-    those of two factors in a product of them, so a division takes the terms from the highest on."""
+    """The leading term: the most factors first, then the order of their names.
+
+    It is a monomial order: the leading term of a product is the product of the leading terms, as division needs.
+    """
     return min(_terms(dim), key=lambda term: (-len(term[0]), *map(str, term[0])))
 
 
 def _without(atoms: Monomial, divisor: Monomial) -> Monomial | None:
-    """The product of `atoms` divided by that of `divisor`, or None when it does not divide."""
-    left = list(atoms)
+    """The monomial `atoms` divided by `divisor`, or None if that does not divide it."""
+    remaining = list(atoms)
     for atom in divisor:
-        if atom not in left:
+        if atom not in remaining:
             return None
-        left.remove(atom)
-    return tuple(left)
+        remaining.remove(atom)
+    return tuple(remaining)
 
 
 def _opaque(numerator: Dim, denominator: Dim) -> Dim:
+    """The quotient of dimensions that do not divide: a `FloorDiv` atom after common factors are cancelled."""
     if isinstance(denominator, int) and isinstance(numerator, SymDim):
-        return _by_number(numerator, denominator)
+        return _divide_by_number(numerator, denominator)
     terms = _terms(numerator) + _terms(denominator)
     common = reduce(gcd, [abs(c) for _, c in terms])
-    shared = _shared([atoms for atoms, _ in terms])
+    shared = _common_atoms([atoms for atoms, _ in terms])
     if common > 1 or shared:
-        numerator, denominator = (_divided(side, common, shared) for side in (numerator, denominator))
+        numerator, denominator = (_cancel(side, common, shared) for side in (numerator, denominator))
         return floor_div(numerator, denominator)  # a denominator that has become 1 leaves no quotient
     return SymDim([((FloorDiv(numerator, denominator),), 1)])
 
 
-def _by_number(numerator: SymDim, denominator: int) -> Dim:
-    """The quotient by a positive number of what it does not divide as a whole."""
+def _divide_by_number(numerator: SymDim, denominator: int) -> Dim:
+    """The quotient by a positive number that does not divide all terms."""
     constant = next((value for atoms, value in numerator.terms if not atoms), 0)
     common = reduce(gcd, [value for atoms, value in numerator.terms if atoms], denominator)
-    if common > 1:  # (2*n + 1)//4 is n//2: less than one whole step is lost
-        return floor_div(_divided(numerator - constant, common, ()) + constant // common, denominator // common)
+    if common > 1:  # (2*n + 1)//4 is n//2: floor((2*n + 1) / 2) is n
+        return floor_div(_cancel(numerator - constant, common, ()) + constant // common, denominator // common)
     inner = _quotient_term(numerator)
     if inner is not None:
         rest = numerator - SymDim([((inner,), 1)])
@@ -479,7 +496,7 @@ def _by_number(numerator: SymDim, denominator: int) -> Dim:
 
 
 def _quotient_term(dim: SymDim) -> FloorDiv | None:
-    """A quotient by a positive number that `dim` adds once."""
+    """A quotient by a positive number that is a term of `dim` with coefficient 1; None if there is none."""
     for atoms, value in dim.terms:
         atom = atoms[0] if value == 1 and len(atoms) == 1 else None
         if isinstance(atom, FloorDiv) and isinstance(atom.denominator, int) and atom.denominator > 0:
@@ -487,24 +504,24 @@ def _quotient_term(dim: SymDim) -> FloorDiv | None:
     return None
 
 
-def _shared(monomials: Iterable[Monomial]) -> Monomial:
-    """The atoms that all monomials have, as often as all have them."""
+def _common_atoms(monomials: Iterable[Monomial]) -> Monomial:
+    """The greatest common divisor of monomials."""
     first, *rest = map(Counter, monomials)
     for atoms in rest:
         first &= atoms
     return tuple(first.elements())
 
 
-def _divided(dim: Dim, by: int, atoms: Monomial) -> Dim:
-    """`dim` without a factor that every term of it has."""
+def _cancel(dim: Dim, by: int, atoms: Monomial) -> Dim:
+    """`dim` divided by `by` times `atoms`, which divide every term."""
     return _make({_without(own, atoms) or (): value // by for own, value in _terms(dim)})
 
 
 def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:
     if isinstance(atom, str):
         return env.get(atom, symbol(atom))
-    made = floor_div if isinstance(atom, FloorDiv) else larger
-    return made(*(substitute(side, env) for side in atom.sides))
+    operation = floor_div if isinstance(atom, FloorDiv) else maximum
+    return operation(*(substitute(side, env) for side in atom.sides))
 
 
 def _text(dim: SymDim) -> str:

@@ -1,8 +1,9 @@
-"""Many dimensions at once: Python code that evaluates them, and the names of the sizes that only a run shows.
+"""Dimensions of dynamic-shape code: the names of its sizes, and Python code that evaluates many dimensions at once.
 
-Code for any sizes (`core.any_size`) has a symbol for each size: `size0`, `size1`, and so on, in the order of the
-model's symbols, or `filled0`, `filled1` where the code supposes that the size is 1 or more. Kernels read the sizes from
-a table.
+Dynamic-shape code (`lathe.core.compiler.dynamic_shapes`) has a symbol for each size: `size0`, `size1`, and so on, in
+the
+order of the model's symbols; `filled0`, `filled1` if the code assumes that the size is 1 or more. Kernels read the
+sizes from a table.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from core.ir.dim import FILLED, Atom, Dim, FloorDiv, Larger, SymDim, symbol, symbols
+from lathe.core.ir.dim import FILLED, Atom, Dim, FloorDiv, Maximum, SymDim, symbol, symbols
 
-Evaluate: TypeAlias = Callable[[Sequence[int]], list[int]]  # sizes to the values of dimensions
+Evaluate: TypeAlias = Callable[[Sequence[int]], list[int]]  # from sizes to the values of dimensions
 
 _SIZE = re.compile(rf"(?:size|{FILLED})(0|[1-9][0-9]{{0,5}})")
 
 
 def size(place: int) -> SymDim:
-    """The symbol of the size at this place of the table."""
+    """The symbol of the size at index `place` of the table."""
     return symbol(f"size{place}")
 
 
@@ -28,25 +29,26 @@ def filled(place: int) -> SymDim:
     return symbol(f"{FILLED}{place}")
 
 
-def place_of(name: str) -> int | None:
-    """The place of a size in the table; None for other symbols."""
+def size_index(name: str) -> int | None:
+    """The index of a size in the table; None for other symbols."""
     found = _SIZE.fullmatch(name)
     return int(found[1]) if found else None
 
 
-def is_sized(dim: Dim) -> bool:
-    """Whether a dimension depends on sizes, and on no other symbols."""
-    return isinstance(dim, SymDim) and all(place_of(name) is not None for name in symbols(dim))
+def has_only_sizes(dim: Dim) -> bool:
+    """Whether a dimension is symbolic, and depends on sizes only."""
+    return isinstance(dim, SymDim) and all(size_index(name) is not None for name in symbols(dim))
 
 
-def evaluator(dims: Sequence[Dim]) -> Evaluate:
-    """A function that evaluates all dimensions for given sizes. It raises ZeroDivisionError for a quotient by zero.
+def compile_dims(dims: Sequence[Dim]) -> Evaluate:
+    """A compiled function from the table of sizes to the values of all `dims`, in order.
 
-    ValueError for a dimension that depends on anything but sizes.
+    The function raises ZeroDivisionError for a quotient by zero. ValueError here for a dimension that depends on
+    symbols other than sizes.
     """
     text = f"lambda sizes: [{', '.join(map(_source, dims))}]"
-    made: Evaluate = eval(compile(text, "<dimensions>", "eval"), {"__builtins__": {}, "max": max})
-    return made
+    evaluate: Evaluate = eval(compile(text, "<dimensions>", "eval"), {"__builtins__": {}, "max": max})
+    return evaluate
 
 
 def _source(dim: Dim) -> str:
@@ -58,9 +60,9 @@ def _source(dim: Dim) -> str:
 def _atom(atom: Atom) -> str:
     if isinstance(atom, FloorDiv):
         return f"(({_source(atom.numerator)})//({_source(atom.denominator)}))"
-    if isinstance(atom, Larger):
+    if isinstance(atom, Maximum):
         return f"max({_source(atom.one)}, {_source(atom.other)})"
-    place = place_of(atom)
+    place = size_index(atom)
     if place is None:
-        raise ValueError(f"dimension {atom} is no size of the table")
+        raise ValueError(f"symbol {atom}: expected a size, such as size0")
     return f"sizes[{place}]"

@@ -1,15 +1,15 @@
-"""Whether two graphs are the same: names, operators, attributes, types, order, and every bit of their weights."""
+"""Compares two graphs: names, operators, attributes, types, order, and every bit of their weights."""
 
 from __future__ import annotations
 
 from itertools import zip_longest
 
-from core.ir.graph import Graph
-from core.ir.text import Weights, print_graph
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import Weights, print_graph
 
 
 def difference(a: Graph, b: Graph) -> str:
-    """The first line of the textual form that differs, as `a` has it and as `b` has it; "" for equal graphs."""
+    """The first line of the textual form that differs, in `a` and in `b`; "" for equal graphs."""
     (left, left_weights), (right, right_weights) = (_canonical(graph) for graph in (a, b))
     for ours, theirs in zip_longest(left.splitlines(), right.splitlines(), fillvalue=""):
         if ours != theirs:
@@ -18,6 +18,6 @@ def difference(a: Graph, b: Graph) -> str:
 
 
 def _canonical(graph: Graph) -> tuple[str, bytes]:
-    """The whole graph: its text, and the bytes of the constants that the text only refers to."""
+    """The text of the graph, and the bytes of the large constants, which the text only refers to."""
     weights = Weights()
     return print_graph(graph, weights), weights.tobytes()

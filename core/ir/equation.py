@@ -1,4 +1,4 @@
-"""Solving the equation of two dimensions for a symbol, or for a maximum."""
+"""Solves the equation `one == other` of two dimensions for a symbol, or for a maximum."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from math import gcd
 
-from core.ir.dim import Atom, Dim, Larger, Monomial, SymDim, is_never_negative, maxima, replaced, symbols
+from lathe.core.ir.dim import Atom, Dim, Maximum, Monomial, SymDim, is_never_negative, maxima, replace_atom, symbols
 
 
-def solved(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, Dim] | None:
-    """A free symbol, and what it is where both dimensions are equal; None where that does not follow.
+def solve(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, Dim] | None:
+    """A free symbol and its value, such that both dimensions are equal; None if the equation gives no such value.
 
-    The result is never negative, unless it is one of the two dimensions as it stands. Both sides may be divided by
-    factors that they share: where those are 0, the dimensions are equal for other values, too.
+    The value is never negative, unless it is `one` or `other` itself. Factors that all terms share are divided out:
+    where such a factor is 0, the dimensions are equal for other values of the symbol as well.
     """
-    for plain, dim in ((one, other), (other, one)):
-        name = str(plain)
-        if isinstance(plain, SymDim) and plain.names == {name} and is_free(name) and name not in symbols(dim):
+    for side, dim in ((one, other), (other, one)):
+        name = str(side)
+        if isinstance(side, SymDim) and side.names == {name} and is_free(name) and name not in symbols(dim):
             return name, dim
     difference = one - other
-    reduced = _without_shared(difference) if isinstance(difference, SymDim) else difference
+    reduced = _without_common_factors(difference) if isinstance(difference, SymDim) else difference
     return next((each for each in _solutions(reduced, is_free) if is_never_negative(each[1])), None)
 
 
-def side_taken(one: Dim, other: Dim) -> tuple[Larger, Dim] | None:
-    """A maximum in the two dimensions, and which of its sides it is where they are equal: 64 where 2*(64|n) is 128.
-    None where that does not follow. Where factors that both share are 0, they are equal for other values, too."""
+def solve_maximum(one: Dim, other: Dim) -> tuple[Maximum, Dim] | None:
+    """A maximum in the two dimensions, and the side that it must equal for them to be equal; None if there is none.
+
+    For 2*(64|n) == 128 that is (64|n) and 64. Factors that all terms share are treated as in `solve`.
+    """
     difference = one - other
     for maximum in maxima(difference):
         if isinstance(difference, SymDim) and any(atoms.count(maximum) > 1 for atoms, _ in difference.terms):
-            continue  # its square may have a second solution
+            continue  # an equation in its square may have a second solution
         for side in maximum.sides:
-            if replaced(difference, maximum, side) == 0:
+            if replace_atom(difference, maximum, side) == 0:
                 return maximum, side
     return None
 
 
 def _solutions(difference: Dim, is_free: Callable[[str], bool]) -> Iterator[tuple[str, Dim]]:
-    """Each free symbol that is a term of its own, and what it is where the difference is 0. Of symbols that stand for
-    each other, the last one comes first: it is named by an earlier one."""
+    """Each free symbol that is a term by itself, with its value for a difference of 0.
+
+    The last symbol by name comes first, so that a symbol is expressed by those before it.
+    """
     if isinstance(difference, int):
         return
     for atoms, value in sorted(difference.terms, key=lambda term: str(term[0]), reverse=True):
@@ -51,15 +55,15 @@ def _solutions(difference: Dim, is_free: Callable[[str], bool]) -> Iterator[tupl
                 yield name, rest * -value
 
 
-def _without_shared(dim: SymDim) -> SymDim:
+def _without_common_factors(dim: SymDim) -> SymDim:
     """The dimension divided by all factors that its terms share."""
     factor = reduce(gcd, [value for _, value in dim.terms])
     shared = reduce(lambda a, b: a & b, [Counter(atoms) for atoms, _ in dim.terms])
-    return SymDim([(_left(atoms, shared), value // factor) for atoms, value in dim.terms])
+    return SymDim([(_remaining_factors(atoms, shared), value // factor) for atoms, value in dim.terms])
 
 
-def _left(atoms: Monomial, shared: Counter[Atom]) -> Monomial:
-    left = list(atoms)
+def _remaining_factors(atoms: Monomial, shared: Counter[Atom]) -> Monomial:
+    remaining = list(atoms)
     for atom in shared.elements():
-        left.remove(atom)
-    return tuple(left)
+        remaining.remove(atom)
+    return tuple(remaining)

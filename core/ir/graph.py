@@ -1,7 +1,7 @@
 """The data-flow graph: values, nodes, constants and state.
 
-Nodes stand in topological order. Values are compared by identity; a name is only a label that must be unique in
-its graph. A graph is mutable: passes edit it through the methods here, which keep uses and producers consistent.
+Nodes are in topological order. Values are compared by identity; a name is a label, unique within its graph. A graph is
+mutable: passes edit it through the methods here, which keep uses and producers consistent.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import UnknownRankError
-from core.ir.dim import SymDim, substitute, symbols
-from core.ir.types import Dim, DType, TensorType, ValueType
+from lathe.core.errors import UnknownRankError
+from lathe.core.ir.dim import SymDim, substitute, symbols
+from lathe.core.ir.types import Dim, DType, TensorType, ValueType
 
 Array: TypeAlias = NDArray[Any]
 Attr: TypeAlias = Union[
     int, float, str, bytes, bool, DType, SymDim, ValueType, "Graph", Array, tuple["Attr", ...], None
 ]
-OF_TYPES = frozenset({"Shape", "Size"})  # operators that do not look at elements
+SHAPE_ONLY_OPS = frozenset({"Shape", "Size"})  # operators that read the shape of their input, not its elements
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +54,7 @@ class Value:
         return f"%{self.name}: {self.type}"
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)  # so that what is derived from a node can be kept beside it
+@dataclass(eq=False, slots=True, weakref_slot=True)  # weak references: caches have nodes as keys
 class Node:
     """One application of an operator. An absent optional input is None; trailing Nones are dropped."""
 
@@ -76,7 +76,7 @@ class Node:
     @property
     def subgraphs(self) -> tuple[Graph, ...]:
         """The graphs among the attributes, in the attributes' order."""
-        return tuple([attr for attr in self.attrs.values() if isinstance(attr, Graph)])  # sooner than a generator
+        return tuple([attr for attr in self.attrs.values() if isinstance(attr, Graph)])  # faster than a generator
 
     def __repr__(self) -> str:
         return f"{self.op}({self.name})"
@@ -95,12 +95,12 @@ class State:
 class Graph:
     """A whole model, or the body of a control-flow or fused node.
 
-    `constants` maps constant values to arrays that nobody may write to. `opset` is informative: operators are
-    always in their newest form. The body of a control-flow node may use values of the graphs around it.
+    `constants` maps constant values to read-only arrays. Operators are always in the form of the newest opset. The body
+    of a control-flow node may read values of the graphs around it.
 
-    `defaults` names the constants that a run may replace (an ONNX initializer that is also an input), with the type of
-    what a run may give. The nodes compute the right results for every value of these constants, but the types of the
-    values may hold for the arrays in `constants` alone.
+    `defaults` maps the constants that a run may replace (ONNX initializers that are also inputs) to the types that a
+    replacement may have. The nodes compute the right results for every value of these constants, but the types of
+    other values may be right for the arrays in `constants` only.
     """
 
     name: str = "graph"
@@ -124,7 +124,7 @@ class Graph:
             yield from node.outputs
 
     def uses(self) -> dict[Value, list[Node]]:
-        """Which nodes read each value, nested graphs included (the outer node counts as the reader)."""
+        """The nodes that read each value. If a body reads it, the node with that body is the reader."""
         uses: dict[Value, list[Node]] = {}
         for node in self.nodes:
             for value in node_reads(node):
@@ -132,18 +132,18 @@ class Graph:
         return uses
 
     def live_outs(self) -> set[Value]:
-        """Values that must exist at the end: outputs and updates of state."""
+        """The values that must exist at the end of a run: outputs and updates of states."""
         return {*self.outputs, *(state.update for state in self.states)}
 
     def fresh_name(self, base: str) -> str:
-        """`base`, or `base_2`, `base_3` ... when that is taken."""
+        """`base`, or the first of `base_2`, `base_3`, ... that no value of this graph has as its name."""
         taken = {value.name for value in self.values()}
         if base not in taken:
             return base
         return next(name for i in range(2, len(taken) + 3) if (name := f"{base}_{i}") not in taken)
 
     def add_constant(self, array: Array, name: str = "c") -> Value:
-        """A new constant; the array is made read-only."""
+        """Add a constant and return its value. The array itself becomes read-only."""
         array = np.asarray(array)
         array.setflags(write=False)
         value = Value(self.fresh_name(name), TensorType(DType.from_numpy(array.dtype), array.shape))
@@ -151,7 +151,7 @@ class Graph:
         return value
 
     def insert_before(self, anchor: Node | None, node: Node) -> Node:
-        """Put `node` before `anchor`, or at the end."""
+        """Insert `node` before `anchor`, or at the end if that is None. Returns `node`."""
         index = len(self.nodes) if anchor is None else self.nodes.index(anchor)
         self.nodes.insert(index, node)
         return node
@@ -170,17 +170,17 @@ class Graph:
         return self._live()[0]
 
     def _live(self) -> tuple[list[Node], set[Value]]:
-        """The nodes that some output or state needs, and what these read and the graph gives."""
+        """The live nodes, and the live values: those that they read, the outputs, and the updates of states."""
         live = set(self.live_outs())
-        kept: list[Node] = []
+        live_nodes: list[Node] = []
         for node in reversed(self.nodes):
             if any(output in live for output in node.outputs):
-                kept.append(node)
+                live_nodes.append(node)
                 live.update(node_reads(node))
-        return kept[::-1], live
+        return live_nodes[::-1], live
 
     def remove_dead(self) -> int:
-        """Drop nodes and constants that no live value needs; returns how many nodes were dropped."""
+        """Drop nodes and constants that no live value needs, and return the number of dropped nodes."""
         nodes, live = self._live()
         dropped = len(self.nodes) - len(nodes)
         self.nodes = nodes
@@ -189,21 +189,21 @@ class Graph:
         return dropped
 
     def sort(self) -> None:
-        """Restore topological order, stable: a node moves only when it must. ValueError on a cycle."""
+        """Restore topological order; a node moves only when it must. ValueError on a cycle."""
         self.nodes = topological(self.nodes)
 
     def clone(self, env: Mapping[str, Dim] | None = None) -> Graph:
-        """A deep copy sharing constant arrays; symbols named in `env` are replaced in every type and attribute."""
+        """A deep copy that shares the arrays of constants. `env` replaces symbols in every type and attribute."""
         return _clone(self, {}, env or {})
 
     def __str__(self) -> str:
-        from core.ir.text import print_graph
+        from lathe.core.ir.text import print_graph
 
         return print_graph(self)
 
 
 def node_reads(node: Node) -> list[Value]:
-    """Values a node reads from its graph: its inputs and what its bodies capture."""
+    """The values that a node reads: its inputs, and the values that its bodies capture."""
     reads = [value for value in node.inputs if value is not None]
     for body in node.subgraphs:
         reads += captures(body)
@@ -211,7 +211,7 @@ def node_reads(node: Node) -> list[Value]:
 
 
 def attr_symbols(node: Node) -> frozenset[str]:
-    """The symbols that a node's attributes name, those of its bodies among them."""
+    """The symbols in a node's attributes, including the attributes of nodes in its bodies."""
     return frozenset().union(*map(_attr_symbols, node.attrs.values()))
 
 
@@ -226,12 +226,12 @@ def _attr_symbols(attr: Attr) -> frozenset[str]:
 
 
 def elements_read(graph: Graph) -> set[Value]:
-    """The values whose elements, and not their shapes alone, the outputs depend on, also in bodies."""
+    """The values whose elements, not just their shapes, the outputs depend on. Values in bodies are included."""
     read = graph.live_outs()
     for node in reversed(graph.nodes):
         if read.isdisjoint(node.outputs):
             continue
-        if node.op not in OF_TYPES:
+        if node.op not in SHAPE_ONLY_OPS:
             read.update(value for value in node.inputs if value is not None)
         for body in node.subgraphs:
             read |= elements_read(body)
@@ -239,19 +239,22 @@ def elements_read(graph: Graph) -> set[Value]:
 
 
 def captures(body: Graph) -> list[Value]:
-    """Values of outer graphs that `body` reads, each once, in order of first use."""
+    """The values of outer graphs that `body` reads, each once, in the order of first use."""
     own = set(body.values())
     reads = [value for node in body.nodes for value in node_reads(node)] + body.outputs
     return list(dict.fromkeys(value for value in reads if value not in own))
 
 
 def topological(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes with every producer before its readers, otherwise in the given order. ValueError on a cycle."""
-    remaining = list(nodes)
-    producers = {output: node for node in remaining for output in node.outputs}
+    """The nodes with every producer before its readers, otherwise in the given order. ValueError on a cycle.
+
+    Depth-first search with an explicit stack, since graphs may be deeper than Python's recursion limit.
+    """
+    given = list(nodes)
+    producers = {output: node for node in given for output in node.outputs}
     order: list[Node] = []
-    state: dict[Node, bool] = {}  # False while its inputs are being visited, True once it is placed
-    for root in remaining:
+    state: dict[Node, bool] = {}  # False while the inputs of a node are being visited, True once it is in `order`
+    for root in given:
         stack = [root]
         while stack:
             node = stack[-1]

@@ -1,8 +1,9 @@
-"""Fractions of dimensions, in float32: what models compute when they divide a length as a floating-point number.
+"""Fractions of dimensions in float32, for models that convert a length to floating point and divide it.
 
-A `Ratio` stands for a number that every run computes exactly, or near enough to be rounded up, down or towards zero to
-the same integer. So it takes few operations: sums and products with integers, quotients by integers, and halves,
-quarters and so on. All others raise TypeError, as does whatever a run alone can answer.
+A `Ratio` stands for a number that every run computes exactly, or closely enough that rounding it up, down or towards
+zero gives the right integer. Therefore it supports few operations: sums and products with integers, quotients by
+integers, and fractions whose denominator is a power of two. All other operations raise TypeError, and so does every
+question whose answer depends on the values of symbols.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TypeAlias, Union
 
-from core.ir.dim import Dim, SymDim, floor_div, is_never_negative, symbols
-from core.ir.graph import Array
+from lathe.core.ir.dim import Dim, SymDim, floor_div, is_never_negative, symbols
+from lathe.core.ir.graph import Array
 
-# float32 has 24 bits. A quotient x / k that is no integer is at least 1/k away from one; with 22 bits of x, two
-# roundings of half a unit in the last place are at most a quarter of that.
+# float32 has a 24-bit mantissa. A quotient x / k that is no integer is at least 1/k away from the nearest one. If x has
+# at most 22 bits, two roundings of half a unit in the last place add up to at most a quarter of that.
 MOST = 1 << 22
-_SMALL = 1 << 10  # the largest summand, and the largest denominator: every intermediate result has 24 bits then
+_SMALL = 1 << 10  # bound of summands and denominators: with it, every intermediate result fits in 24 bits
 
 
 Number: TypeAlias = Union["Ratio", Dim, float]
 
 
 class Ratio:
-    """`top / bottom`, whose terms have no common factor taken out: `top` is as large as any number on the way to it."""
+    """`top / bottom`. Common factors are not cancelled, so `top` is as large as any number computed on the way."""
 
     __slots__ = ("bottom", "top")
 
@@ -37,7 +38,7 @@ class Ratio:
 
     @property
     def is_exact(self) -> bool:
-        """Whether float32 holds the number itself: its denominator is a power of two."""
+        """Whether float32 represents the number exactly: its denominator is a power of two."""
         return self.bottom & (self.bottom - 1) == 0
 
     @property
@@ -47,7 +48,10 @@ class Ratio:
 
     @property
     def supposed(self) -> tuple[Dim, ...]:
-        """Dimensions that must not be negative: float32 then rounds this number as `floor`, `ceil` and `whole` do."""
+        """Dimensions that must not be negative for `floor`, `ceil` and `whole` to give what float32 gives.
+
+        They bound `top` by `MOST` on both sides.
+        """
         return MOST - self.top, MOST + self.top
 
     def __eq__(self, other: object) -> bool:
@@ -93,19 +97,19 @@ class Ratio:
 
     @property
     def whole(self) -> Dim:
-        """The integer that Cast makes of it, rounding towards zero. TypeError where its sign is not known."""
+        """The number rounded towards zero, as Cast does. TypeError if it is fractional and may be negative."""
         if self.bottom > 1 and not is_never_negative(self.top):
             raise TypeError(f"only a run shows whether {self} is rounded up or down")
         return floor_div(self.top, self.bottom)
 
 
 def ratio_of(number: object) -> object:
-    """A dimension as float32; any other number as it is."""
+    """A symbolic dimension as a Ratio; any other object unchanged."""
     return Ratio(number) if isinstance(number, SymDim) else number
 
 
-def whole_of(number: Ratio | float) -> Dim:
-    """A number of float32 as the integer that Cast makes of it."""
+def truncate(number: Ratio | float) -> Dim:
+    """A float32 number rounded towards zero, as Cast does."""
     return number.whole if isinstance(number, Ratio) else int(number)
 
 
@@ -114,14 +118,14 @@ def has_ratios(array: Array) -> bool:
     return array.dtype == object and any(isinstance(item, Ratio) for item in array.ravel().tolist())
 
 
-def rounding_suppositions(array: Array | None) -> list[Dim]:
-    """The suppositions of all ratios among the elements, see `Ratio.supposed`; none for values that are not known."""
+def rounding_assumptions(array: Array | None) -> list[Dim]:
+    """The assumptions (`Ratio.supposed`) of all ratios among the elements; none if the array is None."""
     items = [] if array is None or array.dtype != object else array.ravel().tolist()
     return [dim for item in items if isinstance(item, Ratio) for dim in item.supposed]
 
 
 def _exact(number: Number) -> Ratio:
-    """A number that float32 holds, as a ratio. TypeError for one that may have been rounded."""
+    """A number as a Ratio that float32 represents exactly. TypeError for a number that may have been rounded."""
     if isinstance(number, Ratio):
         found = number
     elif isinstance(number, int | SymDim):

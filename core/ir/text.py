@@ -1,4 +1,4 @@
-"""The textual form of graphs: what `print_graph` writes, `parse_graph` reads back equal.
+"""The textual form of graphs: `print_graph` writes it, and `parse_graph` reads an equal graph back.
 
     graph @mlp {
       input %x : float32[n,4]
@@ -11,10 +11,10 @@
       output %z
     }
 
-`default` names a constant that a run may replace, with the type of what it may give.
+`default` names a constant that a run may replace, and the type that the replacement may have.
 
-An absent optional input prints as `_`. A constant of more than `inline_limit` elements prints as an offset into a
-separate block of bytes (row-major, little-endian), which `Weights` gathers and serves.
+An absent optional input prints as `_`. A constant of more than `INLINE_LIMIT` elements prints as an offset into a
+separate block of bytes (row-major, little-endian), which `Weights` collects.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import ModelError
-from core.ir.dim import SymDim, parse_dim
-from core.ir.graph import Array, Attr, Graph, Node, State, Value
-from core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, parse_type
+from lathe.core.errors import ModelError
+from lathe.core.ir.dim import SymDim, parse_dim
+from lathe.core.ir.graph import Array, Attr, Graph, Node, State, Value
+from lathe.core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, parse_type
 
 INLINE_LIMIT = 32
 _ALIGNMENT = 64
 _MAX_DEPTH = 64
-_PLAIN_NAME = re.compile(r"\d+|/?(?!inf|nan)[A-Za-z_][A-Za-z0-9_.$/]*")  # what the tokens below can join
+_PLAIN_NAME = re.compile(r"\d+|/?(?!inf|nan)[A-Za-z_][A-Za-z0-9_.$/]*")  # other names are quoted
 
 
 @dataclass
 class Weights:
-    """Bytes of the large constants of a graph, one after the other, each aligned to 64 bytes."""
+    """The bytes of a graph's large constants, one after the other, each aligned to 64 bytes."""
 
-    chunks: list[bytes | memoryview] = field(default_factory=list)  # views: nothing is copied until it is written
+    chunks: list[bytes | memoryview] = field(default_factory=list)  # views: `tobytes` makes the only copy
     size: int = 0
 
     def add(self, array: Array) -> int:
-        """Append an array; returns its offset."""
+        """Append an array and return its offset in bytes."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         offset = self.size
         padding = -len(data) % _ALIGNMENT
@@ -61,18 +61,18 @@ class Weights:
 
 
 def print_graph(graph: Graph, weights: Weights | None = None) -> str:
-    """The graph as text. Large constants go to `weights`, or are abbreviated (not parseable) when it is None."""
+    """The graph as text. Large constants go to `weights`; if that is None, they print as `...` and cannot be parsed."""
     return "\n".join(_graph_lines(graph, weights, "")) + "\n"
 
 
 def parse_graph(text: str, weights: bytes | memoryview | NDArray[np.uint8] = b"") -> Graph:
-    """The graph that `print_graph` wrote. ModelError with the line's number when the text is malformed."""
+    """Parse the text of `print_graph`. ModelError with the number of the line if the text is malformed."""
     return _Parser(text, weights).parse()
 
 
 def _graph_lines(graph: Graph, weights: Weights | None, indent: str) -> Iterator[str]:
     inner = indent + "  "
-    yield f"{indent}graph @{_quoted(graph.name)} {{"
+    yield f"{indent}graph @{_quote_name(graph.name)} {{"
     for value in graph.inputs:
         yield f"{inner}input {_define(value)}"
     for value, array in graph.constants.items():
@@ -101,10 +101,10 @@ def _define(value: Value) -> str:
 
 
 def _use(value: Value) -> str:
-    return f"%{_quoted(value.name)}"
+    return f"%{_quote_name(value.name)}"
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
 
 
@@ -175,7 +175,7 @@ class _Token:
 
 
 class _Parser:
-    """Recursive descent over the tokens; scopes hold the values that bodies may capture."""
+    """A recursive-descent parser. `scopes` has the values of the enclosing graphs, which bodies may capture."""
 
     def __init__(self, text: str, weights: Any) -> None:
         self.text = text
@@ -242,7 +242,7 @@ class _Parser:
         return self.text[first.start : end]
 
     def _type_text(self, *stops: str) -> str:
-        """Source text up to the next stop token outside brackets."""
+        """The source text up to the next token of `stops` that is outside brackets."""
         start, depth = self._next.start, 0
         while self._next.kind != "end" and not (depth == 0 and self._next.text in stops):
             depth += (self._next.text in "([") - (self._next.text in ")]") if self._next.text else 0
@@ -382,7 +382,7 @@ class _Parser:
     def _array(self, type_: TensorType) -> Array:
         shape = type_.evaluate({})
         if self._accept("@"):
-            return self._stored(int(self._expect_kind("number").text), type_.dtype, shape)
+            return self._stored_constant(int(self._expect_kind("number").text), type_.dtype, shape)
         self._expect("[")
         items: list[Any] = list(self._list_items())
         if type_.dtype in (DType.COMPLEX64, DType.COMPLEX128):
@@ -393,7 +393,7 @@ class _Parser:
         array.setflags(write=False)
         return array
 
-    def _stored(self, offset: int, dtype: DType, shape: tuple[int, ...]) -> Array:
+    def _stored_constant(self, offset: int, dtype: DType, shape: tuple[int, ...]) -> Array:
         count = math.prod(shape)
         if offset < 0 or offset + count * dtype.itemsize > len(self.weights):
             self._fail(f"constant at offset {offset} reaches past the {len(self.weights)} bytes of weights")
@@ -402,7 +402,7 @@ class _Parser:
         return array
 
 
-_LINES = ("const", "default", "input", "state", "output", "%", "}")  # what the next line of a graph begins with
+_LINES = ("const", "default", "input", "state", "output", "%", "}")  # the tokens that can begin a line of a graph
 _KEYWORDS: dict[str, Attr] = {"true": True, "false": False, "none": None}
 
 

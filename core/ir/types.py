@@ -11,8 +11,8 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
-from core.errors import UnknownRankError
-from core.ir.dim import Dim, SymDim, evaluate, parse_dim, product, substitute, symbol, symbols
+from lathe.core.errors import UnknownRankError
+from lathe.core.ir.dim import Dim, SymDim, evaluate, parse_dim, product, substitute, symbol, symbols
 
 __all__ = ["DType", "Dim", "MapType", "OptionalType", "SequenceType", "SymDim", "TensorType", "ValueType", "symbol"]
 
@@ -65,7 +65,7 @@ class DType(Enum):
 
     @property
     def bits(self) -> int:
-        """Bits of one element in a file; in memory the narrow ones take a byte."""
+        """Bits of one element in an ONNX file. In memory, elements of fewer than 8 bits take a byte each."""
         return _NARROW_BITS.get(self.label, 8 * self.itemsize)
 
     @property
@@ -110,13 +110,13 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 @lru_cache(maxsize=1 << 14)
 def _elements(shape: Shape) -> Dim:
-    """The product of a shape's dimensions. Compiling asks for few shapes, each of them many times."""
+    """The product of a shape's dimensions. Cached: the compiler asks for few shapes, each of them many times."""
     return product(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense tensor. `shape` is None when not even the rank is known (only the interpreter runs those)."""
+    """A dense tensor. `shape` is None if the rank is unknown; only the reference executor runs such values."""
 
     dtype: DType
     shape: Shape | None
@@ -138,7 +138,7 @@ class TensorType:
 
     @property
     def size(self) -> Dim:
-        """Number of elements."""
+        """The number of elements."""
         return _elements(self.dims)
 
     @property

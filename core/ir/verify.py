@@ -1,14 +1,14 @@
-"""The verifier: invariants that hold between all stages. Runs after import and between passes."""
+"""The verifier: checks the invariants of the IR after import and between passes."""
 
 from __future__ import annotations
 
-from core.errors import VerifyError
-from core.ir.graph import Graph, Node, Value
-from core.ir.types import TensorType
+from lathe.core.errors import VerifyError
+from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.types import TensorType
 
 
 def verify(graph: Graph, after: str = "") -> None:
-    """VerifyError naming the first broken invariant, and the stage it was found after."""
+    """Check `graph`. VerifyError names the first broken invariant and, with `after`, the stage that ran before."""
     try:
         _verify(graph, set())
     except VerifyError as error:

@@ -1,33 +1,33 @@
-"""What a machine offers to generated code: plain facts, known without LLVM or a driver."""
+"""Descriptions of the machines that code is generated for: plain data that needs neither LLVM nor a GPU driver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from core.ir.types import DType
+from lathe.core.ir.types import DType
 
 _TILES = {DType.BFLOAT16: "+amx-bf16", DType.FLOAT16: "+amx-fp16", DType.UINT8: "+amx-int8"}
 
-GPU_ALIGNMENT = 16  # of every operand of a GPU's kernel, in bytes: the widest load of a thread
+GPU_ALIGNMENT = 16  # bytes; of every operand of a GPU kernel: the widest load of one thread
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A CPU to generate for. Two equal targets get byte-equal code."""
+    """A CPU to generate code for. Equal targets get byte-equal code."""
 
     name: str  # "avx512", "avx2", "neon", "plain"
     triple: str  # LLVM target triple
     cpu: str  # LLVM CPU name
-    features: str  # LLVM feature string: every instruction set that code may use with "+", every other one with "-"
+    features: str  # LLVM feature string: "+" before each instruction set that code may use, "-" before all others
     vector_bytes: int  # width of one vector register
     registers: int  # number of vector registers
     l1_bytes: int = 32 * 1024
     l2_bytes: int = 1024 * 1024
-    tf32: bool = False  # whether factors of float32 may be rounded to 10 bits of mantissa; no part of `key`, as below
+    tf32: bool = False  # whether float32 factors may be rounded to 10 mantissa bits; not part of `key`, see GpuTarget
 
     @property
     def device(self) -> str:
-        """Whose kernels the catalog offers."""
+        """The device whose table of kernels is used."""
         return "cpu"
 
     @property
@@ -36,12 +36,12 @@ class Target:
         return self.vector_bytes // 4
 
     def has_tiles(self, element: DType) -> bool:
-        """Whether instructions multiply whole matrices of such elements (Intel AMX)."""
+        """Whether the CPU has tile instructions (Intel AMX) that multiply matrices of such elements."""
         return _TILES.get(element) in self.features.split(",")
 
     @property
     def without_tiles(self) -> Target:
-        """The same machine as if it had vectors only."""
+        """The same CPU without its AMX features."""
         features = self.features.split(",")
         return replace(
             self, features=",".join(f"-{each[1:]}" if each.startswith("+amx") else each for each in features)
@@ -57,8 +57,11 @@ class Target:
         """Text that identifies the code generated for this target."""
         return f"{self.triple}/{self.cpu}/{self.features}/{self.vector_bytes}"
 
-    def differs_from(self, key: str) -> str:
-        """How the target with this key differs, in short: a key lists every feature of a CPU."""
+    def difference_from(self, key: str) -> str:
+        """One line for messages: how the target with this key differs from this one.
+
+        It names the instruction sets that only one of both has, since a key lists every feature of a CPU.
+        """
         try:
             _, cpu, features, _ = key.split("/")
         except ValueError:
@@ -69,21 +72,24 @@ class Target:
         return f"target {cpu!r}{added and ' '}{added}, this is {self.cpu!r}"
 
 
-GPU_PREFIX = "sm_"  # of the description of a GPU
+GPU_PREFIX = "sm_"  # begins the name of every GPU target
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
-    """A CUDA device to generate for. Two equal targets get equal code; what only the choice of tiles looks at does not
-    stand in `key`, since tiles are part of a kernel's spec. The figures that are not given are those of an A100."""
+    """A CUDA device to generate code for. Equal targets get equal code.
+
+    `key` leaves out figures that only the choice of tiles depends on, because tiles are part of a kernel's spec. The
+    defaults are the figures of an A100.
+    """
 
     arch: int = 80  # compute capability, major * 10 + minor
     multiprocessors: int = 108
-    shared_bytes: int = 163 * 1024  # that one block of threads may have
-    device: str = "cuda"  # whose kernels the catalog offers
-    tf32: bool = False  # whether products of float32 may round their factors to 10 bits of mantissa
+    shared_bytes: int = 163 * 1024  # shared memory that one thread block may use
+    device: str = "cuda"  # the device whose table of kernels is used
+    tf32: bool = False  # whether float32 products may round their factors to 10 mantissa bits
     l2_bytes: int = 40 << 20  # the cache that all multiprocessors share
-    cublaslt: int = 0  # the version of the vendor's library of products that is at hand; 0: none
+    cublaslt: int = 0  # version of the cuBLASLt library that is installed; 0: none
 
     @property
     def name(self) -> str:
@@ -95,6 +101,6 @@ class GpuTarget:
         return self.name
 
     @property
-    def likeness(self) -> str:
-        """Text that identifies where the same kernels are fastest: GPUs of one architecture differ in size."""
+    def tuning_key(self) -> str:
+        """Text that identifies GPUs on which the same kernels are fastest: those of one architecture differ in size."""
         return f"{self.name}/{self.multiprocessors}/{self.shared_bytes}/{self.l2_bytes}/{self.cublaslt}"

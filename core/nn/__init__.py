@@ -1,12 +1,12 @@
-"""Models in Python: modules with the names and arguments that users of PyTorch know, run eagerly or traced to a graph.
+"""Models in Python: modules with PyTorch's names and arguments, run eagerly or traced to a graph.
 
 model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
-model(array).numpy()                                     # runs now: every intermediate tensor can be looked at
+model(array).numpy()                                     # eager: intermediate tensors can be inspected
 graph = nn.trace(model, {"x": "float32[n,4]"})           # the same code as a graph: to compile, to train, to export
 """
 
-from core.nn import functional, init
-from core.nn.activation import (
+from lathe.core.nn import functional, init
+from lathe.core.nn.activation import (
     ACTIVATIONS,
     ELU,
     GELU,
@@ -26,18 +26,18 @@ from core.nn.activation import (
     Softsign,
     Tanh,
 )
-from core.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
-from core.nn.control import cond, while_loop
-from core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
-from core.nn.init import manual_seed, seeded
-from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear, Unflatten
-from core.nn.module import Module, ModuleDict, ModuleList, Sequential, recorded
-from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
-from core.nn.parameter import Buffer, Parameter
-from core.nn.pool import AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, Upsample, ZeroPad2d
-from core.nn.recurrent import GRU, LSTM
-from core.nn.tensor import Tensor, cat, stack, tensor, where
-from core.nn.trace import trace
+from lathe.core.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
+from lathe.core.nn.control import cond, while_loop
+from lathe.core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
+from lathe.core.nn.init import manual_seed, seeded
+from lathe.core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear, Unflatten
+from lathe.core.nn.module import Module, ModuleDict, ModuleList, Sequential, recorded
+from lathe.core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
+from lathe.core.nn.parameter import Buffer, Parameter
+from lathe.core.nn.pool import AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, Upsample, ZeroPad2d
+from lathe.core.nn.recurrent import GRU, LSTM
+from lathe.core.nn.tensor import Tensor, cat, stack, tensor, where
+from lathe.core.nn.trace import trace
 
 __all__ = [
     "ACTIVATIONS",

@@ -1,7 +1,6 @@
-"""Activations, one element at a time but for Softmax and its kin.
+"""Activation functions: elementwise, apart from Softmax and LogSoftmax.
 
-`inplace` is taken for the sake of code written for PyTorch, and changes nothing: results share memory where the
-compiler finds that they can.
+`inplace` is accepted for compatibility with PyTorch and has no effect: the compiler reuses memory where it can.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from core.ir.graph import Attr
-from core.nn import functional as F
-from core.nn.module import Module
-from core.nn.parameter import Parameter
-from core.nn.tensor import Tensor
+from lathe.core.ir.graph import Attr
+from lathe.core.nn import functional as F
+from lathe.core.nn.module import Module
+from lathe.core.nn.parameter import Parameter
+from lathe.core.nn.tensor import Tensor
 
 
 class _Activation(Module):
-    """Family base: one operator, and its attributes as settings of the layer."""
+    """The base class of activations that are one operator, whose attributes are settings of the layer."""
 
     op: ClassVar[str]
 
@@ -34,7 +33,7 @@ class _Activation(Module):
 
 
 class _InPlace(_Activation):
-    """Family base: activations that PyTorch can also compute in place."""
+    """The base class of activations that have an argument `inplace` in PyTorch."""
 
     def __init__(self, inplace: bool = False) -> None:
         pass
@@ -96,7 +95,7 @@ class SiLU(_InPlace):
 
 
 class GELU(_Activation):
-    """`approximate` is "none" (by the error function) or "tanh"."""
+    """GELU. `approximate` is "none" (exact, by the error function) or "tanh"."""
 
     op = "Gelu"
 
@@ -128,7 +127,7 @@ class ELU(_Activation):
 
 
 class PReLU(Module):
-    """x, and where it is negative x times a slope that is trained: one for all, or one for each channel."""
+    """x where it is positive, otherwise x times a trainable slope: one for all channels, or one per channel."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
         self.num_parameters = num_parameters
@@ -144,7 +143,7 @@ class PReLU(Module):
 
 
 class Softmax(_Activation):
-    """Shares that add up to 1 along `dim`."""
+    """Softmax along `dim`."""
 
     op = "Softmax"
 

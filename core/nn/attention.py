@@ -1,4 +1,4 @@
-"""Attention (Vaswani et al., 2017) and the encoder layers made of it."""
+"""Multi-head attention and Transformer encoder layers (Vaswani et al., 2017)."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Callable
 
 import numpy as np
 
-from core.ir.types import Dim, DType
-from core.nn import functional as F
-from core.nn import init
-from core.nn.activation import ACTIVATIONS
-from core.nn.linear import Dropout, Linear
-from core.nn.module import Module, ModuleList
-from core.nn.norm import LayerNorm
-from core.nn.parameter import Parameter
-from core.nn.tensor import Tensor
+from lathe.core.ir.types import Dim, DType
+from lathe.core.nn import functional as F
+from lathe.core.nn import init
+from lathe.core.nn.activation import ACTIVATIONS
+from lathe.core.nn.linear import Dropout, Linear
+from lathe.core.nn.module import Module, ModuleList
+from lathe.core.nn.norm import LayerNorm
+from lathe.core.nn.parameter import Parameter
+from lathe.core.nn.tensor import Tensor
 
 
 class MultiheadAttention(Module):
-    """Queries [L, N, E], keys and values [S, N, E], with `batch_first` [N, L, E] and so on; the results are like the
-    queries.
+    """Multi-head attention: queries [L, N, E], keys and values [S, N, E] -> results [L, N, E].
 
-    `key_padding_mask` [N, S] and `attn_mask` [L, S] or [N * heads, L, S] leave out what they mark, or are added to the
-    scores where they are real numbers. The weights [N, L, S], if asked for, are the mean of the heads'. A query all of
-    whose keys are left out attends to all of them, where PyTorch's answer is NaN.
+    With `batch_first` they are [N, L, E] and [N, S, E]. `key_padding_mask` is [N, S], `attn_mask` is [L, S] or
+    [N * heads, L, S]. A boolean mask is true for keys to leave out; a floating-point mask is added to the scores.
+    `forward` returns the results, and with `need_weights` the attention weights [N, L, S] averaged over the heads,
+    otherwise None. For a query whose keys are all left out the result is finite, whereas PyTorch returns NaN.
     """
 
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, batch_first: bool = False
     ) -> None:
         if embed_dim % num_heads:
-            raise ValueError(f"num_heads is {num_heads}, expected a divisor of embed_dim, {embed_dim}")
+            raise ValueError(f"num_heads: expected a divisor of embed_dim {embed_dim}, got {num_heads}")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout, self.batch_first = dropout, batch_first
         self.in_proj_weight = init.xavier_uniform_(Parameter(np.empty((3 * embed_dim, embed_dim), np.float32)))
@@ -51,22 +51,22 @@ class MultiheadAttention(Module):
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         for x in (query, key, value):
-            self.expect(x.ndim == 3 and x.shape[2] == self.embed_dim, self._expected(), x)
-        queries, keys, values = (self._heads(x) for x in self._projected(query, key, value))
+            self.expect(x.ndim == 3 and x.shape[2] == self.embed_dim, self._expected_type(), x)
+        queries, keys, values = (self._heads(x) for x in self._project(query, key, value))
         scores = queries @ keys.transpose(2, 3) * (1 / math.sqrt(self.embed_dim // self.num_heads))
         for mask in self._masks(key_padding_mask, attn_mask, scores.shape):
             scores = scores + mask
-        shares = scores.softmax(-1)
-        mixed = (F.dropout(shares, self.dropout, self.training) @ values).transpose(1, 2)
-        result = self.out_proj(mixed.reshape(*mixed.shape[:2], self.embed_dim))
+        attention = scores.softmax(-1)
+        heads = (F.dropout(attention, self.dropout, self.training) @ values).transpose(1, 2)
+        result = self.out_proj(heads.reshape(*heads.shape[:2], self.embed_dim))
         result = result if self.batch_first else result.transpose(0, 1)
-        return result, shares.mean(1) if need_weights else None
+        return result, attention.mean(1) if need_weights else None
 
-    def _expected(self) -> str:
+    def _expected_type(self) -> str:
         return f"[N, L, {self.embed_dim}]" if self.batch_first else f"[L, N, {self.embed_dim}]"
 
-    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Queries, keys and values for all heads side by side; of one source in one product."""
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """The projected queries, keys and values of all heads. Self-attention needs one matrix product only."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
         if query is key and query is value:
             return F.linear(self._batches(query), weight, bias).chunk(3, -1)
@@ -75,7 +75,7 @@ class MultiheadAttention(Module):
         return [F.linear(self._batches(x), each, own) for x, each, own in parts]
 
     def _batches(self, x: Tensor) -> Tensor:
-        """The batch first."""
+        """The tensor with the batch as first axis."""
         return x if self.batch_first else x.transpose(0, 1)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -83,12 +83,12 @@ class MultiheadAttention(Module):
         return x.reshape(*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads).transpose(1, 2)
 
     def _masks(self, padding: Tensor | None, mask: Tensor | None, scores: tuple[Dim, ...]) -> list[Tensor]:
-        """What is added to the scores [N, heads, L, S]."""
-        found = [] if padding is None else [_additive(padding)[:, None, None]]
+        """The masks to add to the scores, which broadcast to [N, heads, L, S]."""
+        masks = [] if padding is None else [_additive(padding)[:, None, None]]
         if mask is None:
-            return found
+            return masks
         self.expect(mask.ndim in (2, 3), "a mask [L, S] or [N * heads, L, S]", mask)
-        return [*found, _additive(mask if mask.ndim == 2 else mask.reshape(*scores))]
+        return [*masks, _additive(mask if mask.ndim == 2 else mask.reshape(*scores))]
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}"
@@ -98,8 +98,11 @@ class MultiheadAttention(Module):
 
 
 class TransformerEncoderLayer(Module):
-    """Self-attention and two linear layers, each added to what it was given: [L, N, d_model], or with `batch_first`
-    [N, L, d_model]. With `norm_first` the normalizations stand before each, which needs no warm-up."""
+    """Self-attention and a feed-forward network with residual connections: [L, N, d_model] -> the same shape.
+
+    With `batch_first` the shape is [N, L, d_model]. With `norm_first` normalization comes before each block (pre-norm),
+    which trains without warm-up.
+    """
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class TransformerEncoderLayer(Module):
         self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias)
         self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         self.activation = ACTIVATIONS[activation]()
         self.norm_first = norm_first
 
@@ -131,17 +134,17 @@ class TransformerEncoderLayer(Module):
             found, _ = self.self_attn(x, x, x, src_key_padding_mask, need_weights=False, attn_mask=src_mask)
             return self.dropout1(found)
 
-        return self._added(self._added(src, self.norm1, attend), self.norm2, self._feed_forward)
+        return self._with_residual(self._with_residual(src, self.norm1, attend), self.norm2, self._feed_forward)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
-    def _added(self, x: Tensor, norm: LayerNorm, block: Callable[[Tensor], Tensor]) -> Tensor:
+    def _with_residual(self, x: Tensor, norm: LayerNorm, block: Callable[[Tensor], Tensor]) -> Tensor:
         return x + block(norm(x)) if self.norm_first else norm(x + block(x))
 
 
 class TransformerEncoder(Module):
-    """`num_layers` layers that begin as copies of one, and perhaps a last normalization."""
+    """`num_layers` copies of an encoder layer, trained separately, and an optional final normalization."""
 
     def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None) -> None:
         self.layers = ModuleList(copy.deepcopy(encoder_layer) for _ in range(num_layers))
@@ -154,5 +157,5 @@ class TransformerEncoder(Module):
 
 
 def _additive(mask: Tensor) -> Tensor:
-    """What is added to scores for a mask: of booleans, which mark what to leave out, or of numbers, as it is."""
-    return F.additive(mask) if mask.dtype is DType.BOOL else mask
+    """The additive mask for a boolean mask (true: leave out); a floating-point mask is returned as it is."""
+    return F.additive_mask(mask) if mask.dtype is DType.BOOL else mask

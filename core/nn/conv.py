@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from core.ir.graph import Attr
-from core.nn import init
-from core.nn.functional import Size, spread
-from core.nn.module import Module
-from core.nn.tensor import Tensor
+from lathe.core.ir.graph import Attr
+from lathe.core.nn import init
+from lathe.core.nn.functional import Size, per_axis
+from lathe.core.nn.module import Module
+from lathe.core.nn.tensor import Tensor
 
 
 class _Conv(Module):
-    """Family base: `axes` spatial axes. Weights are [out, in / groups, kernel...], as PyTorch's."""
+    """The base class of convolutions over `axes` spatial axes. Weights are [out, in / groups, kernel...]."""
 
     axes: ClassVar[int]
 
@@ -30,11 +30,11 @@ class _Conv(Module):
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"groups is {groups}, expected a divisor of {in_channels} and of {out_channels} channels")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.dilation = (spread(s, self.axes) for s in (kernel_size, stride, dilation))
-        self.padding = padding if isinstance(padding, str) else spread(padding, self.axes)
-        self.weight = init.weights(out_channels, in_channels // groups, *self.kernel_size)
+        self.kernel_size, self.stride, self.dilation = (per_axis(s, self.axes) for s in (kernel_size, stride, dilation))
+        self.padding = padding if isinstance(padding, str) else per_axis(padding, self.axes)
+        self.weight = init.new_weight(out_channels, in_channels // groups, *self.kernel_size)
         fan_in = init.fans(self.weight.data.shape)[0]
-        self.bias = init.spread(fan_in, out_channels) if bias else None
+        self.bias = init.new_uniform(fan_in, out_channels) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         fits = x.ndim == self.axes + 2 and x.shape[1] == self.in_channels
@@ -42,13 +42,16 @@ class _Conv(Module):
         return x.op("Conv", self.weight, self.bias, **window(self), pads=self._pads())
 
     def _pads(self) -> tuple[int, ...]:
-        """Before all axes, then behind them; "same" keeps sizes, and an odd rest goes behind."""
+        """The padding at the start of each axis, then at the end of each axis.
+
+        "same" keeps the sizes; an odd total puts the extra element at the end.
+        """
         if not isinstance(self.padding, str):
             return self.padding * 2
         if self.padding == "valid":
             return (0,) * 2 * self.axes
         if self.padding != "same" or any(stride != 1 for stride in self.stride):
-            raise ValueError(f"padding is {self.padding!r}, expected numbers, 'valid', or with stride 1 'same'")
+            raise ValueError(f"padding: expected numbers, 'valid', or with stride 1 'same', got {self.padding!r}")
         totals = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         return (*(total // 2 for total in totals), *(total - total // 2 for total in totals))
 
@@ -69,7 +72,7 @@ class Conv2d(_Conv):
 
 
 class ConvTranspose2d(Module):
-    """The transpose of a convolution, which makes images larger. Weights are [in, out / groups, kernel...]."""
+    """The transposed convolution of images. Weights are [in, out / groups, kernel...]."""
 
     def __init__(
         self,
@@ -86,11 +89,11 @@ class ConvTranspose2d(Module):
         if in_channels % groups or out_channels % groups:
             raise ValueError(f"groups is {groups}, expected a divisor of {in_channels} and of {out_channels} channels")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.dilation = (spread(s, 2) for s in (kernel_size, stride, dilation))
-        self.padding, self.output_padding = spread(padding, 2), spread(output_padding, 2)
-        self.weight = init.weights(in_channels, out_channels // groups, *self.kernel_size)
+        self.kernel_size, self.stride, self.dilation = (per_axis(s, 2) for s in (kernel_size, stride, dilation))
+        self.padding, self.output_padding = per_axis(padding, 2), per_axis(output_padding, 2)
+        self.weight = init.new_weight(in_channels, out_channels // groups, *self.kernel_size)
         fan_in = init.fans(self.weight.data.shape)[0]
-        self.bias = init.spread(fan_in, out_channels) if bias else None
+        self.bias = init.new_uniform(fan_in, out_channels) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim == 4 and x.shape[1] == self.in_channels, f"[N, {self.in_channels}, H, W]", x)
@@ -102,5 +105,5 @@ class ConvTranspose2d(Module):
 
 
 def window(layer: _Conv | ConvTranspose2d) -> dict[str, Attr]:
-    """How the kernel moves, as ONNX's attributes."""
+    """The ONNX attributes `strides`, `dilations` and `group` of a layer."""
     return {"strides": layer.stride, "dilations": layer.dilation, "group": layer.groups}

@@ -1,4 +1,4 @@
-"""Layers as functions, for those who write `F.relu(x)`; names and arguments as PyTorch's."""
+"""Layers as functions, such as `F.relu(x)`, with PyTorch's names and arguments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from core.ir.graph import Attr
-from core.ir.types import DType
-from core.nn import init
-from core.nn.tensor import Tensor, where
+from lathe.core.ir.graph import Attr
+from lathe.core.ir.types import DType
+from lathe.core.nn import init
+from lathe.core.nn.tensor import Tensor, where
 
 Size: TypeAlias = int | Sequence[int]
 
-_NEVER = float(np.finfo(np.float32).min) / 2  # added to a score, leaves it no share
+_MASKED = float(np.finfo(np.float32).min) / 2  # added to a masked score; two such masks together stay finite
 
 
 def relu(x: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """`approximate` is "none" (by the error function) or "tanh"."""
+    """GELU. `approximate` is "none" (exact, by the error function) or "tanh"."""
     return x.op("Gelu", approximate=approximate)
 
 
@@ -49,7 +49,7 @@ def log_softmax(x: Tensor, dim: int) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x A^T + b along the last axis, for weights [out, in]."""
+    """x A^T + b along the last axis: [..., in] -> [..., out], for a weight A [out, in]."""
     if x.ndim == 2:
         return x.op("Gemm", weight, bias, transB=1)
     product = x @ weight.T
@@ -57,20 +57,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def embedding(x: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Rows of a table by their numbers; that of `padding_idx` gets no gradient."""
+    """The rows of `weight` at the indices `x`. The row `padding_idx` gets no gradient."""
     rows = weight.op("Gather", x, axis=0)
     return rows if padding_idx is None else where((x == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Zeros with probability `p`, the rest larger by 1 / (1 - p). While a graph is traced, a node that a training step
-    lets drop, by a key of its own; run at once, by the stream that first values come from."""
+    """Elements are zero with probability `p`, the others are multiplied by 1 / (1 - p).
+
+    A traced graph gets a Dropout node, which is active only in a training step, with the step's random key. An eager
+    run draws from the generator of initial weights (`init.generator`).
+    """
     if not training or p == 0:
         return x
-    now: dict[str, Attr] = {}
+    attrs: dict[str, Attr] = {}
     if x.is_computed:
-        now = {"seed": int(init.generator().integers(1 << 31)), "training_mode": (True,)}
-    return x.op("Dropout", ratio=(p,), **now)
+        attrs = {"seed": int(init.generator().integers(1 << 31)), "training_mode": (True,)}
+    return x.op("Dropout", ratio=(p,), **attrs)
 
 
 def layer_norm(
@@ -89,7 +92,7 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlation of images [N, C, H, W] with weights [out, C / groups, kernel...]."""
-    pads, strides, dilations = (spread(size, 2) for size in (padding, stride, dilation))
+    pads, strides, dilations = (per_axis(size, 2) for size in (padding, stride, dilation))
     return x.op("Conv", weight, bias, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
 
 
@@ -98,33 +101,36 @@ def max_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding
 
 
 def avg_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of each window, padding counted."""
+    """The mean of each window; padding counts as zeros."""
     return x.op("AveragePool", **_window(kernel_size, stride, padding), count_include_pad=1)
 
 
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """softmax(Q K^T * scale + mask) V along the last two axes; a boolean mask marks what takes part."""
+    """softmax(Q K^T * scale + mask) V along the last two axes; a boolean mask is true for keys that take part."""
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.extent(-1)) if scale is None else scale)
     if attn_mask is not None:
-        scores = scores + (additive(~attn_mask) if attn_mask.dtype is DType.BOOL else attn_mask)
+        scores = scores + (additive_mask(~attn_mask) if attn_mask.dtype is DType.BOOL else attn_mask)
     return scores.softmax(-1) @ value
 
 
-def additive(left_out: Tensor) -> Tensor:
-    """What is added to scores so that those which are marked have no share, and no row of shares becomes NaN."""
-    return left_out.to(DType.FLOAT32) * _NEVER
+def additive_mask(left_out: Tensor) -> Tensor:
+    """The additive mask for a boolean mask that is true for keys to leave out.
+
+    It is finite, so a row in which all keys are left out does not become NaN.
+    """
+    return left_out.to(DType.FLOAT32) * _MASKED
 
 
 def _window(kernel_size: Size, stride: Size | None, padding: Size) -> dict[str, Attr]:
-    kernel = spread(kernel_size, 2)
-    strides = kernel if stride is None else spread(stride, 2)
-    return {"kernel_shape": kernel, "strides": strides, "pads": spread(padding, 2) * 2}
+    kernel = per_axis(kernel_size, 2)
+    strides = kernel if stride is None else per_axis(stride, 2)
+    return {"kernel_shape": kernel, "strides": strides, "pads": per_axis(padding, 2) * 2}
 
 
-def spread(size: Size, axes: int) -> tuple[int, ...]:
-    """One number for every axis, or one for all. ValueError for another count."""
+def per_axis(size: Size, axes: int) -> tuple[int, ...]:
+    """A size per axis from one number for all axes, or from one per axis. ValueError for another count."""
     sizes = (size,) * axes if isinstance(size, int) else tuple(size)
     if len(sizes) != axes:
         raise ValueError(f"{size} has {len(sizes)} numbers, expected 1 or {axes}")

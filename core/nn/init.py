@@ -1,6 +1,6 @@
-"""First values of parameters, by PyTorch's formulas, from one stream of random numbers that a seed begins anew.
+"""Initial values of parameters, by PyTorch's formulas, from one random number generator per context.
 
-`with seeded(7): model = LeNet5()` makes the same model each time. The numbers are Lathe's own, not PyTorch's.
+`with seeded(7): model = LeNet5()` makes the same model each time. The numbers differ from PyTorch's for the same seed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from core.ir.graph import Array
-from core.nn.parameter import Parameter
+from lathe.core.ir.graph import Array
+from lathe.core.nn.parameter import Parameter
 
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
 
@@ -21,43 +21,45 @@ _generator: ContextVar[np.random.Generator] = ContextVar("generator")
 
 
 def generator() -> np.random.Generator:
-    """The stream that first values are drawn from; seed 0 where none was set."""
+    """The random number generator of initial values; with seed 0 if none was set."""
     if _generator.get(None) is None:
         manual_seed(0)
     return _generator.get()
 
 
 def manual_seed(seed: int) -> None:
-    """Begin the stream anew, in this thread."""
-    _generator.set(_stream(seed))
+    """Restart the generator of this thread with a seed."""
+    _generator.set(_new_generator(seed))
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A stream of its own for what is built inside."""
-    token = _generator.set(_stream(seed))
+    """Use a new generator with this seed within the context."""
+    token = _generator.set(_new_generator(seed))
     try:
         yield
     finally:
         _generator.reset(token)
 
 
-def _stream(seed: int) -> np.random.Generator:
+def _new_generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(seed))
 
 
 def calculate_gain(nonlinearity: str, slope: float = 0.01) -> float:
-    """How much a layer's weights must grow for its activation to keep the size of signals. ValueError for an unknown
-    activation."""
+    """The factor of a layer's weights that keeps the variance of its outputs for this activation.
+
+    ValueError for an unknown activation.
+    """
     if nonlinearity == "leaky_relu":
         return math.sqrt(2 / (1 + slope**2))
     if nonlinearity not in _GAINS:
-        raise ValueError(f"nonlinearity is {nonlinearity!r}, expected leaky_relu, {', '.join(_GAINS)}")
+        raise ValueError(f"nonlinearity: expected leaky_relu, {', '.join(_GAINS)}, got {nonlinearity!r}")
     return _GAINS[nonlinearity]
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """How many inputs each output has, and outputs each input: of weights [outputs, inputs, kernel...]."""
+    """Fan-in and fan-out of weights [outputs, inputs, kernel...]."""
     kernel = math.prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel
 
@@ -73,11 +75,11 @@ def normal_(parameter: Parameter, mean: float = 0.0, std: float = 1.0) -> Parame
 def trunc_normal_(
     parameter: Parameter, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Parameter:
-    """Of a normal distribution what lies between `a` and `b`; the rest is drawn again."""
-    drawn = generator().normal(mean, std, parameter.data.shape)
-    while (outside := (drawn < a) | (drawn > b)).any():
-        drawn[outside] = generator().normal(mean, std, int(outside.sum()))
-    return _set(parameter, drawn)
+    """Normal distribution truncated to [a, b]: values outside are drawn again."""
+    samples = generator().normal(mean, std, parameter.data.shape)
+    while (outside := (samples < a) | (samples > b)).any():
+        samples[outside] = generator().normal(mean, std, int(outside.sum()))
+    return _set(parameter, samples)
 
 
 def constant_(parameter: Parameter, number: float) -> Parameter:
@@ -95,7 +97,7 @@ def ones_(parameter: Parameter) -> Parameter:
 def kaiming_uniform_(
     parameter: Parameter, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Parameter:
-    """He et al., 2015. `a` is the slope of a leaky ReLU below zero."""
+    """Uniform initialization by He et al., 2015. `a` is the negative slope of a leaky ReLU."""
     bound = math.sqrt(3) * _kaiming_deviation(parameter, a, mode, nonlinearity)
     return uniform_(parameter, -bound, bound)
 
@@ -103,35 +105,35 @@ def kaiming_uniform_(
 def kaiming_normal_(
     parameter: Parameter, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Parameter:
-    """He et al., 2015."""
+    """Normal initialization by He et al., 2015. `a` is the negative slope of a leaky ReLU."""
     return normal_(parameter, 0.0, _kaiming_deviation(parameter, a, mode, nonlinearity))
 
 
 def xavier_uniform_(parameter: Parameter, gain: float = 1.0) -> Parameter:
-    """Glorot and Bengio, 2010."""
+    """Uniform initialization by Glorot and Bengio, 2010."""
     bound = gain * math.sqrt(6 / sum(fans(parameter.data.shape)))
     return uniform_(parameter, -bound, bound)
 
 
 def xavier_normal_(parameter: Parameter, gain: float = 1.0) -> Parameter:
-    """Glorot and Bengio, 2010."""
+    """Normal initialization by Glorot and Bengio, 2010."""
     return normal_(parameter, 0.0, gain * math.sqrt(2 / sum(fans(parameter.data.shape))))
 
 
-def weights(*shape: int) -> Parameter:
-    """Weights of a linear or convolutional layer as PyTorch draws them: uniform within 1 / sqrt(fan_in)."""
+def new_weight(*shape: int) -> Parameter:
+    """A new weight of a linear or convolutional layer, as PyTorch draws it: uniform within 1 / sqrt(fan_in)."""
     return kaiming_uniform_(Parameter(np.empty(shape, np.float32)), a=math.sqrt(5))
 
 
-def spread(width: int, *shape: int) -> Parameter:
-    """Uniform within 1 / sqrt(width): biases, and weights of recurrent layers."""
+def new_uniform(width: int, *shape: int) -> Parameter:
+    """A new parameter, uniform within 1 / sqrt(width): for biases, and for weights of recurrent layers."""
     bound = 1 / math.sqrt(width) if width else 0.0
     return uniform_(Parameter(np.empty(shape, np.float32)), -bound, bound)
 
 
 def _kaiming_deviation(parameter: Parameter, a: float, mode: str, nonlinearity: str) -> float:
     if mode not in ("fan_in", "fan_out"):
-        raise ValueError(f"mode is {mode!r}, expected fan_in or fan_out")
+        raise ValueError(f"mode: expected fan_in or fan_out, got {mode!r}")
     fan = fans(parameter.data.shape)[mode == "fan_out"]
     return calculate_gain(nonlinearity, a) / math.sqrt(fan)
 

@@ -1,4 +1,4 @@
-"""Layers that are one matrix product or one look-up, and those that only change shapes."""
+"""Linear layers, embeddings, dropout, and layers that change shapes only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.ir.types import DType
-from core.nn import functional as F
-from core.nn import init
-from core.nn.module import Module
-from core.nn.parameter import Parameter
-from core.nn.tensor import Tensor
+from lathe.core.ir.types import DType
+from lathe.core.nn import functional as F
+from lathe.core.nn import init
+from lathe.core.nn.module import Module
+from lathe.core.nn.parameter import Parameter
+from lathe.core.nn.tensor import Tensor
 
 
 class Identity(Module):
@@ -25,8 +25,8 @@ class Linear(Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         self.in_features, self.out_features = in_features, out_features
-        self.weight = init.weights(out_features, in_features)
-        self.bias = init.spread(in_features, out_features) if bias else None
+        self.weight = init.new_weight(out_features, in_features)
+        self.bias = init.new_uniform(in_features, out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim >= 1 and x.shape[-1] == self.in_features, f"[..., {self.in_features}]", x)
@@ -37,13 +37,15 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table: integers [...] -> [..., embedding_dim]. The row `padding_idx` begins as zeros and is not
-    trained."""
+    """A lookup table: integers [...] -> [..., embedding_dim].
+
+    The row `padding_idx` is initially zero and is not trained.
+    """
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(f"padding_idx is {padding_idx}, expected one of {num_embeddings} rows")
+            raise ValueError(f"padding_idx: expected one of {num_embeddings} rows, got {padding_idx}")
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
         self.weight = init.normal_(Parameter(np.empty((num_embeddings, embedding_dim), np.float32)))
         if self.padding_idx is not None:
@@ -70,7 +72,7 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """One axis as several: `unflattened_size`, of which one may be -1, in the place of `dim`."""
+    """Replaces the axis `dim` by axes of the sizes `unflattened_size`, one of which may be -1."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         self.dim, self.unflattened_size = dim, tuple(unflattened_size)
@@ -86,15 +88,15 @@ class Unflatten(Module):
 
 
 class Dropout(Module):
-    """Each element zero with probability `p`, the others larger by 1 / (1 - p), in training alone.
+    """In training, elements are zero with probability `p`, and the others are multiplied by 1 / (1 - p).
 
-    In a traced graph it is a Dropout node: a training step drops, a compiled model does not. A module that was
-    switched to `eval` before tracing leaves none. `inplace` changes nothing, as with activations.
+    A traced graph gets a Dropout node, which is active in a training step and does nothing in a compiled model. There
+    is no node if the module was switched to `eval` before tracing. `inplace` has no effect.
     """
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         if not 0 <= p < 1:
-            raise ValueError(f"p is {p}, expected at least 0 and below 1")
+            raise ValueError(f"p: expected at least 0 and below 1, got {p}")
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

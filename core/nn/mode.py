@@ -1,7 +1,7 @@
-"""Where operators go: run at once on arrays (eager), or written into a graph (tracing).
+"""Execution modes: operators run immediately on arrays (eager), or become nodes of a graph (tracing).
 
-Both are a `Writer` of `core.ops.terms`, so a layer's code is the same both ways. The eager one keeps no nodes: it
-infers the types of a node, as every writer does, and then runs its reference.
+Both modes use a `Writer` of `lathe.core.ops.opdef.terms`, so the code of a layer is the same in both. The eager writer
+stores no nodes: it infers the types of a node, as every writer does, and then runs its NumPy reference.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
-from core.errors import TraceError
-from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.types import DType, TensorType
-from core.ops.inference import infer_node
-from core.ops.terms import Number, Term, Writer
-from core.reference import run_node
+from lathe.core.errors import TraceError
+from lathe.core.ir.graph import Array, Attr, Graph, Node, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.inference import infer_node
+from lathe.core.ops.opdef.terms import Number, Term, Writer
+from lathe.core.reference import run_node
 
 if TYPE_CHECKING:
-    from core.nn.parameter import Parameter
+    from lathe.core.nn.parameter import Parameter
 
 
-class Computed(Value):
-    """A value of an eager run, together with its elements."""
+class EagerValue(Value):
+    """A value of an eager run with its elements, `array`."""
 
     __slots__ = ("array",)
 
@@ -35,21 +35,21 @@ class Computed(Value):
 
 
 class Mode(Protocol):
-    """What tensors ask of where they are used."""
+    """An execution mode: the writer of operators, and the values of tensors and parameters in it."""
 
     writer: Writer
 
     def take(self, value: Value, home: Mode) -> Value:
-        """The value, made in `home`, as operators may use it here; TraceError for one of another trace."""
+        """The value for a tensor that was created in the mode `home`. TraceError for a value of another trace."""
         ...
 
     def parameter(self, parameter: Parameter) -> Value:
-        """The value that stands for a parameter here."""
+        """The value of a parameter."""
         ...
 
 
 class _EagerWriter(Writer):
-    """Runs nodes instead of keeping them."""
+    """Runs each node immediately instead of adding it to a graph."""
 
     def __init__(self) -> None:
         super().__init__(Graph("eager"))
@@ -60,96 +60,98 @@ class _EagerWriter(Writer):
     def emit(
         self, op: str, inputs: Sequence[Value | None], attrs: dict[str, Attr] | None = None, outputs: int = 1
     ) -> list[Value]:
-        """The outputs of a node, computed. ModelError when the inputs do not fit the operator, FeedError when their
-        elements do not."""
-        arrays: dict[Value, Array] = {value: value.array for value in inputs if isinstance(value, Computed)}
+        """Run a node; returns its outputs.
+
+        ModelError if the types of the inputs do not fit the operator, FeedError if their elements do not.
+        """
+        arrays: dict[Value, Array] = {value: value.array for value in inputs if isinstance(value, EagerValue)}
         node = Node(op, list(inputs), [], dict(attrs or {}), self.scope + op.lower())
         node.outputs = [Value(f"{node.name}.{i}", _UNTYPED, node) for i in range(outputs)]
         infer_node(node, dict(arrays))
         results = run_node(node, [None if value is None else arrays[value] for value in inputs], {}, {})
-        return [Computed(node.name, array) for array in results[:outputs]]
+        return [EagerValue(node.name, array) for array in results[:outputs]]
 
     def array(self, array: object, dtype: DType | None = None, name: str = "c") -> Term:
-        return Term(self, Computed(name, np.array(array, dtype.numpy if dtype else None)))
+        return Term(self, EagerValue(name, np.array(array, dtype.numpy if dtype else None)))
 
     def number(self, number: Number, dtype: DType) -> Term:
-        return self.array(number, dtype)  # kept for nobody
+        return self.array(number, dtype)  # without a graph there are no constants to share
 
 
 _UNTYPED = TensorType(DType.FLOAT32, None)
 
 
 class Eager:
-    """Every operator runs when Python comes to it."""
+    """The eager mode: every operator runs immediately."""
 
     def __init__(self) -> None:
         self.writer: Writer = _EagerWriter()
 
     def take(self, value: Value, home: Mode) -> Value:
-        return value if isinstance(value, Computed) else _foreign(value)
+        return value if isinstance(value, EagerValue) else _raise_foreign(value)
 
     def parameter(self, parameter: Parameter) -> Value:
-        return Computed("parameter", parameter.data)
+        return EagerValue("parameter", parameter.data)
 
 
 class Tracing:
-    """Operators become nodes of a graph, parameters its constants, named by `names`.
+    """The tracing mode: operators become nodes of a graph, parameters its constants, named by `names`.
 
-    Constants of real numbers count as parameters when a graph is trained, so what must not be trained goes through
-    StopGradient: frozen parameters, buffers, and arrays that are used beside tensors.
+    A training step takes floating-point constants as parameters. So frozen parameters, buffers and plain arrays, which
+    must not be trained, pass through StopGradient.
     """
 
     def __init__(self, graph: Graph, names: Mapping[Parameter, str]) -> None:
-        self.writer = self._outermost = Writer(graph)
+        self.writer = self._root_writer = Writer(graph)
         self._names = names
         self._parameters: dict[Parameter, Value] = {}
-        self._adopted: dict[Value, Value] = {}
+        self._constants: dict[Value, Value] = {}
 
     def take(self, value: Value, home: Mode) -> Value:
-        if not isinstance(value, Computed):
-            return value if home is self else _foreign(value)
-        if value not in self._adopted:
-            self._adopted[value] = self._frozen(self._outermost.array(value.array, name=value.name))
-        return self._adopted[value]
+        if not isinstance(value, EagerValue):
+            return value if home is self else _raise_foreign(value)
+        if value not in self._constants:
+            self._constants[value] = self._freeze(self._root_writer.array(value.array, name=value.name))
+        return self._constants[value]
 
     def parameter(self, parameter: Parameter) -> Value:
         if parameter not in self._parameters:
-            constant = self._outermost.array(parameter.data, name=self._names.get(parameter, "parameter"))
-            self._parameters[parameter] = constant.value if parameter.moves else self._frozen(constant)
+            constant = self._root_writer.array(parameter.data, name=self._names.get(parameter, "parameter"))
+            self._parameters[parameter] = constant.value if parameter.moves else self._freeze(constant)
         return self._parameters[parameter]
 
     @contextmanager
     def inside(self, graph: Graph) -> Iterator[None]:
-        """Write into a graph nested in the current one."""
+        """Write into `graph`, which is nested in the current graph, within the context."""
         outer, self.writer = self.writer, self.writer.nested(graph)
         try:
             yield
         finally:
             self.writer = outer
 
-    def _frozen(self, constant: Term) -> Value:
+    def _freeze(self, constant: Term) -> Value:
         if not constant.dtype.is_float or constant.rank == 0:
             return constant.value
-        (value,) = self._outermost.emit("StopGradient", [constant.value])
+        (value,) = self._root_writer.emit("StopGradient", [constant.value])
         return value
 
 
-def _foreign(value: Value) -> NoReturn:
-    raise TraceError(f"is a tensor of a trace that has ended, {value.type}", where=f"%{value.name}")
+def _raise_foreign(value: Value) -> NoReturn:
+    raise TraceError(f"is a tensor {value.type} of a trace that has ended", where=f"%{value.name}")
 
 
 _EAGER = Eager()
 _current: ContextVar[Mode] = ContextVar("mode", default=_EAGER)
 
 
-def current() -> Mode:
-    """Where operators go now."""
+def current_mode() -> Mode:
+    """The current execution mode of this context: eager unless a trace is running."""
     return _current.get()
 
 
 @contextmanager
-def entered(mode: Mode) -> Iterator[None]:
-    """Let operators go to `mode`."""
+def use_mode(mode: Mode) -> Iterator[None]:
+    """Make `mode` the current mode within the context."""
     token = _current.set(mode)
     try:
         yield

@@ -1,7 +1,7 @@
-"""`Module`: parameters and other modules as attributes, and `forward`, plain Python over tensors.
+"""`Module`: an object with parameters and other modules as attributes, and a method `forward` over tensors.
 
-There is nothing to register: what is an attribute belongs to the module, and attribute paths name parameters
-(`features.0.weight`), as in PyTorch's state dicts.
+Nothing needs to be registered: every parameter or module that is an attribute belongs to the module. Parameters are
+named by attribute paths (`features.0.weight`), as in PyTorch's state dicts.
 """
 
 from __future__ import annotations
@@ -13,41 +13,42 @@ from typing import Any, Self, overload
 
 import numpy as np
 
-from core.errors import FeedError, LatheError, ModelError, TraceError, UnsupportedError
-from core.ir.graph import Array
-from core.nn.mode import current
-from core.nn.parameter import Buffer, Parameter
-from core.nn.tensor import Tensor, tensor
+from lathe.core.errors import FeedError, LatheError, ModelError, TraceError, UnsupportedError
+from lathe.core.ir.graph import Array
+from lathe.core.nn.mode import current_mode
+from lathe.core.nn.parameter import Buffer, Parameter
+from lathe.core.nn.tensor import Tensor, tensor
 
 
 class Module:
-    """A layer, or a whole model. Subclasses set attributes in `__init__` and define `forward`.
+    """The base class of layers and models. Subclasses set attributes in `__init__` and define `forward`.
 
-    A call runs `forward`: at once on arrays, or into the graph that is being traced. Errors name the path of the module
-    they come from. `training` concerns dropout and batch normalization when run eagerly.
+    A call runs `forward`, eagerly on arrays or into the graph that is being traced. Errors name the path of the module
+    that raised them. `training` switches dropout and batch normalization of eager runs to training mode.
     """
 
     training: bool = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's computation."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`forward`; arrays among the arguments become tensors."""
-        with _inside(self) as path:
+        """Run `forward`. Arguments that are arrays are converted to tensors."""
+        with _entered_call(self) as path:
             result = self.forward(*map(_as_tensor, args), **{name: _as_tensor(arg) for name, arg in kwargs.items()})
         for seen in _records.get():
             seen[path] = result
         return result
 
-    # What belongs to it
+    # Parameters and submodules
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules among its attributes."""
+        """The modules among its attributes, with their names."""
         return ((name, each) for name, each in vars(self).items() if isinstance(each, Module))
 
     def named_modules(self, prefix: str = "", seen: set[Module] | None = None) -> Iterator[tuple[str, Module]]:
-        """Itself and all modules inside it by path, each once."""
+        """This module and all modules inside it with their paths, each once."""
         seen = set() if seen is None else seen
         if self in seen:
             return
@@ -60,7 +61,7 @@ class Module:
         return (module for _, module in self.named_modules())
 
     def named_state(self) -> Iterator[tuple[str, Parameter]]:
-        """Parameters and buffers by path, each once."""
+        """All parameters and buffers with their paths, each once."""
         seen: set[Parameter] = set()
         for prefix, module in self.named_modules():
             for name, each in vars(module).items():
@@ -82,28 +83,28 @@ class Module:
         return {name: each.data.copy() for name, each in self.named_state()}
 
     def load_state_dict(self, state: Mapping[str, Array], strict: bool = True) -> None:
-        """Take over parameters and buffers, from a trained step's `parameters`, say.
+        """Copy parameters and buffers from `state`, such as the `parameters` of a training step.
 
-        LatheError, before anything has changed, for an array of another shape, and with `strict` for a name that only
-        one side has.
+        LatheError for an array of another shape, and with `strict` for a name that only one of the two has. The module
+        is unchanged then.
         """
         own = dict(self.named_state())
-        lonely = sorted(own.keys() ^ state.keys())
-        if strict and lonely:
-            where = "is missing" if lonely[0] in own else "is not in the module"
-            raise LatheError(f"{_type(self)}: '{lonely[0]}' {where} ({len(lonely)} such names)")
-        given = {name: np.asarray(state[name]) for name in own if name in state}
-        for name, array in given.items():
+        unmatched = sorted(own.keys() ^ state.keys())
+        if strict and unmatched:
+            where = "is missing" if unmatched[0] in own else "is not in the module"
+            raise LatheError(f"{_type(self)}: '{unmatched[0]}' {where} ({len(unmatched)} such names)")
+        arrays = {name: np.asarray(state[name]) for name in own if name in state}
+        for name, array in arrays.items():
             if array.shape != own[name].data.shape:
                 expected = list(own[name].data.shape)
                 raise LatheError(f"{_type(self)}: '{name}' has shape {list(array.shape)}, expected {expected}")
-        for name, array in given.items():
+        for name, array in arrays.items():
             own[name].data = array.astype(own[name].data.dtype)
 
-    # What it does
+    # Modes and utilities
 
     def train(self, mode: bool = True) -> Self:
-        """Let dropout drop and batch normalization look at the batch, when run eagerly."""
+        """Switch to training mode (False: evaluation mode), which matters for dropout and batch normalization."""
         for module in self.modules():
             module.training = mode
         return self
@@ -112,25 +113,25 @@ class Module:
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze (False) or free all parameters."""
+        """Make all parameters trainable, or freeze them (False)."""
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
 
     def apply(self, function: Callable[[Module], object]) -> Self:
-        """Call a function for all modules inside, then for this one."""
+        """Call a function with all modules inside, then with this module."""
         for _, child in self.named_children():
             child.apply(function)
         function(self)
         return self
 
     def expect(self, holds: bool, expected: str, given: Tensor) -> None:
-        """ModelError, naming this module, unless `holds`."""
+        """ModelError unless `holds`. It names this module, the `expected` type and the type of `given`."""
         if not holds:
             raise ModelError(f"expected {expected}, got {given.value.type}", where=_describe(self))
 
     def extra_repr(self) -> str:
-        """Its settings, as they stand in the brackets of `repr`."""
+        """The settings that `repr` shows in brackets."""
         return ""
 
     def __repr__(self) -> str:
@@ -142,7 +143,7 @@ class Module:
 
 
 class _Numbered(Module):
-    """Modules under the names 0, 1, ..."""
+    """The base class of containers whose modules are named 0, 1, ..."""
 
     def __init__(self, modules: Iterable[Module]) -> None:
         for module in modules:
@@ -165,7 +166,7 @@ class _Numbered(Module):
     def __getitem__(self, index: slice) -> Self: ...
 
     def __getitem__(self, index: int | slice) -> Module | Self:
-        """A module, or some of them in a container of their own."""
+        """A module by index, or a new container of the modules of a slice."""
         modules = list(self)
         return self._of(modules[index]) if isinstance(index, slice) else modules[index]
 
@@ -174,12 +175,12 @@ class _Numbered(Module):
 
 
 class Sequential(_Numbered):
-    """One module after the other; each takes what the one before gives. A dictionary gives them names."""
+    """Runs modules one after the other, each on the result of the one before. A dictionary gives them names."""
 
     def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
         named = modules[0] if len(modules) == 1 and isinstance(modules[0], Mapping) else {}
         for name, module in named.items():
-            _own(self, name, module)
+            _set_child(self, name, module)
         super().__init__(module for module in modules if isinstance(module, Module))
 
     def _of(self, modules: list[Module]) -> Self:
@@ -192,7 +193,7 @@ class Sequential(_Numbered):
 
 
 class ModuleList(_Numbered):
-    """Modules for `forward` to go through as it likes."""
+    """A list of modules, which a parent's `forward` calls."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__(modules)
@@ -202,14 +203,14 @@ class ModuleList(_Numbered):
 
 
 class ModuleDict(Module):
-    """Modules by name, for `forward` to choose from."""
+    """Modules by name, which a parent's `forward` calls."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         for name, module in (modules or {}).items():
             self[name] = module
 
     def __setitem__(self, name: str, module: Module) -> None:
-        _own(self, name, module)
+        _set_child(self, name, module)
 
     def __getitem__(self, name: str) -> Module:
         return dict(self.named_children())[name]
@@ -226,8 +227,10 @@ class ModuleDict(Module):
 
 @contextmanager
 def recorded() -> Iterator[dict[str, Any]]:
-    """What every module inside a call returns, by path (its last call where there are several); the model's own result
-    is under the empty path."""
+    """Record the results of all modules that are called within the context, by path.
+
+    The result of the outermost module has the empty path. Of several calls of a module the last one is recorded.
+    """
     seen: dict[str, Any] = {}
     token = _records.set((*_records.get(), seen))
     try:
@@ -237,44 +240,46 @@ def recorded() -> Iterator[dict[str, Any]]:
 
 
 _records: ContextVar[tuple[dict[str, Any], ...]] = ContextVar("records", default=())
-_stack: ContextVar[tuple[tuple[Module, str], ...]] = ContextVar("stack", default=())  # the calls, with their paths
+_stack: ContextVar[tuple[tuple[Module, str], ...]] = ContextVar(
+    "stack", default=()
+)  # the running calls with their paths
 
 
 @contextmanager
-def _inside(module: Module) -> Iterator[str]:
-    """Note the call for errors and for the names of nodes; gives the module's path from the outermost one."""
+def _entered_call(module: Module) -> Iterator[str]:
+    """Push a call on the stack, for error messages and names of nodes; yields the path from the outermost module."""
     calls = _stack.get()
     path = next((name for name, each in calls[0][0].named_modules() if each is module), "?") if calls else ""
     token = _stack.set((*calls, (module, path)))
-    writer = current().writer
+    writer = current_mode().writer
     scope, writer.scope = writer.scope, f"{path}." if path else ""
     try:
         yield path
     except (ModelError, FeedError) as error:
         if str(error).startswith("module "):
-            raise  # a module inside this one has said where
-        raise _located(error, module) from error
+            raise  # it names a module inside this one already
+        raise _with_module(error, module) from error
     finally:
         _stack.reset(token)
         writer.scope = scope
 
 
-def _located(error: LatheError, module: Module) -> LatheError:
-    """The error with the place of the innermost module around it."""
+def _with_module(error: LatheError, module: Module) -> LatheError:
+    """The error with the name of the module that raised it."""
     kinds = (TraceError, UnsupportedError, FeedError, ModelError)
     kind = next(each for each in kinds if isinstance(error, each))
     return kind(f"{_describe(module)}: {error}")
 
 
 def _describe(module: Module) -> str:
-    """How errors name a module: `module 'features.0' (Conv2d(1, 6, kernel_size=(5, 5)))`."""
+    """The name of a module in errors: `module 'features.0' (Conv2d(1, 6, kernel_size=(5, 5)))`."""
     path = next((path for each, path in _stack.get() if each is module), "")
     text = f"{_type(module)}({module.extra_repr()})" if module.extra_repr() else _type(module)
     return f"module '{path}' ({text})" if path else f"module {text}"
 
 
-def _own(owner: Module, name: str, module: Module) -> None:
-    """Make a module an attribute. ValueError for a name that would break paths, or hide what all modules have."""
+def _set_child(owner: Module, name: str, module: Module) -> None:
+    """Make a module an attribute. ValueError for a name with a dot, or the name of an attribute of all modules."""
     if not name or "." in name or hasattr(type(owner), name):
         raise ValueError(f"{name!r} cannot name a module in a {_type(owner)}")
     setattr(owner, name, module)

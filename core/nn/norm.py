@@ -1,4 +1,4 @@
-"""Normalizations. Those that train scale and shift name them `weight` and `bias`."""
+"""Normalization layers. Their trainable scale and shift are named `weight` and `bias`, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
-from core.ir.types import DType
-from core.nn.module import Module
-from core.nn.parameter import Buffer, Parameter
-from core.nn.tensor import Tensor, tensor
+from lathe.core.ir.types import DType
+from lathe.core.nn.module import Module
+from lathe.core.nn.parameter import Buffer, Parameter
+from lathe.core.nn.tensor import Tensor, tensor
 
 Shape: TypeAlias = int | tuple[int, ...]
 
 
 class _BatchNorm(Module):
-    """Family base: every channel normalized over the batch; `running_mean` and `running_var` are what inference uses.
+    """The base class of batch normalization: every channel is normalized over the batch.
 
-    A traced graph has a BatchNormalization node, which a training step runs on the batch's own statistics; so do eager
-    runs in training mode. New running statistics are `(1 - momentum) * old + momentum * batch`, of the batch's variance
-    as it is, where PyTorch's running variance is that of a sample (n / (n - 1) times as much).
+    Inference uses `running_mean` and `running_var`. A training step on a traced graph, and eager runs in training mode,
+    use the statistics of the batch. New running statistics are `(1 - momentum) * old + momentum * batch` with the
+    population variance, whereas PyTorch uses the sample variance (larger by n / (n - 1)).
     """
 
     ranks: ClassVar[tuple[int, ...]]
@@ -51,19 +51,19 @@ class _BatchNorm(Module):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Of [N, C] or [N, C, L]."""
+    """Batch normalization of [N, C] or [N, C, L]."""
 
     ranks = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
-    """Of [N, C, H, W]."""
+    """Batch normalization of [N, C, H, W]."""
 
     ranks = (4,)
 
 
 class LayerNorm(Module):
-    """The last axes, `normalized_shape`, of every row normalized together."""
+    """Layer normalization over the last axes, which have the shape `normalized_shape`."""
 
     def __init__(
         self, normalized_shape: Shape, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True
@@ -84,8 +84,10 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """The last axes divided by the root of their mean square (Zhang and Sennrich, 2019). `eps` is by default that of
-    the element type."""
+    """Division by the root mean square over the last axes (Zhang and Sennrich, 2019).
+
+    The default `eps` is the machine epsilon of float32.
+    """
 
     def __init__(self, normalized_shape: Shape, eps: float | None = None, elementwise_affine: bool = True) -> None:
         self.normalized_shape = _shape(normalized_shape)
@@ -102,11 +104,11 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Groups of channels of every row normalized together (Wu and He, 2018): [N, C, ...]."""
+    """Group normalization of [N, C, ...]: over groups of channels of each row (Wu and He, 2018)."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True) -> None:
         if num_channels % num_groups:
-            raise ValueError(f"num_groups is {num_groups}, expected a divisor of {num_channels} channels")
+            raise ValueError(f"num_groups: expected a divisor of {num_channels} channels, got {num_groups}")
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         ones, zeros = np.ones(num_channels, np.float32), np.zeros(num_channels, np.float32)
         self.weight = Parameter(ones) if affine else None
@@ -122,7 +124,7 @@ class GroupNorm(Module):
 
 
 class InstanceNorm2d(Module):
-    """Every channel of every image [N, C, H, W] normalized by itself."""
+    """Instance normalization: every channel of every image [N, C, H, W] is normalized by itself."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False) -> None:
         self.num_features, self.eps, self.affine = num_features, eps, affine
@@ -139,16 +141,17 @@ class InstanceNorm2d(Module):
 
 
 def _scale(weight: Parameter | None, *shape: int) -> Tensor:
-    """What operators multiply by: ones where a layer has no weight."""
+    """The scale: `weight`, or ones if the layer has none."""
     return tensor(np.ones(shape, np.float32)) if weight is None else weight
 
 
 def _shift(bias: Parameter | None, *shape: int) -> Tensor:
+    """The shift: `bias`, or zeros if the layer has none."""
     return tensor(np.zeros(shape, np.float32)) if bias is None else bias
 
 
-def _shape(given: Shape) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)
+def _shape(shape: Shape) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _expect_trailing(layer: Module, shape: tuple[int, ...], x: Tensor) -> None:

@@ -1,16 +1,19 @@
-"""What modules own: `Parameter`, which training moves, and `Buffer`, which it does not."""
+"""The state of modules: `Parameter`, which is trained, and `Buffer`, which is not."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from core.ir.graph import Array, Value
-from core.nn.mode import current
-from core.nn.tensor import Tensor
+from lathe.core.ir.graph import Array, Value
+from lathe.core.nn.mode import current_mode
+from lathe.core.nn.tensor import Tensor
 
 
 class Parameter(Tensor):
-    """A tensor that a module owns: `data` are its elements. With `requires_grad=False` training leaves it as it is."""
+    """A tensor of a module, with its elements in `data`; float64 becomes float32.
+
+    With `requires_grad=False` training does not change it.
+    """
 
     def __init__(self, data: object, requires_grad: bool = True) -> None:
         array = np.array(data)
@@ -19,11 +22,11 @@ class Parameter(Tensor):
 
     @property
     def value(self) -> Value:
-        return current().parameter(self)
+        return current_mode().parameter(self)
 
     @property
     def moves(self) -> bool:
-        """Whether training may change it."""
+        """Whether training changes it."""
         return self.requires_grad
 
     def __repr__(self) -> str:
@@ -31,8 +34,10 @@ class Parameter(Tensor):
 
 
 class Buffer(Parameter):
-    """A tensor that belongs to a module's state and has no gradient. `statistics`: the operator that reads it brings it
-    up to date in training, as batch normalization does."""
+    """A tensor of a module's state without a gradient.
+
+    `statistics`: the operator that reads it updates it in training, as batch normalization does.
+    """
 
     def __init__(self, data: object, statistics: bool = False) -> None:
         super().__init__(data, requires_grad=False)

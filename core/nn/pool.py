@@ -6,27 +6,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from core.ir.graph import Attr
-from core.nn.functional import Size, spread
-from core.nn.module import Module
-from core.nn.tensor import Tensor, tensor
+from lathe.core.ir.graph import Attr
+from lathe.core.nn.functional import Size, per_axis
+from lathe.core.nn.module import Module
+from lathe.core.nn.tensor import Tensor, tensor
 
 
 class _Pool(Module):
-    """Family base: a window over `axes` spatial axes that by default moves by its own size."""
+    """The base class of pooling layers: a window over `axes` spatial axes, whose default stride is its size."""
 
     axes: ClassVar[int]
 
     def __init__(
         self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, ceil_mode: bool = False
     ) -> None:
-        self.kernel_size = spread(kernel_size, self.axes)
-        self.stride = self.kernel_size if stride is None else spread(stride, self.axes)
-        self.padding, self.ceil_mode = spread(padding, self.axes), ceil_mode
+        self.kernel_size = per_axis(kernel_size, self.axes)
+        self.stride = self.kernel_size if stride is None else per_axis(stride, self.axes)
+        self.padding, self.ceil_mode = per_axis(padding, self.axes), ceil_mode
         if any(2 * pad > kernel for pad, kernel in zip(self.padding, self.kernel_size, strict=True)):
-            raise ValueError(f"padding is {self.padding}, expected at most half of the kernel, {self.kernel_size}")
+            raise ValueError(f"padding: expected at most half of the kernel {self.kernel_size}, got {self.padding}")
 
-    def pooled(self, op: str, x: Tensor, **attrs: Any) -> Tensor:
+    def pool(self, op: str, x: Tensor, **attrs: Any) -> Tensor:
         self.expect(x.ndim == self.axes + 2, f"[N, C, {', '.join('HWD'[: self.axes])}]", x)
         window = {"kernel_shape": self.kernel_size, "strides": self.stride, "pads": self.padding * 2}
         return x.op(op, **window, **attrs, ceil_mode=int(self.ceil_mode))
@@ -36,7 +36,7 @@ class _Pool(Module):
 
 
 class _MaxPool(_Pool):
-    """Family base: the greatest element of each window."""
+    """The base class of max pooling."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class _MaxPool(_Pool):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, ceil_mode)
-        self.dilation = spread(dilation, self.axes)
+        self.dilation = per_axis(dilation, self.axes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.pooled("MaxPool", x, dilations=self.dilation)
+        return self.pool("MaxPool", x, dilations=self.dilation)
 
 
 class MaxPool1d(_MaxPool):
@@ -62,7 +62,7 @@ class MaxPool2d(_MaxPool):
 
 
 class _AvgPool(_Pool):
-    """Family base: the mean of each window, padding counted unless told otherwise."""
+    """The base class of average pooling. Padding counts as zeros unless `count_include_pad` is False."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _AvgPool(_Pool):
         self.count_include_pad = count_include_pad
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.pooled("AveragePool", x, count_include_pad=int(self.count_include_pad))
+        return self.pool("AveragePool", x, count_include_pad=int(self.count_include_pad))
 
 
 class AvgPool1d(_AvgPool):
@@ -88,14 +88,15 @@ class AvgPool2d(_AvgPool):
 
 
 class AdaptiveAvgPool2d(Module):
-    """The mean of as many windows as `output_size` says; a single window takes images of any size.
+    """The means of `output_size` windows per axis. With a single window, images may have symbolic sizes.
 
     Along an axis of `size`, window i of `count` goes from floor(i * size / count) to ceil((i + 1) * size / count), as
-    PyTorch's: windows of one size where `size` is a multiple, else of several, which are a product with their shares.
+    in PyTorch. If `size` is a multiple of `count`, this is average pooling. Otherwise the windows differ in size, and
+    the means are computed as matrix products with the weights of the elements.
     """
 
     def __init__(self, output_size: Size) -> None:
-        self.output_size = spread(output_size, 2)
+        self.output_size = per_axis(output_size, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim == 4, "[N, C, H, W]", x)
@@ -107,7 +108,7 @@ class AdaptiveAvgPool2d(Module):
         if all(size % count == 0 for size, count in pairs):
             window = tuple(size // count for size, count in pairs)
             return x.op("AveragePool", kernel_shape=window, strides=window)
-        rows, columns = (tensor(_shares(size, count)) for size, count in pairs)
+        rows, columns = (tensor(_window_weights(size, count)) for size, count in pairs)
         return rows @ (x @ columns.T)
 
     def extra_repr(self) -> str:
@@ -115,10 +116,10 @@ class AdaptiveAvgPool2d(Module):
 
 
 class ZeroPad2d(Module):
-    """Zeros around images: so many on each side, or (left, right, top, bottom)."""
+    """Pads images with zeros, by one number on each side, or by (left, right, top, bottom)."""
 
     def __init__(self, padding: Size) -> None:
-        self.padding = spread(padding, 4)
+        self.padding = per_axis(padding, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim == 4, "[N, C, H, W]", x)
@@ -130,9 +131,9 @@ class ZeroPad2d(Module):
 
 
 class Upsample(Module):
-    """Images at another `size`, or larger by `scale_factor`: the nearest pixel, or with "bilinear" what lies between.
+    """Resizes images to `size`, or by `scale_factor`, with nearest or bilinear interpolation.
 
-    With `align_corners` the corners' centres stay where they are; else the images' edges do.
+    With `align_corners` the centers of the corner pixels are aligned, otherwise the edges of the images.
     """
 
     def __init__(
@@ -143,21 +144,21 @@ class Upsample(Module):
         align_corners: bool = False,
     ) -> None:
         if mode not in ("nearest", "bilinear"):
-            raise ValueError(f"mode is {mode!r}, expected nearest or bilinear")
+            raise ValueError(f"mode: expected nearest or bilinear, got {mode!r}")
         if (size is None) == (scale_factor is None):
-            raise ValueError("expected either size or scale_factor")
-        self.size = None if size is None else spread(size, 2)
+            raise ValueError("Upsample: expected either `size` or `scale_factor`")
+        self.size = None if size is None else per_axis(size, 2)
         factors = (scale_factor,) * 2 if isinstance(scale_factor, int | float) else scale_factor
         self.scale_factor = None if factors is None else tuple(map(float, factors))
         self.mode, self.align_corners = mode, align_corners
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim == 4, "[N, C, H, W]", x)
-        given: dict[str, Attr] = {"sizes": self.size} if self.size else {"scales": self.scale_factor}
-        return x.op("Resize", None, None, None, axes=(2, 3), **given, **self._sampling())
+        sizes: dict[str, Attr] = {"sizes": self.size} if self.size else {"scales": self.scale_factor}
+        return x.op("Resize", None, None, None, axes=(2, 3), **sizes, **self._sampling())
 
     def _sampling(self) -> dict[str, Attr]:
-        """Where ONNX takes pixels from."""
+        """The attributes of ONNX's Resize that select pixels."""
         if self.mode == "nearest":
             return {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
         corners = "align_corners" if self.align_corners else "half_pixel"
@@ -168,10 +169,10 @@ class Upsample(Module):
         return f"{how}, mode={self.mode}"
 
 
-def _shares(size: int, count: int) -> Any:
-    """How much each element has in each window: float32[count, size]."""
-    shares = np.zeros((count, size), np.float32)
+def _window_weights(size: int, count: int) -> Any:
+    """The weight of each element in the mean of each window: float32[count, size]."""
+    weights = np.zeros((count, size), np.float32)
     for i in range(count):
         first, end = i * size // count, -(-(i + 1) * size // count)
-        shares[i, first:end] = 1 / (end - first)
-    return shares
+        weights[i, first:end] = 1 / (end - first)
+    return weights

@@ -1,28 +1,31 @@
-"""Recurrent layers with PyTorch's parameters: of each layer and direction `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`,
-`bias_hh_l0`, and with `_reverse` those of the other direction.
+"""Recurrent layers with PyTorch's parameter names.
 
-ONNX's operators have the gates in another order; the rows of the weights are rearranged in the graph, which costs
-nothing once weights are constants.
+Layer 0 has `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0` and `bias_hh_l0`; names of the reverse direction end in
+`_reverse`. ONNX orders the gates differently, so the rows of the weights are reordered in the graph. The compiler folds
+this away when the weights are constants.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from core.nn import functional as F
-from core.nn import init
-from core.nn.module import Module
-from core.nn.parameter import Parameter
-from core.nn.tensor import Tensor, cat
+from lathe.core.nn import functional as F
+from lathe.core.nn import init
+from lathe.core.nn.module import Module
+from lathe.core.nn.parameter import Parameter
+from lathe.core.nn.tensor import Tensor, cat
 
 
 class _Recurrent(Module):
-    """Family base: inputs [L, N, input_size], with `batch_first` [N, L, input_size]; results the same with `D *
-    hidden_size`, for D directions. Initial and final states are [num_layers * D, N, hidden_size]."""
+    """The base class of recurrent layers.
+
+    Inputs are [L, N, input_size], with `batch_first` [N, L, input_size]. The last axis of the results is
+    `D * hidden_size` for D directions. Initial and final states are [num_layers * D, N, hidden_size].
+    """
 
     op: ClassVar[str]
-    order: ClassVar[tuple[int, ...]]  # the places of ONNX's gates among PyTorch's
-    states: ClassVar[int] = 1
+    order: ClassVar[tuple[int, ...]]  # for each gate of ONNX, its index in PyTorch's order
+    states: ClassVar[int] = 1  # number of final states
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class _Recurrent(Module):
                     self._add("bias_hh", suffix, rows)
 
     def _add(self, name: str, suffix: str, *shape: int) -> None:
-        setattr(self, name + suffix, init.spread(self.hidden_size, *shape))
+        setattr(self, name + suffix, init.new_uniform(self.hidden_size, *shape))
 
     @property
     def _directions(self) -> tuple[str, ...]:
@@ -57,7 +60,7 @@ class _Recurrent(Module):
         return [f"_l{layer}{direction}" for direction in self._directions]
 
     def run(self, x: Tensor, initial: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        """The results of the last layer, and the final states of all."""
+        """The results of the last layer, and the final states of all layers."""
         where = "N, L" if self.batch_first else "L, N"
         self.expect(x.ndim == 3 and x.shape[2] == self.input_size, f"[{where}, {self.input_size}]", x)
         y = x.transpose(0, 1) if self.batch_first else x
@@ -81,16 +84,16 @@ class _Recurrent(Module):
         return [y.transpose(1, 2).flatten(2), *final]
 
     def _gates(self, name: str, suffixes: list[str]) -> Tensor:
-        """Parameters of all directions, their gates in ONNX's order: [D, gates * hidden_size, ...]."""
-        stacked = []
+        """The parameters of all directions with gates in ONNX's order: [D, gates * hidden_size, ...]."""
+        directions = []
         for suffix in suffixes:
             parameter: Parameter = getattr(self, name + suffix)
             gates = parameter.split(self.hidden_size)
-            stacked.append(cat([gates[place] for place in self.order]).unsqueeze(0))
-        return stacked[0] if len(stacked) == 1 else cat(stacked)
+            directions.append(cat([gates[place] for place in self.order]).unsqueeze(0))
+        return directions[0] if len(directions) == 1 else cat(directions)
 
     def attrs(self) -> dict[str, int]:
-        """Further attributes of the operator."""
+        """Additional attributes of the operator."""
         return {}
 
     def extra_repr(self) -> str:
@@ -99,7 +102,7 @@ class _Recurrent(Module):
 
 
 class GRU(_Recurrent):
-    """Returns the results, and the final states."""
+    """A gated recurrent unit. Returns the results and the final hidden states."""
 
     op = "GRU"
     order = (1, 0, 2)  # ONNX: update, reset, new; PyTorch: reset, update, new
@@ -113,7 +116,7 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """Returns the results, and the final hidden and cell states."""
+    """A long short-term memory. Returns the results and the final (hidden, cell) states."""
 
     op = "LSTM"
     order = (0, 3, 1, 2)  # ONNX: input, output, forget, cell; PyTorch: input, forget, cell, output

@@ -1,7 +1,7 @@
-"""`Tensor`: what a layer's `forward` computes with; names and arguments as PyTorch's.
+"""`Tensor`: the operands of a layer's `forward`, with PyTorch's names and arguments.
 
-Shapes may hold symbols while a graph is traced: `x.shape[0]` may be the batch size that only a run knows, and can be
-computed with all the same.
+While a graph is traced, shapes may contain symbols: `x.shape[0]` may be the symbolic batch size, which supports
+arithmetic like a number.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NoReturn, TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import ModelError, TraceError
-from core.ir.dim import SymDim, product
-from core.ir.graph import Array, Attr, Value
-from core.ir.types import Dim, DType
-from core.nn.mode import Computed, current
-from core.ops.terms import Number, Term
+from lathe.core.errors import ModelError, TraceError
+from lathe.core.ir.dim import SymDim, product
+from lathe.core.ir.graph import Array, Attr, Value
+from lathe.core.ir.types import Dim, DType
+from lathe.core.nn.mode import EagerValue, current_mode
+from lathe.core.ops.opdef.terms import Number, Term
 
 Operand: TypeAlias = Union["Tensor", Number, NDArray[Any]]
 Axes: TypeAlias = int | Sequence[int] | None
@@ -26,39 +26,39 @@ Index: TypeAlias = Union[int, slice, EllipsisType, "Tensor", NDArray[Any], None]
 
 
 class Tensor:
-    """Elements, when they are computed eagerly; a value of a graph while one is traced."""
+    """A tensor: an array in eager mode, a value of the graph while a graph is traced."""
 
     __array_priority__ = 100  # `array * tensor` is a tensor
     __array_ufunc__ = None
 
     def __init__(self, value: Value) -> None:
-        self._value, self._home = value, current()
+        self._value, self._mode = value, current_mode()
 
     @property
     def value(self) -> Value:
-        """What stands for the tensor in the graph that is being written, or holds its elements."""
-        return current().take(self._value, self._home)
+        """The tensor's value in the current mode: a value of the graph that is traced, or one with elements."""
+        return current_mode().take(self._value, self._mode)
 
     @property
     def term(self) -> Term:
-        """The tensor in the language that graphs are written in."""
-        return Term(current().writer, self.value)
+        """The tensor as a `Term`, with which the compiler writes graphs."""
+        return Term(current_mode().writer, self.value)
 
     def op(self, name: str, *others: Operand | None, **attrs: Attr) -> Tensor:
-        """The first output of any operator of core/ops applied to this tensor and others."""
+        """The first output of the ONNX operator `name` (one of core/ops) with this tensor and `others` as inputs."""
         return self.ops(name, *others, outputs=1, **attrs)[0]
 
     def ops(self, name: str, *others: Operand | None, outputs: int, **attrs: Attr) -> list[Tensor]:
-        """All outputs of an operator."""
-        given = [None if other is None else self._operand(other) for other in others]
-        return [Tensor(term.value) for term in self.term.ops(name, *given, outputs=outputs, **attrs)]
+        """The first `outputs` outputs of the operator `name`."""
+        operands = [None if other is None else self._operand(other) for other in others]
+        return [Tensor(term.value) for term in self.term.ops(name, *operands, outputs=outputs, **attrs)]
 
     def _operand(self, other: Operand) -> Term | Number:
         if isinstance(other, np.ndarray):
             return tensor(other.astype(self.dtype.numpy) if other.dtype.kind == "f" else other).term
         return other.term if isinstance(other, Tensor) else other
 
-    # What is known of it
+    # Type and elements
 
     @property
     def dtype(self) -> DType:
@@ -76,7 +76,7 @@ class Tensor:
         return self.shape[dim]
 
     def extent(self, dim: int) -> int:
-        """A dimension that must be a number. ModelError when it is a symbol."""
+        """A dimension that must be a number. ModelError if it is symbolic."""
         size = self.shape[dim]
         if isinstance(size, SymDim):
             raise ModelError(f"dimension {dim} of {self.value.type} is not known, expected a number", where="tensor")
@@ -84,16 +84,16 @@ class Tensor:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it has elements: it was made eagerly."""
-        return isinstance(self.value, Computed)
+        """Whether the tensor has elements, as in eager mode."""
+        return isinstance(self.value, EagerValue)
 
     def numpy(self) -> Array:
         """The elements. TraceError while a graph is traced."""
         value = self.value
-        return value.array if isinstance(value, Computed) else self._unknown("its elements")
+        return value.array if isinstance(value, EagerValue) else self._raise_unknown("the elements")
 
     def item(self) -> Any:
-        """The only element."""
+        """The element of a tensor with one element, as a Python number."""
         return self.numpy().item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -101,7 +101,7 @@ class Tensor:
 
     def __bool__(self) -> bool:
         value = self.value
-        return bool(value.array) if isinstance(value, Computed) else self._unknown("whether it is true")
+        return bool(value.array) if isinstance(value, EagerValue) else self._raise_unknown("a truth value")
 
     def __float__(self) -> float:
         return float(self.item())
@@ -113,19 +113,19 @@ class Tensor:
         return self.extent(0)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Along the first axis, whose extent must be known."""
+        """Iterate over the first axis, whose extent must be a number."""
         return (self[i] for i in range(len(self)))
 
-    def _unknown(self, what: str) -> NoReturn:
+    def _raise_unknown(self, what: str) -> NoReturn:
         message = (
-            f"Python asks {what} while a graph is traced, which only a run can know; "
-            "write the choice as a graph (nn.where, nn.cond, nn.while_loop), or run eagerly"
+            f"Python code needs {what}, but elements are unknown while a graph is traced; "
+            "use nn.where, nn.cond or nn.while_loop, or run eagerly"
         )
         raise TraceError(message, where=f"tensor %{self.value.name}: {self.value.type}")
 
     def __repr__(self) -> str:
         value = self.value
-        if not isinstance(value, Computed):
+        if not isinstance(value, EagerValue):
             return f"Tensor(%{value.name}: {value.type})"
         return f"Tensor({np.array2string(value.array, precision=4, separator=', ', prefix='Tensor(')}, {value.type})"
 
@@ -140,7 +140,7 @@ class Tensor:
         return self.op("Sub", other)
 
     def __rsub__(self, other: Operand) -> Tensor:
-        return self._like(other).op("Sub", self)
+        return self._as_tensor(other).op("Sub", self)
 
     def __mul__(self, other: Operand) -> Tensor:
         return self.op("Mul", other)
@@ -151,7 +151,7 @@ class Tensor:
         return self.op("Div", other)
 
     def __rtruediv__(self, other: Operand) -> Tensor:
-        return self._like(other).op("Div", self)
+        return self._as_tensor(other).op("Div", self)
 
     def __pow__(self, other: Operand) -> Tensor:
         return self.op("Pow", other)
@@ -189,10 +189,10 @@ class Tensor:
     def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
         return ~(self == other)
 
-    __hash__ = object.__hash__  # tensors are told apart by identity
+    __hash__ = object.__hash__  # a tensor is equal to itself only when used as a key
 
-    def _like(self, other: Operand) -> Tensor:
-        """A number as a tensor of this element type."""
+    def _as_tensor(self, other: Operand) -> Tensor:
+        """The operand as a tensor; a number gets this tensor's element type."""
         return other if isinstance(other, Tensor) else tensor(np.asarray(other, self.dtype.numpy))
 
     def matmul(self, other: Operand) -> Tensor:
@@ -230,46 +230,46 @@ class Tensor:
         return low if max is None else low.op("Min", max)
 
     def masked_fill(self, mask: Operand, number: float) -> Tensor:
-        """`number` where the boolean mask holds."""
+        """The tensor with `number` where the boolean mask is true."""
         return where(mask if isinstance(mask, Tensor) else tensor(mask), number, self)
 
     def to(self, dtype: DType | str) -> Tensor:
-        """The elements as another type, `float32` say."""
+        """The tensor cast to another element type, such as `float32`."""
         return Tensor(self.term.cast(DType.parse(dtype) if isinstance(dtype, str) else dtype).value)
 
     def detach(self) -> Tensor:
-        """The same elements, constant to those who differentiate."""
+        """The same elements without a gradient (StopGradient)."""
         return self.op("StopGradient")
 
     # Reductions
 
     def sum(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
-        return self._reduced("ReduceSum", dim, keepdim)
+        return self._reduce("ReduceSum", dim, keepdim)
 
     def mean(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
-        return self._reduced("ReduceMean", dim, keepdim)
+        return self._reduce("ReduceMean", dim, keepdim)
 
     def amax(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
-        return self._reduced("ReduceMax", dim, keepdim)
+        return self._reduce("ReduceMax", dim, keepdim)
 
     def amin(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
-        return self._reduced("ReduceMin", dim, keepdim)
+        return self._reduce("ReduceMin", dim, keepdim)
 
     def argmax(self, dim: int, keepdim: bool = False) -> Tensor:
         return self.op("ArgMax", axis=dim, keepdims=int(keepdim))
 
-    def _reduced(self, op: str, dim: Axes, keepdim: bool) -> Tensor:
+    def _reduce(self, op: str, dim: Axes, keepdim: bool) -> Tensor:
         axes = range(self.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
         return self.op(op, axes=tuple(axes), keepdims=int(keepdim))
 
     # Shapes
 
     def reshape(self, *shape: Dim | Sequence[Dim]) -> Tensor:
-        """The same elements in another shape; one extent may be -1: what is left."""
-        wanted = list(_flattened(shape))
-        if -1 in wanted:
-            wanted[wanted.index(-1)] = product(self.shape) // product(dim for dim in wanted if dim != -1)
-        return Tensor(self.term.reshape(wanted).value)
+        """The same elements in another shape. One extent may be -1, which is then inferred."""
+        extents = list(_flat_arguments(shape))
+        if -1 in extents:
+            extents[extents.index(-1)] = product(self.shape) // product(dim for dim in extents if dim != -1)
+        return Tensor(self.term.reshape(extents).value)
 
     view = reshape
 
@@ -279,11 +279,11 @@ class Tensor:
         return self.reshape(*shape[:first], product(shape[first : last + 1]), *shape[last + 1 :])
 
     def permute(self, *dims: int | Sequence[int]) -> Tensor:
-        axes = [dim % self.ndim for dim in _flattened(dims) if isinstance(dim, int)]
+        axes = [dim % self.ndim for dim in _flat_arguments(dims) if isinstance(dim, int)]
         return Tensor(self.term.transpose(*axes).value)
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
-        """Two axes exchanged."""
+        """The tensor with two axes exchanged."""
         axes = list(range(self.ndim))
         axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
         return self.permute(*axes)
@@ -299,13 +299,13 @@ class Tensor:
         return Tensor(self.term.squeeze(dim % self.ndim).value)
 
     def expand(self, *shape: Dim | Sequence[Dim]) -> Tensor:
-        """Repeated along the axes of extent 1; -1 leaves an axis as it is."""
-        wanted = _flattened(shape)
-        own = (1,) * (len(wanted) - self.ndim) + self.shape
-        return Tensor(self.term.expand([a if b == -1 else b for a, b in zip(own, wanted, strict=True)]).value)
+        """The tensor repeated along axes of extent 1; -1 leaves an axis unchanged."""
+        extents = _flat_arguments(shape)
+        own = (1,) * (len(extents) - self.ndim) + self.shape
+        return Tensor(self.term.expand([a if b == -1 else b for a, b in zip(own, extents, strict=True)]).value)
 
     def split(self, size: int, dim: int = 0) -> list[Tensor]:
-        """Pieces of `size` along an axis, the last one perhaps smaller."""
+        """Chunks of `size` along an axis; the last one may be smaller."""
         extent = self.extent(dim)
         return [self._slice(dim % self.ndim, i, min(i + size, extent)) for i in range(0, extent, size)]
 
@@ -316,47 +316,47 @@ class Tensor:
         return Tensor(self.term.slice(axis, start, end, step).value)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Numbers, slices, `None`, `...`, and one tensor of integers along an axis."""
+        """Basic indexing with integers, slices, `None` and `...`, or a tensor of integers as the index of an axis."""
         items = _without_ellipsis(index if isinstance(index, tuple) else (index,), self.ndim)
         result, axis = self, 0
         for item in items:
-            result, axis = _indexed(result, axis, item)
+            result, axis = _apply_index(result, axis, item)
         return result
 
 
 def tensor(data: object) -> Tensor:
-    """A tensor from anything NumPy understands; float64 becomes float32. While a graph is traced it is a constant."""
+    """A tensor from an array-like object; float64 becomes float32. While a graph is traced it is a constant."""
     if isinstance(data, Tensor):
         return data
     array = np.asarray(data)
-    return Tensor(Computed("c", array.astype(np.float32) if array.dtype == np.float64 else array))
+    return Tensor(EagerValue("c", array.astype(np.float32) if array.dtype == np.float64 else array))
 
 
 def where(condition: Tensor, yes: Operand, no: Operand) -> Tensor:
-    """`yes` where the boolean tensor holds, else `no`; at least one of them is a tensor."""
+    """`yes` where the condition is true, otherwise `no`, element by element. At least one of them is a tensor."""
     like = yes if isinstance(yes, Tensor) else no
     if not isinstance(like, Tensor):
-        raise TypeError("one of the two choices must be a tensor, which says the element type")
-    return condition.op("Where", like._like(yes), like._like(no))
+        raise TypeError("where: expected at least one of `yes` and `no` to be a tensor, got two numbers")
+    return condition.op("Where", like._as_tensor(yes), like._as_tensor(no))
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors joined along an axis."""
+    """The concatenation of tensors along an axis."""
     return tensors[0].op("Concat", *tensors[1:], axis=dim)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors of one shape joined along a new axis."""
+    """The concatenation of tensors of the same shape along a new axis."""
     return cat([each.unsqueeze(dim) for each in tensors], dim)
 
 
-def _flattened(items: Sequence[Any]) -> Sequence[Any]:
-    """`f(1, 2)` and `f((1, 2))` say the same."""
+def _flat_arguments(items: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a call `f(1, 2)` or `f((1, 2))`, which mean the same."""
     return items[0] if len(items) == 1 and isinstance(items[0], Sequence) else items
 
 
 def _without_ellipsis(items: tuple[Index, ...], rank: int) -> list[Index]:
-    """`...` written out as whole axes."""
+    """The index with `...` replaced by full slices."""
     places = [i for i, item in enumerate(items) if item is Ellipsis]
     if not places:
         return list(items)
@@ -364,35 +364,35 @@ def _without_ellipsis(items: tuple[Index, ...], rank: int) -> list[Index]:
     return [*items[: places[0]], *[slice(None)] * rest, *items[places[0] + 1 :]]
 
 
-def _indexed(x: Tensor, axis: int, item: Index) -> tuple[Tensor, int]:
-    """One index applied to an axis, and the axis that the next one is for."""
+def _apply_index(x: Tensor, axis: int, item: Index) -> tuple[Tensor, int]:
+    """Apply one index to an axis; returns the result and the axis for the next index."""
     match item:
         case None:
             return x.unsqueeze(axis), axis + 1
         case slice():
-            return _sliced(x, axis, item), axis + 1
+            return _apply_slice(x, axis, item), axis + 1
         case int() if not isinstance(item, bool):
-            return x._slice(axis, *_one(x.shape[axis], item)).squeeze(axis), axis
+            return x._slice(axis, *_single_index(x.shape[axis], item)).squeeze(axis), axis
         case Tensor() | np.ndarray():
             indices = tensor(item)
             return x.op("Gather", indices, axis=axis), axis + indices.ndim
-    raise TypeError(f"index {item!r} is no number, slice, None, ... or tensor of integers")
+    raise TypeError(f"index: expected an integer, slice, None, ... or tensor of integers, got {item!r}")
 
 
-def _one(extent: Dim, index: int) -> tuple[Dim, Dim]:
-    """Start and end of a slice of one place. IndexError when there is no such place."""
+def _single_index(extent: Dim, index: int) -> tuple[Dim, Dim]:
+    """Start and end of the slice for a single index. IndexError if it is out of range."""
     if isinstance(extent, int) and not -extent <= index < extent:
         raise IndexError(f"index {index} is out of range for an axis of {extent}")
     start = index if index >= 0 else extent + index
     return start, start + 1
 
 
-def _sliced(x: Tensor, axis: int, item: slice) -> Tensor:
+def _apply_slice(x: Tensor, axis: int, item: slice) -> Tensor:
     if item == slice(None):
         return x
     extent, step = x.shape[axis], 1 if item.step is None else int(item.step)
     if step < 1:
-        raise ValueError(f"step of a slice is {step}, expected at least 1")
+        raise ValueError(f"step of a slice: expected at least 1, got {step}")
     start, end = item.start or 0, extent if item.stop is None else item.stop
     start, end = (extent + each if isinstance(each, int) and each < 0 else each for each in (start, end))
     return x._slice(axis, start, end, step)

@@ -1,17 +1,17 @@
-"""`trace`: from Python to a graph, by running `forward` once on tensors that have types but no elements."""
+"""`trace`: turns a module into a graph by running `forward` once on tensors that have types but no elements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from core.errors import ModelError
-from core.ir.graph import Graph, Value
-from core.ir.types import TensorType, ValueType, parse_type
-from core.ir.verify import verify
-from core.nn.mode import Tracing, entered
-from core.nn.module import Module
-from core.nn.tensor import Tensor
+from lathe.core.errors import ModelError
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import TensorType, ValueType, parse_type
+from lathe.core.ir.verify import verify
+from lathe.core.nn.mode import Tracing, use_mode
+from lathe.core.nn.module import Module
+from lathe.core.nn.tensor import Tensor
 
 
 def trace(
@@ -19,18 +19,20 @@ def trace(
 ) -> Graph:
     """The graph of a module, or of any function of tensors.
 
-    `inputs` go to `forward` in their order, under their names; types may be text, `float32[n,1,28,28]`, in which names
-    are dimensions that a run decides, the batch size first of all. What `forward` returns, one tensor, several or a
-    dictionary, becomes the outputs: `outputs` names them, by default `output`, or `output_0` and so on. Parameters
-    become constants named by their paths, which `core.train.step` trains. TraceError for code that asks for numbers
-    that only a run has; ModelError, naming the module, for shapes that do not fit.
+    `inputs` maps names of inputs to types, and is passed to `forward` in its order. A type may be text such as
+    `float32[n,1,28,28]`, in which names are symbolic dimensions, usually the batch size. The results of `forward`, a
+    tensor, several, or a dictionary, become the outputs. `outputs` names them; defaults are the keys of the dictionary,
+    `output` for a single tensor, or `output_0`, `output_1` and so on. Parameters become constants named by their paths,
+    which `lathe.core.train.step` trains.
+
+    TraceError for code that needs the elements of a tensor. ModelError for shapes that do not fit; it names the module.
     """
     graph = Graph(name or _name(module))
     states = module.named_state() if isinstance(module, Module) else ()
     mode = Tracing(graph, {parameter: path for path, parameter in states})
-    with entered(mode):
-        arguments = [Tensor(mode.writer.input(label, _type(given)).value) for label, given in inputs.items()]
-        results = _named(module(*arguments), outputs)
+    with use_mode(mode):
+        arguments = [Tensor(mode.writer.input(label, _type(type_)).value) for label, type_ in inputs.items()]
+        results = _named_results(module(*arguments), outputs)
         for label, result in results.items():
             graph.outputs.append(_output(mode, result.value, label))
     graph.remove_dead()
@@ -42,15 +44,15 @@ def _name(module: Callable[..., Any]) -> str:
     return type(module).__name__.lower() if isinstance(module, Module) else getattr(module, "__name__", "graph")
 
 
-def _type(given: TensorType | str) -> TensorType:
-    type_: ValueType = parse_type(given) if isinstance(given, str) else given
+def _type(declared: TensorType | str) -> TensorType:
+    type_: ValueType = parse_type(declared) if isinstance(declared, str) else declared
     if not isinstance(type_, TensorType):
         raise ModelError(f"is {type_}, expected the type of a tensor", where="trace")
     return type_
 
 
-def _named(results: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs by name. ModelError for what is no tensor, or when their number is not that of the names."""
+def _named_results(results: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """The outputs by name. ModelError for a result that is not a tensor, or if the number of names differs."""
     if isinstance(results, Mapping) and not names:
         return {name: _tensor(each, name) for name, each in results.items()}
     several = list(results.values()) if isinstance(results, Mapping) else results
@@ -69,7 +71,7 @@ def _tensor(result: Any, name: str) -> Tensor:
 
 
 def _output(mode: Tracing, value: Value, name: str) -> Value:
-    """A value under the name of an output; a copy where it has a name already."""
+    """The value for an output of this name: a copy (Identity) of an input, a constant, or another output."""
     graph = mode.writer.graph
     if value.producer is None or value in graph.outputs:
         (value,) = mode.writer.emit("Identity", [value])

@@ -1,68 +1,55 @@
 """The operators. Importing this package registers all families."""
 
-from core.ir.build import set_inference
-from core.ops import (
+from lathe.core.ir.build import set_inference
+from lathe.core.ops.control import control_flow, scan, sequence
+from lathe.core.ops.image import detection, image_decoder, patches, resize, sampling
+from lathe.core.ops.ml import features, labels, linear, maps, svm, tree_models, trees
+from lathe.core.ops.nn import (
     activation,
-    control,
     conv,
     conv_gradient,
-    creation,
-    detection,
-    einsum,
-    elementwise,
     fused,
-    hashing,
-    images,
-    indexing,
-    inverse,
-    labels,
-    linear,
-    logic,
-    maps,
     matmul,
-    ml,
-    movement,
-    ngrams,
     norm,
     optimizers,
-    order,
-    patches,
     pool,
-    qlinear,
-    quantize,
-    random,
     recurrent,
-    reduce,
-    resize,
-    sampling,
-    scan,
     segments,
-    sequence,
+    softmax,
+)
+from lathe.core.ops.opdef.inference import infer_node
+from lathe.core.ops.quantized import qlinear, quantize
+from lathe.core.ops.tensor import (
+    creation,
+    einsum,
+    elementwise,
+    indexing,
+    inverse,
+    logic,
+    movement,
+    order,
+    random,
+    reduce,
     signal,
     slicing,
-    softmax,
-    svm,
-    text,
-    tokens,
-    tree_models,
-    trees,
 )
-from core.ops.inference import infer_node
+from lathe.core.ops.text import hashing, ngrams, strings, tokens
 
 set_inference(infer_node)
 
 __all__ = [
     "activation",
-    "control",
+    "control_flow",
     "conv",
     "conv_gradient",
     "creation",
     "detection",
     "einsum",
     "elementwise",
+    "features",
     "fused",
     "hashing",
-    "images",
+    "image_decoder",
     "indexing",
     "inverse",
     "labels",
@@ -70,7 +57,6 @@ __all__ = [
     "logic",
     "maps",
     "matmul",
-    "ml",
     "movement",
     "ngrams",
     "norm",
@@ -91,8 +77,8 @@ __all__ = [
     "signal",
     "slicing",
     "softmax",
+    "strings",
     "svm",
-    "text",
     "tokens",
     "tree_models",
     "trees",

@@ -1,1 +1,1 @@
-"""Graph to graph: every pass keeps what the model computes, up to float rounding."""
+"""Graph-to-graph rewrites: every pass preserves the results of the model, up to float rounding."""

@@ -1,4 +1,4 @@
-"""The order of the passes, readable at a glance."""
+"""The pass pipeline: the order in which the passes run, and the loop that runs and verifies them."""
 
 from __future__ import annotations
 
@@ -6,55 +6,58 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from core.errors import VerifyError
-from core.ir.graph import Graph
-from core.ir.verify import verify
-from core.passes.attention import FuseAttention
-from core.passes.base import Pass, PassError
-from core.passes.batch_axes import BatchAxes
-from core.passes.batch_last import BatchLast
-from core.passes.bind_params import BindParams
-from core.passes.control import OptimizeBodies
-from core.passes.conv_chain import ChainConvolutions
-from core.passes.cse import CommonSubexpressions
-from core.passes.definitions import CONVOLUTIONS, Define
-from core.passes.elementwise import FuseElementwise
-from core.passes.eliminate import Eliminate
-from core.passes.epilogue import FuseEpilogue
-from core.passes.exact_products import ExactProducts
-from core.passes.fitted import ExpandFitted
-from core.passes.fold_affine import FoldAffine
-from core.passes.fold_constants import FoldConstants
-from core.passes.gemm import FuseMatMul
-from core.passes.grouped_queries import GroupedQueries
-from core.passes.indexed_views import IndexedViews
-from core.passes.inline_if import InlineIf
-from core.passes.iota import WriteIota
-from core.passes.layout import ChannelsLast
-from core.passes.loops import SimplifyLoops
-from core.passes.pooled_conv import PoolConvolutions
-from core.passes.precision import NARROW, Narrow
-from core.passes.quantized import Quantized
-from core.passes.recompose import Recompose
-from core.passes.recurrent import SplitRecurrent
-from core.passes.requantize import Requantize
-from core.passes.same_pads import SamePads
-from core.passes.selected_rows import SelectedRows
-from core.passes.simplify import Simplify
-from core.passes.transposed_conv import TransposedConvolutions
-from core.passes.transposes import Transposes
-from core.passes.widen import Widen
+from lathe.core.errors import VerifyError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.verify import verify
+from lathe.core.passes.fusion.attention import FuseAttention
+from lathe.core.passes.fusion.conv_chain import ChainConvolutions
+from lathe.core.passes.fusion.elementwise import FuseElementwise
+from lathe.core.passes.fusion.epilogue import FuseEpilogue
+from lathe.core.passes.fusion.gemm import FuseMatMul
+from lathe.core.passes.fusion.grouped_queries import FuseGroupedQueries
+from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
+from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
+from lathe.core.passes.layout.batch_last import BatchLast
+from lathe.core.passes.layout.channels_last import ChannelsLast
+from lathe.core.passes.lowering.classic_ml import ExpandClassicML
+from lathe.core.passes.lowering.control_flow import OptimizeBodies
+from lathe.core.passes.lowering.definitions import CONVOLUTIONS, ExpandDefinitions
+from lathe.core.passes.lowering.exact_products import ExactProducts
+from lathe.core.passes.lowering.masked_rows import SelectedRows
+from lathe.core.passes.lowering.recurrent import SplitRecurrent
+from lathe.core.passes.lowering.same_pads import SamePads
+from lathe.core.passes.lowering.transposed_conv import TransposedConvolutions
+from lathe.core.passes.precision.low_precision import NARROW, ConvertToNarrow
+from lathe.core.passes.precision.quantized import Quantized
+from lathe.core.passes.precision.widen import Widen
+from lathe.core.passes.rewrite.base import Pass, PassError
+from lathe.core.passes.simplify.algebra import Simplify
+from lathe.core.passes.simplify.batch_axes import BatchAxes
+from lathe.core.passes.simplify.bind_params import BindParams
+from lathe.core.passes.simplify.cse import CommonSubexpressions
+from lathe.core.passes.simplify.eliminate import Eliminate
+from lathe.core.passes.simplify.fold_affine import FoldAffine
+from lathe.core.passes.simplify.fold_constants import FoldConstants
+from lathe.core.passes.simplify.indexed_views import IndexedViews
+from lathe.core.passes.simplify.inline_if import InlineIf
+from lathe.core.passes.simplify.iota import WriteIota
+from lathe.core.passes.simplify.loops import SimplifyLoops
+from lathe.core.passes.simplify.recompose import Recompose
+from lathe.core.passes.simplify.transposes import Transposes
 
-_FEWEST_QUERIES_ON_GPU = 12  # a program has one head: few of them leave multiprocessors idle
+_FEWEST_QUERIES_ON_GPU = 12  # one Triton program computes one head: few queries leave multiprocessors idle
 
 
 @dataclass(frozen=True)
 class Options:
-    """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`:
-    the type of what products multiply, "float32", "bfloat16" or "float16". `integers`: whether the target multiplies
-    bytes faster than floats, so that products of quantized numbers are worth integer kernels. `host`: whether a CPU
-    runs what comes out, for whose kernels some forms are made. `inside`: whether the graph is the body of a node.
-    `in_parts`: whether the graph is cut into parts, so that a body is a graph of its own, for any sizes as well."""
+    """Options of the pipeline.
+
+    `channels_last`: lay images out as [N, D1.., C]. `fold_limit_bytes`: the largest folded constant, see
+    `FoldConstants`. `precision`: the type of the operands of matrix products and convolutions, "float32", "bfloat16" or
+    "float16". `integers`: the target multiplies bytes faster than floats, so quantized products get integer kernels.
+    `host`: the target is a CPU; some fusions exist for CPU kernels alone. `inside`: the graph is the body of If, Loop
+    or Scan. `in_parts`: the graph will be cut into parts, and each body is compiled as a graph of its own.
+    """
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
@@ -67,7 +70,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did: rewrites, nodes before and after, and how long it took."""
+    """The effect of one pass: the number of rewrites, the number of nodes before and after, and the time it took."""
 
     name: str
     changed: int
@@ -78,37 +81,39 @@ class PassReport:
 
     @property
     def line(self) -> str:
-        """What it did, without its time: equal inputs give equal artifacts."""
+        """The report as one line of text, without the time: equal inputs must give byte-equal artifacts."""
         notes = f" ({'; '.join(self.notes)})" if self.notes else ""
         return f"{self.name}: {self.changed} rewrites, {self.nodes_before} -> {self.nodes_after} nodes{notes}"
 
 
-def preparation(options: Options) -> list[Pass]:
-    """What the planner cannot do without: parameters and constants known, nothing dead."""
-    known: list[Pass] = [BindParams(), FoldConstants(options.fold_limit_bytes)]
-    return [*known, InlineIf(known), Eliminate(), CommonSubexpressions()]
+def required_passes(options: Options) -> list[Pass]:
+    """The passes that the planner requires: they fold parameters and constants, and remove dead nodes."""
+    fold: list[Pass] = [BindParams(), FoldConstants(options.fold_limit_bytes)]
+    return [*fold, InlineIf(fold), Eliminate(), CommonSubexpressions()]
 
 
-def for_proofs() -> list[Pass]:
-    """What brings equal things into one form, before a proof looks at them: what it proves of the result is as true of
-    the graph as it was written."""
-    clean = preparation(Options())
+def canonical_passes() -> list[Pass]:
+    """The passes that bring a graph into canonical form before a proof analyses it.
+
+    They preserve what the graph computes, so a proof about the result holds for the original graph, too.
+    """
+    clean = required_passes(Options())
     views: list[Pass] = [Simplify(), IndexedViews(), SelectedRows()]
-    return [*clean, Define(for_kernels=False), *views, *clean, Simplify(), Transposes()]
+    return [*clean, ExpandDefinitions(for_kernels=False), *views, *clean, Simplify(), Transposes()]
 
 
-def passes(options: Options) -> list[Pass]:
-    """The whole pipeline, in order."""
-    clean = preparation(options)
+def optimizing_passes(options: Options) -> list[Pass]:
+    """The whole optimizing pipeline, in order."""
+    clean = required_passes(options)
     canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), SelectedRows(), *clean]
     algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
     products: list[Pass] = [BatchAxes(), Transposes(), SplitRecurrent(), FuseMatMul()]
-    learning: list[Pass] = [BatchLast()] if options.host else []
+    gradients: list[Pass] = [BatchLast()] if options.host else []
     pools: list[Pass] = [PoolConvolutions()] if options.host else []
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
-    last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
-    images = last if options.channels_last else []
-    computed: list[Pass] = [Define(only=CONVOLUTIONS), FuseMatMul()] if options.host else []
+    layout: list[Pass] = [*gradients, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
+    images = layout if options.channels_last else []
+    convolutions: list[Pass] = [ExpandDefinitions(only=CONVOLUTIONS), FuseMatMul()] if options.host else []
     sizes: list[Pass] = [WriteIota()] if options.host and (options.in_parts or not options.inside) else []
     fusion: list[Pass] = [
         ExactProducts(),
@@ -116,56 +121,60 @@ def passes(options: Options) -> list[Pass]:
         FuseElementwise(),
         FuseEpilogue(),
         FuseAttention() if options.host else FuseAttention(_FEWEST_QUERIES_ON_GPU),
-        GroupedQueries(),
+        FuseGroupedQueries(),
         *pools,
         *chains,
     ]
-    narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
-    bodies: list[Pass] = [OptimizeBodies(lambda body: _counted(optimize(body, replace(options, inside=True))))]
-    whole: list[Pass] = [Quantized(options.integers, options.host), ExpandFitted()]
+    precision: list[Pass] = [ConvertToNarrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
+    bodies: list[Pass] = [OptimizeBodies(lambda body: _with_count(optimize(body, replace(options, inside=True))))]
+    patterns: list[Pass] = [Quantized(options.integers, options.host), ExpandClassicML()]
     return [
-        *whole,
+        *patterns,
         *clean,
         SimplifyLoops(),
-        Requantize(),
+        RemoveRequantization(),
         Widen(),
-        Define(),
+        ExpandDefinitions(),
         SamePads(),
         *canonical,
         *algebra,
         *products,
         *images,
-        *computed,
+        *convolutions,
         *clean,
         *sizes,
         *fusion,
-        *narrow,
+        *precision,
         *([] if options.in_parts else bodies),
     ]
 
 
 def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
-    """An optimized copy of `graph`, and what each pass did to it. The graph given stays as it is.
+    """An optimized copy of `graph`, and one report per pass. `graph` itself stays unchanged.
 
     PassError, naming the passes already run, when a pass fails or leaves a graph that does not verify.
     """
-    return run_passes(graph, passes(options))
+    return run_passes(graph, optimizing_passes(options))
 
 
 def prepare(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
-    """`optimize` without the optimizations: every node stays what the model's author wrote."""
-    bodies: list[Pass] = [OptimizeBodies(lambda body: _counted(prepare(body, options)))]
-    return run_passes(graph, [*preparation(options), *([] if options.in_parts else bodies)])
+    """A copy of `graph` after the required passes alone: every remaining node is one that the model's author wrote."""
+    bodies: list[Pass] = [OptimizeBodies(lambda body: _with_count(prepare(body, options)))]
+    return run_passes(graph, [*required_passes(options), *([] if options.in_parts else bodies)])
 
 
-def _counted(result: tuple[Graph, list[PassReport]]) -> tuple[Graph, int]:
+def _with_count(result: tuple[Graph, list[PassReport]]) -> tuple[Graph, int]:
+    """The graph, and the sum of all rewrites."""
     graph, reports = result
     return graph, sum(report.changed for report in reports)
 
 
 def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[PassReport]]:
-    """`optimize` with a pipeline of one's own. Passes compute with the values of constants, so the copy has no defaults
-    that a run could replace."""
+    """Runs the given passes on a copy of `graph`, and verifies the copy after each pass that changed it.
+
+    Passes fold the values of constants, so the copy has no `defaults` that a run could replace. PassError as in
+    `optimize`.
+    """
     graph = graph.clone()
     graph.defaults.clear()
     reports: list[PassReport] = []

@@ -1,28 +1,30 @@
-"""Offsets in the arena: greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net
-Inference"), and again with what reached highest placed first, where that leaves more room unused than it should.
+"""The arena allocator: gives buffers offsets.
 
-Buffers proportional to the batch size come first; constant-size ones go into gaps that they leave, or behind them. A
-gap between two such buffers grows with `n`, so what fits in it for n = 1 fits for every n: every offset is `a*n + b`.
+Greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference"). If the result is too
+far from the lower bound, it tries again with the buffer that reached the highest address placed first.
+
+Buffers proportional to the batch size come first. Buffers of constant size go into the gaps between them, or behind
+them. Gaps grow with `n`, so what fits into one for n = 1 fits for every n. Every offset is `a*n + b`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.ir.types import Dim
-from core.plan.liveness import Affine, Buffer, lower_bound
+from lathe.core.ir.types import Dim
+from lathe.core.plan.liveness import Affine, Buffer, lower_bound
 
-_NEAR = 1.01  # of the lower bound: good enough
-_TRIES = 24
-_MOST_WORK = 1 << 20  # pairs of buffers that all tries together may look at, the first one apart
+_GOOD_ENOUGH = 1.01  # times the lower bound: no further trial
+_MAX_TRIALS = 24
+_MAX_PAIRS = 1 << 20  # pairs of buffers that all trials together may visit, not counting the first placement
 
 
 def place(buffers: list[Buffer]) -> Affine:
-    """Give every buffer an offset such that buffers alive together do not overlap for any n >= 1, or any sizes.
-    Returns the size of the arena.
+    """Set the offsets such that buffers with overlapping lifetimes are disjoint; return the size of the arena.
 
-    Buffers over sizes are multiples of a unit. Those of one unit share memory with each other: what holds for n rows
-    holds for a unit. Each unit has a part of the arena of its own, behind that of the others.
+    They are disjoint for every n >= 1, and for all values of the sizes in dynamic-shape code. There, each buffer is a
+    multiple of a unit. The buffers of one unit share memory like buffers proportional to n; each unit has a part of
+    the arena of its own.
     """
     extent = _place_together([buffer for buffer in buffers if not buffer.size.units])
     for unit in dict.fromkeys(unit for buffer in buffers for unit, _ in buffer.size.units):
@@ -31,7 +33,7 @@ def place(buffers: list[Buffer]) -> Affine:
 
 
 def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
-    """Place buffers that are multiples of a unit, from `start` on; returns where they end."""
+    """Place buffers that are multiples of a unit, from `start` on; return where they end."""
     rows = [Buffer(Affine(a=buffer.size.units[0][1]), buffer.first, buffer.last) for buffer in buffers]
     extent = _place_together(rows)
     for buffer, row in zip(buffers, rows, strict=True):
@@ -40,14 +42,14 @@ def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
 
 
 def _place_together(buffers: list[Buffer]) -> Affine:
-    """Place buffers whose sizes are `a*n + b`; returns the extent."""
+    """Place buffers whose sizes are `a*n` or `b`; return the extent."""
     rows = [buffer for buffer in buffers if buffer.size.a]
     constant = [buffer for buffer in buffers if not buffer.size.a]
     order = _by_size(rows, constant)
     size = _place(order, constant)
-    enough = lower_bound(buffers, 1) * _NEAR
+    enough = lower_bound(buffers, 1) * _GOOD_ENOUGH
     best, found = size, [buffer.offset for buffer in buffers]
-    for _ in range(min(_TRIES, _MOST_WORK // max(len(buffers) ** 2, 1))):
+    for _ in range(min(_MAX_TRIALS, _MAX_PAIRS // max(len(buffers) ** 2, 1))):
         if best.at(1) <= enough or not order:
             break
         highest = max(order, key=lambda buffer: _span(buffer)[1])
@@ -64,23 +66,23 @@ def _place_together(buffers: list[Buffer]) -> Affine:
 
 
 def _place(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> Affine:
-    """Rows in this order, then what does not grow with the batch."""
+    """Place the buffers proportional to n in this order, then those of constant size; return the extent."""
     extent = _place_rows(rows)
     return Affine(extent, _place_constant(constant, rows, extent))
 
 
 def _by_size(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> list[Buffer]:
-    """The largest first. A buffer counts with the largest constant one that lives beside it: those two have to find
-    room above each other."""
+    """`rows` by descending size. The largest constant-size buffer with an overlapping lifetime is added to a buffer's
+    size, because the two cannot share memory."""
 
-    def beside(buffer: Buffer) -> int:
+    def largest_neighbour(buffer: Buffer) -> int:
         return max((other.size.b for other in constant if other.overlaps(buffer)), default=0)
 
-    return sorted(rows, key=lambda b: (-b.size.a - beside(b), b.first))
+    return sorted(rows, key=lambda b: (-b.size.a - largest_neighbour(b), b.first))
 
 
 def _place_rows(buffers: Sequence[Buffer]) -> int:
-    """Place each at the lowest gap that fits among the placed buffers it lives together with."""
+    """Place each buffer in the lowest gap between the placed buffers with overlapping lifetimes; return the extent."""
     placed: list[Buffer] = []
     for buffer in buffers:
         taken = sorted(_span(other) for other in placed if other.overlaps(buffer))
@@ -90,11 +92,11 @@ def _place_rows(buffers: Sequence[Buffer]) -> int:
 
 
 def _place_constant(buffers: Sequence[Buffer], rows: Sequence[Buffer], extent: int) -> int:
-    """Place constant-size buffers, the largest first; returns how far they reach beyond the rows' extent.
+    """Place constant-size buffers, the largest first; return how far they reach beyond the extent of `rows`.
 
-    Each is anchored at the last end of any row buffer before it. Later buffers have later anchors, so that what is in
-    order for n = 1 stays in order; and as no anchor lies beyond the extent, what reaches beyond it for n = 1 reaches no
-    further for larger n.
+    Each buffer is anchored at the last end of a row buffer before it: its offset is that end (proportional to n) plus a
+    constant. Higher buffers have higher anchors, so the order for n = 1 holds for every n. No anchor lies beyond the
+    extent, so a buffer reaches no further beyond the extent for a larger n than for n = 1.
     """
     starts = {0, extent, *(_span(row)[1] for row in rows)}
     placed: list[Buffer] = []
@@ -108,13 +110,13 @@ def _place_constant(buffers: Sequence[Buffer], rows: Sequence[Buffer], extent: i
 
 
 def _span(buffer: Buffer) -> tuple[int, int]:
-    """Where a placed buffer lies for n = 1."""
+    """The start and end of a placed buffer for n = 1."""
     start = buffer.offset.at(1) if buffer.offset is not None else 0
     return start, start + buffer.size.at(1)
 
 
 def _lowest_gap(taken: list[tuple[int, int]], size: int, at: int = 0) -> int:
-    """The smallest start, from `at` on, of `size` free bytes, given taken intervals sorted by start."""
+    """The lowest start >= `at` of `size` free bytes, given the taken intervals sorted by start."""
     for start, end in taken:
         if at + size <= start:
             break

@@ -1,7 +1,7 @@
-"""Control flow inside native code: If, Loop and Scan become one kernel when everything in their bodies has kernels.
+"""Control flow in native code: If, Loop and Scan become one kernel if all nodes of their bodies have kernels.
 
-Each body is planned like a graph of its own, with an arena of its own in the node's scratch. What it captures are
-operands of the node; its inputs and outputs lie where `core.kernels.catalog.control` says.
+Each body is planned like a separate graph, whose arena is in the scratch memory of the control-flow node. Captured
+values are operands of the node. `lathe.core.kernels.control.spec` defines where the body's inputs and outputs are.
 """
 
 from __future__ import annotations
@@ -11,48 +11,48 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from core.errors import LatheError
-from core.ir.closure import Closed, closed
-from core.ir.dim import Dim, symbol
-from core.ir.graph import Array, Graph, Node, Value, captures
-from core.ir.types import TensorType
-from core.kernels.catalog.base import Block, In, KernelCall, Operand, Out, Outer, Request, Scratch
-from core.kernels.catalog.control import (
+from lathe.core.errors import LatheError
+from lathe.core.ir.closure import ClosedBody, close_body
+from lathe.core.ir.dim import Dim, symbol
+from lathe.core.ir.graph import Array, Graph, Node, Value, captures
+from lathe.core.ir.types import TensorType
+from lathe.core.kernels.call import Block, In, KernelCall, Operand, Out, Outer, Request, Scratch
+from lathe.core.kernels.control.spec import (
     GOING,
     ITERATION,
     TABLE,
     TRUE,
     Base,
     BranchSpec,
-    Called,
     Carried,
     CarriedValue,
-    Moved,
     Own,
     Place,
     RepeatSpec,
     Slice,
     Tape,
+    TapeCall,
+    TapeMove,
 )
-from core.kernels.catalog.control import Operand as Fixed
-from core.ops import registry
-from core.ops.control import trip_count
-from core.plan.liveness import Affine, aligned
-from core.plan.plan import Address, Fallback, Plan, Planned, exact_affine, weight_chunks
+from lathe.core.kernels.control.spec import Operand as Fixed
+from lathe.core.ops.control.control_flow import trip_count
+from lathe.core.ops.opdef import registry
+from lathe.core.plan.liveness import Affine, align_size
+from lathe.core.plan.plan import Address, Fallback, Plan, PlannedGraph, exact_affine, weight_chunks
 
 CONTROL = ("If", "Loop", "Scan")
 
-PlanBody = Callable[[Graph], Planned]
+PlanBody = Callable[[Graph], PlannedGraph]
 
 
-class NotNative(LatheError):
-    """Why a node of control flow runs on the reference."""
+class NotNativeError(LatheError):
+    """A control-flow node has no kernel and runs on its reference; the message says why."""
 
 
 def control_call(request: Request, plan_body: PlanBody) -> KernelCall:
-    """The call that runs the node in native code. NotNative says why there is none."""
+    """The kernel call of a control-flow node. NotNative if it has none."""
     node = request.node
-    bodies = [_planned(node, body, request.constants, plan_body) for body in node.subgraphs]
+    bodies = [_plan_body(node, body, request.constants, plan_body) for body in node.subgraphs]
     outer = outer_values(node, request.constants)
     if node.op == "If":
         return _branch(node, bodies, outer)
@@ -63,17 +63,17 @@ def control_call(request: Request, plan_body: PlanBody) -> KernelCall:
 
 
 def outer_values(node: Node, constants: Mapping[Value, Array]) -> list[Value]:
-    """What the bodies of a node capture, besides constants."""
+    """The values that the bodies of a node capture, without constants, in the order of first use."""
     captured = dict.fromkeys(value for body in node.subgraphs for value in captures(body))
     return [value for value in captured if value not in constants]
 
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A body and its plan. `inputs` and `outputs` are those of the node's own body, without what it captures."""
+    """A body and its plan. `inputs` and `outputs` are those of the original body, without captured values."""
 
-    closed: Closed
-    planned: Planned
+    closed: ClosedBody
+    planned: PlannedGraph
 
     @property
     def plan(self) -> Plan:
@@ -88,53 +88,56 @@ class _Body:
         return self.closed.graph.outputs
 
 
-def _planned(node: Node, body: Graph, constants: Mapping[Value, Array], plan_body: PlanBody) -> _Body:
-    alone = closed(body, constants)
-    for value in (*alone.graph.inputs, *alone.graph.outputs):
+def _plan_body(node: Node, body: Graph, constants: Mapping[Value, Array], plan_body: PlanBody) -> _Body:
+    closed_body = close_body(body, constants)
+    for value in (*closed_body.graph.inputs, *closed_body.graph.outputs):
         if _nbytes(value) is None:
-            raise NotNative(f"%{value.name} of its body is {value.type}, which only exists while the model runs")
-    planned = plan_body(alone.graph)
+            raise NotNativeError(f"%{value.name} of its body is {value.type}, whose size only a run shows")
+    planned = plan_body(closed_body.graph)
     missing = next((entry for entry in planned.plan.schedule if isinstance(entry, Fallback)), None)
     if missing is not None:
-        raise NotNative(f"in its body, node '{missing.label}' ({missing.op}) runs on the reference: {missing.reason}")
-    return _Body(alone, planned)
+        raise NotNativeError(
+            f"in its body, node '{missing.label}' ({missing.op}) runs on the reference: {missing.reason}"
+        )
+    return _Body(closed_body, planned)
 
 
 @dataclass(slots=True)
 class _Frame:
-    """The operands of a call and its scratch, as they are gathered."""
+    """Collects the operands of a call and the size of its scratch memory."""
 
     outer: Sequence[Value]
     operands: list[Operand] = field(default_factory=list)
     scratch: Affine = field(default_factory=lambda: Affine(b=TABLE))
 
-    def operand(self, operand: Operand) -> int:
+    def add_operand(self, operand: Operand) -> int:
+        """Add an operand and return its index."""
         self.operands.append(operand)
         return len(self.operands) - 1
 
-    def room(self, nbytes: Affine) -> Dim:
-        """The offset of so many bytes of scratch."""
+    def reserve(self, nbytes: Affine) -> Dim:
+        """Reserve bytes of scratch memory and return their offset."""
         start = _dim(self.scratch)
-        self.scratch += aligned(nbytes)
+        self.scratch += align_size(nbytes)
         return start
 
-    def table(self, *bodies: _Body) -> None:
-        """Room for the operands of the longest call."""
+    def reserve_table(self, *bodies: _Body) -> None:
+        """Reserve the table of operand addresses, which is as long as the call with the most operands."""
         longest = max((len(step.operands) for body in bodies for step in body.plan.steps), default=0)
-        self.room(Affine(b=8 * longest))
+        self.reserve(Affine(b=8 * longest))
 
     def tape(self, body: _Body, inputs: Sequence[Base], outputs: Sequence[Base], key: str) -> Tape:
-        """The body's tape; `inputs` and `outputs` tell where those of the node's own body lie.
+        """The tape of a body; `inputs` and `outputs` are the bases of the original body's inputs and outputs.
 
-        Bases are in a plan's order: arena, weights, inputs (what the body captures comes last), outputs.
+        Bases are in the order of a plan: arena, weights, inputs (captured values last), outputs.
         """
         plan = body.plan
         weights = np.frombuffer(b"".join(weight_chunks(body.planned)), np.uint8)
-        block: Base = Fixed(self.operand(Block(key, weights))) if weights.size else Own(0)
-        outer = [Fixed(self.operand(Outer(self.outer.index(value)))) for value in body.closed.outer]
-        calls = (Called(step.symbol, tuple(map(_place, step.operands))) for step in plan.steps)
-        moves = (_moved(plan, name, base) for name, base in plan.copies)
-        arena = Own(self.room(plan.arena))
+        block: Base = Fixed(self.add_operand(Block(key, weights))) if weights.size else Own(0)
+        outer = [Fixed(self.add_operand(Outer(self.outer.index(value)))) for value in body.closed.outer]
+        calls = (TapeCall(step.symbol, tuple(map(_place, step.operands))) for step in plan.steps)
+        moves = (_move(plan, name, base) for name, base in plan.copies)
+        arena = Own(self.reserve(plan.arena))
         return Tape(tuple(calls), tuple(moves), (arena, block, *inputs, *outer, *outputs))
 
     def call(self, spec: BranchSpec | RepeatSpec, bodies: Sequence[_Body], flops: Dim) -> KernelCall:
@@ -147,10 +150,10 @@ def _branch(node: Node, bodies: Sequence[_Body], outer: Sequence[Value]) -> Kern
     for body in bodies:
         _same_types(node, node.outputs, body.outputs)
     frame = _Frame(outer)
-    frame.operand(In(0))
-    scratch = frame.operand(Scratch(0))
-    outputs = [Fixed(frame.operand(Out(index))) for index in range(len(node.outputs))]
-    frame.table(*bodies)
+    frame.add_operand(In(0))
+    scratch = frame.add_operand(Scratch(0))
+    outputs = [Fixed(frame.add_operand(Out(index))) for index in range(len(node.outputs))]
+    frame.reserve_table(*bodies)
     names = [name for name, value in node.attrs.items() if isinstance(value, Graph)]
     tapes = {name: frame.tape(body, [], outputs, name) for name, body in zip(names, bodies, strict=True)}
     spec = BranchSpec(tapes["then_branch"], tapes["else_branch"], scratch)
@@ -158,16 +161,16 @@ def _branch(node: Node, bodies: Sequence[_Body], outer: Sequence[Value]) -> Kern
 
 
 def _loop(node: Node, body: _Body, outer: Sequence[Value], trips: Dim) -> KernelCall:
-    """`trips` only counts the work."""
+    """The call of a Loop. `trips` is only used to estimate its work."""
     count = max(len(node.inputs) - 2, 0)
     frame = _Frame(outer)
-    limit, condition = (None if node.input(i) is None else frame.operand(In(i)) for i in range(2))
-    scratch = frame.operand(Scratch(0))
-    frame.table(body)
+    limit, condition = (None if node.input(i) is None else frame.add_operand(In(i)) for i in range(2))
+    scratch = frame.add_operand(Scratch(0))
+    frame.reserve_table(body)
     initial, final = node.inputs[2:], node.outputs[:count]
-    carried = _carried(frame, node, body.inputs[2:], body.outputs[1 : 1 + count], range(2, 2 + count))
+    carried = _carried_values(frame, node, body.inputs[2:], body.outputs[1 : 1 + count], range(2, 2 + count))
     _same_types(node, [*initial, *final], [*body.inputs[2:], *body.inputs[2:]])
-    rows = [_rows(frame, Out(count + i), value) for i, value in enumerate(body.outputs[1 + count :])]
+    rows = [_slice(frame, Out(count + i), value) for i, value in enumerate(body.outputs[1 + count :])]
     inputs: list[Base] = [Own(ITERATION), Own(TRUE), *(Carried(i) for i in range(count))]
     outputs: list[Base] = [Own(GOING), *(Carried(i, next=True) for i in range(count)), *rows]
     tape = frame.tape(body, inputs, outputs, "body")
@@ -179,55 +182,55 @@ def _scan(node: Node, body: _Body, outer: Sequence[Value]) -> KernelCall:
     view = registry.NodeView(registry.get(node.op), node)
     states = len(node.inputs) - view.attr("num_scan_inputs")
     if any(any(view.attr(name) or ()) for name in ("scan_input_axes", "scan_output_axes")):
-        raise NotNative("it scans along other axes than the first")
+        raise NotNativeError("it scans along other axes than the first")
     if len(node.outputs) != len(body.outputs):
-        raise NotNative(f"it has {len(node.outputs)} outputs, its body {len(body.outputs)}")
+        raise NotNativeError(f"it has {len(node.outputs)} outputs, its body {len(body.outputs)}")
     frame = _Frame(outer)
-    scratch = frame.operand(Scratch(0))
-    frame.table(body)
-    carried = _carried(frame, node, body.inputs[:states], body.outputs[:states], range(states))
+    scratch = frame.add_operand(Scratch(0))
+    frame.reserve_table(body)
+    carried = _carried_values(frame, node, body.inputs[:states], body.outputs[:states], range(states))
     _same_types(node, [*node.inputs[:states], *node.outputs[:states]], body.inputs[:states] * 2)
-    back_in, back_out = (view.attr(f"scan_{way}_directions") or () for way in ("input", "output"))
-    slices = [_rows(frame, In(states + i), v, back_in[i : i + 1]) for i, v in enumerate(body.inputs[states:])]
-    rows = [_rows(frame, Out(states + i), v, back_out[i : i + 1]) for i, v in enumerate(body.outputs[states:])]
+    back_in, back_out = (view.attr(f"scan_{side}_directions") or () for side in ("input", "output"))
+    slices = [_slice(frame, In(states + i), v, back_in[i : i + 1]) for i, v in enumerate(body.inputs[states:])]
+    rows = [_slice(frame, Out(states + i), v, back_out[i : i + 1]) for i, v in enumerate(body.outputs[states:])]
     inputs: list[Base] = [*(Carried(i) for i in range(states)), *slices]
     outputs: list[Base] = [*(Carried(i, next=True) for i in range(states)), *rows]
-    trips = _length(node, states)
+    trips = _scan_length(node, states)
     spec = RepeatSpec(frame.tape(body, inputs, outputs, "body"), scratch, trips, None, None, carried)
     return frame.call(spec, [body], _flops(body) * trips)
 
 
-def _length(node: Node, states: int) -> Dim:
-    """How many slices there are: all scan inputs must be known to have as many."""
+def _scan_length(node: Node, states: int) -> Dim:
+    """The number of slices, which must be known to be the same for all scan inputs."""
     lengths = {value.shape[0] for value in node.inputs[states:] if value is not None}
     if len(lengths) != 1:
-        raise NotNative(f"its scan inputs have {', '.join(map(str, lengths))} slices")
+        raise NotNativeError(f"its scan inputs have {', '.join(map(str, lengths))} slices")
     return lengths.pop()
 
 
-def _carried(
+def _carried_values(
     frame: _Frame, node: Node, before: Sequence[Value], after: Sequence[Value], initial: Sequence[int]
 ) -> tuple[CarriedValue, ...]:
     _same_types(node, before, after)
     return tuple(
-        CarriedValue(frame.operand(In(index)), frame.operand(Out(i)), _size(value), _buffers(frame, value))
+        CarriedValue(frame.add_operand(In(index)), frame.add_operand(Out(i)), _size(value), _buffers(frame, value))
         for i, (index, value) in enumerate(zip(initial, before, strict=True))
     )
 
 
 def _buffers(frame: _Frame, value: Value) -> tuple[Dim, Dim]:
     nbytes = exact_affine(_size(value)) or Affine()
-    return frame.room(nbytes), frame.room(nbytes)
+    return frame.reserve(nbytes), frame.reserve(nbytes)
 
 
-def _rows(frame: _Frame, whole: Operand, row: Value, backward: Sequence[int] = ()) -> Slice:
-    return Slice(frame.operand(whole), _size(row), any(backward))
+def _slice(frame: _Frame, whole: Operand, row: Value, backward: Sequence[int] = ()) -> Slice:
+    return Slice(frame.add_operand(whole), _size(row), any(backward))
 
 
 def _same_types(node: Node, ours: Sequence[Value | None], theirs: Sequence[Value]) -> None:
     for a, b in zip(ours, theirs, strict=True):
         if a is not None and a.type != b.type:
-            raise NotNative(f"%{a.name} is {a.type} outside and %{b.name} {b.type} inside")
+            raise NotNativeError(f"%{a.name} is {a.type} outside and %{b.name} {b.type} inside")
 
 
 def _nbytes(value: Value) -> Dim | None:
@@ -249,7 +252,7 @@ def _flops(body: _Body) -> Dim:
 
 def _dim(size: Affine) -> Dim:
     if size.units:
-        raise NotNative("control flow has code for one batch size, not for any sizes")
+        raise NotNativeError("control flow has no dynamic-shape code")
     return size.a * symbol("n") + size.b
 
 
@@ -257,6 +260,6 @@ def _place(address: Address) -> Place:
     return Place(address.base, _dim(address.offset))
 
 
-def _moved(plan: Plan, name: str, base: int) -> Moved:
-    address, type_ = plan.located[name]
-    return Moved(_place(address), Place(base, 0), type_.nbytes)
+def _move(plan: Plan, name: str, base: int) -> TapeMove:
+    address, type_ = plan.value_addresses[name]
+    return TapeMove(_place(address), Place(base, 0), type_.nbytes)

@@ -1,7 +1,7 @@
-"""Buffers and their lifetimes: which bytes must exist between which steps.
+"""Buffers of the arena and their lifetimes.
 
-Values that share bytes (a view and what it looks at, an output computed in place) share one `Buffer`. A lifetime is the
-closed interval of steps from the first write to the last read.
+Values that share bytes (a view and its source, an output computed in place and its input) share one `Buffer`. A
+lifetime is the closed interval of times from the first write to the last read.
 """
 
 from __future__ import annotations
@@ -9,35 +9,39 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from core.ir.dim import Dim, evaluate, symbols
-from core.ir.graph import Value
+from lathe.core.ir.dim import Dim, evaluate, symbols
+from lathe.core.ir.graph import Value
 
-TYPICAL = 32  # what a size is taken for where a plan weighs memory, or is shown to people
+TYPICAL_SIZE = (
+    32  # the value assumed for each size of dynamic-shape code in comparisons of memory and in output for people
+)
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 
 
-Units: TypeAlias = tuple[tuple[Dim, int], ...]  # multiples of dimensions over sizes
+Units: TypeAlias = tuple[tuple[Dim, int], ...]  # dimensions over sizes, with coefficients
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`a*n + b`, for the batch size `n` of a run. In code for any sizes, which has no `n`: `b`, and multiples of
-    dimensions over sizes (`core.ir.dims`)."""
+    """`a*n + b`, for the batch size `n` of a run.
+
+    Dynamic-shape code has no `n`: there it is `b` plus multiples of dimensions over sizes (`lathe.core.ir.dims`).
+    """
 
     a: int = 0
     b: int = 0
     units: Units = ()
 
     def __add__(self, other: Affine) -> Affine:
-        return Affine(self.a + other.a, self.b + other.b, _summed(self.units, other.units))
+        return Affine(self.a + other.a, self.b + other.b, _add_units(self.units, other.units))
 
     def times(self, number: int) -> Affine:
         return Affine(self.a * number, self.b * number, tuple((unit, number * count) for unit, count in self.units))
 
     def at(self, n: int) -> int:
-        """The value for a batch of `n`. Of code for any sizes, that for sizes which are typical."""
+        """The value for a batch of `n`; in dynamic-shape code, the value for typical sizes."""
         value = self.a * n + self.b
-        return value + sum(count * typical(unit) for unit, count in self.units) if self.units else value
+        return value + sum(count * typical_value(unit) for unit, count in self.units) if self.units else value
 
     def __str__(self) -> str:
         units = [f"{count}*({unit})" for unit, count in self.units]
@@ -45,45 +49,46 @@ class Affine:
         return " + ".join(filter(None, parts))
 
 
-def typical(dim: Dim) -> int:
-    """The value of a dimension over sizes where each size is the typical one; 0 for one that has none there."""
+def typical_value(dim: Dim) -> int:
+    """The value of a dimension over sizes if every size is `TYPICAL_SIZE`; 0 if it is negative or divides by zero
+    there."""
     try:
-        return max(evaluate(dim, dict.fromkeys(symbols(dim), TYPICAL)), 0)
+        return max(evaluate(dim, dict.fromkeys(symbols(dim), TYPICAL_SIZE)), 0)
     except KeyError:  # a quotient by zero
         return 0
 
 
-def _summed(some: Units, others: Units) -> Units:
-    if not some or not others:
-        return some or others
-    total = dict(some)
-    for unit, count in others:
+def _add_units(left: Units, right: Units) -> Units:
+    if not left or not right:
+        return left or right
+    total = dict(left)
+    for unit, count in right:
         total[unit] = total.get(unit, 0) + count
     return tuple((unit, count) for unit, count in total.items() if count)
 
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Bytes in the arena. `size` is rounded so that buffers laid end to end stay aligned for every `n`."""
+    """Bytes in the arena. `size` is rounded so that consecutive buffers are aligned for every `n`."""
 
     size: Affine
     first: int
     last: int
     values: list[Value] = field(default_factory=list)
-    offset: Affine | None = None  # filled by the arena
+    offset: Affine | None = None  # set by `arena.place`
 
     def overlaps(self, other: Buffer) -> bool:
         """Whether both must exist at the same step."""
         return self.first <= other.last and other.first <= self.last
 
 
-def aligned(size: Affine) -> Affine:
-    """`size` rounded up, per row and for the constant part, to the alignment.
+def align_size(size: Affine) -> Affine:
+    """`size` rounded up to the alignment, so that it is either constant or proportional to n (or to units).
 
-    A size with both parts counts its constant once per row, which holds it for every n >= 1; so a buffer is either
-    constant or proportional to n, and both kinds can be placed by one number.
+    If both a and b are positive, b is added to a: that is enough for every n >= 1, and each buffer can be placed by a
+    single number.
     """
-    if size.units:  # the buffer of an `exact_affine` size is a multiple of one unit
+    if size.units:  # one unit: the size comes from `exact_affine`
         return Affine(units=tuple((unit, _round_up(count)) for unit, count in size.units))
     if size.a:
         return Affine(a=_round_up(size.a + size.b))
@@ -91,7 +96,7 @@ def aligned(size: Affine) -> Affine:
 
 
 def lower_bound(buffers: list[Buffer], n: int) -> int:
-    """The most bytes alive at one step: no arrangement needs less."""
+    """The most bytes that are live at one step, for a batch of `n`: no arena can be smaller."""
     steps = {buffer.first for buffer in buffers}
     return max((sum(b.size.at(n) for b in buffers if b.first <= step <= b.last) for step in steps), default=0)
 

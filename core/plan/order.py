@@ -1,165 +1,175 @@
-"""The order in which nodes run: any topological order is right, a good one needs less memory."""
+"""The order in which nodes run: every topological order is correct, but a good one needs less memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from core.ir.dim import evaluate, symbols
-from core.ir.dims import is_sized
-from core.ir.graph import Graph, Node, Value, node_reads
-from core.ir.types import DType, TensorType
-from core.passes.base import view_origin
-from core.plan.liveness import typical
+from lathe.core.ir.dim import evaluate, symbols
+from lathe.core.ir.dims import has_only_sizes
+from lathe.core.ir.graph import Graph, Node, Value, node_reads
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.passes.rewrite.base import view_source
+from lathe.core.plan.liveness import typical_value
 
-# One native call without reference nodes in between may take this factor, and these bytes, more memory per row.
-_WORTH = 1.05
-_LITTLE = 1024
+# An order that avoids fallbacks between kernels may need this factor, plus these bytes, more memory per row.
+_ALLOWED_GROWTH = 1.05
+_ALLOWED_EXTRA_BYTES = 1024
 
 
-def order(graph: Graph) -> list[Node]:
-    """The graph's own order, or the greedy one when that needs less memory at its peak (counted for n = 1)."""
+def node_order(graph: Graph) -> list[Node]:
+    """The graph's own order, or the greedy one if its peak of memory for n = 1 is lower.
+
+    Nodes that produce only strings, maps and sequences move to the end if that costs little memory.
+    """
     given = list(graph.nodes)
-    greedy = _greedy(graph)
+    greedy = _greedy_order(graph)
     best = greedy if _peak(graph, greedy) < _peak(graph, given) else given
-    parted = _strings_last(graph, best)
-    return parted if _peak(graph, parted) <= _peak(graph, best) * _WORTH + _LITTLE else best
+    moved = _strings_last(graph, best)
+    return moved if _peak(graph, moved) <= _peak(graph, best) * _ALLOWED_GROWTH + _ALLOWED_EXTRA_BYTES else best
 
 
 def _strings_last(graph: Graph, nodes: list[Node]) -> list[Node]:
-    """What makes strings, maps or sequences that no kernel reads comes last: no kernel runs it, and between kernels it
-    would part native code."""
-    if graph.states:  # their next values take the place of what such a node may read
+    """The nodes with those moved to the end that produce strings, maps or sequences which no kernel reads.
+
+    No kernel runs such nodes, and between kernels they would split the native code into several segments.
+    """
+    if graph.states:  # the next value of a state may overwrite the old value, which such a node reads
         return nodes
     late: set[Node] = set()
-    read: set[Value] = set()  # by others
+    read: set[Value] = set()  # by the other nodes
     for node in reversed(nodes):
-        if not any(map(_is_plain, node.outputs)) and read.isdisjoint(node.outputs):
+        if not any(map(_is_kernel_readable, node.outputs)) and read.isdisjoint(node.outputs):
             late.add(node)
         else:
             read.update(node_reads(node))
     return [node for node in nodes if node not in late] + [node for node in nodes if node in late]
 
 
-def _is_plain(value: Value) -> bool:
-    """Whether kernels can read it."""
+def _is_kernel_readable(value: Value) -> bool:
+    """Whether kernels can read the value: a tensor of anything but strings."""
     return isinstance(value.type, TensorType) and value.type.dtype is not DType.STRING
 
 
-def _greedy(graph: Graph) -> list[Node]:
-    """Always run the ready node that grows the live set least; ties go to the graph's own order."""
-    walk = _Greedy(graph)
-    return [walk.next() for _ in graph.nodes]
+def _greedy_order(graph: Graph) -> list[Node]:
+    """List scheduling: always run the ready node that grows the live set least; ties go to the graph's own order."""
+    scheduler = _GreedyScheduler(graph)
+    return [scheduler.next() for _ in graph.nodes]
 
 
-class _Greedy:
-    """Gives one node after the other. What a node adds to the live set is computed when it becomes ready, and again
-    when it has become the last reader of something."""
+class _GreedyScheduler:
+    """Returns one node after the other. Nodes are named by their index in `graph.nodes`.
+
+    The growth of the live set by a node is computed when the node becomes ready, and again when it becomes the last
+    reader of a value.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._nodes = graph.nodes
         self._reads = [set(node_reads(node)) for node in graph.nodes]
-        self._readers: dict[Value, list[int]] = {}  # by their places
-        for place, reads in enumerate(self._reads):
+        self._readers: dict[Value, list[int]] = {}
+        for index, reads in enumerate(self._reads):
             for value in reads:
-                self._readers.setdefault(value, []).append(place)
-        self._left = {value: len(places) for value, places in self._readers.items()}
-        self._missing = [sum(value.producer is not None for value in reads) for reads in self._reads]
-        self._keep, self._homes, self._reading = graph.live_outs(), _homes(graph), _reading(graph)
-        self._growth: dict[int, int] = {}  # of the nodes that are ready, by their places
-        self._heap: list[tuple[int, int]] = []  # growth and place; some are no longer true
-        for place, missing in enumerate(self._missing):
+                self._readers.setdefault(value, []).append(index)
+        self._reads_left = {value: len(readers) for value, readers in self._readers.items()}
+        self._missing_inputs = [sum(value.producer is not None for value in reads) for reads in self._reads]
+        self._live_outs, self._updates, self._state_readers = graph.live_outs(), _updates(graph), _state_readers(graph)
+        self._growth: dict[int, int] = {}  # of the ready nodes, in bytes
+        self._heap: list[tuple[int, int]] = []  # growth and index; entries whose growth is outdated are skipped
+        for index, missing in enumerate(self._missing_inputs):
             if not missing:
-                self._offer(place)
+                self._add_ready(index)
 
     def next(self) -> Node:
-        """The node to run. One that overwrites what others still have to read waits if it can."""
-        held: list[tuple[int, int]] = []
+        """The next node. A node that overwrites a state which others still have to read is chosen last."""
+        postponed: list[tuple[int, int]] = []
         chosen: tuple[int, int] | None = None
         while self._heap and chosen is None:
-            growth, place = entry = heappop(self._heap)
-            if self._growth.get(place) != growth:
+            growth, index = entry = heappop(self._heap)
+            if self._growth.get(index) != growth:
                 continue
-            if _overwrites(self._nodes[place], self._homes, self._reading):
-                held.append(entry)
+            if _overwrites(self._nodes[index], self._updates, self._state_readers):
+                postponed.append(entry)
             else:
                 chosen = entry
         if chosen is None:
-            chosen, *held = held
-        for entry in held:
+            chosen, *postponed = postponed
+        for entry in postponed:
             heappush(self._heap, entry)
         self._run(chosen[1])
         return self._nodes[chosen[1]]
 
-    def _run(self, place: int) -> None:
-        node = self._nodes[place]
-        del self._growth[place]
+    def _run(self, index: int) -> None:
+        node = self._nodes[index]
+        del self._growth[index]
         for value in node.outputs:
             for reader in self._readers.get(value, ()):
-                self._missing[reader] -= 1
-                if not self._missing[reader]:
-                    self._offer(reader)
-        for nodes in self._reading.values():
+                self._missing_inputs[reader] -= 1
+                if not self._missing_inputs[reader]:
+                    self._add_ready(reader)
+        for nodes in self._state_readers.values():
             nodes.discard(node)
-        for value in self._reads[place]:
-            self._left[value] -= 1
-            if self._left[value] == 1:
+        for value in self._reads[index]:
+            self._reads_left[value] -= 1
+            if self._reads_left[value] == 1:
                 for reader in self._readers[value]:
                     if reader in self._growth:
-                        self._offer(reader)
+                        self._add_ready(reader)
 
-    def _offer(self, place: int) -> None:
-        """A node is ready, or has come to free more than it did."""
-        freed = (v for v in self._reads[place] if v.producer is not None and self._left[v] == 1 and v not in self._keep)
-        made = (v for v in self._nodes[place].outputs if v not in self._homes)
-        growth = sum(map(_size, made)) - sum(map(_size, freed))
-        if self._growth.get(place) != growth:
-            self._growth[place] = growth
-            heappush(self._heap, (growth, place))
+    def _add_ready(self, index: int) -> None:
+        """Add a node that is ready to the heap, or update its growth."""
+        reads, live_outs = self._reads[index], self._live_outs
+        freed = (v for v in reads if v.producer is not None and self._reads_left[v] == 1 and v not in live_outs)
+        written = (v for v in self._nodes[index].outputs if v not in self._updates)
+        growth = sum(map(_size, written)) - sum(map(_size, freed))
+        if self._growth.get(index) != growth:
+            self._growth[index] = growth
+            heappush(self._heap, (growth, index))
 
 
-def _homes(graph: Graph) -> dict[Value, Value]:
-    """What is written into the memory of states, and takes no other: the next value of each."""
+def _updates(graph: Graph) -> dict[Value, Value]:
+    """The next value of each state, with the state's value. It is written into the memory of the state."""
     return {state.update: state.value for state in graph.states}
 
 
-def _reading(graph: Graph) -> dict[Value, set[Node]]:
+def _state_readers(graph: Graph) -> dict[Value, set[Node]]:
     """The nodes that read each state, or a view of it."""
     found: dict[Value, set[Node]] = {state.value: set() for state in graph.states}
     for node in graph.nodes:
-        for value in map(view_origin, node_reads(node)):
+        for value in map(view_source, node_reads(node)):
             if value in found:
                 found[value].add(node)
     return found
 
 
-def _overwrites(node: Node, homes: Mapping[Value, Value], reading: Mapping[Value, set[Node]]) -> bool:
-    """Whether others still have to read a state that the node gives its next value."""
-    return any(reading[homes[value]] - {node} for value in node.outputs if value in homes)
+def _overwrites(node: Node, updates: Mapping[Value, Value], readers: Mapping[Value, set[Node]]) -> bool:
+    """Whether the node computes the next value of a state whose present value other nodes still have to read."""
+    return any(readers[updates[value]] - {node} for value in node.outputs if value in updates)
 
 
 def _peak(graph: Graph, nodes: list[Node]) -> int:
-    last = {value: position for position, node in enumerate(nodes) for value in node_reads(node)}
-    keep, homes = graph.live_outs(), _homes(graph)
-    alive = peak = 0
+    """The most bytes that are live at one node, for this order of nodes."""
+    last_read = {value: position for position, node in enumerate(nodes) for value in node_reads(node)}
+    live_outs, updates = graph.live_outs(), _updates(graph)
+    live = peak = 0
     ends: dict[int, int] = {}
     for position, node in enumerate(nodes):
-        for value in (value for value in node.outputs if value not in homes):
-            alive += _size(value)
-            end = len(nodes) if value in keep else last.get(value, position)
+        for value in (value for value in node.outputs if value not in updates):
+            live += _size(value)
+            end = len(nodes) if value in live_outs else last_read.get(value, position)
             ends[end] = ends.get(end, 0) + _size(value)
-        peak = max(peak, alive)
-        alive -= ends.get(position, 0)
+        peak = max(peak, live)
+        live -= ends.get(position, 0)
     return peak
 
 
 def _size(value: Value) -> int:
-    """Bytes for n = 1, or for typical sizes; nothing for what the arena does not hold."""
+    """The bytes of a value for n = 1, or for typical sizes; 0 for a value that the arena does not hold."""
     if not isinstance(value.type, TensorType) or value.type.shape is None:
         return 0
     nbytes = value.type.nbytes
-    if is_sized(nbytes):
-        return typical(nbytes)
+    if has_only_sizes(nbytes):
+        return typical_value(nbytes)
     if value.type.symbols - {"n"}:
         return 0
     return evaluate(nbytes, {"n": 1}) if symbols(nbytes) else int(nbytes)  # type: ignore[arg-type]

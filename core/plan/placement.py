@@ -1,8 +1,8 @@
-"""Which device runs each node, and the parts of a graph that follow from that.
+"""Device placement: assigns nodes to devices, and partitions the graph accordingly.
 
-Nodes are assigned one by one (where the caller says, by limits of memory, or by cost), then the graph is cut: a part is
-a graph of its own for one device, whose inputs come from other parts and whose outputs go to them. Each is planned like
-any other graph. The parts run one after the other; what crosses is sent and received, which `explain()` shows.
+Nodes are assigned one by one: by pins of the caller, by memory limits, or by cost. Then the graph is cut into parts.
+A part is a graph for one device; its inputs come from other parts or the caller. Each part is planned like any other
+graph. The parts run one after the other. `explain()` lists the values that are copied between devices.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from core.errors import UnsupportedError
-from core.ir.dim import evaluate
-from core.ir.graph import Graph, Node, State, Value, node_reads
-from core.ir.types import Dim, TensorType
-from core.kernels.catalog import KernelCall, Request
-from core.kernels.target import GpuTarget, Target
-from core.plan.choice import awkward_value, is_view, kernel_of
-from core.plan.cut import least_cut
-from core.plan.plan import affine_of
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Graph, Node, State, Value, node_reads
+from lathe.core.ir.types import Dim, TensorType
+from lathe.core.kernels.call import KernelCall, Request
+from lathe.core.kernels.target import GpuTarget, Target
+from lathe.core.plan.kernel_choice import choose_kernel, is_view, unplannable_reason
+from lathe.core.plan.min_cut import min_cut
+from lathe.core.plan.plan import estimated_affine
 
 HOST = "cpu"
 
-_COPY_SECONDS = 12e-6  # to begin a copy, and to wait for it
+_COPY_SECONDS = 12e-6  # to start a copy and wait for it
 _COPY_BANDWIDTH = 20e9  # bytes per second between host and device
-_LAUNCH_SECONDS = 2e-6  # of one kernel inside a graph
-_REFERENCE = 30  # times longer than a compiled kernel
+_LAUNCH_SECONDS = 2e-6  # of one kernel in a CUDA graph
+_REFERENCE_SLOWDOWN = 30  # a node on its reference takes this many times as long as a compiled kernel
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """A device to place nodes on. `memory`: bytes that it may take; `flops` and `bandwidth`: what it does at most in a
-    second."""
+class DeviceSite:
+    """A device to place nodes on. `memory` is the limit in bytes (None: no limit); `flops` and `bandwidth` are its peak
+    rates in operations and bytes per second."""
 
     name: str
     target: Target | GpuTarget
@@ -46,7 +46,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that a part receives from another device. `sender`: the part that makes it, None for the caller."""
+    """A value that a part receives from another device. `sender` is the part that makes it, None for the caller."""
 
     name: str
     source: str
@@ -58,7 +58,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Part:
-    """Nodes that one device runs without waiting for another. Values keep their names."""
+    """The nodes that one device runs without waiting for another device. Values keep their names."""
 
     device: str
     graph: Graph
@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Parts in the order they run. `states`: those that no part has for itself, since several work on them."""
+    """Parts in the order in which they run. `states` are those that several parts read or update."""
 
     parts: tuple[Part, ...]
     crossings: tuple[Crossing, ...] = ()
@@ -75,46 +75,49 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """How to assign. `pins`: devices by names of nodes, which go before all else. `by_cost`: the first device only gets
-    what is worth the copies; else it gets all it has kernels for, as far as its memory goes, then the next one.
-    `rows`: the batch size that memory and cost are counted for."""
+class PlacementOptions:
+    """How to assign nodes. `pins` has devices by names of nodes, and takes precedence.
+
+    With `by_cost`, the first device gets only nodes that are worth the copies. Otherwise it gets every node for which
+    it has a kernel, until its memory is full; then the next device follows. `rows` is the batch size for which memory
+    and cost are estimated.
+    """
 
     pins: Mapping[str, str] = field(default_factory=dict)
     by_cost: bool = False
     rows: int = 1
 
 
-def placed(graph: Graph, sites: Sequence[Site], wishes: Wishes = Wishes()) -> Placement:
-    """Assign and cut. `sites` are in the order of preference, the host last.
+def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOptions = PlacementOptions()) -> Placement:
+    """Assign the nodes of `graph` to devices and partition it. `sites` are in order of preference, the host last.
 
-    UnsupportedError for a pin that names no node or device, or a device without a kernel or room for its node.
+    UnsupportedError for a pin that names no node or device, or a device without a kernel or memory for its node.
     """
-    work = _Work(graph, sites, wishes)
-    worth = _worth_copies(work) if wishes.by_cost else set(work.nodes)
-    where = _with_views(work, _by_memory(work, worth))
-    return _cut(graph, where)
+    problem = _Problem(graph, sites, wishes)
+    worth = _worth_copies(problem) if wishes.by_cost else set(problem.nodes)
+    where = _with_views(problem, _assign_by_memory(problem, worth))
+    return _partition(graph, where)
 
 
-class _Work:
-    """What is to be placed: every node that is no view, with the kernels that devices have for it."""
+class _Problem:
+    """The nodes to place, which are all except views, and the kernels that devices have for them."""
 
-    def __init__(self, graph: Graph, sites: Sequence[Site], wishes: Wishes) -> None:
+    def __init__(self, graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOptions) -> None:
         self.graph, self.wishes = graph, wishes
         self.sites = {site.name: site for site in sites}
         self.devices = [site for site in sites if not site.is_host]
-        self.nodes = [node for node in graph.nodes if awkward_value(node) is not None or not is_view(node)]
+        self.nodes = [node for node in graph.nodes if unplannable_reason(node) is not None or not is_view(node)]
         self.pins = self._checked_pins()
 
-    def call(self, node: Node, site: Site) -> KernelCall | None:
-        """The kernel of a node on a site."""
-        if awkward_value(node) is not None:
+    def call(self, node: Node, site: DeviceSite) -> KernelCall | None:
+        """The kernel of a node on a device, None if it has none."""
+        if unplannable_reason(node) is not None:
             return None
-        found = kernel_of(Request(node, self.graph.constants, site.target))
+        found = choose_kernel(Request(node, self.graph.constants, site.target))
         return found if isinstance(found, KernelCall) else None
 
-    def allowed(self, node: Node) -> list[Site]:
-        """The devices that may run a node, the host not counted: it may run every node that is not pinned."""
+    def allowed(self, node: Node) -> list[DeviceSite]:
+        """The devices that may run a node, without the host, which may run every node that is not pinned."""
         pinned = self.pins.get(node.name)
         return [
             site
@@ -134,115 +137,120 @@ class _Work:
         return self.wishes.pins
 
 
-# -- assigning ----------------------------------------------------------------------------------------------------
+# -- assignment ---------------------------------------------------------------------------------------------------
 
 
-def _by_memory(work: _Work, worth: Set[Node]) -> dict[Node, str]:
-    """Every node that is `worth` it to the first device that has a kernel and room; once a device is full, what follows
-    goes to the next: so a chain crosses once."""
+def _assign_by_memory(problem: _Problem, worth: Set[Node]) -> dict[Node, str]:
+    """Assign every node in `worth` to the first device with a kernel and free memory, all others to the host.
+
+    Once a device is full, later nodes go to the next one, so that a chain of nodes crosses between them once.
+    """
     where: dict[Node, str] = {}
-    rooms = {site.name: _Room(work.graph, work.wishes.rows) for site in work.devices}
+    usage = {site.name: _MemoryEstimate(problem.graph, problem.wishes.rows) for site in problem.devices}
     full: set[str] = set()
-    for node in work.nodes:
-        for site in work.allowed(node) if node in worth else ():
+    for node in problem.nodes:
+        for site in problem.allowed(node) if node in worth else ():
             if site.name in full:
                 continue
-            if site.memory is None or rooms[site.name].with_node(node) <= site.memory:
-                rooms[site.name].add(node)
+            if site.memory is None or usage[site.name].with_node(node) <= site.memory:
+                usage[site.name].add(node)
                 where[node] = site.name
                 break
             full.add(site.name)
-        pinned = work.pins.get(node.name, HOST)
+        pinned = problem.pins.get(node.name, HOST)
         if where.setdefault(node, HOST) != pinned != HOST:
-            limit = work.sites[pinned].memory
+            limit = problem.sites[pinned].memory
             raise UnsupportedError(f"{pinned} has no room for it in {limit} bytes", where=f"node '{node.name}'")
     return where
 
 
-class _Room:
-    """About how many bytes the nodes of a device take: their constants, and the most that is alive between them."""
+class _MemoryEstimate:
+    """An estimate of the bytes that the nodes of a device need: their constants, and the peak of live values."""
 
     def __init__(self, graph: Graph, rows: int) -> None:
         self._constants, self._rows = graph.constants, rows
         self._last = {value: node for node in graph.nodes for value in node_reads(node)}
-        self._kept = graph.live_outs()
-        self._alive: dict[Value, int] = {}
+        self._live_outs = graph.live_outs()
+        self._live: dict[Value, int] = {}
         self._weights: dict[Value, int] = {}
         self._peak = 0
 
     def with_node(self, node: Node) -> int:
-        """The bytes if this node came, too."""
+        """The bytes with this node added."""
         weights = self._weights | self._new_weights(node)
-        alive = sum((self._alive | self._touched(node)).values())
-        return sum(weights.values()) + max(self._peak, alive)
+        live = sum((self._live | self._operands(node)).values())
+        return sum(weights.values()) + max(self._peak, live)
 
     def add(self, node: Node) -> None:
         self._weights |= self._new_weights(node)
-        self._alive |= self._touched(node)
-        self._peak = max(self._peak, sum(self._alive.values()))
-        for value in [v for v in self._alive if self._last.get(v) is node and v not in self._kept]:
-            del self._alive[value]
+        self._live |= self._operands(node)
+        self._peak = max(self._peak, sum(self._live.values()))
+        for value in [v for v in self._live if self._last.get(v) is node and v not in self._live_outs]:
+            del self._live[value]
 
     def _new_weights(self, node: Node) -> dict[Value, int]:
         return {value: self._constants[value].nbytes for value in node_reads(node) if value in self._constants}
 
-    def _touched(self, node: Node) -> dict[Value, int]:
+    def _operands(self, node: Node) -> dict[Value, int]:
         values = [value for value in (*node_reads(node), *node.outputs) if value not in self._constants]
         return {value: _bytes_of(value, self._rows) for value in values}
 
 
-def _worth_copies(work: _Work) -> set[Node]:
-    """What the first device runs where the time of all nodes and copies is least (a least cut), and all that is
-    pinned."""
-    host = work.sites[HOST]
-    device = next((site for site in work.devices), host)
+def _worth_copies(problem: _Problem) -> set[Node]:
+    """The nodes for the first device such that the estimated time of all nodes and copies is minimal (a minimum cut).
+
+    Pinned nodes are included.
+    """
+    host = problem.sites[HOST]
+    device = next((site for site in problem.devices), host)
     seconds: dict[Node, tuple[float, float]] = {}
-    for node in work.nodes:
-        call = work.call(node, device) if device in work.allowed(node) else None
-        there = _seconds(call, device, work.wishes.rows) + _LAUNCH_SECONDS if call is not None else None
-        here = None if work.pins.get(node.name) == device.name else _host_seconds(work, node, host)
-        never = 1e9  # seconds: no cut goes through that
-        seconds[node] = (never if there is None else there, never if here is None else here)
-    copies = {(a, b): _COPY_SECONDS + size / _COPY_BANDWIDTH for a, b, size in _edges(work)}
-    ports = {node: _port_bytes(work, node) for node in work.nodes}
-    # What comes from the host or goes back to it is a copy for a node that is not there.
+    for node in problem.nodes:
+        call = problem.call(node, device) if device in problem.allowed(node) else None
+        on_device = _seconds(call, device, problem.wishes.rows) + _LAUNCH_SECONDS if call is not None else None
+        on_host = None if problem.pins.get(node.name) == device.name else _host_seconds(problem, node, host)
+        never = 1e9  # seconds: a minimum cut never pays that
+        seconds[node] = (never if on_device is None else on_device, never if on_host is None else on_host)
+    copies = {(a, b): _COPY_SECONDS + size / _COPY_BANDWIDTH for a, b, size in _edges(problem)}
+    ports = {node: _port_bytes(problem, node) for node in problem.nodes}
+    # A node on the device also pays for copies of the model's inputs and outputs, which are on the host.
     ends = {node: (t + (_COPY_SECONDS + ports[node] / _COPY_BANDWIDTH if ports[node] else 0), h)
             for node, (t, h) in seconds.items()}  # fmt: skip
-    return least_cut(ends, copies) | {node for node in work.nodes if node.name in work.pins}
+    return min_cut(ends, copies) | {node for node in problem.nodes if node.name in problem.pins}
 
 
-def _seconds(call: KernelCall, site: Site, rows: int) -> float:
-    flops, nbytes = affine_of(call.flops).at(rows), affine_of(call.bytes).at(rows)
+def _seconds(call: KernelCall, site: DeviceSite, rows: int) -> float:
+    """The time of a kernel by the roofline model: limited by arithmetic or by memory bandwidth."""
+    flops, nbytes = estimated_affine(call.flops).at(rows), estimated_affine(call.bytes).at(rows)
     return max(flops / site.flops, nbytes / site.bandwidth)
 
 
-def _host_seconds(work: _Work, node: Node, host: Site) -> float:
-    call = work.call(node, host)
+def _host_seconds(problem: _Problem, node: Node, host: DeviceSite) -> float:
+    call = problem.call(node, host)
     if call is not None:
-        return _seconds(call, host, work.wishes.rows)
-    moved = sum(_bytes_of(value, work.wishes.rows) for value in (*node_reads(node), *node.outputs))
-    return _REFERENCE * moved / host.bandwidth
+        return _seconds(call, host, problem.wishes.rows)
+    moved = sum(_bytes_of(value, problem.wishes.rows) for value in (*node_reads(node), *node.outputs))
+    return _REFERENCE_SLOWDOWN * moved / host.bandwidth
 
 
-def _edges(work: _Work) -> Iterator[tuple[Node, Node, int]]:
-    """Who makes what others read, views left out, with the bytes."""
-    placed_nodes = set(work.nodes)
-    for node in work.nodes:
-        for value in dict.fromkeys(map(_seen_through, node_reads(node))):
-            if value.producer in placed_nodes and value.producer is not None:
-                yield value.producer, node, _bytes_of(value, work.wishes.rows)
+def _edges(problem: _Problem) -> Iterator[tuple[Node, Node, int]]:
+    """Each producer and reader of a value, with its bytes. Views are skipped."""
+    nodes = set(problem.nodes)
+    for node in problem.nodes:
+        for value in dict.fromkeys(map(_view_source, node_reads(node))):
+            if value.producer in nodes and value.producer is not None:
+                yield value.producer, node, _bytes_of(value, problem.wishes.rows)
 
 
-def _port_bytes(work: _Work, node: Node) -> int:
-    """Bytes of the model's inputs and outputs that a node touches."""
-    given = {*work.graph.inputs, *work.graph.outputs}
-    values = dict.fromkeys([*map(_seen_through, node_reads(node)), *node.outputs])
-    return sum(_bytes_of(value, work.wishes.rows) for value in values if value in given)
+def _port_bytes(problem: _Problem, node: Node) -> int:
+    """The bytes of the model's inputs and outputs that a node reads or writes."""
+    ports = {*problem.graph.inputs, *problem.graph.outputs}
+    values = dict.fromkeys([*map(_view_source, node_reads(node)), *node.outputs])
+    return sum(_bytes_of(value, problem.wishes.rows) for value in values if value in ports)
 
 
-def _seen_through(value: Value) -> Value:
-    """What a chain of views looks at."""
-    while value.producer is not None and awkward_value(value.producer) is None and is_view(value.producer):
+def _view_source(value: Value) -> Value:
+    """The value at the start of a chain of views."""
+    while value.producer is not None and unplannable_reason(value.producer) is None and is_view(value.producer):
         source = value.producer.inputs[0]
         if source is None:
             return value
@@ -256,28 +264,30 @@ def _bytes_of(value: Value, rows: int) -> int:
     return evaluate(value.tensor.nbytes, {"n": rows}) if known else 0
 
 
-def _with_views(work: _Work, where: dict[Node, str]) -> dict[Node, str]:
-    """Views are where what they look at is; those of the model's inputs, where they are read."""
+def _with_views(problem: _Problem, where: dict[Node, str]) -> dict[Node, str]:
+    """The assignment with views added: on the device of their source, or of a reader if the source is a model input."""
     found = dict(where)
-    readers = work.graph.uses()
-    for node in work.graph.nodes:
+    readers = problem.graph.uses()
+    for node in problem.graph.nodes:
         if node not in found:
-            producer = _seen_through(node.output).producer
-            near = found.get(producer) if producer is not None else None
-            first = next((found[reader] for reader in readers.get(node.output, ()) if reader in found), HOST)
-            found[node] = near or first
+            producer = _view_source(node.output).producer
+            of_source = found.get(producer) if producer is not None else None
+            of_reader = next((found[reader] for reader in readers.get(node.output, ()) if reader in found), HOST)
+            found[node] = of_source or of_reader
     return found
 
 
-# -- cutting ------------------------------------------------------------------------------------------------------
+# -- partition ----------------------------------------------------------------------------------------------------
 
 
-def _cut(graph: Graph, where: Mapping[Node, str]) -> Placement:
-    groups = list(groups_of(graph, where))
-    home = {value: index for index, (_, nodes) in enumerate(groups) for node in nodes for value in node.outputs}
-    owners = {state: _owner(state, graph, groups, home) for state in graph.states}
+def _partition(graph: Graph, where: Mapping[Node, str]) -> Placement:
+    groups = list(device_groups(graph, where))
+    maker = {value: index for index, (_, nodes) in enumerate(groups) for node in nodes for value in node.outputs}
+    owners = {state: _owner(state, graph, groups, maker) for state in graph.states}
     parts = tuple(
-        Part(device, graph_of(graph, index, nodes, home, [state for state, owner in owners.items() if owner == index]))
+        Part(
+            device, part_graph(graph, index, nodes, maker, [state for state, owner in owners.items() if owner == index])
+        )
         for index, (device, nodes) in enumerate(groups)
     )
     rest = tuple(state for state, owner in owners.items() if owner is None)
@@ -286,56 +296,61 @@ def _cut(graph: Graph, where: Mapping[Node, str]) -> Placement:
     return Placement(parts, tuple(_crossings(parts)), rest, notes)
 
 
-def groups_of(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:
-    """Nodes in an order that changes the device only where nothing else is ready."""
-    waiting, made = list(graph.nodes), {value for value in graph.values() if value.producer is None}
-    while waiting:
-        device = where[next(node for node in waiting if _is_ready(node, made))]
-        nodes = _take_all(waiting, {node for node in waiting if where[node] == device}, made)
+def device_groups(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:
+    """Groups of nodes with their devices, in a topological order that changes the device as late as possible."""
+    remaining, available = list(graph.nodes), {value for value in graph.values() if value.producer is None}
+    while remaining:
+        device = where[next(node for node in remaining if _is_ready(node, available))]
+        nodes = _take_all(remaining, {node for node in remaining if where[node] == device}, available)
         yield device, nodes
 
 
-def _take_all(waiting: list[Node], here: set[Node], made: set[Value]) -> list[Node]:
-    """Remove from `waiting`, which is in a topological order, what of `here` can run now."""
-    taken: list[Node] = []
+def _take_all(remaining: list[Node], here: set[Node], available: set[Value]) -> list[Node]:
+    """Remove and return the nodes of `here` that can run now from `remaining`, which is in topological order.
+
+    Their outputs are added to `available`.
+    """
+    ready_nodes: list[Node] = []
     left: list[Node] = []
-    for node in waiting:
-        if node in here and _is_ready(node, made):
-            taken.append(node)
-            made.update(node.outputs)
+    for node in remaining:
+        if node in here and _is_ready(node, available):
+            ready_nodes.append(node)
+            available.update(node.outputs)
         else:
             left.append(node)
-    waiting[:] = left
-    return taken
+    remaining[:] = left
+    return ready_nodes
 
 
-def _is_ready(node: Node, made: set[Value]) -> bool:
-    return all(value in made or value.producer is None for value in node_reads(node))
+def _is_ready(node: Node, available: set[Value]) -> bool:
+    return all(value in available or value.producer is None for value in node_reads(node))
 
 
 def _owner(
-    state: State, graph: Graph, groups: Sequence[tuple[str, list[Node]]], home: Mapping[Value, int]
+    state: State, graph: Graph, groups: Sequence[tuple[str, list[Node]]], maker: Mapping[Value, int]
 ) -> int | None:
-    """The part that alone reads and updates a state. One that stays as it is, or becomes a constant, needs no more than
-    a reader."""
+    """The only part that reads and updates a state; None if there are several, or an input updates it.
+
+    A state that does not change, or becomes a constant, belongs to its only reader.
+    """
     readers = {i for i, (_, nodes) in enumerate(groups) for node in nodes if state.value in set(node_reads(node))}
-    if state.update in home:
-        readers.add(home[state.update])
+    if state.update in maker:
+        readers.add(maker[state.update])
     elif state.update is not state.value and state.update not in graph.constants:
         return None
     return next(iter(readers)) if len(readers) == 1 else None
 
 
-def graph_of(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value, int], states: list[State]) -> Graph:
-    """The graph of part `index`, with values of its own. `home`: the part that makes each value."""
+def part_graph(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value, int], states: list[State]) -> Graph:
+    """The graph of part `index`, with new values. `home` has the index of the part that makes each value."""
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}
     needed = [*reads, *(state.update for state in states)]
     constants = {value: graph.constants[value] for value in needed if value in graph.constants}
     inputs = [v for v in reads if home.get(v) != index and v not in constants and v not in own]
     elsewhere = {value for node in graph.nodes if home[node.outputs[0]] != index for value in node_reads(node)}
-    kept = {*graph.outputs, *(state.update for state in graph.states if state not in states)}
-    outputs = [v for node in nodes for v in node.outputs if v in elsewhere or v in kept]
+    external_outputs = {*graph.outputs, *(state.update for state in graph.states if state not in states)}
+    outputs = [v for node in nodes for v in node.outputs if v in elsewhere or v in external_outputs]
     return Graph(f"{graph.name}.{index}", inputs, outputs, list(nodes), constants, states).clone()
 
 

@@ -1,6 +1,6 @@
-"""The frozen plan: a tape of steps with addresses, and what memory it needs.
+"""The plan: the kernel calls of a run in order, the addresses of their operands, and the memory that they need.
 
-A plan is plain data: it can be printed, stored beside its object code, and executed for every batch size `n`.
+A plan is plain, immutable data. It can be printed, stored next to its object code, and run for every batch size `n`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ from math import gcd
 
 import numpy as np
 
-from core.amounts import amount
-from core.ir.dim import SymDim, affine, evaluate, floor_div, symbols
-from core.ir.dims import is_sized
-from core.ir.graph import Array, Graph
-from core.ir.types import Dim, TensorType, ValueType
-from core.kernels.catalog.base import KernelCall, KernelSpec
-from core.ops.registry import may_not_end
-from core.plan.liveness import Affine
+from lathe.core.byte_sizes import format_bytes
+from lathe.core.ir.dim import SymDim, affine, evaluate, floor_div, symbols
+from lathe.core.ir.dims import has_only_sizes
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.types import Dim, TensorType, ValueType
+from lathe.core.kernels.call import KernelCall, KernelSpec
+from lathe.core.ops.opdef.registry import may_run_forever
+from lathe.core.plan.liveness import Affine
 
 ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order, then flags
 FIRST_PORT = WEIGHTS + 1
-NO_BATCH: Dim = -1  # what a plan supposes that serves no batch size
-FLAG_BYTES = 16  # from one flag to the next: operands of GPUs are that far aligned
+NO_BATCH: Dim = -1  # in `Plan.supposed`: an assumption that never holds, so that the plan serves no batch size
+FLAG_BYTES = 16  # the distance between flags: operands on GPUs are aligned to 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`bases[base] + a*n + b`, in bytes. An empty batch has the addresses of n = 1: only from there on do buffers that
-    are not proportional to n keep clear of the others."""
+    """The address `bases[base] + a*n + b`, in bytes.
+
+    A run of an empty batch uses the addresses of n = 1, because buffers of constant size are disjoint from the others
+    for n >= 1 only.
+    """
 
     base: int
     offset: Affine = Affine()
@@ -37,25 +40,27 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel of the tape."""
+    """One kernel call of the tape."""
 
     symbol: str  # of the native function
     operands: tuple[Address, ...]
-    label: str  # the node it came from
+    label: str  # the name of the node that it runs
     op: str
     summary: str  # algorithm and tile, for people
     outputs: tuple[str, ...]  # types, for people
     flops: Affine = Affine()
-    bytes: Affine = Affine()
+    bytes: Affine = Affine()  # read and written
     grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes
-    flag: int | None = None  # on a GPU: the place among the plan's flags, where the kernel may refuse its data
-    may_not_end: bool = False  # data can make it go on for ever
-    meets: bool = True  # whether threads wait for each other behind it: not where the next step is of the same stage
+    flag: int | None = None  # on a GPU: the index of the flag that the kernel sets if it refuses its data
+    may_not_end: bool = False  # some inputs can make it run for ever
+    has_barrier: bool = (
+        True  # the threads wait at a barrier after this step; False if the next step is in the same stage
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A node that runs on its NumPy reference, between two native segments; `index` is its place in Plan.fallbacks."""
+    """A node that runs on its NumPy reference, between native segments. `index` is its index in `Plan.fallbacks`."""
 
     index: int
     label: str
@@ -82,7 +87,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes of the arena and what they hold, from node `first` of the order to node `last`."""
+    """A buffer of the arena, which holds `values` from time `first` to time `last` (see `Storage.times`)."""
 
     offset: Affine
     size: Affine
@@ -92,19 +97,19 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
-    """A place between steps that one value of the arena crosses, and nothing else of it."""
+class CutPoint:
+    """A cut point of the tape: later steps need a single value of the arena that earlier steps wrote."""
 
-    step: int  # the first one behind
-    place: Affine  # of the value in the arena
-    row: int  # bytes of the value for each row of the batch, one after the other
-    arena: Affine  # what the steps behind need, the value included
+    step: int  # the index of the first step after the cut point
+    place: Affine  # the offset of the value in the arena
+    row: int  # bytes of one row of the value; the rows of the batch are contiguous
+    arena: Affine  # bytes of the arena that the later steps need, including the value
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the arena costs: `peak` as planned, `lower_bound` the most bytes alive at one step, both for n = 1;
-    `unshared` is the sum of all buffers."""
+    """Bytes for n = 1: of the arena as planned (`peak`), the most that is live at one step (`lower_bound`), the sum of
+    all buffers (`unshared`), and the weight block."""
 
     peak: int
     lower_bound: int
@@ -114,14 +119,14 @@ class Memory:
     def __str__(self) -> str:
         over = self.peak / self.lower_bound - 1 if self.lower_bound else 0.0
         return (
-            f"arena {amount(self.peak)} per row (lower bound {amount(self.lower_bound)}, {over:+.1%}; "
-            f"without sharing {amount(self.unshared)}), weights {amount(self.weights)}"
+            f"arena {format_bytes(self.peak)} per row (lower bound {format_bytes(self.lower_bound)}, {over:+.1%}; "
+            f"without sharing {format_bytes(self.unshared)}), weights {format_bytes(self.weights)}"
         )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the runtime needs besides object code and weight bytes."""
+    """Everything that the runtime needs, except object code and the bytes of weights."""
 
     inputs: tuple[Port, ...]
     states: tuple[Port, ...]
@@ -132,34 +137,36 @@ class Plan:
     weights: int
     memory: Memory
     fallbacks: Graph = field(default_factory=Graph)  # the nodes that run on the reference, and their constants
-    located: dict[str, tuple[Address, TensorType]] = field(default_factory=dict)  # values fallbacks touch, in memory
-    copies: tuple[tuple[str, int], ...] = ()  # values that must be copied to a base (an output or a state) at the end
+    value_addresses: dict[str, tuple[Address, TensorType]] = field(
+        default_factory=dict
+    )  # values of fallbacks and `copies`
+    copies: tuple[tuple[str, int], ...] = ()  # values to copy at the end, with the base of the output or state
     log: tuple[str, ...] = ()  # what the passes did, for people
-    threads: int = 1  # scratch memory is for so many: no more may take part in a run
+    threads: int = 1  # the most threads that may take part in a run: there is scratch memory for each of them
     regions: tuple[Region, ...] = ()  # the map of the arena, for people
-    most_rows: int | None = None  # that kernels reach; None: any
-    seams: tuple[Seam, ...] = ()  # where a batch may be parted otherwise than before
-    supposed: tuple[Dim, ...] = ()  # of n: the plan is right as long as none is negative
-    sizes: tuple[str, ...] = ()  # of code for any sizes: the model's symbols, whose values its table has
+    max_rows: int | None = None  # the largest batch that the kernels can index; None: no limit
+    cut_points: tuple[CutPoint, ...] = ()  # the cut points, after which the chunks of a batch may have more rows
+    supposed: tuple[Dim, ...] = ()  # assumptions on n: the plan is right as long as none of them is negative
+    sizes: tuple[str, ...] = ()  # of dynamic-shape code: the model's symbols, in the order of the table of sizes
 
     @property
-    def serves_none(self) -> bool:
-        """Whether it is no code, but stands for all batch sizes where each has code of its own."""
+    def serves_no_batch(self) -> bool:
+        """Whether the plan serves no batch size: it is a placeholder, and each batch size is compiled separately."""
         return NO_BATCH in self.supposed
 
     @property
     def may_not_end(self) -> bool:
-        """Whether data can make a run go on for ever."""
-        return any(step.may_not_end for step in self.steps) or may_not_end(self.fallbacks.nodes)
+        """Whether some inputs can make a run last for ever."""
+        return any(step.may_not_end for step in self.steps) or may_run_forever(self.fallbacks.nodes)
 
     @property
     def flags(self) -> int:
-        """How many steps have a flag: a word that is 0 when a run begins."""
+        """The number of flags: words that are 0 at the start of a run, and that kernels set to refuse their data."""
         return sum(step.flag is not None for step in self.steps)
 
     @property
     def flags_base(self) -> int:
-        """The base of the flags, behind those of all ports."""
+        """The base of the flags, which follows the bases of all ports."""
         return WEIGHTS + 1 + len(self.inputs) + len(self.states) + len(self.outputs)
 
     @property
@@ -168,13 +175,13 @@ class Plan:
 
     @property
     def work(self) -> Affine:
-        """A rough measure of the run's length: arithmetic, and bytes at eight operations each."""
+        """A rough estimate of the duration of a run, in operations: arithmetic, plus 8 operations per byte moved."""
         return sum((step.flops + step.bytes.times(8) for step in self.steps), Affine())
 
 
 @dataclass(frozen=True, slots=True)
 class WeightItem:
-    """One array of the weight block: a constant as it is, or in a kernel's layout. `make` gives its elements."""
+    """One array of the weight block: a constant as it is or in a kernel's layout. `make` returns the array."""
 
     offset: int
     nbytes: int
@@ -186,36 +193,35 @@ class WeightItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """The plan, what code it needs, and the parts of its weight block.
+class PlannedGraph:
+    """A plan, the specs of the kernels to generate (by symbol), and the arrays of its weight block.
 
-    `calls` names for every step the node that it runs, by its place in `Graph.nodes`, and the call that the step was
-    made of. `bodies` holds the plans of the bodies of a control-flow node that is one step, by the node's place. Both
-    only serve to check the plan.
+    `calls` has for every step the index of its node in `Graph.nodes`, and the kernel call. `bodies` has the plans of
+    the bodies of control-flow nodes that are one step, by the index of the node. Only the checker reads these two.
     """
 
     plan: Plan
     specs: dict[str, KernelSpec]
     weights: tuple[WeightItem, ...]
     calls: tuple[tuple[int, KernelCall], ...] = ()
-    bodies: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
+    bodies: Mapping[int, tuple[PlannedGraph, ...]] = field(default_factory=dict)
 
 
-def weight_chunks(planned: Planned) -> Iterator[memoryview]:
-    """The weight block of `plan.weights` bytes, piece by piece; what lies between items is zero."""
+def weight_chunks(planned: PlannedGraph) -> Iterator[memoryview]:
+    """The weight block of `plan.weights` bytes, as successive chunks; the gaps between items are zero."""
     end = 0
     for item in planned.weights:
         yield memoryview(bytes(item.offset - end))
         data = item.data.reshape(-1).view(np.uint8).data
         if len(data) != item.nbytes:
-            raise ValueError(f"weights at {item.offset} have {len(data)} bytes, {item.nbytes} were announced")
+            raise ValueError(f"weights at {item.offset} have {len(data)} bytes, expected {item.nbytes}")
         yield data
         end = item.offset + item.nbytes
     yield memoryview(bytes(planned.plan.weights - end))
 
 
-def affine_of(dim: Dim) -> Affine:
-    """A dimension over `n` as `a*n + b`, rounded up where it is not of that form (only used for costs)."""
+def estimated_affine(dim: Dim) -> Affine:
+    """A dimension as `a*n + b`; an estimate for costs if it is not of that form: the value for n = 1, or 0."""
     if isinstance(dim, int):
         return Affine(b=dim)
     exact = exact_affine(dim)
@@ -223,15 +229,15 @@ def affine_of(dim: Dim) -> Affine:
 
 
 def exact_affine(dim: Dim) -> Affine | None:
-    """`dim` as `a*n + b` with non-negative parts, or over sizes as a multiple of one unit; None for others."""
+    """`dim` as `a*n + b` with a, b >= 0, or a dimension over sizes as a multiple of one unit; None for any other."""
     parts = affine(dim, "n")
-    if parts is None and is_sized(dim):
+    if parts is None and has_only_sizes(dim):
         return _in_units(dim)
     return Affine(*parts) if parts is not None and min(parts) >= 0 else None
 
 
 def _in_units(dim: Dim) -> Affine:
-    """A dimension over sizes as a multiple of one unit."""
+    """A dimension over sizes as a number times one unit, whose coefficients have no common divisor."""
     numbers = [number for _, number in dim.terms] if isinstance(dim, SymDim) else [dim]
     common = gcd(*numbers)
     return Affine(units=((floor_div(dim, common), common),))

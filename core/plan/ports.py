@@ -1,16 +1,16 @@
-"""Where the addresses of a plan begin: the bases of a model's inputs, states and outputs."""
+"""The bases of a model's inputs, states and outputs, to which the addresses of a plan are relative."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.ir.graph import Graph, State, Value
-from core.plan.plan import WEIGHTS, Port
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.plan.plan import WEIGHTS, Port
 
 
 @dataclass(frozen=True)
 class Ports:
-    """A base for each value that comes from outside or goes there, behind those of the arena and the weights."""
+    """A base for each input, state and output of a graph, after those of the arena and the weights."""
 
     graph: Graph
     inputs: tuple[Port, ...]
@@ -19,7 +19,7 @@ class Ports:
 
     @property
     def flags_base(self) -> int:
-        """The base of the flags, behind those of all ports."""
+        """The base of the flags, which follows the bases of all ports."""
         return WEIGHTS + 1 + len(self.inputs) + len(self.states) + len(self.outputs)
 
     @property
@@ -32,12 +32,12 @@ class Ports:
 
     @property
     def of_outputs(self) -> list[tuple[Value, int]]:
-        """One value may be several outputs."""
+        """Each output with its base. A value may be several outputs."""
         return [(value, port.base) for value, port in zip(self.graph.outputs, self.outputs, strict=True)]
 
 
-def ports_of(graph: Graph) -> Ports:
-    """Bases in the order that `core.plan.plan` fixes: inputs, states, outputs."""
+def make_ports(graph: Graph) -> Ports:
+    """Assign bases in the order that `lathe.core.plan.plan` documents: inputs, states, outputs."""
     groups = (graph.inputs, [state.value for state in graph.states], graph.outputs)
     base, ports = WEIGHTS + 1, []
     for values in groups:

@@ -1,21 +1,21 @@
-"""Plans as JSON, for artifacts. Types and dimensions travel in their textual form; fallback nodes as IR text."""
+"""Plans as JSON, for artifacts. Types and dimensions are in textual form; the fallback graph is stored as IR text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.errors import ArtifactError
-from core.ir.dim import parse_dim
-from core.ir.graph import Graph
-from core.ir.types import TensorType, parse_type
-from core.plan.liveness import Affine
-from core.plan.plan import Address, Fallback, Memory, Plan, Port, Region, Seam, Segment, Step
+from lathe.core.errors import ArtifactError
+from lathe.core.ir.dim import parse_dim
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import TensorType, parse_type
+from lathe.core.plan.liveness import Affine
+from lathe.core.plan.plan import Address, CutPoint, Fallback, Memory, Plan, Port, Region, Segment, Step
 
 SCHEMA = 7
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Everything but the fallback graph, as JSON values."""
+    """The plan as JSON values, without the fallback graph."""
     return {
         "schema": SCHEMA,
         "inputs": [_port(port) for port in plan.inputs],
@@ -26,20 +26,20 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "arena": _affine(plan.arena),
         "weights": plan.weights,
         "memory": [plan.memory.peak, plan.memory.lower_bound, plan.memory.unshared, plan.memory.weights],
-        "located": {name: [_address(address), str(type_)] for name, (address, type_) in plan.located.items()},
+        "located": {name: [_address(address), str(type_)] for name, (address, type_) in plan.value_addresses.items()},
         "copies": [list(copy) for copy in plan.copies],
         "log": list(plan.log),
         "threads": plan.threads,
         "regions": [_region(region) for region in plan.regions],
-        "most_rows": plan.most_rows,
-        "seams": [_seam(seam) for seam in plan.seams],
+        "most_rows": plan.max_rows,
+        "seams": [_seam(seam) for seam in plan.cut_points],
         "supposed": list(map(str, plan.supposed)),
         "sizes": list(plan.sizes),
     }
 
 
 def plan_from_json(data: dict[str, Any], fallbacks: Graph) -> Plan:
-    """The plan that `plan_to_json` described. ArtifactError when the data is not of this form."""
+    """Read what `plan_to_json` wrote. ArtifactError if the data has another form or schema."""
     if data.get("schema") != SCHEMA:
         raise ArtifactError(f"plan has schema {data.get('schema')!r}, expected {SCHEMA}")
     try:
@@ -59,13 +59,13 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         weights=int(data["weights"]),
         memory=Memory(*data["memory"]),
         fallbacks=fallbacks,
-        located={name: (_read_address(a), _tensor(t)) for name, (a, t) in data["located"].items()},
+        value_addresses={name: (_read_address(a), _tensor(t)) for name, (a, t) in data["located"].items()},
         copies=tuple((str(name), int(base)) for name, base in data["copies"]),
         log=tuple(map(str, data["log"])),
         threads=int(data["threads"]),
         regions=tuple(_read_region(item) for item in data["regions"]),
-        most_rows=data["most_rows"],
-        seams=tuple(_read_seam(item) for item in data["seams"]),
+        max_rows=data["most_rows"],
+        cut_points=tuple(_read_seam(item) for item in data["seams"]),
         supposed=tuple(map(parse_dim, data["supposed"])),
         sizes=tuple(map(str, data["sizes"])),
     )
@@ -105,13 +105,13 @@ def _read_region(item: list[Any]) -> Region:
     return Region(_read_affine(offset), _read_affine(size), int(first), int(last), tuple(map(str, values)))
 
 
-def _seam(seam: Seam) -> list[Any]:
+def _seam(seam: CutPoint) -> list[Any]:
     return [seam.step, _affine(seam.place), seam.row, _affine(seam.arena)]
 
 
-def _read_seam(item: list[Any]) -> Seam:
+def _read_seam(item: list[Any]) -> CutPoint:
     step, place, row, arena = item
-    return Seam(int(step), _read_affine(place), int(row), _read_affine(arena))
+    return CutPoint(int(step), _read_affine(place), int(row), _read_affine(arena))
 
 
 def _tensor(text: str) -> TensorType:
@@ -134,7 +134,7 @@ def _step(step: Step) -> dict[str, Any]:
         "grid": list(map(str, step.grid)),
         "flag": step.flag,
         "may_not_end": step.may_not_end,
-        "meets": step.meets,
+        "meets": step.has_barrier,
     }
 
 
@@ -151,7 +151,7 @@ def _read_step(item: dict[str, Any]) -> Step:
         grid=tuple(map(parse_dim, item["grid"])),
         flag=item["flag"],
         may_not_end=bool(item["may_not_end"]),
-        meets=bool(item["meets"]),
+        has_barrier=bool(item["meets"]),
     )
 
 

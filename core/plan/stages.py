@@ -1,8 +1,8 @@
-"""Stages: runs of steps that no data ties together, so that the threads of a run need no barrier between them.
+"""Stages: consecutive steps without data dependences, so that the threads need no barrier between them.
 
-A thread that finds no more work in one step goes on to the next one of its stage while others are still busy: branches
-of a graph run side by side, and no thread waits for the last tile of every step. All steps of a stage count as one
-moment of time, so nothing that one of them uses shares memory with what another one writes.
+A thread that finds no more work in one step continues with the next step of the stage while other threads are still
+busy. So branches of a graph run concurrently, and the threads do not wait for the last tile of every step. For
+lifetimes, all steps of a stage have the same time: no step uses memory that another step of the stage writes.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence, Set
 from typing import TypeAlias
 
-from core.ir.graph import Node, Value, node_reads
+from lathe.core.ir.graph import Node, Value, node_reads
 
-Home: TypeAlias = Callable[[Value], Hashable]
+MemoryOf: TypeAlias = Callable[[Value], Hashable]
 
 
-def alone(nodes: Sequence[Node]) -> dict[Node, int]:
+def separate_stages(nodes: Sequence[Node]) -> dict[Node, int]:
     """Every node in a stage of its own."""
     return {node: stage for stage, node in enumerate(nodes)}
 
 
-def stages(
-    nodes: Sequence[Node], kernels: Set[Node], barred: Set[Node], home: Home, parts: Set[Value]
+def concurrent_stages(
+    nodes: Sequence[Node], kernels: Set[Node], barred: Set[Node], home: MemoryOf, parts: Set[Value]
 ) -> dict[Node, int]:
-    """The stage of every node, counted from zero in the order of `nodes`, which each stage is a run of.
+    """The stage of every node, counted from 0; each stage is a run of consecutive nodes.
 
-    `barred` nodes have a stage to themselves; what is neither one of them nor of `kernels` does nothing when it is its
-    turn. `home` names the memory of a value: values of one name may share bytes. Only `parts` (values inside others)
-    are written to one memory by several nodes without touching each other's bytes.
+    `barred` nodes (fallbacks) have a stage to themselves. Nodes that are neither in `kernels` nor in `barred` have no
+    work. `home` returns an identifier of the memory of a value: values with the same identifier may share bytes. Only
+    `parts` (windows of other values) may be written to the same memory in one stage, because they are disjoint.
     """
     found: dict[Node, int] = {}
     read: set[Hashable] = set()
@@ -36,9 +36,9 @@ def stages(
     for node in nodes:
         if node in kernels or node in barred:
             reads, writes = set(map(home, node_reads(node))), set(map(home, node.outputs))
-            apart = all(value in parts for value in node.outputs)
-            tied = reads & written or writes & read or (writes & written and not apart)
-            if tied or closed or node in barred:
+            is_disjoint = all(value in parts for value in node.outputs)
+            depends = reads & written or writes & read or (writes & written and not is_disjoint)
+            if depends or closed or node in barred:
                 stage, read, written = stage + 1, set(), set()
             closed = node in barred
             read |= reads

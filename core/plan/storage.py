@@ -1,7 +1,6 @@
-"""Where every value of a plan lives: in a port, in the weights, or in a buffer of the arena that others use before it
-and after it.
+"""Memory assignment: every value lives in a port, in the weights, or in a buffer of the arena.
 
-storage per value (views, in place, straight into outputs and states) -> lifetimes -> arena offsets
+location of each value (views, in place, directly in outputs and states) -> lifetimes -> arena offsets
 """
 
 from __future__ import annotations
@@ -9,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from core.ir.graph import Graph, Node, Value, node_reads
-from core.kernels.catalog import Scratch
-from core.plan.arena import place
-from core.plan.choice import Choice, plannable
-from core.plan.liveness import Affine, Buffer, aligned
-from core.plan.plan import ARENA, WEIGHTS, Address, exact_affine
-from core.plan.ports import Ports
-from core.plan.stages import alone, stages
-from core.plan.state import updated_in_place
-from core.plan.weights import WeightBlock
-from core.plan.windows import Window
+from lathe.core.ir.graph import Graph, Node, Value, node_reads
+from lathe.core.kernels.call import Scratch
+from lathe.core.plan.arena import place
+from lathe.core.plan.kernel_choice import KernelChoice, is_plannable
+from lathe.core.plan.liveness import Affine, Buffer, align_size
+from lathe.core.plan.plan import ARENA, WEIGHTS, Address, exact_affine
+from lathe.core.plan.ports import Ports
+from lathe.core.plan.stages import concurrent_stages, separate_stages
+from lathe.core.plan.state_updates import states_updated_in_place
+from lathe.core.plan.weights import WeightBlock
+from lathe.core.plan.windows import Window
 
-_STAGES_MAY_COST = 1.05  # of the memory that the arena needs anyway
+_MAX_STAGE_COST = 1.05  # the arena with stages may be larger than the arena without them by this factor
 
 
 @dataclass(eq=False)
@@ -33,7 +32,7 @@ class Place:
     offset: Affine = field(default_factory=Affine)
 
     def at(self, start: Affine) -> Place:
-        """The place that begins `start` bytes further."""
+        """The place that begins `start` bytes after this one."""
         return Place(self.base, self.buffer, self.offset + start)
 
     def address(self) -> Address:
@@ -43,48 +42,53 @@ class Place:
 
 
 class Storage:
-    """Places for all values, and the arena that they need. `times` is the stage of every node."""
+    """The places of all values, and the arena that they need. `times` is the stage of every node."""
 
-    def __init__(self, graph: Graph, choice: Choice, ports: Ports, threads: int) -> None:
+    def __init__(self, graph: Graph, choice: KernelChoice, ports: Ports, threads: int) -> None:
         self.graph, self.choice, self.threads = graph, choice, threads
         self.weights = WeightBlock(graph.constants)
         self.buffers: list[Buffer] = []
         self.scratch: dict[tuple[Node, int], Buffer] = {}
         self.times: Mapping[Node, int] = {}
-        self._beside: Mapping[int, Sequence[Node]] = {}
-        self._fixed = _in_ports(graph, choice, ports)
+        self._nodes_at: Mapping[int, Sequence[Node]] = {}
+        self._fixed = _port_places(graph, choice, ports)
         self.places: dict[Value, Place] = dict(self._fixed)
         self.arena = self._store()
 
     def place(self, value: Value) -> Place:
-        """The place of a value that is read; constants are added to the weight block as they are."""
+        """The place of a value that a kernel reads. A constant without a place is added to the weight block."""
         if value not in self.places and value in self.graph.constants:
             self.places[value] = Place(WEIGHTS, offset=Affine(b=self.weights.constant(value).offset))
         return self.places[value]
 
     def is_at(self, value: Value, base: int) -> bool:
-        """Whether a value is computed where it has to end up."""
+        """Whether a value is computed directly in the memory of this base."""
         found = self.places.get(value)
         return found is not None and found.base == base
 
     def _store(self) -> Affine:
-        """Places for everything, and the size of the arena: by stages, unless they need much more of it."""
-        choice, each = self.choice, alone(self.choice.nodes)
-        if self.threads == 1:
-            return self._arrange(each)
-        together = stages(choice.nodes, choice.calls.keys(), choice.reasons.keys(), self._home, choice.windows.keys())
-        least = self._arrange(each)
-        arena = self._arrange(together)
-        return arena if arena.at(1) <= least.at(1) * _STAGES_MAY_COST else self._arrange(each)
+        """Place all values and return the size of the arena.
 
-    def _home(self, value: Value) -> Value | int:
-        """What shares memory with the value whatever the arena looks like: a base, or the value whose bytes it has."""
+        With several threads, nodes share stages unless that needs too large an arena.
+        """
+        choice, separate = self.choice, separate_stages(self.choice.nodes)
+        if self.threads == 1:
+            return self._arrange(separate)
+        shared = concurrent_stages(
+            choice.nodes, choice.calls.keys(), choice.reasons.keys(), self._owner, choice.windows.keys()
+        )
+        least = self._arrange(separate)
+        arena = self._arrange(shared)
+        return arena if arena.at(1) <= least.at(1) * _MAX_STAGE_COST else self._arrange(separate)
+
+    def _owner(self, value: Value) -> Value | int:
+        """The memory that a value has regardless of the arena: a base, or the value whose bytes it shares."""
         root = self.choice.root(value)
         return self._fixed[root].base if root in self._fixed else root
 
     def _arrange(self, times: Mapping[Node, int]) -> Affine:
-        """Places for everything that nodes write, where nodes of one time run side by side."""
-        self.places, self.times, self._beside = dict(self._fixed), times, _by_time(times)
+        """Place all values that nodes write, where nodes of the same time may run concurrently."""
+        self.places, self.times, self._nodes_at = dict(self._fixed), times, _group_by_time(times)
         self.buffers.clear()
         self.scratch.clear()
         last_read = self._last_reads()
@@ -95,7 +99,7 @@ class Storage:
         return place(self.buffers)
 
     def _last_reads(self) -> dict[Value, int]:
-        """The time of the last read of every root value, reads through views included."""
+        """The time of the last read of every root value, including reads through views."""
         last: dict[Value, int] = {}
         for node in self.choice.nodes:
             for value in node_reads(node):
@@ -111,7 +115,7 @@ class Storage:
         for value in node.outputs:
             if value in self.choice.windows:
                 self.places[value] = self._in_window(self.choice.windows[value], time, last_read)
-            if value in self.places or not plannable(value):
+            if value in self.places or not is_plannable(value):
                 continue
             buffer = self._inplace(time, node, value, last_read) or self._new_buffer(value, time)
             buffer.values.append(value)
@@ -119,23 +123,23 @@ class Storage:
             self.places[value] = Place(ARENA, buffer)
 
     def _in_window(self, window: Window, time: int, last_read: Mapping[Value, int]) -> Place:
-        """The place of a window; the first one that is written begins the life of the tensor around it."""
-        whole = window.parent
-        if whole not in self.places:
-            buffer = self._new_buffer(whole, time)
-            buffer.values.append(whole)
-            buffer.last = last_read.get(whole, time)
-            self.places[whole] = Place(ARENA, buffer)
-        return self.places[whole].at(window.start)
+        """The place of a window. The lifetime of its parent begins with the first window that is written."""
+        parent = window.parent
+        if parent not in self.places:
+            buffer = self._new_buffer(parent, time)
+            buffer.values.append(parent)
+            buffer.last = last_read.get(parent, time)
+            self.places[parent] = Place(ARENA, buffer)
+        return self.places[parent].at(window.start)
 
     def _new_buffer(self, value: Value, time: int) -> Buffer:
         size = exact_affine(value.tensor.nbytes) or Affine()
-        buffer = Buffer(aligned(size), time, time)
+        buffer = Buffer(align_size(size), time, time)
         self.buffers.append(buffer)
         return buffer
 
     def _inplace(self, time: int, node: Node, value: Value, last_read: Mapping[Value, int]) -> Buffer | None:
-        """The buffer of an input that dies here and that the kernel may overwrite, if there is one of equal size."""
+        """The buffer of an input of equal size that no later node reads and that the kernel may overwrite, if any."""
         call = self.choice.calls.get(node)
         if call is None or value is not node.output:
             return None
@@ -147,14 +151,14 @@ class Storage:
             if buffer is None or source.tensor.nbytes != value.tensor.nbytes:
                 continue
             dies = buffer.last <= time and all(last_read.get(v, -1) <= time for v in buffer.values)
-            if dies and not self._read_beside(node, time, buffer.values):
+            if dies and not self._is_read_concurrently(node, time, buffer.values):
                 return buffer
         return None
 
-    def _read_beside(self, node: Node, time: int, values: Sequence[Value]) -> bool:
+    def _is_read_concurrently(self, node: Node, time: int, values: Sequence[Value]) -> bool:
         """Whether another node of the same time reads the memory of `values`."""
-        beside = (other for other in self._beside[time] if other is not node)
-        return any(self.choice.root(value) in values for other in beside for value in node_reads(other))
+        others = (other for other in self._nodes_at[time] if other is not node)
+        return any(self.choice.root(value) in values for other in others for value in node_reads(other))
 
     def _store_scratch(self, time: int, node: Node) -> None:
         call = self.choice.calls.get(node)
@@ -164,7 +168,7 @@ class Storage:
                 if size is None:
                     raise ValueError(f"scratch of {node.op} '{node.name}' is {operand.nbytes} bytes, expected a*n + b")
                 copies = 1 if operand.shared else self.threads
-                buffer = Buffer(aligned(size.times(copies)), time, time)
+                buffer = Buffer(align_size(size.times(copies)), time, time)
                 self.buffers.append(buffer)
                 self.scratch[node, index] = buffer
 
@@ -173,24 +177,24 @@ class Storage:
             buffer.last = max([buffer.last, *(last_read.get(value, buffer.first) for value in buffer.values)])
 
 
-def _in_ports(graph: Graph, choice: Choice, ports: Ports) -> dict[Value, Place]:
-    """The values that live in memory from outside: inputs, states, and what is computed straight into outputs and
+def _port_places(graph: Graph, choice: KernelChoice, ports: Ports) -> dict[Value, Place]:
+    """The places of values in memory of the caller: inputs, states, and values computed directly in outputs and
     states."""
     places = {value: Place(base) for value, base in ports.of_inputs}
     places |= {state.value: Place(base) for state, base in ports.of_states}
-    taken: set[Value] = set()
+    assigned: set[Value] = set()
     for value, base in ports.of_outputs:
         root = choice.root(value)
-        if root.producer is not None and root not in taken and plannable(root):
+        if root.producer is not None and root not in assigned and is_plannable(root):
             places[root] = Place(base)
-            taken.add(root)
+            assigned.add(root)
     bases = dict(ports.of_states)
-    for value, state in updated_in_place(graph, choice).items():
+    for value, state in states_updated_in_place(graph, choice).items():
         places[value] = Place(bases[state])
     return places
 
 
-def _by_time(times: Mapping[Node, int]) -> dict[int, list[Node]]:
+def _group_by_time(times: Mapping[Node, int]) -> dict[int, list[Node]]:
     found: dict[int, list[Node]] = {}
     for node, time in times.items():
         found.setdefault(time, []).append(node)

@@ -1,35 +1,45 @@
-"""The tape of a plan: one step per kernel with its operands' addresses, cut where a node runs on the reference."""
+"""Builds the tape of a plan: one step per kernel call, in segments between the nodes that run on their references."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from core.ir.graph import Graph, Node, Value
-from core.kernels.catalog import Block, Flag, In, KernelCall, Operand, Out, Outer, Packed, Scratch
-from core.ops.registry import may_not_end
-from core.plan.choice import Choice
-from core.plan.control import outer_values
-from core.plan.liveness import Affine
-from core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Address, Fallback, Segment, Step, WeightItem, affine_of
-from core.plan.storage import Place, Storage
+from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.kernels.call import Block, Flag, In, KernelCall, Operand, Out, Outer, Packed, Scratch
+from lathe.core.ops.opdef.registry import may_run_forever
+from lathe.core.plan.control import outer_values
+from lathe.core.plan.kernel_choice import KernelChoice
+from lathe.core.plan.liveness import Affine
+from lathe.core.plan.plan import (
+    ARENA,
+    FLAG_BYTES,
+    WEIGHTS,
+    Address,
+    Fallback,
+    Segment,
+    Step,
+    WeightItem,
+    estimated_affine,
+)
+from lathe.core.plan.storage import Place, Storage
 
 
 class Tape:
-    """The steps, and the order in which they and the fallbacks run; `flags_base` is where the steps' flags begin."""
+    """The steps, and the schedule of native segments and fallbacks. `flags_base` is the base of the flags."""
 
-    def __init__(self, graph: Graph, choice: Choice, storage: Storage, flags_base: int) -> None:
+    def __init__(self, graph: Graph, choice: KernelChoice, storage: Storage, flags_base: int) -> None:
         self.steps: list[Step] = []
         self.schedule: list[Segment | Fallback] = []
         self._graph, self._storage, self._flags_base = graph, storage, flags_base
         self._flags: dict[Node, int] = {}
         self._write(choice)
 
-    def _write(self, choice: Choice) -> None:
+    def _write(self, choice: KernelChoice) -> None:
         first = time = fallbacks = 0
         for node in choice.nodes:
             if node in choice.calls:
                 if len(self.steps) > first and self._storage.times[node] == time:
-                    self.steps[-1] = replace(self.steps[-1], meets=False)
+                    self.steps[-1] = replace(self.steps[-1], has_barrier=False)
                 self.steps.append(self._step(node, choice.calls[node]))
                 time = self._storage.times[node]
             elif node in choice.reasons:
@@ -39,7 +49,7 @@ class Tape:
         self._end_segment(first)
 
     def _end_segment(self, first: int) -> int:
-        """Schedule the steps from `first` on, and return where the next ones begin."""
+        """Schedule the steps from `first` on, and return the index of the next step."""
         if len(self.steps) > first:
             self.schedule.append(Segment(first, len(self.steps)))
         return len(self.steps)
@@ -53,11 +63,11 @@ class Tape:
             op=node.op,
             summary=call.spec.summary,
             outputs=tuple(str(value.type) for value in node.outputs),
-            flops=affine_of(call.flops),
-            bytes=affine_of(call.bytes),
+            flops=estimated_affine(call.flops),
+            bytes=estimated_affine(call.bytes),
             grid=call.grid,
             flag=self._flags.get(node),
-            may_not_end=may_not_end([node]),
+            may_not_end=may_run_forever([node]),
         )
 
     def _operand(self, node: Node, index: int, operand: Operand) -> Address:

@@ -1,4 +1,4 @@
-"""The weight block: constants as they are or in a kernel's layout, each kept once, and tables that kernels bring."""
+"""The weight block: constants as they are or in a kernel's layout, each stored once, and tables of kernels."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from core.ir.graph import Array, Node, Value
-from core.kernels.catalog import Block, Packed
-from core.plan.liveness import ALIGNMENT
-from core.plan.plan import WeightItem
+from lathe.core.ir.graph import Array, Node, Value
+from lathe.core.kernels.call import Block, Packed
+from lathe.core.plan.liveness import ALIGNMENT
+from lathe.core.plan.plan import WeightItem
 
 
 class WeightBlock:
-    """Arrays one after the other, each at a multiple of the alignment. `nbytes` counts those that came so far."""
+    """Arrays one after the other, each at a multiple of the alignment. `nbytes` is their size so far."""
 
     def __init__(self, constants: Mapping[Value, Array]) -> None:
         self.constants = constants
@@ -33,11 +33,14 @@ class WeightBlock:
         return self._item(value, packed.key, lambda: packed.pack(self.constants[value]), packed.nbytes)
 
     def block(self, node: Node, block: Block) -> WeightItem:
-        """An array that a node's kernel brings along."""
+        """An array that a node's kernel needs besides the node's inputs."""
         return self._item(node.output, block.key, lambda: block.data)
 
     def _item(self, value: Value, key: str, make: Callable[[], Array], nbytes: int | None = None) -> WeightItem:
-        """What is there, or is made: now, unless it is known how large it will be."""
+        """The item for a value and layout, added if it is new.
+
+        The array is made now if its size is unknown; otherwise only when it is read.
+        """
         if (value, key) not in self._items:
             if nbytes is None:
                 data = np.ascontiguousarray(make())

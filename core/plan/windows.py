@@ -1,8 +1,8 @@
-"""Values that live inside others: what Slice, Split and Gather take of a tensor, and what Concat puts into one.
+"""Windows: values that are strided views into other tensors, so that Slice, Split, Gather and Concat copy nothing.
 
-Such a value has the strides of the tensor it is part of, so nothing has to be copied: producers write it in its place,
-readers find it there. It needs kernels on all sides that honour strides (`KernelCall.strided`); where one does not, the
-value has memory of its own and is copied.
+A window has the strides of its parent tensor. Its producer writes it into the parent, and readers read it there. All
+kernels that write or read it must support strides (`KernelCall.strided`); otherwise the value has memory of its own and
+is copied.
 """
 
 from __future__ import annotations
@@ -12,40 +12,47 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from core.ir.graph import Graph, Node, Value, node_reads
-from core.ir.types import Dim
-from core.kernels.catalog import In, KernelCall, Out, Request, candidates, select
-from core.kernels.catalog.attributes import attribute, axis_of
-from core.kernels.catalog.copy import sliced
-from core.kernels.catalog.nest import row_major
-from core.plan.liveness import Affine
+from lathe.core.ir.graph import Graph, Node, Value, node_reads
+from lathe.core.ir.types import Dim
+from lathe.core.kernels.call import In, KernelCall, Out, Request
+from lathe.core.kernels.choose import candidates, select
+from lathe.core.kernels.copy.spec import slice_strides
+from lathe.core.kernels.shared.attributes import attribute, axis_of
+from lathe.core.kernels.shared.nest import row_major
+from lathe.core.plan.liveness import Affine
 
 Strides = Mapping[Value, tuple[Dim, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a value is: in `parent`, from `offset` on (in elements), with strides of its own."""
+    """The location of a value inside `parent`: the offset and the strides, in elements."""
 
     parent: Value
     offset: Dim
     strides: tuple[Dim, ...]
 
     def is_fixed(self, alignment: int) -> bool:
-        """Whether it begins at one place for all batch sizes, a multiple of so many bytes. Addresses are those of a
-        batch of one for an empty one, so what begins after the rows of a batch cannot be found by its address."""
+        """Whether the window begins at the same offset for all batch sizes, at a multiple of `alignment` bytes.
+
+        An empty batch uses the addresses of n = 1. So a window whose offset depends on n would be at a wrong address
+        there.
+        """
         return isinstance(self.offset, int) and self.offset * self.parent.dtype.itemsize % alignment == 0
 
     @property
     def start(self) -> Affine:
-        """In bytes."""
+        """The offset in bytes; 0 if it is not fixed."""
         return Affine(b=self.offset * self.parent.dtype.itemsize) if isinstance(self.offset, int) else Affine()
 
 
 class Windows:
-    """All windows of a graph. `calls` holds the kernels that nodes have for dense operands, and `request` what is asked
-    of the catalog for one; nodes in `gone` have nothing left to do. Every window begins at a multiple of `alignment`
-    bytes, which is what kernels of the target count on."""
+    """Finds the windows of a graph.
+
+    `calls` has the kernels of nodes for dense operands, and `request` makes the request of a node to the catalog. After
+    `find`, nodes in `gone` have no work left. Every window begins at a multiple of `alignment` bytes, as kernels of the
+    target assume.
+    """
 
     def __init__(
         self,
@@ -69,23 +76,26 @@ class Windows:
         self._placed: dict[Node, frozenset[Value]] = {}
 
     def find(self, nodes: Sequence[Node]) -> None:
-        """Parts of tensors first, in order; then joined tensors, the outermost (which come last) first."""
+        """Find all windows: outputs of Slice, Split and Gather in order, then inputs of Concat in reverse order.
+
+        In reverse order, the outermost of nested Concats comes first.
+        """
         for node in nodes:
-            if node in self.calls and self._take_apart(node):
+            if node in self.calls and self._make_output_windows(node):
                 self.gone.add(node)
         for node in reversed(nodes):
             if node.op == "Concat" and node in self.calls:
-                self._join(node)
+                self._make_input_windows(node)
 
     def kernels(self) -> dict[Node, KernelCall]:
-        """The kernels of all nodes that read or write windows."""
+        """New kernel calls, with strides, for all nodes that read or write windows."""
         strides = self._strides(self.windows)
         return {node: self._same_kernel(node, strides) for node in self._touched if node not in self.gone}
 
-    # -- parts ------------------------------------------------------------------------------------------------------
+    # -- Slice, Split, Gather ---------------------------------------------------------------------------------------
 
-    def _take_apart(self, node: Node) -> bool:
-        """Whether all outputs of the node are windows now."""
+    def _make_output_windows(self, node: Node) -> bool:
+        """Make all outputs of the node windows of its first input; return whether that was possible."""
         source = node.input(0)
         if source is None or source in self.graph.constants:
             return False
@@ -96,22 +106,22 @@ class Windows:
         found: dict[Value, Window] = {}
         for value, (offset, strides) in parts.items():
             window = Window(given.parent, given.offset + offset, strides)
-            seen = self._seen(value, window)
-            if seen is None or not window.is_fixed(self.alignment):
+            with_views = self._with_views(value, window)
+            if with_views is None or not window.is_fixed(self.alignment):
                 return False
-            found |= seen
+            found |= with_views
         return self._accept(found, ())
 
-    # -- wholes -----------------------------------------------------------------------------------------------------
+    # -- Concat -----------------------------------------------------------------------------------------------------
 
-    def _join(self, node: Node) -> None:
-        """Place as many inputs of a Concat inside its output as can be."""
-        whole = node.output
-        if self._root(whole) in self.updates:
+    def _make_input_windows(self, node: Node) -> None:
+        """Make as many inputs of a Concat as possible windows of its output."""
+        output = node.output
+        if self._root(output) in self.updates:
             return
-        self._nested(node)
-        given, strides = self.window_of(whole), self.strides_of(whole)
-        axis = axis_of(attribute(node, "axis"), len(whole.shape))
+        self._reuse_parent(node)
+        given, strides = self.window_of(output), self.strides_of(output)
+        axis = axis_of(attribute(node, "axis"), len(output.shape))
         offset, placed = given.offset, set()
         for value in node.inputs:
             if value is None:
@@ -125,8 +135,8 @@ class Windows:
         if placed == set(node.inputs):
             self.gone.add(node)
 
-    def _nested(self, node: Node) -> None:
-        """Where all inputs lie one after the other in another tensor already, so does the output."""
+    def _reuse_parent(self, node: Node) -> None:
+        """Make the output of a Concat a window if all inputs already are consecutive windows of one other tensor."""
         first = node.inputs[0]
         if first is None or first not in self.windows or node.output in self.windows or node.output in self.fixed:
             return
@@ -135,22 +145,22 @@ class Windows:
         window = self.windows[first]
         axis = axis_of(attribute(node, "axis"), len(node.output.shape))
         if window.strides[axis] == 0:
-            return  # it says nothing: the first input has extent 1 there
+            return  # the first input has extent 1 along the axis, so its stride says nothing
         offset = window.offset
         for value in node.inputs:
             if value is None or not self._is_there(value, Window(window.parent, offset, window.strides)):
                 return
             offset = offset + value.shape[axis] * window.strides[axis]
-        seen = self._seen(node.output, window)
-        if seen is not None:
-            self._accept(seen, ())
+        with_views = self._with_views(node.output, window)
+        if with_views is not None:
+            self._accept(with_views, ())
 
     def _is_there(self, value: Value, window: Window) -> bool:
         found = self.windows.get(value)
         return found is not None and _same(found, window, value.shape)
 
     def _place(self, node: Node, value: Value, window: Window) -> bool:
-        """Have the producer of a Concat's input write it into the output."""
+        """Let the producer of a Concat's input write it directly into the output; return whether that is possible."""
         root = self._root(value)
         producer = root.producer
         if producer not in self.calls or producer is None or producer in self.gone or root in self.windows:
@@ -159,17 +169,17 @@ class Windows:
             return False
         if sum(self._root(other) is root for other in node.inputs if other is not None) != 1:
             return False
-        strides = restrided(value.shape, window.strides, root.shape)
-        seen = self._seen(root, replace(window, strides=strides)) if strides is not None else None
-        return seen is not None and self._accept(seen, (producer,))
+        strides = view_strides(value.shape, window.strides, root.shape)
+        with_views = self._with_views(root, replace(window, strides=strides)) if strides is not None else None
+        return with_views is not None and self._accept(with_views, (producer,))
 
     def _is_parent(self, value: Value) -> bool:
         return any(window.parent is value for window in self.windows.values())
 
-    # -- what all sides have to honour --------------------------------------------------------------------------------
+    # -- support for strides by kernels -------------------------------------------------------------------------------
 
-    def _seen(self, value: Value, window: Window) -> dict[Value, Window] | None:
-        """The windows of a value and of all views of it; None where one cannot look at it."""
+    def _with_views(self, value: Value, window: Window) -> dict[Value, Window] | None:
+        """The windows of a value and of all views of it; None if a view has no strides or is an output."""
         found = {value: window}
         pending = [value]
         while pending:
@@ -178,7 +188,7 @@ class Windows:
                 return None
             for reader in self.readers.get(current, ()):
                 if self.is_view(reader):
-                    strides = restrided(current.shape, found[current].strides, reader.output.shape)
+                    strides = view_strides(current.shape, found[current].strides, reader.output.shape)
                     if strides is None:
                         return None
                     found[reader.output] = replace(window, strides=strides)
@@ -186,43 +196,43 @@ class Windows:
         return found
 
     def _accept(self, found: Mapping[Value, Window], producers: Sequence[Node]) -> bool:
-        """Add windows when every kernel that touches them honours strides."""
+        """Add windows if every kernel that reads or writes them supports strides; return whether that is so."""
         strides = self._strides({**self.windows, **found})
         readers = (reader for value in found for reader in self.readers.get(value, ()) if not self.is_view(reader))
         touched = dict.fromkeys([*producers, *readers])
-        if not all(self._can_follow(node, strides) for node in touched):
+        if not all(self._supports(node, strides) for node in touched):
             return False
         self.windows |= found
         self._touched |= touched
         return True
 
-    def _can_follow(self, node: Node, strides: Strides) -> bool:
-        """Whether the node's kernel honours the strides of all its operands."""
+    def _supports(self, node: Node, strides: Strides) -> bool:
+        """Whether a kernel for the node supports the strides of all its operands."""
         if node not in self.calls or any(value in strides for value in set(node_reads(node)) - set(node.inputs)):
             return False
         if node.op == "Concat":
-            return True  # a copy, and a large one would be asked often
+            return True  # a copy: always possible, and asking the catalog for many inputs is slow
         call = select(replace(self.request(node), strides=strides))
-        return call is not None and _honours(node, call, strides)
+        return call is not None and _supports_strides(node, call, strides)
 
     def _same_kernel(self, node: Node, strides: Strides) -> KernelCall:
-        """The kernel that the node has, for operands that lie elsewhere."""
+        """The kernel that was chosen for the node, for operands with these strides."""
         dense = self.request(node)
-        inside = replace(dense, strides=strides, placed=self._placed.get(node, frozenset()))
+        inside = replace(dense, strides=strides, inputs_in_place=self._placed.get(node, frozenset()))
         chosen = self.calls[node].spec.key
         before, after = [select(dense)], [select(inside)]
-        if before[0] is None or before[0].spec.key != chosen:  # the tuner took another one
+        if before[0] is None or before[0].spec.key != chosen:  # the tuner chose another one
             before, after = list(candidates(dense)), list(candidates(inside))
         pairs = zip(before, after, strict=False)
         same = next((new for old, new in pairs if old is not None and old.spec.key == chosen), after[0])
-        if same is None or not _honours(node, same, strides):
-            raise ValueError(f"the kernel of {node.op} '{node.name}' does not honour the strides it was asked for")
+        if same is None or not _supports_strides(node, same, strides):
+            raise ValueError(f"the kernel of {node.op} '{node.name}' does not support the strides of its operands")
         return same
 
     # -- lookups ----------------------------------------------------------------------------------------------------
 
     def window_of(self, value: Value) -> Window:
-        """A value that is no window is one of all of itself."""
+        """The window of a value. A value that is none counts as a window of all of its memory."""
         if value in self.windows:
             return self.windows[value]
         return Window(self._root(value), 0, row_major(value.shape))
@@ -240,12 +250,12 @@ class Windows:
 
 
 def _parts(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple[Value, tuple[Dim, tuple[Dim, ...]]]]:
-    """The outputs that are regular parts of the first input, with their offsets and strides."""
+    """The outputs that are strided parts of the first input, with their offsets and strides in elements."""
     source = node.inputs[0]
     if source is None:
         return
     if node.op == "Slice":
-        part = sliced(node, strides)
+        part = slice_strides(node, strides)
         if part is not None:
             yield node.output, part
     elif node.op == "Split" and len(node.inputs) == 1:
@@ -255,11 +265,11 @@ def _parts(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple
             yield value, (offset, strides)
             offset = offset + value.shape[axis] * strides[axis]
     elif node.op == "Gather":
-        yield from _picked(node, strides, graph)
+        yield from _gather(node, strides, graph)
 
 
-def _picked(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple[Value, tuple[Dim, tuple[Dim, ...]]]]:
-    """A Gather of one place along an axis: a slice without that axis."""
+def _gather(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple[Value, tuple[Dim, tuple[Dim, ...]]]]:
+    """The output of a Gather of one constant index along an axis, which is a slice without that axis."""
     source, index = node.inputs[0], graph.constant_of(node.inputs[1])
     if source is None or index is None or np.ndim(index) != 0:
         return
@@ -270,23 +280,26 @@ def _picked(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tupl
     yield node.output, (place % extent * strides[axis], (*strides[:axis], *strides[axis + 1 :]))
 
 
-def restrided(shape: Sequence[Dim], strides: Sequence[Dim], target: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """The strides with which elements of `shape` are seen in the shape `target`; None where no strides do that. Axes of
-    extent 1 come and go; others stay."""
-    kept = [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
-    if [extent for extent, _ in kept] != [extent for extent in target if extent != 1]:
+def view_strides(shape: Sequence[Dim], strides: Sequence[Dim], target: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The strides of a view with shape `target` of a tensor with `shape` and `strides`; None if there are none.
+
+    The shapes may differ by axes of extent 1 only.
+    """
+    nontrivial = [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
+    if [extent for extent, _ in nontrivial] != [extent for extent in target if extent != 1]:
         return None
-    remaining = iter(kept)
+    remaining = iter(nontrivial)
     return tuple(0 if extent == 1 else next(remaining)[1] for extent in target)
 
 
 def _same(a: Window, b: Window, shape: Sequence[Dim]) -> bool:
-    """Whether two windows show the same elements; strides along axes of extent 1 say nothing."""
+    """Whether two windows have the same elements. Strides along axes of extent 1 do not matter."""
     alike = all(s == t for s, t, n in zip(a.strides, b.strides, shape, strict=True) if n != 1)
     return a.parent is b.parent and a.offset == b.offset and alike
 
 
-def _honours(node: Node, call: KernelCall, strides: Strides) -> bool:
+def _supports_strides(node: Node, call: KernelCall, strides: Strides) -> bool:
+    """Whether the kernel supports strides for all operands that are in `strides`."""
     inside = [In(i) for i, value in enumerate(node.inputs) if value is not None and value in strides]
     written = [Out(i) for i, value in enumerate(node.outputs) if value in strides]
     return all(operand in call.strided for operand in (*inside, *written) if operand in call.operands)

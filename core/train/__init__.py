@@ -1,27 +1,39 @@
 """Training: losses, optimizers and schedules, and the training step as one compiled graph.
 
-trained = train.fit(model, {"x": images, "y": labels}, epochs=5)         # with a bar, checkpoints, a report
+trained = train.fit(model, {"x": images, "y": labels}, epochs=5)         # progress bar, checkpoints, report
 
-step = train.step(core.load("model.onnx"), losses.CrossEntropy(), optimizers.Adam(), schedules.OneCycle(0.01, 500))
+step = train.step(lathe.load("model.onnx"), losses.CrossEntropy(), optimizers.Adam(), schedules.OneCycle(0.01, 500))
 for x, target in batches:
-    results = step.run({"x": x, "target": target})       # {"loss": ...}; the parameters have moved
+    results = step.run({"x": x, "target": target})       # {"loss": ...}; run updates the parameters in place
 trained = step.graph()                                    # the model with its new parameters
 
-The compiler comes with the first use of a step: who only looks at data does without it.
+Submodules are imported on first use, so that code that only reads datasets does not import the compiler.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.train import data, losses, optimizers, schedules
-    from core.train.stepping import TrainStep, step
-    from core.train.trained import Trained
-    from core.train.training import fit
+    from lathe.core.train import data
+    from lathe.core.train.run.fit import fit
+    from lathe.core.train.run.trained import Trained
+    from lathe.core.train.training_step import losses, optimizers, schedules
+    from lathe.core.train.training_step.train_step import TrainStep, step
 
 __all__ = ["TrainStep", "Trained", "data", "fit", "losses", "optimizers", "schedules", "step"]
 
-_HOMES = {"TrainStep": "stepping", "Trained": "trained", "fit": "training", "step": "stepping"}
+_SUBMODULES = {
+    "data": "lathe.core.train.data",
+    "losses": "lathe.core.train.training_step.losses",
+    "optimizers": "lathe.core.train.training_step.optimizers",
+    "schedules": "lathe.core.train.training_step.schedules",
+}
+_EXPORTS = {
+    "TrainStep": "lathe.core.train.training_step.train_step",
+    "Trained": "lathe.core.train.run.trained",
+    "fit": "lathe.core.train.run.fit",
+    "step": "lathe.core.train.training_step.train_step",
+}
 
 
 def __dir__() -> list[str]:
@@ -29,8 +41,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'core.train' has no attribute '{name}'")
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"core.train.{_HOMES[name]}"), name)
-    return importlib.import_module(f"core.train.{name}")
+    if name in _SUBMODULES:
+        return importlib.import_module(_SUBMODULES[name])
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'lathe.core.train' has no attribute '{name}'")

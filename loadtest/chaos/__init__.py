@@ -1,1 +1,1 @@
-"""Random clients of a server that is killed again and again, and what their history must obey."""
+"""Chaos test: random clients of a server that is killed repeatedly, and checks of the recorded history."""

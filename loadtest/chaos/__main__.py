@@ -1,4 +1,7 @@
-"""python -m loadtest.chaos: as `python -m loadtest chaos`; with `--check FILE` a history is checked again."""
+"""`python -m loadtest.chaos`: the same as `python -m loadtest chaos`.
+
+`--check FILE` checks a recorded history again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a history must obey, whatever was killed meanwhile: each check yields the places where it does not."""
+"""Checks of a recorded history. They hold whatever was killed during the run; each yields its violations."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from loadtest.chaos.history import ALIASES, Operation
-from loadtest.chaos.register import ANY, Entry, violation_of
+from loadtest.chaos.linearizability import ANY, Entry, find_violation
 
 
 @dataclass
-class Facts:
-    """What a history says of one model's versions."""
+class ModelFacts:
+    """The facts about one model's versions in a history."""
 
     model: str
     operations: list[Operation]
     uploads: dict[int, Operation] = field(default_factory=dict)  # by factor
-    factors: dict[int, dict[int, Operation]] = field(default_factory=dict)  # version -> factor -> first to see it
-    known: dict[int, float] = field(default_factory=dict)  # version -> when somebody had learned of it
-    deletes: dict[int, list[Operation]] = field(default_factory=dict)  # that may have taken effect
+    factors: dict[int, dict[int, Operation]] = field(default_factory=dict)  # version -> factor -> first sight
+    known: dict[int, float] = field(default_factory=dict)  # version -> when the first client had seen it
+    deletes: dict[int, list[Operation]] = field(default_factory=dict)  # deletes that may have taken effect
 
     @property
     def numbers(self) -> dict[int, int]:
-        """The version that each upload became, as far as anybody has seen it."""
+        """The version of each upload (by factor), as far as any client has seen it."""
         return {factor: version for version, seen in self.factors.items() for factor in seen}
 
     def expected(self, operation: Operation) -> Iterator[int]:
-        """The versions that must be there during an operation: known before it, and not deleted before its end."""
+        """The versions that must exist during an operation: known before it, and not deleted before its end."""
         for version, since in self.known.items():
             deletes = self.deletes.get(version, ())
             if since < operation.invoked and not any(delete.invoked <= operation.end for delete in deletes):
                 yield version
 
     def gone_before(self, version: int, moment: float) -> bool:
-        """Whether a deletion had been acknowledged by then."""
+        """True if a deletion of the version was acknowledged before `moment`."""
         return any(delete.outcome == "ok" and delete.end < moment for delete in self.deletes.get(version, ()))
 
 
-def facts_of(history: Sequence[Operation]) -> list[Facts]:
-    """Sort a history by models."""
-    found: dict[str, Facts] = {}
+def facts_by_model(history: Sequence[Operation]) -> list[ModelFacts]:
+    """Collect the facts of a history, one object per model."""
+    found: dict[str, ModelFacts] = {}
     for operation in sorted(history, key=lambda it: it.invoked):
         if operation.model:
-            found.setdefault(operation.model, Facts(operation.model, [])).operations.append(operation)
+            found.setdefault(operation.model, ModelFacts(operation.model, [])).operations.append(operation)
     for facts in found.values():
         for operation in facts.operations:
             if operation.kind == "upload" and operation.factor is not None:
@@ -59,7 +59,7 @@ def facts_of(history: Sequence[Operation]) -> list[Facts]:
 
 
 def seen_by(operation: Operation) -> Iterator[tuple[int, int]]:
-    """The versions and factors that an answer shows."""
+    """The (version, factor) pairs that a successful answer shows."""
     if operation.outcome != "ok":
         return
     if operation.kind in ("upload", "infer") and operation.version is not None and operation.factor is not None:
@@ -69,31 +69,34 @@ def seen_by(operation: Operation) -> Iterator[tuple[int, int]]:
             yield int(version), factor
 
 
-def registers(history: Sequence[Operation]) -> Iterator[str]:
-    """Each alias of each model is one register."""
+def linearizability_violations(history: Sequence[Operation]) -> Iterator[str]:
+    """Each alias of each model must be a linearizable register."""
     starts = sorted((op.invoked, op.end) for op in history if op.kind == "start" and op.completed is not None)
-    for facts in facts_of(history):
+    for facts in facts_by_model(history):
         for alias in sorted({op.alias for op in facts.operations if op.alias}):
-            violation = violation_of(list(entries(facts, alias, starts)))
+            violation = find_violation(list(entries(facts, alias, starts)))
             if violation is not None:
                 yield f"{facts.model}, alias {alias}: {violation}"
 
 
-def entries(facts: Facts, alias: str, starts: Sequence[tuple[float, float]]) -> Iterator[Entry]:
-    """The reads and writes of one alias. What a killed server was at can take effect until the next one is ready."""
+def entries(facts: ModelFacts, alias: str, starts: Sequence[tuple[float, float]]) -> Iterator[Entry]:
+    """The reads and writes of one alias.
+
+    An operation that a killed server did not answer can take effect until the next server is ready.
+    """
     numbers = facts.numbers
     for op in facts.operations:
         if op.kind in ALIASES and op.alias == alias and op.outcome != "failed":
             value = numbers.get(op.factor or 0, ANY) if op.version is None else op.version
             if op.outcome == "ok":
-                yield Entry(op.invoked, op.end, value, True, said=_said(op, value))
-            elif value != ANY or op.kind != "upload":  # an upload that nobody has ever seen
-                yield Entry(op.invoked, _latest(op, starts), value, True, True, _said(op, value))
+                yield Entry(op.invoked, op.end, value, True, said=_description(op, value))
+            elif value != ANY or op.kind != "upload":  # not an upload that no client has ever seen
+                yield Entry(op.invoked, _latest(op, starts), value, True, True, _description(op, value))
         elif op.kind == "aliases" and op.outcome == "ok":
             named = op.found.get(alias)
-            yield Entry(op.invoked, op.end, named, False, said=_said(op, named))
+            yield Entry(op.invoked, op.end, named, False, said=_description(op, named))
         elif op.kind == "infer" and op.outcome == "ok" and (op.asked or "live") == alias:
-            yield Entry(op.invoked, op.end, op.version, False, said=_said(op, op.version))
+            yield Entry(op.invoked, op.end, op.version, False, said=_description(op, op.version))
 
 
 def _latest(op: Operation, starts: Sequence[tuple[float, float]]) -> float:
@@ -101,18 +104,18 @@ def _latest(op: Operation, starts: Sequence[tuple[float, float]]) -> float:
     return starts[at][1] if at < len(starts) else math.inf
 
 
-def _said(op: Operation, value: int | None) -> str:
+def _description(op: Operation, value: int | None) -> str:
     shown = "an unknown version" if value == ANY else f"version {value}"
     return f"{op.kind} of {op.client}: {shown} at {op.invoked:.3f} to {op.end:.3f} s"
 
 
-def order_of_changes(history: Sequence[Operation]) -> Iterator[str]:
-    """The numbers of changes are all different, and in the order in which the changes were made."""
-    for facts in facts_of(history):
+def order_violations(history: Sequence[Operation]) -> Iterator[str]:
+    """The numbers of changes must be distinct, and in the order in which the changes were made."""
+    for facts in facts_by_model(history):
         changes = [(op.generation, op) for op in facts.operations if op.generation is not None]
         changes.sort(key=lambda change: change[0])
         before: Operation | None = None
-        latest: Operation | None = None  # to begin, of the changes with smaller numbers
+        latest: Operation | None = None  # that began last, among the changes with smaller numbers
         for generation, op in changes:
             if before is not None and before.generation == generation:
                 yield f"{facts.model}: one number for two changes: {_change(before)} and {_change(op)}"
@@ -128,9 +131,9 @@ def _change(op: Operation) -> str:
     return f"{op.kind} of {op.client} (change {op.generation}, version {op.version}, {when})"
 
 
-def losses(history: Sequence[Operation]) -> Iterator[str]:
-    """What was acknowledged, or seen by anybody, and not deleted is listed and answers."""
-    for facts in facts_of(history):
+def lost_versions(history: Sequence[Operation]) -> Iterator[str]:
+    """A version that was acknowledged or seen, and was not deleted, must be listed and must answer."""
+    for facts in facts_by_model(history):
         for op in facts.operations:
             if op.kind in ("versions", "audit") and op.outcome == "ok":
                 for version in facts.expected(op):
@@ -142,9 +145,9 @@ def losses(history: Sequence[Operation]) -> Iterator[str]:
                     yield f"{facts.model}: version {asked} is not found by {op.kind} at {op.invoked:.3f} s"
 
 
-def returns(history: Sequence[Operation]) -> Iterator[str]:
-    """What was acknowledged as deleted is seen no more."""
-    for facts in facts_of(history):
+def reappeared_versions(history: Sequence[Operation]) -> Iterator[str]:
+    """A version whose deletion was acknowledged must not be seen again."""
+    for facts in facts_by_model(history):
         for op in facts.operations:
             if op.outcome != "ok" or op.kind in ("delete", "start"):
                 continue
@@ -155,9 +158,9 @@ def returns(history: Sequence[Operation]) -> Iterator[str]:
                     yield f"{facts.model}: version {version} was deleted, and is in {op.kind} at {op.invoked:.3f} s"
 
 
-def values(history: Sequence[Operation]) -> Iterator[str]:
-    """Answers come from the version that was asked, and have the values of one upload, which is one version."""
-    for facts in facts_of(history):
+def value_violations(history: Sequence[Operation]) -> Iterator[str]:
+    """Answers must come from the requested version. Each version has the values of one upload, and vice versa."""
+    for facts in facts_by_model(history):
         for op in facts.operations:
             if op.kind == "infer" and op.outcome == "ok" and op.asked.isdigit() and int(op.asked) != op.version:
                 yield f"{facts.model}: version {op.version} answered for version {op.asked} at {op.invoked:.3f} s"
@@ -166,12 +169,12 @@ def values(history: Sequence[Operation]) -> Iterator[str]:
             if len(seen) > 1:
                 yield f"{facts.model}: version {version} has the values of uploads {sorted(seen)}"
             for factor, op in seen.items():
-                yield from _of_an_upload(facts, version, factor, op)
+                yield from _upload_violations(facts, version, factor, op)
                 if of.setdefault(factor, version) != version:
                     yield f"{facts.model}: upload {factor} became versions {of[factor]} and {version}"
 
 
-def _of_an_upload(facts: Facts, version: int, factor: int, op: Operation) -> Iterator[str]:
+def _upload_violations(facts: ModelFacts, version: int, factor: int, op: Operation) -> Iterator[str]:
     upload = facts.uploads.get(factor)
     at = f"{op.kind} at {op.invoked:.3f} s"
     if upload is None:
@@ -182,18 +185,18 @@ def _of_an_upload(facts: Facts, version: int, factor: int, op: Operation) -> Ite
         yield f"{facts.model}: version {version} is upload {factor}, which began later, in {at}"
 
 
-def faults(history: Sequence[Operation]) -> Iterator[str]:
-    """Nothing is answered with 500."""
+def internal_errors(history: Sequence[Operation]) -> Iterator[str]:
+    """No request may be answered with status 500."""
     for op in history:
         if op.status == 500:
             yield f"{op.model}: {op.kind} of {op.client} was answered with 500 at {op.invoked:.3f} s"
 
 
 PROMISES: dict[str, Callable[[Sequence[Operation]], Iterator[str]]] = {
-    "each alias is a linearizable register": registers,
-    "changes are numbered in their order": order_of_changes,
-    "nothing acknowledged is lost": losses,
-    "nothing deleted comes back": returns,
-    "answers have the values of the version that answers": values,
-    "nothing is answered with 500": faults,
+    "each alias is a linearizable register": linearizability_violations,
+    "changes are numbered in their order": order_violations,
+    "nothing acknowledged is lost": lost_versions,
+    "nothing deleted comes back": reappeared_versions,
+    "answers have the values of the version that answers": value_violations,
+    "nothing is answered with 500": internal_errors,
 }

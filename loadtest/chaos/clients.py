@@ -1,7 +1,7 @@
-"""Clients that change and ask models at random, and write down what became of it.
+"""Clients that change and query models at random, and record each operation with its outcome.
 
-A change whose connection ends without an answer is made again half of the time, with its Idempotency-Key: then both are
-one operation, which lasts from the first call to the last answer.
+A change whose connection ends without a response is retried half of the time, with the same Idempotency-Key. Both calls
+are then one operation, which lasts from the first call to the last response.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MODELS = ("left", "right")
 ALIASES = ("live", "blue")
 PROBE = "probe"  # the alias by which the audit brings versions into memory
 WIDTH = 4
-FIRST = 3  # versions of a model before anything else happens
-VERSIONS = 4  # of a model, beyond which clients delete
-TIMEOUT = 90.0  # seconds for an answer
-RETRY = 0.5  # how often a change of unknown outcome is made again
-AWAY = 0.05  # seconds between two tries to connect
+FIRST = 3  # versions of each model before the clients start
+VERSIONS = 4  # clients delete only if a model has more versions
+TIMEOUT = 90.0  # seconds to wait for a response
+RETRY = 0.5  # probability that a change of unknown outcome is retried
+AWAY = 0.05  # seconds between two attempts to connect
 
 
 def model_file(factor: int) -> bytes:
-    """A model that multiplies by a whole number, which is exact in float32."""
+    """An ONNX model that multiplies its input by a whole number, which is exact in float32."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in "xy")
     constant = numpy_helper.from_array(np.array(factor, np.float32), "factor")
     graph = helper.make_graph([helper.make_node("Mul", ["x", "factor"], ["y"])], "times", [x], [y], [constant])
@@ -45,20 +45,20 @@ def model_file(factor: int) -> bytes:
 
 
 @dataclass
-class World:
-    """What all clients share."""
+class SharedState:
+    """State that all clients share."""
 
     target: Target
     random: random.Random
     history: list[Operation] = field(default_factory=list)
-    digests: dict[str, int] = field(default_factory=dict)  # of uploads -> their factors
+    digests: dict[str, int] = field(default_factory=dict)  # digest of an upload -> its factor
     versions: dict[str, set[int]] = field(default_factory=lambda: {model: set() for model in MODELS})
-    factors: int = 0  # given out
+    factors: int = 0  # number of factors handed out
     keys: int = 0
     over: bool = False
 
     def next_factor(self) -> int:
-        """A number that no upload has had."""
+        """A factor that no upload has had."""
         self.factors += 1
         return self.factors
 
@@ -70,9 +70,9 @@ class World:
 
 @dataclass
 class Client:
-    """Somebody who makes one call after the other, on one connection."""
+    """A client that makes one call after the other, on one connection."""
 
-    world: World
+    world: SharedState
     name: str
     model: str
     _connection: Connection | None = None
@@ -80,7 +80,7 @@ class Client:
     async def call(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[float, Response | None]:
-        """Return when the call began, and its answer; None where the connection ended first."""
+        """Make a call. Returns its start time and its response, None if the connection ended first."""
         connection = await self._connected()
         request = http_request(method, path, self.world.target.authority, body, headers)
         began = time.monotonic()
@@ -91,7 +91,7 @@ class Client:
             return began, None
 
     async def _connected(self) -> Connection:
-        while self._connection is None or not self._connection.usable:
+        while self._connection is None or not self._connection.is_usable:
             try:
                 self._connection = await self.world.target.connect()
             except OSError:
@@ -105,7 +105,7 @@ class Client:
             self._connection = None
 
     async def change(self, operation: Operation, method: str, path: str, body: bytes = b"") -> Operation:
-        """Make a change, perhaps again if nobody answers, and write it down."""
+        """Make a change, retry it at random if no response comes, and record it."""
         headers = {"Idempotency-Key": self.world.next_key()}
         if body[:1] == b"{":
             headers["Content-Type"] = "application/json"
@@ -117,12 +117,12 @@ class Client:
         if answer is not None and answer.status < 300:
             made = answer.json()
             operation = replace(operation, version=made["version"], generation=made["generation"])
-        elif tried > invoked and answer is not None:  # what was refused last may have been made at first
+        elif tried > invoked and answer is not None:  # an earlier call may have taken effect
             answer = None
         return self.note(operation, answer)
 
     def note(self, operation: Operation, answer: Response | None) -> Operation:
-        """Write down what became of a call; None: nobody knows."""
+        """Record the outcome of a call; it is unknown if `answer` is None or has status 500."""
         status, now = answer.status if answer else 0, time.monotonic()
         if answer is None:
             operation = replace(operation, outcome="unknown")
@@ -133,12 +133,12 @@ class Client:
         self.world.history.append(operation)
         return operation
 
-    def begin(self, kind: str, **said: Any) -> Operation:
-        """Return what is known of an operation before it."""
-        return Operation(kind, self.name, time.monotonic(), None, "unknown", model=self.model, **said)
+    def begin(self, kind: str, **facts: Any) -> Operation:
+        """A new operation that starts now, with an unknown outcome."""
+        return Operation(kind, self.name, time.monotonic(), None, "unknown", model=self.model, **facts)
 
     def some_version(self) -> int | None:
-        """Any version that is known, the newest more often."""
+        """A random known version, the newest with a higher probability; None if none is known."""
         known = sorted(self.world.versions[self.model])
         if not known:
             return None
@@ -151,7 +151,7 @@ class Client:
     # changes
 
     async def upload(self, promoted: bool | None = None) -> None:
-        """A version of its own values, which goes live or not."""
+        """Upload a version with a distinct factor, with or without promotion."""
         factor, body = self._next_model()
         if promoted is None:
             promoted = self.world.random.random() < 0.5
@@ -162,7 +162,7 @@ class Client:
             self.world.versions[self.model].add(done.version)
 
     async def cut_off(self) -> None:
-        """An upload that ends in the middle of its body: it must never become a version."""
+        """Start an upload and disconnect in the middle of its body: it must never become a version."""
         factor, body = self._next_model()
         connection = await self._connected()
         operation = self.begin("upload", factor=factor, alias="live")
@@ -179,7 +179,7 @@ class Client:
         return factor, body
 
     async def move(self) -> None:
-        """An alias names another version, or goes back."""
+        """Move a random alias to another version, or roll it back."""
         alias, version = self.world.random.choice(ALIASES), self.some_version()
         if self.world.random.random() < 0.4:
             body = orjson.dumps({"alias": alias})
@@ -188,12 +188,12 @@ class Client:
             await self.move_to(alias, version)
 
     async def move_to(self, alias: str, version: int) -> Operation:
-        """Let an alias name a version."""
+        """Move an alias to a version."""
         operation = self.begin("move", alias=alias, version=version)
         return await self.change(operation, "PUT", f"{self.path}/aliases/{alias}", orjson.dumps({"version": version}))
 
     async def delete(self) -> None:
-        """One version less, where there are many; refused if an alias names it."""
+        """Delete a version if there are more than VERSIONS. The server refuses it if an alias names the version."""
         versions, version = self.world.versions[self.model], self.some_version()
         if len(versions) <= VERSIONS or version is None:
             return
@@ -202,15 +202,15 @@ class Client:
         if done.outcome == "failed" and done.status != 404:
             versions.add(version)
 
-    # questions
+    # queries
 
     async def ask(self) -> None:
-        """An inference: of what is live, of an alias or of a version."""
+        """An inference by the live version, by an alias or by a version."""
         chosen, version = self.world.random.random(), self.some_version()
         await self.infer("" if chosen < 0.5 or version is None else "blue" if chosen < 0.75 else str(version))
 
     async def infer(self, asked: str) -> Operation:
-        """Ask for the product of random numbers with the version's factor."""
+        """Infer on random numbers, and record the version and the factor of the answer."""
         x = np.array([self.world.random.choices(range(1, 100), k=WIDTH)], np.float32)
         body, size = infer_body({"x": x})
         headers = {"Inference-Header-Content-Length": str(size)}
@@ -223,21 +223,21 @@ class Client:
         return self.note(operation, answer)
 
     async def look(self) -> None:
-        """Which versions the aliases name, or which versions there are."""
+        """Read the aliases or list the versions, at random."""
         if self.world.random.random() < 0.8:
             await self.aliases()
         else:
             await self.list_versions()
 
     async def aliases(self) -> None:
-        """Which versions the aliases name."""
+        """Read which versions the aliases name."""
         operation = self.begin("aliases")
         invoked, answer = await self.call("GET", self.path)
         found = answer.json()["aliases"] if answer is not None and answer.status == 200 else {}
         self.note(replace(operation, invoked=invoked, found=found), answer)
 
     async def list_versions(self) -> dict[str, int]:
-        """The versions that there are, each with the factor of the upload whose digest it has; 0: of none."""
+        """List the versions, each with the factor of the upload with the same digest; 0 if there is none."""
         operation = self.begin("versions")
         invoked, answer = await self.call("GET", f"{self.path}/versions")
         listed = answer.json() if answer is not None and answer.status == 200 else []
@@ -246,7 +246,10 @@ class Client:
         return found
 
     async def audit(self) -> None:
-        """Ask every version that is listed, one by one. What only the server knew of is known afterwards."""
+        """Infer with every listed version, one by one.
+
+        Versions that only the server knew become known to the clients.
+        """
         operation = self.begin("audit")
         listed, found = await self.list_versions(), dict[str, int]()
         for version in listed:
@@ -259,7 +262,7 @@ class Client:
 
 
 def _factor(x: Any, y: Any) -> int:
-    """What all of x was multiplied by; 0 where that is no whole number."""
+    """The whole number `y / x`; 0 if `y` is no such multiple of `x`."""
     factor = round(float(y.flat[0] / x.flat[0]))
     return factor if y.shape == x.shape and np.array_equal(y, x * np.float32(factor)) else 0
 
@@ -269,14 +272,14 @@ Act = Callable[[Client], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """What some clients of each model do, and how long they pause between two times."""
+    """An action, the number of clients per model that repeat it, and the mean pause between two actions."""
 
     act: Act
     clients: int
     pause: float  # seconds on average
 
 
-# Few calls a second: what is uploaded is compiled in the time that nobody else wants.
+# Few calls per second, because uploads are compiled at idle priority.
 HABITS = {
     "uploader": Habit(Client.upload, 2, 0.3),
     "cutter": Habit(Client.cut_off, 1, 3.0),
@@ -287,8 +290,8 @@ HABITS = {
 }
 
 
-async def go_on(client: Client, habit: Habit) -> None:
-    """Do the same again and again until it is over."""
+async def repeat_until_over(client: Client, habit: Habit) -> None:
+    """Repeat an action with random pauses until the run is over."""
     try:
         while not client.world.over:
             await asyncio.sleep(client.world.random.expovariate(1 / habit.pause))

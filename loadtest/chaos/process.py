@@ -1,4 +1,4 @@
-"""A real server on a repository of its own, which is killed and started again."""
+"""A real server on a separate repository, which is killed and started again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import BinaryIO
 
 from loadtest.connection import Target
 
-COMMAND = "from server.cli import app; app(prog_name='lathe')"
-LOOK = 0.02  # seconds between two questions whether it is ready
-PATIENCE = 120.0  # seconds for it to become ready, and to end
-KEPT = 1_000_000  # versions: none goes but those that clients delete
+COMMAND = "from lathe.server.cli.app import app; app(prog_name='lathe')"
+LOOK = 0.02  # seconds between two readiness probes
+PATIENCE = 120.0  # longest time to become ready, and to stop, in seconds
+KEPT = 1_000_000  # LATHE_KEEP_VERSIONS: only clients delete versions
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -30,11 +30,11 @@ class Start:
     began: float
     listening: float
     ready: float
-    processor: float  # seconds of the processor that it took until it was ready
+    processor: float  # processor seconds until it was ready
 
 
 class Server:
-    """`lathe serve` on loopback; everything it says goes to a file."""
+    """`lathe serve` on loopback, with its output in a log file."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "server.log"
@@ -44,7 +44,7 @@ class Server:
         self._lines: BinaryIO | None = None
 
     async def start(self) -> None:
-        """Start the process; it is not ready yet."""
+        """Start the process, without waiting until it is ready."""
         self._lines = self.log.open("ab")
         settings = {"LATHE_KEEP_VERSIONS": str(KEPT), "LATHE_POLL_INTERVAL": "1"}
         others = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
@@ -55,7 +55,7 @@ class Server:
         )  # fmt: skip
 
     async def await_ready(self, began: float) -> Start:
-        """Raises RuntimeError if it ends by itself or takes too long."""
+        """Wait until the server is ready. RuntimeError if it exits or takes longer than PATIENCE."""
         listening = 0.0
         while time.monotonic() < began + PATIENCE:
             process = self._running()
@@ -65,49 +65,49 @@ class Server:
                 if answer.status == 200:
                     return Start(began, listening, time.monotonic(), _processor_seconds(process.pid))
             await asyncio.sleep(LOOK)
-        raise RuntimeError(f"the server was not ready within {PATIENCE:g} s: {self._said()}")
+        raise RuntimeError(f"the server was not ready within {PATIENCE:g} s: {self._log_tail()}")
 
     async def kill(self) -> None:
-        """End it in the middle of whatever it does."""
+        """Kill it with SIGKILL."""
         process = self._running()
         process.send_signal(signal.SIGKILL)
         await process.wait()
-        self._ended()
+        self._close_log()
 
     async def stop(self) -> int:
-        """End it in order; returns its exit status."""
+        """Stop it with SIGTERM and return its exit status."""
         process = self._running()
         process.send_signal(signal.SIGTERM)
         status = await asyncio.wait_for(process.wait(), PATIENCE)
-        self._ended()
+        self._close_log()
         return status
 
     def end(self) -> None:
-        """End it, whether it runs or not."""
+        """Kill it if it runs, and close its log."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-        self._ended()
+        self._close_log()
 
     def tracebacks(self) -> int:
-        """How many errors that nobody foresaw it has written down."""
+        """The number of tracebacks in its log."""
         return self.log.read_text(errors="replace").count("Traceback (most recent call last)")
 
     def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
-            raise RuntimeError(f"the server ended by itself: {self._said()}")
+            raise RuntimeError(f"the server ended by itself: {self._log_tail()}")
         return self._process
 
-    def _ended(self) -> None:
+    def _close_log(self) -> None:
         self._process = None
         if self._lines is not None:
             self._lines.close()
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of a process and its children that have ended (proc(5), fields 14 to 17 of stat)."""
+    """Processor seconds of a process and its children that have ended (proc(5), fields 14 to 17 of stat)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(field) for field in fields[11:15]) / _TICKS
 

@@ -1,4 +1,4 @@
-"""The run: a server, its clients, and what kills it; and the report of it."""
+"""A chaos run: starts a server and its clients, kills the server repeatedly, and reports."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.chaos.checks import PROMISES
-from loadtest.chaos.clients import FIRST, HABITS, MODELS, Client, World, go_on
+from loadtest.chaos.clients import FIRST, HABITS, MODELS, Client, SharedState, repeat_until_over
 from loadtest.chaos.history import Operation, read_history, write_history
 from loadtest.chaos.process import Server, Start
 from loadtest.output import save, show
 from loadtest.scenario import Report
-from loadtest.stalls import Wait, longest
+from loadtest.stalls import Wait, longest_wait
 
 SECONDS, EVERY = 600.0, 45.0
-AT_START = 0.25  # how often a second kill follows, while the server starts
-SHOWN = 5  # violations of each promise
+AT_START = 0.25  # probability of a second kill, while the server starts
+SHOWN = 5  # violations printed per promise
 HISTORY = "chaos.jsonl"
-NEEDED = ("start", "upload", "move", "rollback", "infer", "aliases", "audit")  # even short runs have all of them
+NEEDED = ("start", "upload", "move", "rollback", "infer", "aliases", "audit")  # kinds that every run must have
 
 
 @dataclass
 class Chaos:
-    """One run under way."""
+    """The state of one run."""
 
     server: Server
-    world: World
+    world: SharedState
     every: float
     starts: list[Start] = field(default_factory=list)
     kills: int = 0
 
     async def run(self, seconds: float) -> None:
-        """Kill until the time is over, and once more when the last client has left."""
+        """Kill and restart the server until the time is over, and once more after the last client has stopped."""
         await self.start()
         await self.fill()
         clients = [
-            asyncio.create_task(go_on(Client(self.world, f"{name}-{model}-{number}", model), habit))
+            asyncio.create_task(repeat_until_over(Client(self.world, f"{name}-{model}-{number}", model), habit))
             for name, habit in HABITS.items()
             for model in MODELS
             for number in range(habit.clients)
@@ -59,7 +59,7 @@ class Chaos:
             await asyncio.wait(clients, timeout=min(left, self.every * self.world.random.uniform(0.8, 1.2)))
             for client in clients:
                 if client.done():
-                    client.result()  # raises what ended it
+                    client.result()  # raises the client's exception
             await self.kill_and_start()
             await self.audit()
         self.world.over = True
@@ -68,7 +68,7 @@ class Chaos:
         await self.audit()
 
     async def fill(self) -> None:
-        """Each model has versions, the last of them live, before anything else happens."""
+        """Upload the first versions of each model, the last of them live."""
         for model in MODELS:
             client = Client(self.world, f"first-{model}", model)
             while len(self.world.versions[model]) < FIRST:
@@ -76,7 +76,7 @@ class Chaos:
             client.leave()
 
     async def kill_and_start(self) -> None:
-        """Kill, start at once; sometimes kill what has not yet become ready."""
+        """Kill the server and start it at once; sometimes kill it again before it is ready."""
         await self.kill()
         if self.world.random.random() < AT_START:
             began = time.monotonic()
@@ -98,7 +98,7 @@ class Chaos:
         self.world.history.append(Operation("start", "server", start.began, start.ready, "ok"))
 
     async def audit(self) -> None:
-        """Ask every version of every model."""
+        """Infer with every version of every model."""
         for model in MODELS:
             client = Client(self.world, f"auditor-{model}", model)
             await client.audit()
@@ -107,7 +107,7 @@ class Chaos:
 
 @contextmanager
 def idle_process() -> Iterator[list[Wait]]:
-    """A process that wakes every 20 ms; gives how late each time, once it has ended."""
+    """An idle process that wakes every 20 ms. Yields the delays of its wake-ups, which are complete after the block."""
     lates = list[Wait]()
     with subprocess.Popen(
         [sys.executable, "-m", "loadtest.stalls"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -116,8 +116,8 @@ def idle_process() -> Iterator[list[Wait]]:
         lates += [(at, late) for at, late in json.loads(process.communicate()[0])]
 
 
-def judge(history: Sequence[Operation], report: Report, console: Console) -> None:
-    """Check every promise of a history."""
+def check_promises(history: Sequence[Operation], report: Report, console: Console) -> None:
+    """Check every promise on a history, and print some violations."""
     kinds = Counter(op.kind for op in history)
     for promise, check in PROMISES.items():
         violations = list(check(history))
@@ -129,7 +129,7 @@ def judge(history: Sequence[Operation], report: Report, console: Console) -> Non
 
 
 def describe(history: Sequence[Operation], report: Report) -> Iterator[str]:
-    """What happened, by kind and outcome; the times of what was acknowledged go to the report."""
+    """A line per kind of operation with its outcomes. Adds the latencies of acknowledged calls to the report."""
     for kind in sorted({op.kind for op in history}):
         found = [op for op in history if op.kind == kind]
         outcomes = Counter(f"{op.outcome} {op.status or ''}".strip() for op in found)
@@ -140,9 +140,9 @@ def describe(history: Sequence[Operation], report: Report) -> Iterator[str]:
 
 
 def describe_starts(starts: Sequence[Start], lates: Sequence[Wait]) -> Iterator[str]:
-    """How long each start took, how much of that on a processor, and how late an idle process woke meanwhile."""
+    """A line per start: its wall time, its processor time, and the longest delay of the idle process."""
     for start in starts:
-        late = longest(lates, start.began, start.ready)
+        late = longest_wait(lates, start.began, start.ready)
         yield (
             f"ready after {start.ready - start.began:.2f} s (listening after {start.listening - start.began:.2f} s, "
             f"{start.processor:.2f} s of a processor; an idle process woke {late * 1e3:.0f} ms late)"
@@ -153,18 +153,18 @@ def describe_starts(starts: Sequence[Start], lates: Sequence[Wait]) -> Iterator[
 
 
 def parser() -> argparse.ArgumentParser:
-    told = "Random clients of a server that is killed again and again; exit status 1 when a promise is broken."
-    made = argparse.ArgumentParser(prog="python -m loadtest chaos", description=told)
+    text = "Run random clients on a server that is killed repeatedly. Exit status 1 when a promise is broken."
+    made = argparse.ArgumentParser(prog="python -m loadtest chaos", description=text)
     made.add_argument("--seconds", type=float, default=SECONDS, help=f"length of the run (default {SECONDS:g})")
-    made.add_argument("--every", type=float, default=EVERY, help=f"seconds between kills, about (default {EVERY:g})")
-    made.add_argument("--seed", type=int, default=0, help="of what clients do (default 0)")
+    made.add_argument("--every", type=float, default=EVERY, help=f"mean seconds between kills (default {EVERY:g})")
+    made.add_argument("--seed", type=int, default=0, help="seed of the clients' actions (default 0)")
     made.add_argument("--out", type=Path, default=Path("reports"), help="folder for report, history and server's log")
-    made.add_argument("--check", type=Path, metavar="FILE", help="check a history written before; run nothing")
+    made.add_argument("--check", type=Path, metavar="FILE", help="check a recorded history and run nothing")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 when a promise is broken."""
+    """Run, or check a history. Returns 1 if a promise is broken, otherwise 0."""
     options = parser().parse_args(arguments)
     console = Console(soft_wrap=True)
     report = Report("chaos", {"seconds": options.seconds, "every": options.every, "seed": options.seed})
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     for line in describe(history, report):
         console.print(line, highlight=False)
-    judge(history, report, console)
+    check_promises(history, report, console)
     show(report, console)
     if options.check is None:
         save(report, options.out)
@@ -190,10 +190,10 @@ def _run(options: argparse.Namespace, report: Report, console: Console) -> list[
     with tempfile.TemporaryDirectory(prefix="lathe-chaos-") as folder:
         server = Server(Path(folder))
         server.repository.mkdir()
-        chaos = Chaos(server, World(server.target, random.Random(options.seed)), options.every)
+        chaos = Chaos(server, SharedState(server.target, random.Random(options.seed)), options.every)
         try:
             with idle_process() as lates:
-                status = asyncio.run(_to_the_end(chaos, options.seconds))
+                status = asyncio.run(_run_and_stop(chaos, options.seconds))
             tracebacks = server.tracebacks()
         finally:
             server.end()
@@ -206,6 +206,6 @@ def _run(options: argparse.Namespace, report: Report, console: Console) -> list[
     return chaos.world.history
 
 
-async def _to_the_end(chaos: Chaos, seconds: float) -> int:
+async def _run_and_stop(chaos: Chaos, seconds: float) -> int:
     await chaos.run(seconds)
     return await chaos.server.stop()

@@ -1,1 +1,1 @@
-"""A measuring run on a GPU that a time limit cannot waste: `python -m loadtest.gpu --minutes 9`, see docs/gpu.md."""
+"""A benchmark run on a GPU that resumes after a time limit: `python -m loadtest.gpu --minutes 9`, see docs/gpu.md."""

@@ -1,11 +1,11 @@
-"""`python -m loadtest.gpu`: says which package is missing before it imports any."""
+"""`python -m loadtest.gpu`: reports missing packages before it imports any."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 
-# By the name that is imported. Everything else that this package imports is in Python's library.
+# Module -> package. Everything else that this package imports is in Python's standard library.
 NEEDED = {
     "numpy": "numpy",
     "onnx": "onnx",
@@ -16,14 +16,14 @@ NEEDED = {
 
 
 def missing() -> list[str]:
-    """The packages that the run cannot do without, and that are not installed."""
-    return [package for module, package in NEEDED.items() if not _is_there(module)]
+    """The required packages that are not installed."""
+    return [package for module, package in NEEDED.items() if not _is_installed(module)]
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # raised for a missing parent package
         return False
 
 

@@ -1,4 +1,4 @@
-"""The unit of a measuring run: one case, which is measured, written down and counted by itself."""
+"""The unit of a benchmark run: one case, which is measured, recorded and counted separately."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ PRECISIONS = ("bfloat16", "tf32", "float32", "float16")
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure. Two runs of the same code with the same options have the same cases."""
+    """The options of a run. Runs of the same code with the same options have the same cases."""
 
     device: str = "cuda"
     batches: tuple[int, ...] = (1, 8, 32, 128)
     precisions: tuple[str, ...] = PRECISIONS
-    models: tuple[str, ...] = ("resnet50", "minilm")  # that are timed
-    zoo: tuple[str, ...] = ()  # that are compared with the CPU; all of them where none is named
+    models: tuple[str, ...] = ("resnet50", "minilm")  # timed models
+    zoo: tuple[str, ...] = ()  # models compared with the CPU; empty: all
     trained: tuple[str, ...] = ("lenet", "mlp", "resnet", "transformer")
-    tune: str = "20"  # seconds of measuring kernels for each model and precision
-    problems: int = 8  # of each model and precision, whose tiles are timed
-    slice: float = 0.2  # seconds for each engine and round
+    tune: str = "20"  # seconds of tuning per model and precision
+    problems: int = 8  # kernels per model and precision whose tiles are timed
+    slice: float = 0.2  # seconds per engine and round
     rounds: int = 5
-    product: int = 8192  # rows of the square matrices that show the most operations per second
-    copy: int = 1 << 30  # bytes of the copy that shows the most bytes per second
+    product: int = 8192  # rows of the square matrices that measure the peak FLOP/s
+    copy: int = 1 << 30  # bytes of the copy that measures the peak bandwidth
 
     @staticmethod
     def from_json(given: Mapping[str, Any]) -> Options:
-        """What `asdict` and JSON made of options."""
+        """The inverse of `asdict`, after a round trip through JSON."""
         made: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
         return Options(**made)
 
 
 @dataclass(frozen=True)
 class Case:
-    """`name` is unique in its part and says what is measured, such as "resnet50/bfloat16/128". `limit`: seconds after
-    which the case is ended."""
+    """`name` is unique within its part, such as "resnet50/bfloat16/128".
+
+    `limit`: seconds after which the case is killed.
+    """
 
     part: str
     name: str
@@ -53,8 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a case found, in a line for people and in figures. `ok` says whether a promise was kept; None where none was
-    made."""
+    """The result of a case: a line of text, and figures. `ok`: was its promise kept? None if it has no promise."""
 
     text: str
     ok: bool | None = None
@@ -63,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a case may use: the options, and the figures of the cases before it, by their keys."""
+    """The inputs of a case: the options, and the figures of earlier cases by their keys."""
 
     options: Options
     known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One node for every family of kernels that GPUs have, with its operands: what shows first whether kernels work."""
+"""One node for every family of GPU kernels, with its operands: a smoke test of all kernels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.ir.build import Builder
-from core.ir.graph import Graph, Value
-from core.ir.types import DType, TensorType, parse_type
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import DType, TensorType, parse_type
 
 
 def floats(*shape: int) -> NDArray[Any]:
-    """Normal numbers, the same for the same shape in every run."""
+    """Normal random numbers, the same for a given shape in every run."""
     return np.random.default_rng(list(shape)).standard_normal(shape).astype(np.float32)
 
 
@@ -28,7 +28,7 @@ def _sum() -> Graph:
 
 IMAGE = {"layout": "NHWC", "pads": (1, 1, 1, 1)}
 
-# Operator, inputs, attributes. A text is an input of that type, an array is a constant.
+# Operator, inputs, attributes. A string is an input of that type, an array is a constant.
 FAMILIES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Gelu", ("float32[n,7]",), {}),
     ("Where", ("bool[n,1]", "float16[n,7]", "float16[7]"), {}),
@@ -68,7 +68,7 @@ def graph_of(op: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> Gr
 
 
 def feeds_of(graph: Graph, n: int) -> dict[str, NDArray[Any]]:
-    """Inputs for a batch of `n`. Integers are places that the smallest of the operands has."""
+    """Random inputs for a batch of `n`. Integers are below 7, so that they are valid indices of all operands."""
     rng = np.random.default_rng(n)
 
     def array(value: Value) -> NDArray[Any]:
@@ -85,5 +85,5 @@ def _value(b: Builder, index: int, given: Any) -> Value:
         return b.constant(given)
     type_ = parse_type(given)
     if not isinstance(type_, TensorType):
-        raise TypeError(f"{given} is no tensor")
+        raise TypeError(f"expected a tensor type, got {given}")
     return b.input(f"x{index}", type_)

@@ -1,27 +1,27 @@
-"""Lathe on a device, as the parts of a run use it."""
+"""Helpers for the parts of a run: a minimal graph, and the device executable of a session."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.errors import LatheError
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.runtime.device_executable import DeviceExecutable
-from core.runtime.session import Session
+from lathe.core.errors import LatheError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.runtime.device.device_executable import DeviceExecutable
+from lathe.core.runtime.session.session import Session
 
 
 def elementwise(width: int) -> Graph:
-    """One kernel that does next to nothing."""
+    """A graph of one kernel with almost no work: Abs of [batch, width]."""
     graph = Graph("elementwise")
     b = Builder(graph)
     graph.outputs = [b("Abs", b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), width))))]
     return graph
 
 
-def only_part(session: Session) -> DeviceExecutable:
-    """What runs a model that lies on one device as a whole. LatheError for one that does not."""
+def only_executable(session: Session) -> DeviceExecutable:
+    """The device executable of a model placed entirely on one device. LatheError if it is placed on several."""
     runner: Any = next(iter(session._shapes.made().values()))
     part = runner._parts[0]
     if not isinstance(part, DeviceExecutable) or len(runner._parts) != 1:

@@ -1,4 +1,4 @@
-"""ResNet-50 and MiniLM, written once: a builder makes ONNX of them, or runs them in PyTorch (peers.py)."""
+"""ResNet-50 and MiniLM, written once: a writer turns them into ONNX, or runs them in PyTorch (peers.py)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Protocol
 
 import onnx
 
-from loadtest import build
+from loadtest import model_builder as build
 
 LENGTH, WIDTH, HEADS, LAYERS = 128, 384, 12, 6  # of MiniLM-L6
 
 
 class Writer(Protocol):
-    """What a model is written with; values are whatever the writer works on."""
+    """The operators that a model is written with. The type of the values is up to the writer."""
 
     def conv(self, x: Any, inputs: int, outputs: int, k: int, stride: int = 1) -> Any: ...
     def batchnorm(self, x: Any, channels: int) -> Any: ...
     def relu(self, x: Any) -> Any: ...
     def add(self, x: Any, y: Any) -> Any: ...
     def pool(self, x: Any) -> Any:
-        """The largest of 3 x 3 places, every second one."""
+        """Max pooling of 3 x 3 windows with stride 2."""
         ...
 
     def pool_and_classify(self, x: Any, channels: int, classes: int) -> Any: ...
@@ -67,7 +67,7 @@ def minilm(b: Writer, x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Large:
-    """`shape` and `output` are without the batch."""
+    """A model: its writer function, and the shapes of its input and output without the batch."""
 
     write: Callable[[Any, Any], Any]
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class Large:
 
 
 def small(b: Writer, x: Any) -> Any:
-    """One layer, to try the run itself."""
+    """A model of one convolution, to test the run itself."""
     return b.pool_and_classify(b.relu(b.conv(x, 3, 4, 3)), 4, 2)
 
 
@@ -87,7 +87,7 @@ LARGE = {
 
 
 class OnnxWriter(build.Builder):
-    """Operators as exporters write them."""
+    """Writes ONNX operators the way exporters do."""
 
     def relu(self, x: str) -> str:
         return self.op("Relu", x)
@@ -109,6 +109,6 @@ class OnnxWriter(build.Builder):
 
 
 def onnx_of(name: str) -> onnx.ModelProto:
-    """The model with its random weights."""
+    """The ONNX model of this name, with random weights."""
     large = LARGE[name]
     return build.build(name, build.Entry(large.shape, large.write, large.output), OnnxWriter())

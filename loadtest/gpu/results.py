@@ -1,11 +1,12 @@
-"""One file for everything that a run finds: lines of JSON, each written and synced at once.
+"""The results file of a run: lines of JSON, each written and synced at once.
 
     {"kind": "run", ...}      a run begins: when, with which code, on which device
-    {"kind": "case", ...}     what a case found: part, name, code, ok, text, figures, seconds, and `ended`: "", or what
+    {"kind": "case", ...}     a case's result: part, name, code, ok, text, figures, seconds, and `ended`: "", or what
                               ended it too early ("timeout after 60 s", "exit status -11")
-    {"kind": "cache", ...}    a kernel or findings of the tuner, compressed, as core/runtime/carried.py names them
+    {"kind": "cache", ...}    a kernel or findings of the tuner, compressed, named as in
+                              core/runtime/device/portable_cache.py
 
-A run that is killed loses the case it was at, and a line that was not written whole. The next run continues the file.
+A killed run loses only its current case and a line that was not written completely. The next run continues the file.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 15 << 20  # of a file: what a device's machine sends back is often limited to 16 MiB
+MAX_BYTES = 15 << 20  # of the file: transfers from a rented GPU machine are often limited to 16 MiB
 
 
 class Results:
-    """Such a file, read when it is there."""
+    """A results file, which is read if it exists and appended to."""
 
     def __init__(self, path: Path) -> None:
-        """Cuts off a last line that was not written whole. ValueError for a file that is something else."""
+        """Truncates an incomplete last line. ValueError if the file is no results file."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.read_bytes() if path.exists() else b""
@@ -37,7 +38,7 @@ class Results:
         self._carried = {record["name"] for record in self.records if record["kind"] == "cache"}
 
     def add(self, kind: str, **facts: Any) -> None:
-        """Append a record; it is on the disk when this returns."""
+        """Append a record and sync it to disk."""
         record = {"kind": kind, **facts}
         line = json.dumps(record).encode() + b"\n"
         with self.path.open("ab") as file:
@@ -48,29 +49,29 @@ class Results:
         self._size += len(line)
 
     def cases(self, code: str) -> dict[str, Mapping[str, Any]]:
-        """What this code has found, by the keys of cases; the latest of each."""
+        """The latest record of each case measured by this code version, by the case's key."""
         return {f"{each['part']}/{each['name']}": each for each in self.records
                 if each["kind"] == "case" and each["code"] == code}  # fmt: skip
 
-    def carry(self, name: str, data: bytes) -> bool:
-        """Append a file of the cache, once; whether there was room."""
+    def add_cache_file(self, name: str, data: bytes) -> bool:
+        """Append a cache file, unless it is there. False if it does not fit into MOST_BYTES."""
         if name in self._carried:
             return True
         text = base64.b85encode(lzma.compress(data, preset=3)).decode()
-        if self._size + len(text) > MOST_BYTES:
+        if self._size + len(text) > MAX_BYTES:
             return False
         self._carried.add(name)
         self.add("cache", name=name, data=text)
         return True
 
     def carried(self) -> Iterator[tuple[str, bytes]]:
-        """The files of the cache."""
+        """The (name, bytes) of the cache files in the results file."""
         for record in self.records:
             if record["kind"] == "cache":
                 yield record["name"], lzma.decompress(base64.b85decode(record["data"]))
 
     def without_cache(self) -> str:
-        """The file's text as people read and keep it."""
+        """The file's text without the cache records."""
         return "".join(f"{json.dumps(record)}\n" for record in self.records if record["kind"] != "cache")
 
 

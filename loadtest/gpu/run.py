@@ -1,10 +1,10 @@
-"""The run: cases one after the other within a limit of time, each written down at once, in processes that may die.
+"""The run: measures cases one by one within a time limit, in processes that may crash, and records each at once.
 
     python -m loadtest.gpu --minutes 9 --out gpu-results.jsonl --cache gpu-cache.tar.xz
 
-A part has its share of the time, and what a part before it left. Within a part, cases that no run has tried come first,
-then those that did not come to their end. What is found already, by the same code, is not measured again. Exit status:
-0; 1 where a promise was broken; 2 where there is nothing to measure on, or the file is another one.
+A part gets its share of the time, plus the time that earlier parts left. Within a part, cases without a record come
+first, then those that were interrupted. Results of the same code are not measured again. Exit status: 0; 1 if a promise
+was broken; 2 if there is no device, or the file is no results file.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from core.codegen.jit import compiler_version
-from core.errors import ArtifactError, LatheError
-from core.runtime import carried
-from core.runtime.devices import canonical
-from core.runtime.store import Store
+from lathe.core.codegen.jit import compiler_version
+from lathe.core.errors import ArtifactError, LatheError
+from lathe.core.runtime.artifact.store import Store
+from lathe.core.runtime.device import portable_cache
+from lathe.core.runtime.device.devices import canonical
 from loadtest.gpu.case import Bench, Case, Options
 from loadtest.gpu.parts import CASES, PARTS, SHARES
 from loadtest.gpu.results import Results
 
-_ENDING = 8.0  # seconds that are kept for what is written at the end
-_TRIES = 4  # processes that a part may lose before the others get its time
+_ENDING = 8.0  # seconds reserved for writing at the end
+_TRIES = 4  # worker processes that a part may lose before it is abandoned
 _SMALL = Options(
     batches=(1, 2), models=("small",), zoo=("mlp", "gru"), trained=("mlp",), tune="off", problems=1, slice=0.02,
     rounds=2, product=64, copy=1 << 16,
 )  # fmt: skip
 
 Line = dict[str, Any]
-Start = Callable[[Sequence[Case], Bench], Iterator[Line | None]]  # lines of a worker; None: a second without one
+Start = Callable[[Sequence[Case], Bench], Iterator[Line | None]]  # a worker's lines; None: a second without one
 
 
 @dataclass
 class Clock:
-    """The time that is left, in seconds; it can be made to run otherwise for tests."""
+    """The remaining time in seconds. Tests replace `now`."""
 
     end: float
     now: Callable[[], float] = time.monotonic
@@ -56,15 +56,15 @@ class Clock:
 
 
 class Run:
-    """Fills a file of results. `start` starts a worker."""
+    """Fills a results file. `start` starts a worker."""
 
     def __init__(self, results: Results, options: Options, store: Store, start: Start) -> None:
         self.results, self.options, self.store, self.start = results, options, store, start
         self.code = compiler_version()[:12]
-        self.left_out = 0  # files of the cache that had no room
+        self.left_out = 0  # cache files that did not fit into the results file
 
-    def go(self, parts: Sequence[str], clock: Clock) -> None:
-        """Every part in its order; a part's share is of the whole time, and unused time goes to those behind it."""
+    def run_parts(self, parts: Sequence[str], clock: Clock) -> None:
+        """Measure the parts in order. A part's share is of the whole time; unused time goes to later parts."""
         begun, whole, share = clock.now(), clock.left, 0.0
         total = sum(SHARES[part] for part in parts)
         for part in parts:
@@ -74,7 +74,7 @@ class Run:
                 return
 
     def has_device(self) -> bool:
-        """Whether the device was there when it was looked for."""
+        """True if the probe found the device."""
         record = self.results.cases(self.code).get("probe/device")
         return record is not None and record["ok"] is not False
 
@@ -85,7 +85,7 @@ class Run:
             todo = self._worker(todo, clock)
             tries += len(todo) > 0
             if len(todo) == before:
-                break  # not even one case began
+                break  # the worker ended before its first case
         self.keep_cache()
 
     def _todo(self, part: str) -> list[Case]:
@@ -94,7 +94,7 @@ class Run:
         return sorted(cases, key=lambda case: case.key in found)
 
     def _worker(self, todo: Sequence[Case], clock: Clock) -> list[Case]:
-        """What one process measures, until it ends, its case takes too long, or time is up; the cases that remain."""
+        """Run one worker until it ends, a case exceeds its limit, or time is up. Returns the remaining cases."""
         known = {key: record["figures"] for key, record in self.results.cases(self.code).items()}
         remaining, at, began = list(todo), None, clock.now()
         lines = self.start(todo, Bench(self.options, known))
@@ -116,7 +116,7 @@ class Run:
                 if clock.left <= 0:
                     return [*([at] if at else []), *remaining]
         finally:
-            lines.close()  # type: ignore[attr-defined]  # a generator, which ends its process
+            lines.close()  # type: ignore[attr-defined]  # a generator, whose close kills the process
         return remaining
 
     def _note(self, case: Case, line: Line) -> None:
@@ -125,7 +125,7 @@ class Run:
         print(f"{_mark(line['ok']):8s}{case.part:10s}{line['text']}", flush=True)
 
     def _lost(self, case: Case | None, why: str, seconds: float) -> None:
-        """A case that took its process with it, or the time that it had."""
+        """Record a case that crashed its process or exceeded its limit."""
         if case is None:
             return
         facts = {"ok": False, "text": f"{case.name}: {why}", "figures": {}, "seconds": round(seconds, 3), "ended": why}
@@ -133,13 +133,13 @@ class Run:
         print(f"{'LOST':8s}{case.part:10s}{case.name}: {why}", flush=True)
 
     def keep_cache(self) -> None:
-        """Kernels and findings that are new go into the file, too: the next run has them."""
+        """Append new kernels and tuning results to the results file, for the next run."""
         with suppress(OSError):
-            self.left_out = sum(not self.results.carry(*each) for each in carried.contents(self.store))
+            self.left_out = sum(not self.results.add_cache_file(*each) for each in portable_cache.contents(self.store))
 
 
 def _take(cases: list[Case], key: str) -> Case:
-    """The case of this key, which is no longer among the others."""
+    """Remove the case with this key from `cases` and return it."""
     return cases.pop(next(index for index, case in enumerate(cases) if case.key == key))
 
 
@@ -152,7 +152,7 @@ def _mark(ok: bool | None) -> str:
 
 
 def in_process(cache: Path, errors: Path) -> Start:
-    """A worker in a process of its own, whose cache is that folder. What it prints otherwise goes to a file."""
+    """A start function for worker processes with this cache folder. Their stderr goes to the file `errors`."""
     environment = {
         **os.environ, "LATHE_CACHE": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))),
@@ -179,7 +179,7 @@ def in_process(cache: Path, errors: Path) -> Start:
 
 
 def _lines(descriptor: int) -> Iterator[Line | None]:
-    """Whole lines as they come; None for every second without one."""
+    """Complete lines of JSON as they arrive; None for every second without one."""
     waiting = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -199,25 +199,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         return tuple(text.split(","))
 
     parser = argparse.ArgumentParser(prog="python -m loadtest.gpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=9.0, help="after which the run has ended")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time limit of the whole run")
     parser.add_argument(
-        "--out", type=Path, default=Path("gpu-results.jsonl"), help="the file of results, to go on with"
+        "--out", type=Path, default=Path("gpu-results.jsonl"), help="results file to write or to continue"
     )
-    parser.add_argument("--cache", type=Path, help="kernels that were compiled ahead, see --prepare")
-    parser.add_argument("--device", default="cuda", help='cuda, cuda:1; "simulated" tries the run itself')
-    parser.add_argument("--only", type=names, default=PARTS, help=f"parts, separated by commas: {', '.join(PARTS)}")
+    parser.add_argument("--cache", type=Path, help="file of kernels compiled ahead of time, see --prepare")
+    parser.add_argument("--device", default="cuda", help='cuda, cuda:1; "simulated" tests the run itself')
+    parser.add_argument("--only", type=names, default=PARTS, help=f"parts, comma-separated: {', '.join(PARTS)}")
     parser.add_argument("--batches", type=lambda text: tuple(map(int, names(text))))
     parser.add_argument("--precisions", type=names)
-    parser.add_argument("--models", type=names, help="that are timed")
-    parser.add_argument("--tune", help="seconds of measuring kernels for each model and precision")
-    parser.add_argument("--small", action="store_true", help="small models and few cases, to try the run itself")
+    parser.add_argument("--models", type=names, help="models to time, comma-separated")
+    parser.add_argument("--tune", help="seconds of tuning per model and precision, or off")
+    parser.add_argument("--small", action="store_true", help="use small models and few cases, to test the run itself")
     parser.add_argument("--show", action="store_true", help="print the results without the cache, and measure nothing")
-    parser.add_argument("--prepare", metavar="TARGET", help="compile what a run needs for a GPU (sm_90) into --cache")
+    parser.add_argument("--prepare", metavar="TARGET", help="compile a run's kernels for a GPU (sm_90) into --cache")
     return parser.parse_args(arguments)
 
 
 def options_of(chosen: argparse.Namespace) -> Options:
-    """ValueError for a part, a model or a precision that is none."""
+    """The options of the command line. ValueError for an unknown part."""
     base = replace(_SMALL if chosen.small else Options(), device=chosen.device)
     given = {name: getattr(chosen, name) for name in ("batches", "precisions", "models", "tune")}
     unknown = set(chosen.only) - set(PARTS)
@@ -227,7 +227,7 @@ def options_of(chosen: argparse.Namespace) -> Options:
 
 
 def main(arguments: Sequence[str] | None = None, start: Start | None = None) -> int:
-    """`start` starts a worker; by default a process."""
+    """Run the command. `start` starts a worker, by default a process. Returns the exit status."""
     began = time.monotonic()
     chosen = parse(arguments)
     try:
@@ -249,10 +249,10 @@ def _measure(chosen: argparse.Namespace, options: Options, results: Results, clo
     with tempfile.TemporaryDirectory(prefix="lathe-gpu-") as folder:
         store = Store(Path(folder))
         if chosen.cache is not None:
-            carried.read_tar(chosen.cache, store)
+            portable_cache.read_tar(chosen.cache, store)
         for name, data in results.carried():
-            with suppress(ArtifactError):  # of an earlier version of the format
-                carried.accept(store, name, data)
+            with suppress(ArtifactError):  # it has an older format
+                portable_cache.add(store, name, data)
         errors = chosen.out.with_name(f"{chosen.out.name}.log")
         run = Run(results, options, store, start or in_process(Path(folder), errors))
         found = results.cases(run.code)
@@ -260,12 +260,12 @@ def _measure(chosen: argparse.Namespace, options: Options, results: Results, clo
             "run", code=run.code, options=asdict(options), minutes=chosen.minutes, known=len(found),
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )  # fmt: skip
-        run.go([part for part in PARTS if part in chosen.only], clock)
+        run.run_parts([part for part in PARTS if part in chosen.only], clock)
         return _conclude(run, chosen)
 
 
 def _conclude(run: Run, chosen: argparse.Namespace) -> int:
-    """A line for each part; what was not reached is said."""
+    """Print a line for each part, and return the exit status."""
     found = run.results.cases(run.code)
     print()
     for part in (part for part in PARTS if part in chosen.only):
@@ -283,7 +283,7 @@ def _conclude(run: Run, chosen: argparse.Namespace) -> int:
 
 
 def _prepare(chosen: argparse.Namespace, options: Options) -> int:
-    from loadtest.gpu.prepare import prepare
+    from loadtest.gpu.ahead_of_time import prepare
 
     if chosen.cache is None:
         raise ValueError("--prepare needs --cache, the file to write")

@@ -1,4 +1,4 @@
-"""PyTorch's training step on a GPU: eager, and as one CUDA graph of forward, backward and update, compiled or not."""
+"""PyTorch's training step on a GPU: eager, or one CUDA graph of forward, backward and update, compiled or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from loadtest import training
-from loadtest.gpu.peers import forget_compiled, one_graph
+from loadtest.gpu.pytorch_peers import check_one_graph, reset_compiler
 
 _WARM_UPS = 5
 
@@ -17,12 +17,12 @@ def eager(name: str, narrow: bool) -> training.Step:
 
 
 def graphed(name: str, narrow: bool) -> training.Step:
-    """Operators as in `eager`, without the host between them."""
+    """The operators of `eager`, captured as a CUDA graph, so without host work between them."""
     return _captured(name, narrow, compiled=False)
 
 
 def compiled(name: str, narrow: bool) -> training.Step:
-    """Forward and backward compiled as one graph. RuntimeError where PyTorch made several."""
+    """Forward and backward compiled as one graph. RuntimeError if PyTorch made several."""
     return _captured(name, narrow, compiled=True)
 
 
@@ -30,11 +30,11 @@ PEERS: dict[str, Callable[[str, bool], training.Step]] = {"eager": eager, "graph
 
 
 def _captured(name: str, narrow: bool, compiled: bool) -> training.Step:
-    """Batches come from the host's memory, losses go back to it."""
+    """A captured step: each call copies the batch from host memory and returns the loss to the host."""
     import torch
     import torch.nn.functional as F
 
-    forget_compiled()
+    reset_compiler()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     model = training.module(name).train().to("cuda")
@@ -62,7 +62,7 @@ def _captured(name: str, narrow: bool, compiled: bool) -> training.Step:
             step()
     torch.cuda.current_stream().wait_stream(stream)
     if compiled:
-        one_graph()
+        check_one_graph()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         loss = step()

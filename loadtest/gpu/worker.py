@@ -1,7 +1,7 @@
-"""The process that measures: one case after the other, a line of JSON when each begins and when it has ended.
+"""The worker process: measures cases one by one, with a line of JSON at the start and at the end of each.
 
-Only the cases of one part run in one process. What ends it, such as a fault of the GPU, costs the case it was at: the
-run starts another process for those behind it.
+One process runs the cases of one part only. A crash, such as a fault of the GPU, costs the current case: the run starts
+another process for the remaining cases.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from core.errors import DeviceLost
+from lathe.core.errors import DeviceLost
 from loadtest.gpu.case import Bench, Case, Finding, Options
 from loadtest.gpu.parts import MEASURES
 
-Say = Callable[[Mapping[str, Any]], None]
+Report = Callable[[Mapping[str, Any]], None]
 
 
-def work(cases: Sequence[Case], bench: Bench, say: Say) -> None:
-    """Measure. An error of a case is a broken promise; after the loss of the device nothing else can run here."""
+def work(cases: Sequence[Case], bench: Bench, report: Report) -> None:
+    """Measure the cases. An exception counts as a broken promise. After the loss of the device the worker stops."""
     for case in cases:
-        say({"begin": case.key})
+        report({"begin": case.key})
         started = time.perf_counter()
         lost = False
         try:
@@ -34,23 +34,23 @@ def work(cases: Sequence[Case], bench: Bench, say: Say) -> None:
             lost = isinstance(error, DeviceLost)
             text = f"{type(error).__name__}: {str(error)[:300]}"
             finding = Finding(text, False, {"traceback": traceback.format_exc()[-4000:]})
-        say({"case": case.key, **asdict(finding), "seconds": round(time.perf_counter() - started, 3)})
+        report({"case": case.key, **asdict(finding), "seconds": round(time.perf_counter() - started, 3)})
         if lost:
             return
 
 
 def main() -> int:
-    """Cases come on standard input; whatever a library prints goes to standard error, so that lines stay whole."""
+    """Read cases from standard input and write lines to standard output. Output of libraries goes to stderr."""
     given = json.loads(sys.stdin.read())
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(record: Mapping[str, Any]) -> None:
+    def report(record: Mapping[str, Any]) -> None:
         lines.write(json.dumps(record) + "\n")
         lines.flush()
 
     bench = Bench(Options.from_json(given["options"]), given["known"])
-    work([Case(**each) for each in given["cases"]], bench, say)
+    work([Case(**each) for each in given["cases"]], bench, report)
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Who may do what: keys, scopes, and one table of every route."""
+"""Access control: API keys, tokens, scopes, rate limits, and the table of all routes with the scopes they need."""

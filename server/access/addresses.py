@@ -1,4 +1,4 @@
-"""Whose an address is, where there are no keys to tell clients apart by."""
+"""Identifies clients by their address, for servers without API keys."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 
 def client_of(address: str) -> str:
-    """Return who calls from this address: of IPv6 its /64, since whoever has one address there has all of it.
+    """Return the client of an address: the address itself, for IPv6 its /64 network, since networks assign whole /64s.
 
-    An IPv4 address in IPv6 clothes (RFC 4291, section 2.5.5.2) is that IPv4 address.
+    An IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2) is that IPv4 address.
     """
     found = plain_address(address)
     try:
@@ -19,7 +19,7 @@ def client_of(address: str) -> str:
 
 
 def plain_address(address: str) -> str:
-    """Return an address in the one way it is written here: without a zone, IPv4 without IPv6 clothes."""
+    """Return an address in canonical form: without a zone, and IPv4-mapped IPv6 as IPv4."""
     if ":" not in address:
         return address
     try:
@@ -29,14 +29,14 @@ def plain_address(address: str) -> str:
     return str(parsed.ipv4_mapped or parsed)
 
 
-def address_of_peer(peer: str) -> tuple[str, int] | None:
-    """Return the address and port of gRPC's "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412"; None of others."""
+def parse_peer(peer: str) -> tuple[str, int] | None:
+    """Parse gRPC's "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412"; None for other peers, such as Unix sockets."""
     kind, _, rest = unquote(peer).partition(":")
     address, _, port = rest.rpartition(":")
     return (plain_address(address.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") else None
 
 
 def client_of_peer(peer: str) -> str:
-    """Return who calls from there; empty for what has no address."""
-    found = address_of_peer(peer)
+    """Return the client of a gRPC peer; empty if the peer has no IP address."""
+    found = parse_peer(peer)
     return client_of(found[0]) if found is not None else ""

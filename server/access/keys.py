@@ -1,7 +1,7 @@
-"""API keys: what a caller shows, and the file that says what each may do.
+"""API keys, and the file that stores them with their scopes.
 
-A key reads ``lathe_<id>_<secret>``. The file holds the secret's sha256 only: secrets are 256 random bits, so a slow
-hash would gain nothing. A key is replaced by adding another and revoking the first; both work in between.
+A key has the form `lathe_<id>_<secret>`. The file stores only the secret's SHA-256: secrets are 256 random bits, so a
+slow password hash would gain nothing. To replace a key, add another one and revoke the first; both work in between.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,25 +19,27 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from server.access.quotas import Quota
-from server.access.scopes import Scope
+from lathe.core.files import replace_file
+from lathe.server.access.quotas import Quota
+from lathe.server.access.scopes import Scope
 
 SCHEMA = 1
-TOKEN = "jwt:"  # begins the ids of those who show tokens; no key's own id can begin so
+TOKEN_PREFIX = (
+    "jwt:"  # the prefix of the ids of token callers; ids of API keys are hexadecimal, so they never begin with it
+)
 _KEY = re.compile(r"lathe_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
 class DamagedKeys(ValueError):
-    """The file of keys does not read as one."""
+    """A file of keys is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. ``models`` are names or patterns (``*``, ``?``); times are seconds since 1970.
+    """One API key. `models` are names or patterns (`*`, `?`); times are seconds since 1970.
 
-    ``name`` is for people, and several keys may have the same.
-
-    ``rate`` and ``burst``: rows per second and at once, in place of what the server grants each client.
+    `name` is for people; several keys may have the same one. `rate` (rows per second) and `burst` (rows at once)
+    replace the server's rate limit for clients.
     """
 
     id: str
@@ -53,29 +54,29 @@ class Key:
 
     @property
     def quota(self) -> Quota | None:
-        """What its owner may ask for, None where that is for the server to say."""
+        """The key's rate limit; None if the server's limit applies."""
         return None if self.rate is None else Quota.of(self.rate, self.burst)
 
     @property
     def identity(self) -> str:
-        """Whose something is that came with this key: ``key:<id>``, or ``jwt:<issuer>:<subject>`` with a token."""
-        return self.id if self.id.startswith(TOKEN) else f"key:{self.id}"
+        """The owner of things made with this key: `key:<id>`, or `jwt:<issuer>:<subject>` for a token."""
+        return self.id if self.id.startswith(TOKEN_PREFIX) else f"key:{self.id}"
 
     def allows(self, scope: Scope, model: str) -> bool:
-        """Whether it opens this; what concerns all models takes a key for all of them."""
+        """Whether the key has this scope for a model; calls without a model need a key for all models."""
         if scope not in self.scopes:
             return False
-        if scope is Scope.TRAIN or "*" in self.models:  # datasets and jobs are no models; what jobs publish is checked
+        if scope is Scope.TRAIN or "*" in self.models:  # datasets and jobs have no model; publishing is checked apart
             return True
         return model != "" and any(fnmatchcase(model, pattern) for pattern in self.models)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry of the file."""
+        """Return the key's entry in the file."""
         return {**asdict(self), "scopes": sorted(self.scopes), "models": list(self.models)}
 
 
 class KeyRing:
-    """All keys of one file, as it was when read."""
+    """All keys of one file, at the time it was read."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self.keys: Mapping[str, Key] = {key.id: key for key in keys}
@@ -85,9 +86,9 @@ class KeyRing:
         """Whether this is the only key of its name."""
         return key.id in self.keys and self._names[key.name] == 1
 
-    def find(self, shown: str, now: float) -> Key | None:
-        """Return the key that was shown, unless it is none, or has expired at ``now``."""
-        match = _KEY.fullmatch(shown)
+    def find(self, credential: str, now: float) -> Key | None:
+        """Return the key of a credential `lathe_<id>_<secret>`; None if it is unknown, or has expired at `now`."""
+        match = _KEY.fullmatch(credential)
         key = self.keys.get(match[1]) if match else None
         if match is None or key is None or not hmac.compare_digest(key.digest, _digest(match[2])):
             return None
@@ -102,14 +103,14 @@ def make_key(
     expires: int | None,
     quota: tuple[float | None, float | None] = (None, None),
 ) -> tuple[Key, str]:
-    """Return a new key and what its owner shows, which nobody can find out again."""
+    """Return a new key and its credential `lathe_<id>_<secret>`, which is not stored anywhere."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires, *quota)
     return key, f"lathe_{identity}_{secret}"
 
 
-def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Return what differs once a file has been replaced or written; raises OSError."""
+def file_stamp(path: Path) -> tuple[int, int, int]:
+    """Return inode, modification time and size, which change when the file is replaced or written; raises OSError."""
     status = os.stat(path)
     return status.st_ino, status.st_mtime_ns, status.st_size
 
@@ -127,23 +128,9 @@ def read_keys(path: Path) -> KeyRing:
 
 
 def write_keys(path: Path, keys: Iterable[Key]) -> None:
-    """Replace the file in one step, readable by its owner only."""
+    """Replace the file atomically and durably; it is readable by its owner only (mkstemp)."""
     content = json.dumps({"schema": SCHEMA, "keys": [key.to_json() for key in keys]}, indent=2) + "\n"
-    fd, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(path, content.encode(), durable=True, mode=0o600)
 
 
 def _parse(entry: object) -> Key:
@@ -167,7 +154,7 @@ def _parse(entry: object) -> Key:
 
 
 def _quota(entry: Mapping[Any, object]) -> tuple[float | None, float | None]:
-    """Return rate and burst, which files written before there were any leave out; raises ValueError."""
+    """Return rate and burst, None for entries without them (files of older versions); raises ValueError."""
     match entry.get("rate"), entry.get("burst"):
         case (None, None):
             return None, None

@@ -1,46 +1,46 @@
-"""How much each client may ask for: a token bucket per client, kept as one number."""
+"""Rate limits: a token bucket per client, stored as one number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.errors import QuotaExceeded
+from lathe.server.errors import QuotaExceeded
 
-_MANY = 4096  # clients remembered before those with nothing used are forgotten
+_MANY = 4096  # clients stored before those with full buckets are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """``rate`` rows per second for each client, and up to ``burst`` at once."""
+    """A rate limit: `rate` rows per second for each client, and up to `burst` rows at once."""
 
     rate: float
     burst: float
 
     @classmethod
     def of(cls, rate: float, burst: float | None) -> Quota:
-        """Return this quota; without a burst that of one second, one row at least."""
+        """Return the quota; the default burst is the rows of one second, at least one row."""
         return cls(rate, burst or max(1.0, rate))
 
 
 class Quotas:
     """The buckets of all clients under one quota, by the generic cell rate algorithm (ITU-T I.371).
 
-    Of each client only the time is kept at which its bucket will be full again.
+    For each client it stores only the time at which its bucket will be full again.
     """
 
     def __init__(self, quota: Quota | None, own: Callable[[str], Quota | None] = lambda _client: None) -> None:
-        """``quota`` is for those who have none of their ``own``; None: they may ask for as much as they like."""
+        """`own` returns a client's own quota; `quota` applies to clients without one. None: no limit."""
         self.quota = quota
         self._own = own
         self._full_at: dict[str, float] = {}
         self._sweep_at = _MANY
 
     def take(self, client: str, rows: int, now: float, paid: int = 0) -> None:
-        """Take rows out of a client's bucket (``now`` in monotonic seconds); ``paid`` of them were taken before.
+        """Take rows out of a client's bucket (`now` in monotonic seconds); `paid` of them were taken before.
 
-        Raises QuotaExceeded with the time after which they will be in it. More than a bucket holds is let in when it is
-        full, so that no request is refused for ever.
+        Raises QuotaExceeded with the time until the bucket holds the rows. A request with more rows than the bucket
+        holds is admitted when the bucket is full, so that no request is refused for ever.
         """
         quota = self._own(client) or self.quota
         if quota is None:
@@ -59,6 +59,6 @@ class Quotas:
             self._sweep(now)
 
     def _sweep(self, now: float) -> None:
-        """Forget whose buckets are full; seldom enough to cost each request next to nothing."""
+        """Drop the clients with full buckets. The next sweep is at twice the clients left: O(1) amortized."""
         self._full_at = {client: at for client, at in self._full_at.items() if at > now}
         self._sweep_at = max(_MANY, 2 * len(self._full_at))

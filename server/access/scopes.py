@@ -1,4 +1,4 @@
-"""What each route needs. What is not in the table does not exist; a test holds the table against the application."""
+"""The scope that each route needs. A route without an entry is not found; a test compares table and application."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TypeAlias
 
 
 class Scope(StrEnum):
-    """One kind of right. None includes another."""
+    """One kind of permission. No scope includes another."""
 
     INFER = "infer"  # run a model
-    READ = "read"  # what there is, how it is doing
-    WRITE = "write"  # bring and remove versions, load and unload
-    PROMOTE = "promote"  # change what is live
-    TRAIN = "train"  # bring and remove datasets, run jobs
-    ADMIN = "admin"  # change how the server works
+    READ = "read"  # list models, versions, datasets; metrics, statistics, settings
+    WRITE = "write"  # upload and delete versions, load and unload models
+    PROMOTE = "promote"  # move aliases, roll back, run canaries
+    TRAIN = "train"  # upload and delete datasets, run jobs
+    ADMIN = "admin"  # change logging, tracing, shared memory
 
 
-Need: TypeAlias = Scope | None  # None: anybody
+RequiredScope: TypeAlias = Scope | None  # None: no key is needed
 
 _V2_MODEL = "/v2/models/{model}"
 _V2_VERSION = "/v2/models/{model}/versions/{version}"
@@ -26,7 +26,7 @@ _MODEL = "/api/v1/models/{model}"
 _JOB = "/api/v1/jobs/{job}"
 _DATASET = "/api/v1/datasets/{dataset}"
 
-ROUTES: dict[tuple[str, str], Need] = {
+ROUTES: dict[tuple[str, str], RequiredScope] = {
     ("GET", "/v2/health/live"): None,
     ("GET", "/v2/health/ready"): None,
     ("GET", "/v2"): None,
@@ -45,7 +45,7 @@ ROUTES: dict[tuple[str, str], Need] = {
     ("POST", "/v2/repository/index"): Scope.READ,
     ("POST", "/v2/repository/models/{model}/load"): Scope.WRITE,
     ("POST", "/v2/repository/models/{model}/unload"): Scope.WRITE,
-    ("GET", "/v2/models/stats"): Scope.READ,  # before the model of that name, as in the application
+    ("GET", "/v2/models/stats"): Scope.READ,  # before a model named `stats`, as in the application
     **{("GET", base + tail): Scope.READ for base in (_V2_MODEL, _V2_VERSION) for tail in ("", "/config", "/stats")},
     **{("GET", f"{base}/ready"): Scope.READ for base in (_V2_MODEL, _V2_VERSION)},
     **{("POST", f"{base}/infer"): Scope.INFER for base in (_V2_MODEL, _V2_VERSION)},
@@ -73,11 +73,11 @@ ROUTES: dict[tuple[str, str], Need] = {
     ("DELETE", _DATASET): Scope.TRAIN,
 }
 
-# Whose bodies are files: larger than others, and longer on their way.
+# Routes whose bodies are files, with larger limits of size and time.
 UPLOADS = frozenset({("POST", f"{_MODEL}/versions"), ("POST", _DATASET)})
 
-# The calls of gRPC by name.
-CALLS: dict[str, Need] = {
+# The scope that each gRPC method needs.
+GRPC_METHODS: dict[str, RequiredScope] = {
     "Check": None,
     "Watch": None,
     "ServerLive": None,

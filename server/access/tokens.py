@@ -1,8 +1,8 @@
-"""JSON Web Tokens (RFC 7519) of an identity provider: signed claims instead of a key of this server's own.
+"""JSON Web Tokens (RFC 7519) of an identity provider: signed claims instead of API keys.
 
-The provider's public keys are read from a file (a JSON Web Key Set, RFC 7517), never fetched. Whatever changes it, the
-keys that are not in it any more sign nothing from then on. Of a token count `sub` (who), `scope` (words such as
-`lathe:infer`), and `lathe_models` (names or patterns; all without it).
+The provider's public keys are read from a file (a JSON Web Key Set, RFC 7517), never fetched. When the file changes,
+tokens signed with keys that it no longer has are refused. The claims used are `sub` (the caller), `scope` (words such
+as `lathe:infer`) and `lathe_models` (names or patterns; default: all models).
 """
 
 from __future__ import annotations
@@ -17,66 +17,66 @@ from typing import Any
 
 import jwt
 
-from server.access.keys import TOKEN, DamagedKeys, Key, stamp_of
-from server.access.scopes import Scope
+from lathe.server.access.keys import TOKEN_PREFIX, DamagedKeys, Key, file_stamp
+from lathe.server.access.scopes import Scope
 
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")  # with public keys only
-REMEMBERED = 1024  # tokens whose signature need not be checked again
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")  # public-key algorithms only
+CACHED_TOKENS = 1024  # verified tokens that are cached
 PREFIX = "lathe:"
 
 
 @dataclass(frozen=True, slots=True)
 class _KeySet:
-    """The provider's keys as they were when read, and the tokens that they were seen to have signed."""
+    """The provider's public keys, and a cache of the tokens verified with them, by the token's SHA-256."""
 
     keys: Mapping[str, jwt.PyJWK]
     seen: OrderedDict[bytes, Key] = field(default_factory=OrderedDict)
 
 
 class Tokens:
-    """Reads tokens of one provider for one audience.
+    """Verifies tokens of one provider (issuer) for one audience.
 
-    Tokens are looked up on the event loop, which reads no file: :meth:`refresh` does, on whatever thread.
+    `find` runs on the event loop and reads no file; `refresh` reads it, on any thread.
     """
 
     def __init__(self, file: Path, issuer: str, audience: str) -> None:
-        """Raises OSError, DamagedKeys."""
+        """Read the key set; raises OSError, DamagedKeys."""
         self._issuer, self._audience = issuer, audience
         self._file = file
-        self._stamp = stamp_of(file)
+        self._stamp = file_stamp(file)
         self._set = _KeySet(_read(file))
-        self.missed: Callable[[], None] = lambda: None  # called when a token names a key that is not known
+        self.missed: Callable[[], None] = lambda: None  # called when a token names an unknown key
 
     def refresh(self, *, anyway: bool = False) -> bool:
-        """Read the keys again if the file has changed, or ``anyway``; returns whether they are others now.
+        """Reload the keys if the file has changed, or `anyway`; returns whether the keys differ now.
 
-        Raises OSError, DamagedKeys; the keys are then as they were.
+        Raises OSError, DamagedKeys, and keeps the old keys then.
         """
-        stamp = stamp_of(self._file)
+        stamp = file_stamp(self._file)
         if stamp == self._stamp and not anyway:
             return False
         keys, before = _read(self._file), self._set.keys
         self._stamp = stamp
         if _material(keys) == _material(before):
             return False
-        self._set = _KeySet(keys)  # in one step with the tokens that were seen: those of keys that are gone are, too
+        self._set = _KeySet(keys)  # with an empty cache, so that tokens of removed keys are not accepted from it
         return True
 
     def find(self, token: str, now: float) -> Key | None:
-        """Return what a token allows, None for one that is not signed by the provider, not for us, or has expired."""
-        known = self._set
+        """Return a token's claims as a key; None if its signature, issuer, audience or expiry is not valid."""
+        current = self._set
         digest = sha256(token.encode()).digest()
-        key = known.seen.get(digest)
+        key = current.seen.get(digest)
         if key is None:
-            key = self._verified(token, known.keys)
+            key = self._verify(token, current.keys)
             if key is None:
                 return None
-            known.seen[digest] = key
-            if len(known.seen) > REMEMBERED:
-                known.seen.popitem(last=False)
+            current.seen[digest] = key
+            if len(current.seen) > CACHED_TOKENS:
+                current.seen.popitem(last=False)
         return key if key.expires is None or now < key.expires else None
 
-    def _verified(self, token: str, keys: Mapping[str, jwt.PyJWK]) -> Key | None:
+    def _verify(self, token: str, keys: Mapping[str, jwt.PyJWK]) -> Key | None:
         try:
             name = jwt.get_unverified_header(token)["kid"]
             if name not in keys:
@@ -95,7 +95,7 @@ class Tokens:
 
 
 def _key(claims: Mapping[str, Any], issuer: str) -> Key:
-    """Return what claims allow, as a key whose id is no other key's, whatever the subject is called."""
+    """Return the claims as a key, with an id that no API key can have, whatever the subject is."""
     words = str(claims.get("scope", "")).split()
     named = {word.removeprefix(PREFIX) for word in words if word.startswith(PREFIX)}
     scopes = frozenset(scope for scope in Scope if scope.value in named)
@@ -105,12 +105,12 @@ def _key(claims: Mapping[str, Any], issuer: str) -> Key:
     subject = claims["sub"]
     if not isinstance(subject, str):
         raise ValueError("sub: expected text")
-    identity = f"{TOKEN}{issuer}:{subject}"
+    identity = f"{TOKEN_PREFIX}{issuer}:{subject}"
     return Key(identity, subject, "", scopes, tuple(models), int(claims.get("iat", 0)), int(claims["exp"]))
 
 
 def _material(keys: Mapping[str, jwt.PyJWK]) -> dict[str, object]:
-    """Return what makes two key sets the same."""
+    """Return the key material by name, by which two key sets are compared."""
     return {name: key._jwk_data for name, key in keys.items()}
 
 

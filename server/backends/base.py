@@ -1,4 +1,4 @@
-"""What the data path needs of a loaded model, whoever runs it."""
+"""The interfaces between the data path and the engines that run models."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from server.types import Fits, Tensors, TensorSpec
+from lathe.server.types import Fits, Tensors, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """Memory in bytes: from loading to closing, and of each batch while it runs."""
+class MemoryNeeds:
+    """The memory of a model in bytes."""
 
-    weights: int
-    run: int
+    weights: int  # from loading to closing
+    run: int  # of each batch while it runs
 
 
 class LoadedModel(Protocol):
     """A model in memory.
 
-    ``batchable`` says that rows along the leading axis of every input and output are independent, so that the
-    requests of different callers may share one execution; ``batch_reason`` says why or why not.
+    `batchable`: rows along the leading axis of all inputs and outputs are independent, so that requests of different
+    clients may share one execution; `batch_reason` says why or why not.
     """
 
     @property
@@ -41,22 +41,22 @@ class LoadedModel(Protocol):
     def platform(self) -> str: ...
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Run once and block, with the interpreter lock released.
+        """Run once and block, with the interpreter lock released; returns all outputs by name.
 
-        Every input comes under its name, row-major, in its spec's dtype.
+        `inputs` has an array for each input, row-major, in the dtype of its spec.
         """
         ...
 
     def close(self) -> None:
-        """Give memory and code back. Nobody executes any more."""
+        """Free memory and code. No execution may run or follow."""
         ...
 
 
 @runtime_checkable
 class PackingModel(LoadedModel, Protocol):
-    """A model that may take requests of different lengths together, their tokens one after the other.
+    """A model that may run sequences of different lengths together, packed: their tokens one after the other.
 
-    ``packs`` says whether this one does; ``packing_reason`` why, or why not, and is empty where nobody asked for it.
+    `packs` says whether this model does; `packing_reason` why or why not, empty if packing was not requested.
     """
 
     @property
@@ -65,68 +65,72 @@ class PackingModel(LoadedModel, Protocol):
     def packing_reason(self) -> str: ...
 
     def tokens(self, inputs: Tensors) -> int:
-        """Return how many tokens a request has."""
+        """Return the number of tokens of a request."""
         ...
 
     def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
-        """Run once for all requests, as :meth:`execute` would for each."""
+        """Run once for all requests; returns the outputs of each, as `execute` would."""
         ...
 
 
 @runtime_checkable
-class OpenModel(LoadedModel, Protocol):
-    """A model that also takes requests of other inputs than those it batches."""
+class FlexibleModel(LoadedModel, Protocol):
+    """A model with optional inputs, or whose requests can be batched for some shapes only."""
 
     @property
     def optional(self) -> tuple[TensorSpec, ...]:
-        """Inputs that it has values of its own for, which a request may give instead; ``inputs`` has the others."""
+        """Inputs with default values, which a request may replace; `inputs` has the required ones."""
         ...
 
     @property
     def assumes(self) -> bool:
-        """Whether batching rests on dimensions being equal that the model lets differ."""
+        """Whether batching assumes that certain dimensions are equal although the model lets them differ."""
         ...
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether a request of these shapes is like those that it batches. Any other runs alone."""
+        """Return whether a request of these shapes meets that assumption. A request that does not runs alone."""
         ...
 
 
 @runtime_checkable
 class PlacedModel(LoadedModel, Protocol):
-    """A model that may run on other devices than the processor."""
+    """A model that may run on other devices than the CPU."""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Their names, such as "cuda:0"."""
+        """The names of these devices, such as "cuda:0"."""
         ...
 
     @property
     def lost(self) -> str:
-        """Why no execution works any more: a device is out of use. Empty while all of them work."""
+        """Why all executions fail: the error that made a device unusable. Empty while all devices work."""
         ...
 
 
 @runtime_checkable
 class EndlessModel(LoadedModel, Protocol):
-    """A model whose runs may go on for ever, if ``may_not_end`` says so (always the same), but can be broken off."""
+    """A model whose runs can be interrupted. `may_not_end` (constant) says whether they may run for ever."""
 
     @property
     def may_not_end(self) -> bool: ...
 
     def runs(self) -> Mapping[int, int]:
-        """Return which run goes on now in which thread. A run's number is never used again; an execution may take
-        several runs, one after the other."""
+        """Return the number of the current run of each thread id.
+
+        Run numbers are never reused. An execution may consist of several runs, one after the other.
+        """
         ...
 
     def interrupt(self, run: int | None = None) -> None:
-        """Have a run, or all that are under way, end soon: the execution raises BrokenOff. To be repeated until it
-        has; nothing happens where it has ended."""
+        """Interrupt a run, or all current runs: their executions raise BrokenOff.
+
+        Callers repeat it until the run has ended; interrupting an ended run does nothing.
+        """
         ...
 
 
 class KernelRun(Protocol):
-    """One kernel of an execution; ``began`` and ``ended`` are nanoseconds of ``time.monotonic_ns``."""
+    """One kernel of an execution; `began` and `ended` are nanoseconds of `time.monotonic_ns`."""
 
     @property
     def label(self) -> str: ...
@@ -144,67 +148,67 @@ class KernelRun(Protocol):
 
 @runtime_checkable
 class RecordingModel(LoadedModel, Protocol):
-    """A model that can tell what its executions consist of."""
+    """A model that can record the kernels of its executions."""
 
     def recorded(self, kernels: list[KernelRun]) -> LoadedModel:
-        """Return this model as one whose executions add their kernels to a list, in order; the same in all else."""
+        """Return a view of this model whose executions append their kernels to `kernels`, in order."""
         ...
 
 
-def recorded(model: LoadedModel, kernels: list[KernelRun]) -> LoadedModel:
-    """Return the model as one that fills the list; as it is where it cannot."""
+def with_recording(model: LoadedModel, kernels: list[KernelRun]) -> LoadedModel:
+    """Return a view of the model that records its kernels in a list; the model itself if it cannot record."""
     return model.recorded(kernels) if isinstance(model, RecordingModel) else model
 
 
 @runtime_checkable
 class SeparateModel(LoadedModel, Protocol):
-    """A model that takes many requests at once, but does them one by one."""
+    """A model that takes several requests in one call and runs them one by one."""
 
     def execute_each(self, requests: list[Tensors]) -> list[Tensors | Exception]:
-        """Return for each request what :meth:`execute` would return or raise; raises BrokenOff for all of them."""
+        """Return for each request what `execute` would return or raise; raises BrokenOff if interrupted."""
         ...
 
 
-def endless(model: LoadedModel) -> EndlessModel | None:
-    """Return the model as one that may run for ever; None where it does not."""
+def as_endless(model: LoadedModel) -> EndlessModel | None:
+    """Return the model if its runs may go on for ever, otherwise None."""
     return model if isinstance(model, EndlessModel) and model.may_not_end else None
 
 
 def devices(model: LoadedModel) -> tuple[str, ...]:
-    """Return the devices that run the model, or parts of it, besides the processor."""
+    """Return the devices, besides the CPU, that run the model or parts of it."""
     return model.devices if isinstance(model, PlacedModel) else ()
 
 
-def lost(model: LoadedModel) -> str:
-    """Return why the model has to be loaded anew; empty where it works."""
+def lost_reason(model: LoadedModel) -> str:
+    """Return why the model must be reloaded; empty if it works."""
     return model.lost if isinstance(model, PlacedModel) else ""
 
 
-def optional(model: LoadedModel) -> tuple[TensorSpec, ...]:
-    """Return the inputs that a request may leave out."""
-    return model.optional if isinstance(model, OpenModel) else ()
+def optional_inputs(model: LoadedModel) -> tuple[TensorSpec, ...]:
+    """Return the inputs that a request may omit."""
+    return model.optional if isinstance(model, FlexibleModel) else ()
 
 
-def fitting(model: LoadedModel) -> Fits | None:
-    """Return what says whether a request is like those that a model batches; None where every one is."""
-    return model.fits if isinstance(model, OpenModel) and model.assumes else None
+def shape_predicate(model: LoadedModel) -> Fits | None:
+    """Return the predicate of shapes that may be batched; None if all shapes may."""
+    return model.fits if isinstance(model, FlexibleModel) and model.assumes else None
 
 
-def packing(model: LoadedModel) -> PackingModel | None:
-    """Return the model as one that packs; None where it does not."""
+def as_packing(model: LoadedModel) -> PackingModel | None:
+    """Return the model if it packs sequences, otherwise None."""
     return model if isinstance(model, PackingModel) and model.packs else None
 
 
 class Backend(Protocol):
     """Loads compiled artifacts."""
 
-    def needs(self, artifact: Path) -> Needs:
-        """Return what the artifact in this folder takes once loaded; raises ``Unprocessable`` as :meth:`load` does."""
+    def needs(self, artifact: Path) -> MemoryNeeds:
+        """Return the memory that the artifact in this folder needs once loaded; raises `Unprocessable` as `load`."""
         ...
 
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None]) -> LoadedModel:
-        """Load the artifact in this folder; ``closed`` is told once, when the model has given all back.
+        """Load the artifact in this folder; `closed` is called once, when the model has freed its memory.
 
-        Raises ``server.errors.Unprocessable`` when it cannot be loaded.
+        Raises `lathe.server.errors.Unprocessable` if it cannot be loaded.
         """
         ...

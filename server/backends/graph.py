@@ -1,4 +1,4 @@
-"""Lathe's own engine behind the server's contract: the one place of the data path that imports core."""
+"""Runs models on Lathe's own engine. With `numbers.py` the only module of the data path that imports the engine."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.backends.base import KernelRun, Needs
-from server.datatypes import NUMPY_OF
-from server.errors import BadRequest, BrokenOff, Internal, OutOfMemory, Unavailable, Unprocessable
-from server.types import Tensors, TensorSpec
+from lathe.server.backends.base import KernelRun, MemoryNeeds
+from lathe.server.datatypes import NUMPY_OF
+from lathe.server.errors import BadRequest, ExecutionInterrupted, Internal, OutOfMemory, Unavailable, Unprocessable
+from lathe.server.types import Tensors, TensorSpec
 
 if TYPE_CHECKING:
-    from core import Session
-    from core.ir.types import ValueType
+    from lathe import Session
+    from lathe.core.ir.types import ValueType
 
 PLATFORM = "lathe_onnx"
-_FILE = "model.lathe"  # of an artifact's folder
+_FILE = "model.lathe"  # in an artifact's folder
 
 
 class GraphModel:
-    """A compiled session, with what never changes about it read once."""
+    """A LoadedModel over a compiled session. The session's constant properties are read once."""
 
     platform = PLATFORM
-    _record: Callable[[KernelRun], None] | None = None  # told of each kernel
+    _record: Callable[[KernelRun], None] | None = None  # called for each kernel run
 
     def __init__(self, session: Session, closed: Callable[[], None] = lambda: None) -> None:
         self._session = session
         self._closed = closed
         self.inputs = tuple(_spec(name, type_) for name, type_ in session.inputs.items())
-        self.optional = tuple(_spec(name, type_) for name, type_ in session.defaults.items() if _travels(type_))
+        self.optional = tuple(_spec(name, type_) for name, type_ in session.defaults.items() if _has_datatype(type_))
         self.outputs = tuple(_spec(name, type_) for name, type_ in session.outputs.items())
         self.assumes = bool(session.description.declared)
         self.max_batch = session.max_batch
@@ -42,65 +42,67 @@ class GraphModel:
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, and the arena of the largest batch, or of the most tokens that run packed."""
+        """The size of the weights, and of the arena of the largest batch or of the most packed tokens."""
         memory, packing = self._session.memory, self._session.packing
         rows = packing.tokens if packing is not None and self.packs else self.max_batch
         return memory.weights + memory.peak * rows if memory is not None else 0
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices besides the processor that run parts of it, as far as its shapes are known."""
+        """The devices, besides the CPU, that run parts of the model, as far as shapes are known."""
         return self._session.devices
 
     @property
     def lost(self) -> str:
-        """Why no execution works any more, after a fault of one of them."""
+        """Why all executions fail, after a device error; empty while they work."""
         return self._session.lost
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Run once; raises BadRequest when dimensions that must agree do not."""
+        """Run once; raises BadRequest if dimensions that must be equal differ, Unavailable, BrokenOff or Internal."""
         try:
             return self._session.run(_aligned(inputs), self._record)
         except Exception as error:
-            _raise_as_the_servers(error)
+            _raise_server_error(error)
             raise
 
     def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
-        """Run once for all; raises BadRequest when one of them does not fit."""
+        """Run once for all requests, packed; raises BadRequest if the shapes of one do not fit."""
         try:
             return self._session.run_packed([_aligned(inputs) for inputs in requests], self._record)
         except Exception as error:
-            _raise_as_the_servers(error)
+            _raise_server_error(error)
             raise
 
     def recorded(self, kernels: list[KernelRun]) -> GraphModel:
-        """Return the same model, whose executions add their kernels to a list."""
+        """Return a copy over the same session whose executions append their kernels to `kernels`."""
         model = copy.copy(self)
         model._record = kernels.append
         return model
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether a request of these shapes is like those that are batched."""
+        """Return whether a request of these shapes may be batched."""
         return self._session.fits(shapes)
 
     @property
     def may_not_end(self) -> bool:
-        """Whether data may make its loops go round for ever."""
+        """Whether the graph has loops that may run for ever, depending on the data."""
         return self._session.may_not_end
 
     def runs(self) -> dict[int, int]:
-        """Return the run of each thread, where they may not end."""
+        """Return the number of the current run of each thread id, if runs may go on for ever."""
         return self._session.runs()
 
     def interrupt(self, run: int | None = None) -> None:
-        """Have a run's loops end, or those of all; what runs raises BrokenOff."""
+        """Interrupt the loops of a run, or of all runs; their executions raise BrokenOff."""
         self._session.interrupt(run)
 
     def tokens(self, inputs: Tensors) -> int:
-        """Return how many tokens there are: of a model that packs, every length besides the rows is that of
-        sequences."""
+        """Return the number of tokens of a request: rows times sequence length.
+
+        In a model that packs, every dynamic dimension besides the rows is the sequence length.
+        """
         for spec in self.inputs:
-            lengths = [size for size, given in zip(inputs[spec.name].shape, spec.shape, strict=True) if given == -1]
+            lengths = [size for size, dim in zip(inputs[spec.name].shape, spec.shape, strict=True) if dim == -1]
             if len(lengths) > 1:
                 return prod(lengths)
         return 0
@@ -110,12 +112,12 @@ class GraphModel:
         self._closed()
 
 
-def _raise_as_the_servers(error: Exception) -> None:
-    """Raise what an error of the engine is to the server; nothing for any other."""
-    from core.errors import DeviceLost, FeedError, Interrupted, LatheError
+def _raise_server_error(error: Exception) -> None:
+    """Raise the server's error for an error of the engine; return if it is none."""
+    from lathe.core.errors import DeviceLost, FeedError, Interrupted, LatheError
 
     if isinstance(error, Interrupted):
-        raise BrokenOff from None  # where it was says nothing
+        raise ExecutionInterrupted from None  # the traceback of the interrupted run does not help
 
     if isinstance(error, DeviceLost):
         raise Unavailable(str(error)) from error
@@ -126,7 +128,7 @@ def _raise_as_the_servers(error: Exception) -> None:
 
 
 def _aligned(inputs: Tensors) -> Tensors:
-    """Arrays that are views into a request's body may begin anywhere."""
+    """Return the inputs with unaligned arrays copied: views into a request's body may begin at any byte."""
     for name, array in inputs.items():
         if not array.flags.aligned:
             inputs = {**inputs, name: array.copy()}
@@ -134,37 +136,39 @@ def _aligned(inputs: Tensors) -> Tensors:
 
 
 class GraphBackend:
-    """Loads artifacts that core's compile stage has written."""
+    """Loads artifacts that the compile stage (`lathe.core.compiler.child_stages`) has written."""
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
 
-    def needs(self, artifact: Path) -> Needs:
-        """Return what the plan says. Raises Unprocessable when it is damaged."""
-        from core.errors import LatheError
-        from core.runtime.needs import needs
+    def needs(self, artifact: Path) -> MemoryNeeds:
+        """Return the memory needs in the artifact's plan; raises Unprocessable if it is damaged."""
+        from lathe.core.errors import LatheError
+        from lathe.core.runtime.artifact.memory_needs import memory_needs
 
         try:
-            found = needs(artifact / _FILE)
+            found = memory_needs(artifact / _FILE)
         except LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
-        return Needs(found.weights, found.run)
+        return MemoryNeeds(found.weights, found.run)
 
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> GraphModel:
-        """Load an artifact; compiles nothing: shapes that come later do so in child processes, so that no other
-        request has to wait. Raises Unprocessable when it is damaged or cannot be served, OutOfMemory when a device has
-        no room for it, Unavailable when its device is out of use."""
-        import core
+        """Load an artifact, without compiling: new shapes are compiled in child processes, so that no request waits.
+
+        Raises Unprocessable if it is damaged or its types cannot be served, OutOfMemory if a device is too small,
+        Unavailable if its device is unusable.
+        """
+        import lathe
 
         try:
-            session = core.load_compiled(
+            session = lathe.load_compiled(
                 artifact / _FILE, threads=threads, cache_dir=self._cache, new_shapes="background"
             )
-        except core.errors.DeviceMemoryError as error:
+        except lathe.errors.DeviceMemoryError as error:
             raise OutOfMemory(str(error)) from error
-        except core.errors.DeviceLost as error:
+        except lathe.errors.DeviceLost as error:
             raise Unavailable(str(error)) from error
-        except core.errors.LatheError as error:
+        except lathe.errors.LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
         session.prepare()
         try:
@@ -174,17 +178,17 @@ class GraphBackend:
             raise
 
 
-def _travels(type_: ValueType) -> bool:
-    """Whether the inference protocol can carry such a value."""
-    from core.ir.types import TensorType
+def _has_datatype(type_: ValueType) -> bool:
+    """Whether the inference protocol has a datatype for a value."""
+    from lathe.core.ir.types import TensorType
 
     return isinstance(type_, TensorType) and type_.dtype.triton in NUMPY_OF
 
 
 def _spec(name: str, type_: ValueType) -> TensorSpec:
-    from core.ir.types import TensorType
+    from lathe.core.ir.types import TensorType
 
-    if not isinstance(type_, TensorType) or not _travels(type_):
+    if not isinstance(type_, TensorType) or not _has_datatype(type_):
         raise Unprocessable(f"{name!r} is {type_}, which the inference protocol cannot carry")
     if type_.shape is None:
         return TensorSpec(name, type_.dtype.triton, (-1,), any_rank=True)

@@ -1,17 +1,17 @@
-"""Who may enter a queue: bounds in items and bytes, and when to come back if there is no room."""
+"""Admission control of one queue: bounds in requests and bytes, and the `Retry-After` of a refusal."""
 
 from __future__ import annotations
 
 import math
 
-from server.errors import Overloaded
+from lathe.server.errors import Overloaded
 
 WINDOW = 5.0  # seconds over which the drain rate is averaged
-LONGEST_WAIT = 60.0  # seconds; no caller is told to wait longer
+LONGEST_WAIT = 60.0  # seconds; the upper bound of `Retry-After`
 
 
 class DrainRate:
-    """Requests answered per second, exponentially averaged over ``WINDOW``."""
+    """Requests answered per second: an exponential moving average with time constant `WINDOW`."""
 
     __slots__ = ("_at", "_level")
 
@@ -20,12 +20,12 @@ class DrainRate:
         self._at = 0.0
 
     def add(self, count: int, now: float) -> None:
-        """Count answers given at this monotonic time."""
+        """Count answers given at `now` (monotonic seconds)."""
         self._level = self._decayed(now) + count
         self._at = now
 
     def per_second(self, now: float) -> float:
-        """Return the current rate."""
+        """The current rate; `now` in monotonic seconds."""
         return self._decayed(now) / WINDOW
 
     def _decayed(self, now: float) -> float:
@@ -33,7 +33,7 @@ class DrainRate:
 
 
 class Admission:
-    """What is waiting or running against what may."""
+    """The number and bytes of the requests that wait or run, with their bounds."""
 
     __slots__ = ("_defaults", "drain", "items", "max_bytes", "max_items", "nbytes")
 
@@ -46,13 +46,13 @@ class Admission:
         self.drain = DrainRate()
 
     def limit(self, max_items: int | None, max_bytes: int | None) -> None:
-        """Bound the queue otherwise; None: as at first. Who is in stays in."""
+        """Change the bounds; None: the initial bound. Admitted requests stay."""
         items, nbytes = self._defaults
         self.max_items = max_items or items
         self.max_bytes = max_bytes or nbytes
 
     def refusal(self, nbytes: int, now: float) -> Overloaded | None:
-        """Return why there is no room for one more, with the time after which there should be; None if there is."""
+        """The error for one more request of `nbytes`, with `retry_after`; None if there is room."""
         if self.has_room(nbytes):
             return None
         return Overloaded(
@@ -62,12 +62,12 @@ class Admission:
         )
 
     def enter(self, nbytes: int) -> None:
-        """Take one request in."""
+        """Count a request in without checking the bounds."""
         self.items += 1
         self.nbytes += nbytes
 
     def admit(self, nbytes: int) -> bool:
-        """Take one request in if there is room; say whether there was."""
+        """Count a request in if there is room, and return whether there was."""
         if not self.has_room(nbytes):
             return False
         self.items += 1
@@ -75,23 +75,24 @@ class Admission:
         return True
 
     def has_room(self, nbytes: int, items: int = 1) -> bool:
-        """Whether so many more requests may enter, which have so many bytes together.
+        """Whether `items` more requests with `nbytes` in total may enter.
 
-        One larger than the whole bound is let in when nothing else is there, so that it is not refused for ever.
+        A single request larger than the bound may enter an empty queue; otherwise it would be refused for ever.
         """
         after = self.items + items
         return after <= self.max_items and (self.nbytes + nbytes <= self.max_bytes or after == 1)
 
     def missing(self, nbytes: int) -> tuple[int, int]:
-        """Return how many requests, and bytes, are too many for one more of so many bytes; 0 or less: none."""
+        """How many requests and bytes have to leave before one more of `nbytes` fits; 0 or less: none."""
         return self.items + 1 - self.max_items, self.nbytes + nbytes - self.max_bytes
 
     def leave(self, nbytes: int, items: int = 1) -> None:
-        """Give places back: those of so many requests, which have so many bytes together."""
+        """Count out `items` requests with `nbytes` in total."""
         self.items -= items
         self.nbytes -= nbytes
 
     def retry_after(self, now: float) -> float:
-        """Return the seconds in which what waits now should have been answered, from the measured rate."""
+        """The seconds until all present requests are answered at the measured rate, at most `LONGEST_WAIT`; 1 if no
+        rate is known."""
         rate = self.drain.per_second(now)
         return min(LONGEST_WAIT, self.items / rate) if rate > 0 else 1.0

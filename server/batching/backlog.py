@@ -1,19 +1,19 @@
-"""What each client has waiting, and who makes room when no more may: a queue that is full is shared, too.
+"""The waiting requests of each client, and which client makes room in a full queue.
 
 This is longest queue drop (Suter, Lakshman, Stiliadis, Choudhury: INFOCOM 1998), which fq_codel (RFC 8290) uses as
-well: alone, a client may have all places; when there are none left, one who has less than an equal part gets the place
-of the newest request of whoever has most.
+well. A single client may fill the whole queue. When the queue is full, the request of a client with less than an equal
+part of it replaces the newest request of the client with the largest part.
 """
 
 from __future__ import annotations
 
-from server.batching.admission import Admission
-from server.batching.entry import Entry
-from server.errors import Overloaded
+from lathe.server.batching.admission import Admission
+from lathe.server.batching.entry import Entry
+from lathe.server.errors import Overloaded
 
 
 class Backlog:
-    """Counts requests and bytes by client."""
+    """Counts waiting requests and bytes by client."""
 
     __slots__ = ("_clients",)
 
@@ -21,7 +21,7 @@ class Backlog:
         self._clients: dict[str, list[int]] = {}  # requests and bytes
 
     def add(self, entry: Entry) -> None:
-        """A request waits."""
+        """Count a request that begins to wait."""
         own = self._clients.get(entry.client)
         if own is None:
             self._clients[entry.client] = [1, entry.nbytes]
@@ -30,7 +30,7 @@ class Backlog:
             own[1] += entry.nbytes
 
     def remove(self, entry: Entry) -> None:
-        """It waits no longer."""
+        """Count out a request that no longer waits."""
         own = self._clients[entry.client]
         own[0] -= 1
         own[1] -= entry.nbytes
@@ -38,14 +38,14 @@ class Backlog:
             del self._clients[entry.client]
 
     def clear(self) -> None:
-        """Nothing waits."""
+        """Forget all clients: nothing waits."""
         self._clients.clear()
 
     def is_entitled(self, client: str, nbytes: int, admission: Admission) -> bool:
-        """Whether others have to make room for one more request of this client, of so many bytes.
+        """Whether other clients have to make room for one more request of this client, with `nbytes`.
 
-        So it is if the client then has at most an equal part of the requests and bytes that may be there, and those who
-        have more than it then has can give what is missing. What runs, or is about to, is nobody's to give.
+        True if, with that request, the client has at most an equal part of the bounds, and the clients that have more
+        than it can give up what is missing. Staged and running requests are not counted: they cannot be dropped.
         """
         clients = self._clients
         own = clients.get(client)
@@ -58,13 +58,13 @@ class Backlog:
             [max(0, has - size) for _, has in clients.values()]
         )
 
-    def heaviest(self, *, by_bytes: bool) -> str:
-        """Return who has most; something must wait."""
+    def largest_client(self, *, by_bytes: bool) -> str:
+        """The client with most requests, or most bytes. At least one request must wait."""
         return max(self._clients, key=lambda client: self._clients[client][by_bytes])
 
 
-def put_out(retry_after: float) -> Overloaded:
-    """Return what is said to a request that makes room."""
+def displaced(retry_after: float) -> Overloaded:
+    """The error for a request that is dropped from a full queue in favour of another client."""
     return Overloaded(
-        "the queue is full, and this client, who had most of it, made room for another", retry_after=retry_after
+        "the queue is full, and this client, which had most of it, made room for another", retry_after=retry_after
     )

@@ -1,8 +1,8 @@
-"""One version's queue and what leaves it: no waiting while idle, the largest fitting batch under load.
+"""Dynamic batching for one model version: an idle version runs requests at once, a busy one collects the next batch.
 
-Everything here runs on the event loop; only the execution itself may happen on a worker thread. Unless the policy says
-otherwise one batch of a version runs at a time, so what arrives meanwhile forms the next one. Once that one is full it
-cannot grow any more: it is staged beside the running one, so that the worker goes on without waiting for a busy loop.
+Everything here runs on the event loop's thread; only the execution of a batch may move to a worker thread. By default
+one batch of a version runs at a time, and requests that arrive meanwhile form the next batch. A next batch that is
+already full is staged, so that the worker takes it without waiting for a busy event loop.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ import logging
 import math
 from time import monotonic, time
 
-from server.backends.base import LoadedModel, PlacedModel, endless
-from server.batching.admission import Admission
-from server.batching.backlog import put_out
-from server.batching.cost import CostModel
-from server.batching.dispatch import Dispatch, Finished
-from server.batching.entry import DONE, WAITING, Entry
-from server.batching.execution import Execute, Ran, run
-from server.batching.forming import Former, Reason, too_late
-from server.batching.policy import BatchPolicy
-from server.batching.queue import Queue
-from server.batching.round import Round
-from server.batching.signature import Group
-from server.batching.split import split
-from server.errors import DeadlineExceeded, Overloaded, ServerError
-from server.scheduling.pool import WorkerPool
-from server.telemetry.logs import about
-from server.telemetry.statistics import Statistics
+from lathe.server.backends.base import LoadedModel, PlacedModel, as_endless
+from lathe.server.batching.admission import Admission
+from lathe.server.batching.backlog import displaced
+from lathe.server.batching.batch_former import BatchFormer, Reason, timeout_passed
+from lathe.server.batching.coalesced_batch import CoalescedBatch
+from lathe.server.batching.cost_model import CostModel
+from lathe.server.batching.dispatcher import Dispatcher, FinishedBatch
+from lathe.server.batching.entry import DONE, WAITING, Entry
+from lathe.server.batching.execution import BatchResult, Execute, run
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.batching.queue import Queue
+from lathe.server.batching.request_split import split_request
+from lathe.server.batching.signature import BatchGroup
+from lathe.server.errors import DeadlineExceeded, Overloaded, ServerError
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.telemetry.logs import log_fields
+from lathe.server.telemetry.statistics import Statistics
 
 log = logging.getLogger("lathe.batching")
 
-_LOOK = 0.2  # seconds between two looks at what workers run
-_LATE = 1.0  # seconds that a request's deadline has passed when what runs for it is broken off
+_WATCH_INTERVAL = 0.2  # seconds between two checks for executions to interrupt
+_INTERRUPT_DELAY = 1.0  # seconds after a request's deadline before its execution may be interrupted
 
-# A request runs without a look at what else has come, if so many batches before it were of one, and the event loop has
-# been round since the last: those of one turn belong together, however long reading each of them takes.
-LONELY = 8
+# After this many consecutive batches of one request, all run on the event loop's thread, a request runs in `submit`
+# itself instead of in a `call_soon` callback that would collect further requests. This happens at most once per
+# iteration of the event loop: requests read in the same iteration still share a batch.
+SINGLE_BATCHES = 8
 
 
 class Batcher:
@@ -55,74 +56,80 @@ class Batcher:
         self.model = model
         self.admission = admission
         self.cost = CostModel()
-        # What batches would take here: a worker that waits for the interpreter of a busy event loop, time after time,
-        # would else make small models seem large, and so wait on.
-        self._cost_here = CostModel()
+        # Decides whether a batch is short enough for the event loop's thread. Apart from `cost`, because the times of a
+        # worker contain waits for the interpreter lock: small models would seem large and stay on the workers.
+        self._inline_cost = CostModel()
         self._is_host_only = isinstance(model, PlacedModel) and not model.devices
         self.stats = stats
         self.queue = Queue()
         self.policy = BatchPolicy()
         self._max_rows = model.max_batch if model.batchable else 1
-        self._former = Former(self.queue, self.cost, self._max_rows, self._turn_out, stats.released)
+        self._former = BatchFormer(self.queue, self.cost, self._max_rows, self._refuse_taken, stats.released)
         tenant = pool.tenant(stats.ref.name)
-        self._dispatch = Dispatch(model, self.cost, pool, execute, self._back, self._resume, tenant)
+        self._dispatch = Dispatcher(model, self.cost, pool, execute, self._on_finished, self._on_worker_free, tenant)
         self._pool = pool
         self._counts_rows = _has_known_shapes(model)
-        self._endless = endless(model)
-        self._inline_budget = inline_budget if self._counts_rows and self._endless is None else 0.0  # seconds
-        self._overseen = False
+        self._interruptible = as_endless(model)
+        self._inline_budget = inline_budget if self._counts_rows and self._interruptible is None else 0.0  # seconds
+        self._watches_runs = False  # `_interrupt_abandoned` is scheduled
         self._loop = asyncio.get_running_loop()
-        self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
-        self._woken = False
-        self._simple = self.policy.takes_all
-        self._lonely = 0  # batches in a row that were run here and had one request
-        self._turned = True  # the event loop has been round since
-        self._round: Round | None = None
+        self._delay_timer: asyncio.TimerHandle | None = None  # ends the batching delay of an idle version
+        self._is_scheduled = False  # `_next` is scheduled with `call_soon`
+        self._skips_checks = self.policy.needs_no_checks
+        self._single_batches = 0  # consecutive batches of one request that ran on this thread
+        self._is_new_iteration = True  # a new iteration of the event loop has begun since such a batch
+        self._coalesced: CoalescedBatch | None = None
         self._drained: asyncio.Event | None = None
 
     def configure(self, policy: BatchPolicy) -> None:
-        """Batch as this says from now on."""
+        """Apply a policy to the requests that wait and to all that follow."""
         self.policy = policy
         self._former.configure(policy)
         self._max_rows = self._former.max_rows
         self._dispatch.instances = policy.instances
         self._dispatch.share(policy.compute_share)
-        self._simple = policy.takes_all
+        self._skips_checks = policy.needs_no_checks
         self.queue.starvation = policy.starvation if policy.priority_levels else math.inf
         self._hold_until(None)
-        self._wake()
+        self._schedule()
 
-    # requests come in, and may leave early
+    # admission, cancellation and expiry of requests
 
     def submit(self, entry: Entry) -> None:
-        """Queue a request; raises Overloaded or DeadlineExceeded at the door, before any work is spent on it."""
+        """Queue a request, in parts if it has more rows than one batch; may run it before returning.
+
+        Overloaded or DeadlineExceeded if it cannot be admitted; then no work was spent on it.
+        """
         if entry.group.rows > self._max_rows:
             self._submit_parts(entry)
             return
         entry.since = now = monotonic()
-        if not self._simple or entry.deadline is not None or not self.admission.admit(entry.nbytes):
-            self._examine(entry, now)
+        if not self._skips_checks or entry.deadline is not None or not self.admission.admit(entry.nbytes):
+            self._check(entry, now)
             self.admission.enter(entry.nbytes)
         self.queue.push(entry)
-        if not self._woken and (self._dispatch.is_idle or self._is_next_full()):
-            if self._lonely >= LONELY and entry.at_once and self._turned:
+        if not self._is_scheduled and (self._dispatch.is_idle or self._is_next_full()):
+            if self._single_batches >= SINGLE_BATCHES and entry.at_once and self._is_new_iteration:
                 self._next()
                 return
-            self._woken = True
+            self._is_scheduled = True
             self._loop.call_soon(self._next)
 
-    def bring(self, requests: Round) -> None:
-        """A round begins, which may still grow: run it once the event loop has been round, or queue it."""
-        self._round = requests
-        if not self._woken:
-            if self._lonely >= LONELY and self._turned:
+    def submit_coalesced(self, requests: CoalescedBatch) -> None:
+        """Take a new coalesced batch: the next iteration of the event loop runs it unqueued, or queues its requests.
+
+        Its owner may add requests until then.
+        """
+        self._coalesced = requests
+        if not self._is_scheduled:
+            if self._single_batches >= SINGLE_BATCHES and self._is_new_iteration:
                 self._next()
                 return
-            self._woken = True
+            self._is_scheduled = True
             self._loop.call_soon(self._next)
 
-    def _examine(self, entry: Entry, now: float) -> None:
-        """See to all that most requests do not need."""
+    def _check(self, entry: Entry, now: float) -> None:
+        """Apply the checks that most requests skip: full queue, expected wait, timeout, priority; may raise."""
         refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
         if refusal is None and not self._make_room(entry.nbytes):
             refusal = self.admission.refusal(entry.nbytes, now)
@@ -134,31 +141,31 @@ class Batcher:
         self._former.expect(now)
 
     def _make_room(self, nbytes: int) -> bool:
-        """Put out requests of who has most of the queue, for one of a client who has less; say if there is room."""
+        """Drop requests of the clients with most of the queue until `nbytes` more fit; False if they do not."""
         while not self.admission.has_room(nbytes):
             missing, _ = self.admission.missing(nbytes)
-            entry = self.queue.surplus(by_bytes=missing <= 0)
+            entry = self.queue.entry_to_drop(by_bytes=missing <= 0)
             if entry is None:
                 return False
-            self._refuse([entry], put_out)
+            self._refuse([entry], displaced)
             self._withdraw(entry)
         return True
 
     def turn_away(
-        self, group: Group, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
     ) -> ServerError | None:
-        """Refuse a request that comes now if it has to be: counts it and returns why; None if it may be queued."""
+        """The error that refuses a request at this time, counted in the statistics; None if it may be queued."""
         refusal = self._refusal(group, nbytes, deadline, now, client)
         if refusal is not None:
             self.stats.refused(refusal.code)
         return refusal
 
     def _refusal(
-        self, group: Group, nbytes: int, deadline: float | None, now: float, client: str
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
     ) -> ServerError | None:
         full = self.admission.refusal(nbytes, now)
         if full is not None and self.queue.is_entitled(client, nbytes, self.admission):
-            full = None
+            full = None  # other clients make room
         target = self.policy.latency_target
         if full is not None or (deadline is None and target is None):
             return full
@@ -168,7 +175,7 @@ class Batcher:
                 "the request's timeout is shorter than its wait and execution are expected to take",
                 retry_after=self.admission.retry_after(now),
             )
-        if target is not None and self.admission.items and expected > target:  # all behind it would be late, too
+        if target is not None and self.admission.items and expected > target:  # later requests would be late as well
             return Overloaded(
                 f"the request would be answered after {expected * 1e3:.0f} ms, the model's latency target is "
                 f"{target * 1e3:.0f} ms",
@@ -177,19 +184,22 @@ class Batcher:
         return None
 
     def expected(self, rows: int, work: float | None = None) -> float:
-        """Return the seconds within which ``rows`` more, one or more, would be answered, behind all that is here, in
-        full batches of equal shapes. ``work``: theirs, else what so many rows mostly are."""
+        """The seconds until a request of `rows` (at least 1) that is queued now would be answered.
+
+        Assumes that everything queued runs before it, in full batches of equal shapes. `work` is the request's work;
+        None: the mean work of that number of rows.
+        """
         cost, queue = self.cost, self.queue
         waiting = queue.rows + rows
-        each = (queue.work + (cost.work_of(rows) if work is None else work)) / waiting  # row's work
+        work_per_row = (queue.work + (cost.mean_work(rows) if work is None else work)) / waiting
         batches, rest = divmod(waiting, self._max_rows)
-        own = batches // self.policy.instances * cost.bound(self._max_rows * each)
-        own += cost.bound(rest * each) if rest else 0.0
-        own += max(0, queue.shapes - batches - bool(rest)) * cost.bound(0)  # batches that shapes of their own make more
+        own = batches // self.policy.instances * cost.bound(self._max_rows * work_per_row)
+        own += cost.bound(rest * work_per_row) if rest else 0.0
+        own += max(0, queue.shapes - batches - bool(rest)) * cost.bound(0)  # more batches, as shapes do not mix
         return self._dispatch.remaining(monotonic()) + own
 
     def cancel(self, entry: Entry) -> None:
-        """The caller left: a waiting request costs nothing more, a running one is not answered."""
+        """Cancel a request whose caller left: a waiting one leaves the queue, a running one is not answered."""
         if entry.parts:
             for part in entry.parts:
                 self.cancel(part)
@@ -202,18 +212,18 @@ class Batcher:
             self._withdraw(entry)
 
     async def drained(self) -> None:
-        """Return once nothing is queued or running."""
+        """Wait until nothing is queued or running."""
         if self.admission.items:
             self._drained = self._drained or asyncio.Event()
             await self._drained.wait()
 
     def close(self) -> None:
-        """All is drained and nobody submits any more."""
+        """Release the model's share of the workers. The batcher must be drained; no request may be submitted later."""
         self._dispatch.close()
 
     def _submit_parts(self, entry: Entry) -> None:
         try:
-            for part in split(entry, self._max_rows, self.cancel):
+            for part in split_request(entry, self._max_rows, self.cancel):
                 self.submit(part)
                 entry.parts.append(part)
         except ServerError:
@@ -223,18 +233,18 @@ class Batcher:
             raise
 
     def _expire(self, entry: Entry) -> None:
-        if entry.state is WAITING:  # a running one is answered, late or not
-            self._refuse([entry], too_late)
+        if entry.state is WAITING:  # a running request is answered, even if late
+            self._refuse([entry], timeout_passed)
             self._withdraw(entry)
 
     def _withdraw(self, entry: Entry) -> None:
         self.queue.forget(entry)
-        self._leave([entry])
+        self._release([entry])
 
-    def _turn_out(self, entries: list[Entry], reason: Reason) -> None:
-        """Refuse some who have waited, and are in the queue no more."""
+    def _refuse_taken(self, entries: list[Entry], reason: Reason) -> None:
+        """Refuse requests that were already taken out of the queue."""
         self._refuse(entries, reason)
-        self._leave(entries)
+        self._release(entries)
 
     def _refuse(self, entries: list[Entry], reason: Reason) -> None:
         after = self.admission.retry_after(monotonic())
@@ -244,158 +254,161 @@ class Batcher:
                 self.stats.refused(error.code)
                 entry.finish(error)
 
-    # batches go out
+    # execution of batches
 
     def _next(self) -> None:
-        """Run the next batch, here if it is expected to be short, else on a worker; or stage it there."""
-        if self._round is not None and self._end_round(self._round):
+        """Run the next batch: on this thread if it is expected to be short, otherwise on a worker; or stage it."""
+        if self._coalesced is not None and self._end_coalesced(self._coalesced):
             return
-        self._woken = False
+        self._is_scheduled = False
         dispatch = self._dispatch
         is_idle = dispatch.is_idle
         if not is_idle and not self._is_next_full():
             return
-        if self.policy.waits and is_idle and self._holds_back():
+        if self.policy.has_delay and is_idle and self._starts_delay():
             return
         batch = self._former.form(0.0 if is_idle else dispatch.remaining(monotonic()))
         if not batch:
             return
-        is_usual = not batch[0].group.optional  # else it is alone in its batch, and may have to be compiled
-        if is_usual and not dispatch.running and self._runs_here(sum([entry.rows for entry in batch])):
-            self._back(dispatch.run(batch))
-            self._note_size(len(batch))
-            self._wake()
+        is_usual = not batch[0].group.optional  # otherwise the request is alone and may need a compilation
+        if is_usual and not dispatch.running and self._can_run_inline(sum([entry.rows for entry in batch])):
+            self._on_finished(dispatch.run(batch))
+            self._note_inline_run(len(batch))
+            self._schedule()
             return
-        self._lonely = 0
+        self._single_batches = 0
         dispatch.stage(batch)
-        if self._endless is not None and not self._overseen:
-            self._overseen = True
-            self._loop.call_later(_LOOK, self._oversee)
+        if self._interruptible is not None and not self._watches_runs:
+            self._watches_runs = True
+            self._loop.call_later(_WATCH_INTERVAL, self._interrupt_abandoned)
         if is_idle:
-            self._wake()  # there may be another instance
+            self._schedule()  # another instance may be idle
 
-    def _end_round(self, requests: Round) -> bool:
-        """Run what came together if nothing else is here, and say so; else queue it."""
-        self._round = None
-        self._woken = True  # whatever is queued meanwhile
+    def _end_coalesced(self, requests: CoalescedBatch) -> bool:
+        """Run a coalesced batch unqueued and return True; if that is not possible, queue its requests: False."""
+        self._coalesced = None
+        self._is_scheduled = True  # requests queued meanwhile must not schedule `_next`: the caller goes on with it
         try:
-            ran = self._run_round(requests)
+            ran = self._run_coalesced(requests)
             if not ran:
                 requests.queue()
         finally:
-            self._woken = False
+            self._is_scheduled = False
         return ran
 
-    def _run_round(self, requests: Round) -> bool:
+    def _run_coalesced(self, requests: CoalescedBatch) -> bool:
         rows, count, dispatch = requests.rows, len(requests.since), self._dispatch
-        if len(self.queue) or dispatch.running or not self._simple or self.policy.waits:
+        if len(self.queue) or dispatch.running or not self._skips_checks or self.policy.has_delay:
             return False
-        if not 0 < rows <= self._max_rows or not self._runs_here(rows):
+        if not 0 < rows <= self._max_rows or not self._can_run_inline(rows):
             return False
         if not self.admission.has_room(requests.nbytes, count) or not requests.is_plain():
             return False
         try:
             stacked = requests.stack()
         except MemoryError:
-            return False  # for all of them at once
+            return False  # in the queue, smaller batches may still succeed
         ran = run(self.model, [stacked], [rows])
         outputs = ran.outcomes[0]
         if isinstance(outputs, Exception) or any(array.shape[:1] != (rows,) for array in outputs.values()):
-            return False  # who is at fault shows when each runs alone
+            return False  # queued again: when run alone, only the requests at fault fail
         self.stats.released["idle"] += 1
         self._record(ran, requests.since)
         requests.answer(outputs)
         self.admission.drain.add(count, ran.scattered)
-        self._note_size(count)
+        self._note_inline_run(count)
         return True
 
-    def _note_size(self, requests: int) -> None:
-        """A batch of so many ran here."""
-        self._lonely = self._lonely + 1 if requests == 1 else 0
-        if self._lonely >= LONELY and self._turned:
-            self._turned = False
-            self._loop.call_soon(self._turn)
+    def _note_inline_run(self, requests: int) -> None:
+        """Note that a batch of this number of requests ran on the event loop's thread."""
+        self._single_batches = self._single_batches + 1 if requests == 1 else 0
+        if self._single_batches >= SINGLE_BATCHES and self._is_new_iteration:
+            self._is_new_iteration = False
+            self._loop.call_soon(self._on_iteration)
 
-    def _turn(self) -> None:
-        self._turned = True
+    def _on_iteration(self) -> None:
+        self._is_new_iteration = True
 
-    def _oversee(self) -> None:
-        """What may run for ever is broken off once nobody waits for any of its batch."""
-        self._overseen = bool(self._dispatch.running)
-        if not self._overseen or self._endless is None:
+    def _interrupt_abandoned(self) -> None:
+        """Interrupt executions that may never end when every request of their batch is cancelled or timed out."""
+        self._watches_runs = bool(self._dispatch.running)
+        if not self._watches_runs or self._interruptible is None:
             return
-        self._loop.call_later(_LOOK, self._oversee)
-        # In this order: a thread that has gone on to another batch in between is in another run by then.
-        runs, batches, past = self._endless.runs(), self._dispatch.under_way, monotonic() - _LATE
+        self._loop.call_later(_WATCH_INTERVAL, self._interrupt_abandoned)
+        # Runs are read before batches: if a thread starts another batch in between, its run number here is outdated,
+        # and interrupting an ended run does nothing.
+        runs, batches, past = self._interruptible.runs(), self._dispatch.running_batches, monotonic() - _INTERRUPT_DELAY
         for thread, batch in batches:
-            if thread in runs and all(_is_given_up(entry, past) for entry in batch):
-                self._endless.interrupt(runs[thread])
+            if thread in runs and all(_is_abandoned(entry, past) for entry in batch):
+                self._interruptible.interrupt(runs[thread])
 
-    def _holds_back(self) -> bool:
-        """Whether what waits shall wait for more; if so, until when is seen to."""
-        seconds = self._former.held_for(monotonic())
+    def _starts_delay(self) -> bool:
+        """Whether the waiting requests are delayed for further ones; if so, starts the timer that ends the delay."""
+        seconds = self._former.remaining_delay(monotonic())
         if seconds > 0:
             self._hold_until(self._loop.time() + seconds)
         return seconds > 0
 
     def _hold_until(self, when: float | None) -> None:
-        if self._delayed is not None:
-            self._delayed.cancel()
-        self._delayed = self._loop.call_at(when, self._delay_passed) if when is not None else None
+        if self._delay_timer is not None:
+            self._delay_timer.cancel()
+        self._delay_timer = self._loop.call_at(when, self._delay_passed) if when is not None else None
 
     def _delay_passed(self) -> None:
-        self._delayed = None
-        self._wake()
+        self._delay_timer = None
+        self._schedule()
 
     def _is_next_full(self) -> bool:
         return not self._dispatch.staged and len(self.queue) >= self._max_rows
 
-    def _wake(self) -> None:
-        if len(self.queue) and not self._woken:
-            self._woken = True
+    def _schedule(self) -> None:
+        if len(self.queue) and not self._is_scheduled:
+            self._is_scheduled = True
             self._loop.call_soon(self._next)
 
-    def _resume(self) -> None:
-        """A worker has stopped."""
+    def _on_worker_free(self) -> None:
+        """Run what waits, as a worker has become free."""
         if len(self.queue):
             self._next()
 
-    def _runs_here(self, rows: int) -> bool:
-        """Short work is done at once on this thread, unless a worker's run could make it wait for the compute team, or
-        it has to be counted."""
+    def _can_run_inline(self, rows: int) -> bool:
+        """Whether a batch of `rows` runs on the event loop's thread: it is expected to be short, no worker is busy (its
+        run could hold the compute thread pool), and no model has a promised share of the workers' time."""
         pool = self._pool
-        if not self._inline_budget or pool.busy or pool.shared or not self._cost_here.trusted:
+        if not self._inline_budget or pool.busy or pool.shared or not self._inline_cost.is_trusted:
             return False
-        return self._cost_here.predict(rows) <= self._inline_budget
+        return self._inline_cost.predict(rows) <= self._inline_budget
 
-    # outcomes go back
+    # answers
 
-    def _back(self, finished: Finished) -> None:
-        """A batch is done: let the next one be staged first, then answer this one."""
+    def _on_finished(self, finished: FinishedBatch) -> None:
+        """Answer a batch that has ended; before that, stage the next batch so that the worker need not wait."""
         if self._dispatch.running and self._is_next_full():
             self._next()
         if finished.late:
-            self._refuse(finished.late, too_late)
+            self._refuse(finished.late, timeout_passed)
         if finished.ran is not None:
             self._answer(finished.entries, finished.ran)
-        self._leave(finished.batch)
+        self._release(finished.batch)
 
-    def _answer(self, batch: list[Entry], ran: Ran) -> None:
+    def _answer(self, batch: list[Entry], ran: BatchResult) -> None:
         work = None if self._counts_rows else sum([entry.work for entry in batch])
         self._record(ran, [entry.since for entry in batch], work, not batch[0].group.optional)
         for entry, outcome in zip(batch, ran.outcomes, strict=True):
             entry.ran = ran
             if isinstance(outcome, Exception):
-                self._complain(entry, outcome)
+                self._log_failure(entry, outcome)
             try:
                 entry.finish(outcome)
             except Exception:
                 log.exception("an answer could not be delivered")
         self.admission.drain.add(len(batch), ran.scattered)
 
-    def _record(self, ran: Ran, since: list[float], work: int | None = None, is_usual: bool = True) -> None:
-        """Count a batch whose requests were queued at these times. What is not usual says nothing of the time that
-        others take."""
+    def _record(self, ran: BatchResult, since: list[float], work: int | None = None, is_usual: bool = True) -> None:
+        """Count a batch whose requests were queued at these times (`since`, monotonic seconds).
+
+        The cost models learn only from usual batches: others may contain a compilation.
+        """
         stats = self.stats
         failed = 0
         for outcome in ran.outcomes:
@@ -407,17 +420,17 @@ class Batcher:
         work = ran.rows if work is None else work
         stats.work += work
         if not failed and is_usual:
-            seconds = monotonic() - ran.started  # until now: a busy loop makes callers wait, too
+            seconds = monotonic() - ran.started  # until now: callers also wait for a busy event loop
             self.cost.add(ran.rows, seconds, work)
             if self._inline_budget:
-                self._cost_here.add(ran.rows, min(seconds, ran.busy) if self._is_host_only else seconds)
+                self._inline_cost.add(ran.rows, min(seconds, ran.busy) if self._is_host_only else seconds)
 
-    def _complain(self, entry: Entry, error: Exception) -> None:
+    def _log_failure(self, entry: Entry, error: Exception) -> None:
         ref = self.stats.ref
-        fields = about(**ref.fields, request_id=entry.id, trace_id=entry.trace, code=_code(error))
+        fields = log_fields(**ref.fields, request_id=entry.id, trace_id=entry.trace, code=_code(error))
         log.warning("%s: %s", ref, error, exc_info=error.__cause__, extra=fields)
 
-    def _leave(self, entries: list[Entry]) -> None:
+    def _release(self, entries: list[Entry]) -> None:
         self.admission.leave(sum([entry.nbytes for entry in entries]), len(entries))
         if self._drained is not None and not self.admission.items:
             self._drained.set()
@@ -428,10 +441,10 @@ def _code(error: Exception) -> str:
     return error.code if isinstance(error, ServerError) else "internal"
 
 
-def _is_given_up(entry: Entry, past: float) -> bool:
+def _is_abandoned(entry: Entry, past: float) -> bool:
     return entry.state is DONE or (entry.deadline is not None and entry.deadline < past)
 
 
 def _has_known_shapes(model: LoadedModel) -> bool:
-    """Whether every execution looks the same but for its rows; a shape seen first may have to be compiled."""
+    """Whether the number of rows is the only dynamic extent; otherwise a new shape may need a compilation."""
     return all(-1 not in spec.shape[1 if model.batchable else 0 :] for spec in model.inputs)

@@ -1,4 +1,4 @@
-"""One admitted request on its way through a queue."""
+"""One request from admission to its answer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
-from server.batching.signature import Group
-from server.datatypes import ELEMENT
-from server.types import Tensors
+from lathe.server.batching.signature import BatchGroup
+from lathe.server.datatypes import ELEMENT_OVERHEAD
+from lathe.server.types import Tensors
 
 if TYPE_CHECKING:
-    from server.batching.execution import Ran
-    from server.batching.padding import Padded
+    from lathe.server.batching.execution import BatchResult
+    from lathe.server.batching.padding import RequestPadding
 
 Outcome: TypeAlias = Tensors | Exception
-Done: TypeAlias = Callable[[Outcome], None]
+OnDone: TypeAlias = Callable[[Outcome], None]
 
 
 class State(Enum):
@@ -25,21 +25,22 @@ class State(Enum):
     WAITING = auto()  # in a queue; may still be taken out
     STAGED = auto()  # part of the batch that runs next
     RUNNING = auto()
-    DONE = auto()  # answered, or given up by its caller
+    DONE = auto()  # answered, or cancelled by its caller
 
 
-WAITING, STAGED, RUNNING, DONE = State  # for every request: asking an Enum for a member takes ten times as long
+WAITING, STAGED, RUNNING, DONE = State  # global names: looking up a member of an Enum takes ten times as long
 
 
 class Entry:
-    """A request's tensors, deadline and the function that takes its outcome (called once, on the event loop).
+    """A request's tensors, deadline and the callback that takes its outcome (called once, on the event loop).
 
-    ``at_once``: that may be before it is queued, in the call that is to queue it.
+    `at_once`: the callback may be called already by the call that queues the request.
     """
 
     at_once = False
 
     __slots__ = (
+        "charged_rows",
         "client",
         "deadline",
         "done",
@@ -48,7 +49,6 @@ class Entry:
         "inputs",
         "nbytes",
         "padded",
-        "paid",
         "parts",
         "priority",
         "ran",
@@ -63,72 +63,75 @@ class Entry:
     def __init__(
         self,
         inputs: Tensors,
-        group: Group,
-        done: Done,
+        group: BatchGroup,
+        done: OnDone,
         deadline: float | None = None,
         priority: int = 0,
         text: int = 0,
     ) -> None:
-        """``text``: bytes that the elements of BYTES tensors have."""
+        """`text`: the bytes of all elements of BYTES tensors."""
         self.inputs = inputs
         self.group = group
-        self.rows = group.rows or 1  # that it adds to a batch; 1 for what is never stacked
+        self.rows = group.rows or 1  # rows in a batch; 1 for a request that is never stacked
         self.work = group.work or 1
         self.done = done
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
         self.nbytes = _size(inputs) + text
-        self.padded: Padded | None = None
-        self.paid = 0  # rows that its client's quota was charged with already
-        self.client = ""  # whose it is; those who share a queue get equal shares of it
+        self.padded: RequestPadding | None = None
+        self.charged_rows = 0  # rows that were already charged to the client's quota
+        self.client = ""  # the clients of a queue get equal shares of it
         self.since = 0.0  # monotonic seconds; set when queued
         self.state = WAITING
-        self.ran: Ran | None = None  # the batch it was part of, once that has ended
+        self.ran: BatchResult | None = None  # the batch it was part of, once that has ended
         self.timer: TimerHandle | None = None
-        self.id = ""  # as its caller names it
-        self.trace = ""  # the id of its trace, where that is recorded: then its batch tells what it consists of
-        self.parts: list[Entry] = []  # queued in place of a request too large for one batch
+        self.id = ""  # the request id that the caller chose
+        self.trace = ""  # the trace id if a trace is recorded; then the batch records its kernels
+        self.parts: list[Entry] = []  # queued instead of a request that is too large for one batch
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no part of it has begun to run."""
+        """Whether neither the request nor any of its parts has started to run."""
         if self.parts:
             return all(part.is_waiting for part in self.parts)
         return self.state in (WAITING, STAGED)
 
-    def pad(self, padded: Padded, group: Group, nbytes: int) -> None:
-        """Have its inputs filled up when it runs, before it is queued; ``nbytes``: by how much they grow."""
+    def pad(self, padded: RequestPadding, group: BatchGroup, nbytes: int) -> None:
+        """Schedule padding for when the request runs; call before it is queued. `nbytes`: how much its inputs grow."""
         self.padded, self.group = padded, group
         self.rows, self.work = group.rows or 1, group.work or 1
         self.nbytes += nbytes
 
-    def pad_here(self) -> None:
-        """Fill its inputs up now, if they have to be: for requests that no batch consists of."""
-        padded, tell = self.padded, self.done
+    def pad_now(self) -> None:
+        """Apply scheduled padding now: for requests that do not run in a batch."""
+        padded, done = self.padded, self.done
         if padded is not None:
             self.padded, self.inputs = None, padded.fill(self.inputs)
-            self.done = lambda outcome: tell(padded.cut(outcome))
+            self.done = lambda outcome: done(padded.cut(outcome))
 
     def start(self) -> None:
-        """Note that it runs, unless its caller has left."""
+        """Mark the request as running, unless its caller has left."""
         if self.state is STAGED:
             self.state = RUNNING
 
     def finish(self, outcome: Outcome) -> None:
-        """Hand the outcome over, unless the caller left before."""
+        """Pass the outcome to the callback, unless the request is already done or cancelled."""
         if self.state is DONE:
             return
         self.state = DONE
-        self._let_go()(outcome)
+        self._release()(outcome)
 
     def abandon(self) -> None:
-        """The caller left: nobody is told any more."""
+        """Mark the request as done without calling its callback: its caller left."""
         self.state = DONE
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> Done:
-        """Drop what is held; `done` most often leads back here, and a cycle would wait for the garbage collector."""
-        done, self.done = self.done, _nobody
+    def _release(self) -> OnDone:
+        """Drop the inputs, the timer and the callback, and return the callback.
+
+        The callback usually refers to this entry; kept, the cycle would wait for the garbage collector.
+        """
+        done, self.done = self.done, _ignore
         self.inputs = {}
         if self.timer is not None:
             self.timer.cancel()
@@ -137,20 +140,20 @@ class Entry:
 
 
 class DirectEntry(Entry):
-    """One whose caller is ready for the outcome."""
+    """An entry whose callback may be called by the call that queues it."""
 
     __slots__ = ()
     at_once = True
 
 
 def _size(inputs: Tensors) -> int:
-    """Return the bytes that inputs take. Texts are not looked at, as there may be many: who made them says how many
-    bytes they have."""
+    """The bytes of the inputs. Of BYTES tensors it counts only the references: a tensor may have many elements, and the
+    code that made them passes their size as `text`."""
     nbytes = 0
     for array in inputs.values():
-        nbytes += array.size * ELEMENT if array.dtype.hasobject else array.nbytes
+        nbytes += array.size * ELEMENT_OVERHEAD if array.dtype.hasobject else array.nbytes
     return nbytes
 
 
-def _nobody(_outcome: Outcome) -> None:
-    """Takes the outcome of a request whose caller is gone."""
+def _ignore(_outcome: Outcome) -> None:
+    """The callback of a request whose caller left."""

@@ -1,4 +1,4 @@
-"""One batch, run: stack the requests' rows, execute once, cut the outputs apart again."""
+"""The execution of one batch: stack the inputs of its requests, execute once, split the outputs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.backends.base import KernelRun, LoadedModel, PackingModel, SeparateModel
-from server.batching.entry import Outcome
-from server.batching.padding import Padded
-from server.errors import BrokenOff, Internal, ServerError
-from server.types import Tensors
+from lathe.server.backends.base import KernelRun, LoadedModel, PackingModel, SeparateModel
+from lathe.server.batching.entry import Outcome
+from lathe.server.batching.padding import RequestPadding
+from lathe.server.errors import ExecutionInterrupted, Internal, ServerError
+from lathe.server.types import Tensors
 
 
 @dataclass(slots=True)
-class Kernels:
-    """What a batch consisted of, for the requests in it that are traced."""
+class RecordedKernels:
+    """The kernels that a batch ran, for the traces of its requests."""
 
     runs: list[KernelRun] = field(default_factory=list)
-    told: object = None  # where they are written already: once for all requests of the batch
+    written_to: object = None  # the span that has them already: they are written once per batch
 
 
 @dataclass(slots=True)
-class Ran:
-    """A batch's outcomes, one per entry in order, and when its steps ended (monotonic seconds)."""
+class BatchResult:
+    """The outcomes of a batch, one per entry in order, and when its steps ended (monotonic seconds)."""
 
     outcomes: list[Outcome]
     rows: int
@@ -36,16 +36,16 @@ class Ran:
     gathered: float
     executed: float
     scattered: float
-    tokens: int = 0  # that ran packed
-    kernels: Kernels | None = None  # None: nobody asked
-    busy: float = math.inf  # seconds that the thread was at work, not counting what it waited; inf: not known
+    tokens: int = 0  # of packed sequences
+    kernels: RecordedKernels | None = None  # None: not recorded
+    busy: float = math.inf  # CPU seconds of the executing thread; inf: not measured
 
 
-Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], Ran]  # inputs and rows of each request
+Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], BatchResult]  # inputs and rows of each request
 
 
-def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
-    """Execute requests together; when that fails, each alone, so that only those at fault fail."""
+def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
+    """Execute requests in one batch; if that fails, each alone, so that only the requests at fault fail."""
     started, working = monotonic(), thread_time()
     executions = 1
     try:
@@ -54,19 +54,19 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
         outputs = _execute(model, stacked)
         executed = monotonic()
         outcomes: list[Outcome] = [outputs] if len(inputs) == 1 else scatter(outputs, rows)
-    except BrokenOff as error:  # nobody waits for any of them
+    except ExecutionInterrupted as error:  # interrupted because no caller waits any more: do not run them again
         outcomes = [error for _ in inputs]
         gathered, executed = started, monotonic()
     except Exception as error:
         executions += len(inputs) if len(inputs) > 1 else 0
-        outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
+        outcomes = [_failure(error)] if len(inputs) == 1 else [_execute_alone(model, one) for one in inputs]
         gathered, executed = started, monotonic()
     busy = thread_time() - working
-    return Ran(outcomes, sum(rows), executions, started, gathered, executed, monotonic(), busy=busy)
+    return BatchResult(outcomes, sum(rows), executions, started, gathered, executed, monotonic(), busy=busy)
 
 
-def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
-    """Execute requests whose sequences may be of different lengths together, without padding; as :func:`run`."""
+def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
+    """Like `run`, for sequences of different lengths: they are executed together without padding."""
     packing = model if isinstance(model, PackingModel) else None
     if packing is None:
         return run_each(model, inputs, rows)
@@ -75,25 +75,25 @@ def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ra
     executions = 1
     try:
         outcomes: list[Outcome] = [*packing.execute_packed(inputs)]
-    except BrokenOff as error:
+    except ExecutionInterrupted as error:
         outcomes = [error for _ in inputs]
     except Exception as error:
         executions += len(inputs) if len(inputs) > 1 else 0
-        outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
+        outcomes = [_failure(error)] if len(inputs) == 1 else [_execute_alone(model, one) for one in inputs]
     ended = monotonic()
-    return Ran(outcomes, sum(rows), executions, started, started, ended, ended, tokens)
+    return BatchResult(outcomes, sum(rows), executions, started, started, ended, ended, tokens)
 
 
 def run_padded(
-    execute: Execute, padded: list[Padded | None], model: LoadedModel, inputs: list[Tensors], rows: list[int]
-) -> Ran:
-    """Execute requests of which some are padded, each as ``padded`` says; as :func:`run`."""
+    execute: Execute, padded: list[RequestPadding | None], model: LoadedModel, inputs: list[Tensors], rows: list[int]
+) -> BatchResult:
+    """Pad the requests that have a padding, run the batch with `execute`, and cut their outputs back."""
     started = monotonic()
     try:
         filled = [one if rule is None else rule.fill(one) for rule, one in zip(padded, inputs, strict=True)]
     except MemoryError as error:
         ended = monotonic()
-        return Ran([_failure(error) for _ in inputs], sum(rows), 0, started, started, ended, ended)
+        return BatchResult([_failure(error) for _ in inputs], sum(rows), 0, started, started, ended, ended)
     ran = execute(model, filled, rows)
     ran.started = started
     ran.outcomes = [one if rule is None else rule.cut(one) for rule, one in zip(padded, ran.outcomes, strict=True)]
@@ -101,30 +101,30 @@ def run_padded(
     return ran
 
 
-def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
-    """Execute requests one after the other: for work that gains nothing from being stacked."""
+def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
+    """Execute requests one after the other: for models that gain nothing from stacking."""
     started = monotonic()
     outcomes: list[Outcome]
     try:
         if isinstance(model, SeparateModel):
             outcomes = [_failure(one) if isinstance(one, Exception) else one for one in model.execute_each(inputs)]
         else:
-            outcomes = [_alone(model, one) for one in inputs]
+            outcomes = [_execute_alone(model, one) for one in inputs]
     except Exception as error:
         outcomes = [_failure(error) for _ in inputs]
     ended = monotonic()
-    return Ran(outcomes, sum(rows), len(inputs), started, started, ended, ended)
+    return BatchResult(outcomes, sum(rows), len(inputs), started, started, ended, ended)
 
 
 def _execute(model: LoadedModel, inputs: Tensors) -> Tensors:
-    """Return the outputs row-major, as they travel: nobody has to copy them on the event loop."""
+    """The outputs in row-major order, as the wire needs them: so the event loop need not copy them."""
     outputs = model.execute(inputs)
     if all(array.flags.c_contiguous for array in outputs.values()):
         return outputs
     return {name: np.ascontiguousarray(array) if array.ndim else array for name, array in outputs.items()}
 
 
-def _alone(model: LoadedModel, inputs: Tensors) -> Outcome:
+def _execute_alone(model: LoadedModel, inputs: Tensors) -> Outcome:
     try:
         return _execute(model, inputs)
     except Exception as error:
@@ -132,7 +132,7 @@ def _alone(model: LoadedModel, inputs: Tensors) -> Outcome:
 
 
 def _failure(error: Exception) -> Exception:
-    """Errors meant for callers pass; of any other only the kind is told."""
+    """The error for the caller: a ServerError as it is; of any other, only the class name is shown."""
     if isinstance(error, ServerError):
         return error
     wrapped = Internal(f"the model failed to execute ({type(error).__name__})")
@@ -141,12 +141,12 @@ def _failure(error: Exception) -> Exception:
 
 
 def gather(inputs: list[Tensors]) -> Tensors:
-    """Stack each input along its leading axis."""
+    """Concatenate each input along its leading axis."""
     return {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
 
 
 def scatter(outputs: Tensors, rows: list[int]) -> list[Outcome]:
-    """Cut each output back into the requests' rows, as views."""
+    """Split the outputs into one view per request along the rows; Internal if the number of rows is wrong."""
     total = sum(rows)
     for name, array in outputs.items():
         if array.ndim == 0 or array.shape[0] != total:

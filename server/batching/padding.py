@@ -1,4 +1,4 @@
-"""Requests of different lengths made equal, so that they share batches: padded with a mask, answers cut back."""
+"""Padding: fills requests of different lengths up to equal shapes with a mask, and cuts their outputs back."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from server.batching.entry import Entry, Outcome
-from server.batching.signature import Shape, Signature
-from server.datatypes import NUMPY_OF, wire_name
-from server.errors import BadRequest
-from server.types import Array, Tensors, TensorSpec
+from lathe.server.batching.entry import Entry, Outcome
+from lathe.server.batching.signature import Signature
+from lathe.server.datatypes import NUMPY_OF, wire_name
+from lathe.server.errors import BadRequest
+from lathe.server.types import Array, Shape, Tensors, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
-    """How a model's requests may be padded, said by its owner: the model must heed the mask.
+class PaddingRule:
+    """The padding rule of a model, from its configuration. The model must ignore the positions where the mask is 0.
 
-    Along ``axis`` all of ``inputs`` are filled up with ``value`` and ``mask`` with 0, to the next multiple of
-    ``multiple``, though not beyond ``longest``; of the answers, ``outputs`` are cut back to the request's own length.
+    Along `axis` the `inputs` are filled up with `value`, and `mask` with 0, to the next multiple of `multiple`, but not
+    beyond `longest`. The `outputs` are cut back to the length of the request.
     """
 
     mask: str
@@ -32,14 +32,14 @@ class Padding:
     longest: int | None = None
     value: float = 0
 
-    def problem(self, signature: Signature) -> str | None:
-        """Return why a model cannot be padded so, None where it can."""
+    def mismatch(self, signature: Signature) -> str | None:
+        """The first reason why this rule does not fit a model; None if it fits."""
         return next(self._problems(signature), None)
 
     def apply(self, entry: Entry, signature: Signature) -> None:
-        """Let a request that is about to be queued be padded; raises BadRequest when its inputs are not equally long.
+        """Schedule the padding of a request that is about to be queued; BadRequest if its inputs differ in length.
 
-        The thread that runs it fills its inputs up, as that takes the longer the larger they are.
+        The thread that executes the request pads it: the time for that grows with the inputs.
         """
         length = self._length(entry.inputs)
         padded = self._padded(length)
@@ -47,13 +47,13 @@ class Padding:
             return
         shapes = {name: array.shape for name, array in entry.inputs.items()}
         for name in (self.mask, *self.inputs):
-            shapes[name] = _lengthened(shapes[name], self.axis, padded)
+            shapes[name] = _with_length(shapes[name], self.axis, padded)
         group = signature.group({name: (wire_name(entry.inputs[name]), shape) for name, shape in shapes.items()})
         grown = sum(
             (prod(shapes[name]) - entry.inputs[name].size) * entry.inputs[name].itemsize
             for name in (self.mask, *self.inputs)
         )
-        entry.pad(Padded(self, length, padded), group, grown)
+        entry.pad(RequestPadding(self, length, padded), group, grown)
 
     def _length(self, inputs: Tensors) -> int:
         lengths = {name: inputs[name].shape[self.axis] for name in (self.mask, *self.inputs)}
@@ -74,7 +74,7 @@ class Padding:
                 elif (reason := self._unfit(specs[name])) is not None:
                     yield reason
         for name in self.inputs:
-            if (spec := signature.inputs.get(name)) and not _holds(NUMPY_OF[spec.datatype], self.value):
+            if (spec := signature.inputs.get(name)) and not _can_hold(NUMPY_OF[spec.datatype], self.value):
                 yield f"{name!r}: {spec.datatype} cannot hold value {self.value:g}"
 
     def _unfit(self, spec: TensorSpec) -> str | None:
@@ -84,32 +84,32 @@ class Padding:
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
-    """What padding does to one request: along the rule's axis its ``length`` becomes ``padded``."""
+class RequestPadding:
+    """The padding of one request: along the axis of the rule, from `length` to `padded`."""
 
-    rule: Padding
+    rule: PaddingRule
     length: int
     padded: int
 
     def fill(self, inputs: Tensors) -> Tensors:
-        """Return the inputs filled up."""
+        """The inputs with the padding."""
         rule, filled = self.rule, dict(inputs)
         for name in (rule.mask, *rule.inputs):
-            filled[name] = _filled(inputs[name], rule.axis, self.padded, 0 if name == rule.mask else rule.value)
+            filled[name] = _pad_array(inputs[name], rule.axis, self.padded, 0 if name == rule.mask else rule.value)
         return filled
 
     def cut(self, outcome: Outcome) -> Outcome:
-        """Return the outputs cut back to the request's own length; a failure as it is."""
+        """The outputs cut back to the length of the request; an error as it is."""
         if isinstance(outcome, Exception):
             return outcome
         rule, cut = self.rule, dict(outcome)
         for name in rule.outputs:
             if outcome[name].shape[rule.axis] == self.padded:
-                cut[name] = np.ascontiguousarray(outcome[name][_first(rule.axis, self.length)])
+                cut[name] = np.ascontiguousarray(outcome[name][_prefix(rule.axis, self.length)])
         return cut
 
 
-def _holds(dtype: np.dtype[Any], value: float) -> bool:
+def _can_hold(dtype: np.dtype[Any], value: float) -> bool:
     if dtype.kind == "b":
         return value in (0, 1)
     if dtype.kind not in "iu":
@@ -118,16 +118,16 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
     return bounds.min <= value <= bounds.max and value == int(value)
 
 
-def _filled(array: Array, axis: int, length: int, value: float) -> Array:
-    made = np.full(_lengthened(array.shape, axis, length), value, array.dtype)
-    made[_first(axis, array.shape[axis])] = array
+def _pad_array(array: Array, axis: int, length: int, value: float) -> Array:
+    made = np.full(_with_length(array.shape, axis, length), value, array.dtype)
+    made[_prefix(axis, array.shape[axis])] = array
     return made
 
 
-def _lengthened(shape: Shape, axis: int, length: int) -> Shape:
+def _with_length(shape: Shape, axis: int, length: int) -> Shape:
     return (*shape[:axis], length, *shape[axis + 1 :])
 
 
-def _first(axis: int, length: int) -> tuple[slice, ...]:
-    """An index of the first ``length`` places along an axis."""
+def _prefix(axis: int, length: int) -> tuple[slice, ...]:
+    """An index of the first `length` positions along an axis."""
     return (*(slice(None),) * axis, slice(length))

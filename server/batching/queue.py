@@ -1,4 +1,4 @@
-"""Waiting requests, apart by urgency and by what may be stacked with what. Used on the event loop's thread only."""
+"""The waiting requests of one version, grouped by priority and inner shapes. Used on the event loop's thread only."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from server.batching.admission import Admission
-from server.batching.backlog import Backlog
-from server.batching.entry import WAITING, Entry
-from server.batching.line import Line
-from server.batching.shares import Shares
-from server.batching.signature import Group, Shape
+from lathe.server.batching.admission import Admission
+from lathe.server.batching.backlog import Backlog
+from lathe.server.batching.entry import WAITING, Entry
+from lathe.server.batching.fair_queue import FairQueue
+from lathe.server.batching.signature import BatchGroup
+from lathe.server.scheduling.fair_share import FairShares
+from lathe.server.types import Shape
 
 Key: TypeAlias = tuple[int, tuple[Shape, ...]]  # priority, inner shapes
 MOST_URGENT = 1  # level
 
 
 class Queue:
-    """Requests of equal priority and shapes are a :class:`Line`; a batch is made of requests of equal shapes.
+    """Waiting requests: one fair queue (`FairQueue`) per priority and shapes; a batch has requests of equal shapes.
 
-    Between the shapes of one client, who came first goes first. Between clients, whatever their shapes, it is
-    :class:`Shares` that decides. While all that waits is one client's, none of that is reckoned.
+    The requests of one client are served first come, first served, whatever their shapes. Between clients, the fair
+    shares (`FairShares`) decide. While all waiting requests belong to one client, shares are not computed.
 
-    ``starvation``: seconds after which a request counts as most urgent, whatever its priority.
+    `starvation`: seconds after which a request counts as most urgent, whatever its priority.
     """
 
     __slots__ = (
@@ -42,13 +43,15 @@ class Queue:
     def __init__(self, starvation: float = math.inf) -> None:
         self.starvation = starvation
         self.rows = self.work = 0  # waiting
-        self._groups: dict[Key, Line] = {}
-        self._length = 0  # including those that left since
-        self._gone = 0
-        self._client: str | None = None  # whose all of it is; None: several clients'
-        self._shares = Shares()
-        self._backlog = Backlog()  # of several clients
-        self._latest: tuple[int, Group, Line] | None = None  # that an entry was pushed to, while it is in use
+        self._groups: dict[Key, FairQueue] = {}
+        self._length = 0  # entries in the groups, including cancelled ones
+        self._gone = 0  # cancelled entries that are still in the groups
+        self._client: str | None = None  # the only client that waits; None: there are several
+        self._shares = FairShares()
+        self._backlog = Backlog()  # kept while several clients wait
+        self._latest: tuple[int, BatchGroup, FairQueue] | None = (
+            None  # where the last entry was pushed, while it is in `_groups`
+        )
 
     def __len__(self) -> int:
         return self._length - self._gone
@@ -58,17 +61,17 @@ class Queue:
 
     @property
     def shapes(self) -> int:
-        """Of how many shapes requests wait: at least so many batches they are."""
+        """The number of different shapes that wait: a lower bound for the number of batches."""
         return len({key[1] for key in self._groups})
 
     def push(self, entry: Entry) -> None:
-        """Queue an entry behind its group."""
+        """Append an entry to its group."""
         client = entry.client
         if not self._length:
             self._client = client
             self._backlog.clear()
         elif client != self._client and self._client is not None:
-            self._deal()
+            self._start_sharing()
         if self._client is None:
             self._shares.enter(client)
             self._backlog.add(entry)
@@ -79,21 +82,21 @@ class Queue:
         self.rows += entry.rows
         self.work += entry.work
 
-    def _group(self, entry: Entry) -> Line:
+    def _group(self, entry: Entry) -> FairQueue:
         latest = self._latest
         if latest is not None and latest[1] is entry.group and latest[0] == entry.priority:
             return latest[2]
         key = (entry.priority, entry.group.key)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Line(self._shares)
+            group = self._groups[key] = FairQueue(self._shares)
         self._latest = (entry.priority, entry.group, group)
         return group
 
-    def _deal(self) -> None:
-        """A second client comes: from now on they take turns."""
+    def _start_sharing(self) -> None:
+        """Begin to share between clients: insert all entries again, in the order they came, with their clients."""
         self._client = None
-        waiting = [(entry, group) for group in self._groups.values() for entry in group.take_plain()]
+        waiting = [(entry, group) for group in self._groups.values() for entry in group.take_first_served()]
         for entry, group in sorted(waiting, key=lambda pair: pair[0].since):
             if entry.state is WAITING:
                 self._backlog.add(entry)
@@ -101,17 +104,19 @@ class Queue:
             group.push(entry)
 
     def is_entitled(self, client: str, nbytes: int, admission: Admission) -> bool:
-        """Whether others have to make room for one more request of this client; see :class:`Backlog`."""
+        """Whether other clients have to make room for one more request of this client; see `Backlog.is_entitled`."""
         if self._client is not None:
             if client == self._client or not self._length:
                 return False
-            self._deal()
+            self._start_sharing()
         return self._backlog.is_entitled(client, nbytes, admission)
 
-    def surplus(self, *, by_bytes: bool) -> Entry | None:
-        """Return the newest of the least urgent entries of the client that has most; None where all of that one's are
-        at the front. Several clients' must wait."""
-        client, found = self._backlog.heaviest(by_bytes=by_bytes), list[Entry]()
+    def entry_to_drop(self, *, by_bytes: bool) -> Entry | None:
+        """The newest of the least urgent entries of the client with most of the queue.
+
+        None if that client's entries are all at the fronts of their groups. Requests of several clients must wait.
+        """
+        client, found = self._backlog.largest_client(by_bytes=by_bytes), list[Entry]()
         for group in self._groups.values():
             entry, dropped = group.newest(client)
             self._length -= dropped
@@ -121,7 +126,7 @@ class Queue:
         return max(found, key=lambda entry: (entry.priority, entry.since), default=None)
 
     def forget(self, entry: Entry) -> None:
-        """Count a waiting entry as gone; its place is cleared on the way, or by a sweep when many have left."""
+        """Count a waiting entry as gone. It is removed when it is taken, or by a sweep when most entries are gone."""
         self.rows -= entry.rows
         self.work -= entry.work
         if self._client is None:
@@ -131,13 +136,16 @@ class Queue:
             self._sweep()
 
     def next(self, now: float) -> list[Entry]:
-        """Return what :meth:`take` would choose from, in its order, without taking it."""
+        """The entries that `take` would choose from, in its order."""
         self._sweep()
         return [entry for key in self._order(now) for entry in self._groups[key]]
 
     def take(self, max_rows: int, now: float) -> list[Entry]:
-        """Take of the group that is next as many entries, in order, as fit, at least one; then, while there is room,
-        less urgent ones of the same shapes."""
+        """Take the next batch: entries of the group that is next, then less urgent ones of the same shapes.
+
+        Takes entries in order while their rows fit into `max_rows`; the first is taken in any case. Empty if nothing
+        waits.
+        """
         while self._groups:
             batch: list[Entry] = []
             for key in self._order(now):
@@ -151,7 +159,7 @@ class Queue:
         return []
 
     def _order(self, now: float) -> list[Key]:
-        """The groups a batch may be made of, the first to be served first; all of the same shapes."""
+        """The groups of the shapes that are next, the most urgent first."""
         if len(self._groups) <= 1:
             return list(self._groups)
         ordered = sorted(self._groups, key=lambda key: self._urgency(key, now))
@@ -162,7 +170,7 @@ class Queue:
         since = group.since
         return (min(key[0], MOST_URGENT) if now - since > self.starvation else key[0], group.turn, since)
 
-    def _fill(self, batch: list[Entry], group: Line, max_rows: int) -> None:
+    def _fill(self, batch: list[Entry], group: FairQueue, max_rows: int) -> None:
         rows = before = sum([entry.rows for entry in batch])
         popped, plain, several = 0, group.plain, self._client is None
         while group:

@@ -1,4 +1,4 @@
-"""What a model accepts, checked by name, datatype and shape, and which requests may share a batch."""
+"""The signature of a model: validates inputs, and groups the requests that may share a batch."""
 
 from __future__ import annotations
 
@@ -6,33 +6,32 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
-from server.datatypes import wire_name
-from server.errors import BadRequest
-from server.types import Fits, RequestedOutput, Tensors, TensorSpec
+from lathe.server.datatypes import wire_name
+from lathe.server.errors import BadRequest
+from lathe.server.types import Fits, RequestedOutput, Shape, Tensors, TensorSpec
 
-Shape = tuple[int, ...]
-_SHOWN = 20  # names in a text; models may have hundreds of optional inputs
+_SHOWN = 20  # the most names in an error message; models may have hundreds of optional inputs
 
 
-class Group(NamedTuple):
-    """How a request batches: requests with an equal ``key`` may be stacked along their rows.
+class BatchGroup(NamedTuple):
+    """Which requests may share a batch with a request: those with an equal `key` are stacked along their rows.
 
-    ``work`` is what the time of its execution is taken to grow with: its elements along the dimensions that may vary,
-    of the input that has most. That is the rows, and where other dimensions vary, rows times lengths, or pixels.
+    `work` is the size that the cost model uses: the product of the extents along dynamic dimensions, of the input where
+    it is largest. That is the rows, or rows times lengths, or rows times pixels.
     """
 
-    rows: int  # 0: never stacked with others
-    key: tuple[Shape, ...]
+    rows: int  # 0: never stacked with other requests
+    key: tuple[Shape, ...]  # inner shapes
     work: int
-    optional: bool = False  # it gives other inputs than those that batch, for which code may have to be compiled
+    optional: bool = False  # has optional inputs or unusual shapes: runs alone, and may need a compilation
 
 
 class Signature:
-    """The inputs and outputs of one version, and whether its rows are independent.
+    """The inputs and outputs of one version, and whether its rows are independent (`batchable`).
 
-    ``ragged``: requests batch whatever their lengths are. ``optional``: inputs that a request may leave out. One that
-    gives them shares its execution with no other: they have no rows, and belong to it alone. ``fits``: so does
-    one whose shapes it says are not like those of a batch, as where an input has more rows than another.
+    `ragged`: requests of different lengths may share a batch. `optional`: inputs that a request may omit. A request
+    with optional inputs runs alone, because they have no rows. `fits`: a predicate on the shapes; a request for which
+    it is false runs alone as well, for example if one input has more rows than another.
     """
 
     def __init__(
@@ -50,50 +49,53 @@ class Signature:
         self.batchable = batchable
         self.ragged = ragged
         self.fits = fits
-        self.labels: Mapping[str, Sequence[bytes]] = {}  # by output: what its classes are called, for who asks for them
-        self.everything = tuple(RequestedOutput(name) for name in self.outputs)
-        self._varying = {
+        self.labels: Mapping[str, Sequence[bytes]] = {}  # by output: class names, for the classification extension
+        self.all_outputs = tuple(RequestedOutput(name) for name in self.outputs)
+        self._dynamic_axes = {
             spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in (*inputs, *optional)
         }
 
-    def group(self, shapes: Mapping[str, tuple[str, Shape]]) -> Group:
-        """Check (datatype, shape) per input name against the model; raises BadRequest naming what differs."""
+    def group(self, shapes: Mapping[str, tuple[str, Shape]]) -> BatchGroup:
+        """The group of a request with these inputs: (datatype, shape) by name.
+
+        BadRequest names the input that does not match the model.
+        """
         given = shapes.keys() & self.optional.keys() if self.optional else None
         if (shapes.keys() - given if given else shapes.keys()) != self.inputs.keys():
             raise BadRequest(f"inputs: expected {self.expected}, got {sorted(shapes)}")
         for name, (datatype, shape) in shapes.items():
             self._check(self.spec(name), datatype, shape)
-        work = max((self._extent(self.spec(name), shape) for name, (_, shape) in shapes.items()), default=1)
+        work = max((self._dynamic_size(self.spec(name), shape) for name, (_, shape) in shapes.items()), default=1)
         if not self.batchable or given:
-            return Group(0, (), work, bool(given))
+            return BatchGroup(0, (), work, bool(given))
         if self.fits is not None and not self.fits({name: shape for name, (_, shape) in shapes.items()}):
-            return Group(0, (), work, True)
+            return BatchGroup(0, (), work, True)
         rows = {name: shapes[name][1][0] for name in self.inputs}
         if len(set(rows.values())) != 1:
             raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")
         key = () if self.ragged else tuple(shapes[name][1][1:] for name in self.inputs)
-        return Group(next(iter(rows.values())), key, work)
+        return BatchGroup(next(iter(rows.values())), key, work)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return what an input has to be like; KeyError for a name that is none."""
+        """The specification of an input; KeyError for an unknown name."""
         return self.inputs.get(name) or self.optional[name]
 
     @property
     def expected(self) -> str:
         """The inputs' names, for errors."""
-        optional = f", and if wanted {few(sorted(self.optional))}" if self.optional else ""
+        optional = f", and if wanted {first_names(sorted(self.optional))}" if self.optional else ""
         return f"{sorted(self.inputs)}{optional}"
 
-    def group_of(self, tensors: Tensors) -> Group:
-        """Check arrays in place of declared shapes."""
+    def group_of(self, tensors: Tensors) -> BatchGroup:
+        """Like `group`, for arrays."""
         return self.group({name: (wire_name(array), array.shape) for name, array in tensors.items()})
 
-    def _extent(self, spec: TensorSpec, shape: Shape) -> int:
-        """How large an input is along what may vary."""
-        return prod(shape if spec.any_rank else (shape[axis] for axis in self._varying[spec.name]))
+    def _dynamic_size(self, spec: TensorSpec, shape: Shape) -> int:
+        """The product of an input's extents along its dynamic dimensions."""
+        return prod(shape if spec.any_rank else (shape[axis] for axis in self._dynamic_axes[spec.name]))
 
-    def unbatched(self) -> Signature:
-        """Return the same without batches: the leading dimension belongs to one request."""
+    def without_batching(self) -> Signature:
+        """The same signature without batching: the leading dimension is no batch dimension."""
         inputs, outputs, optional = self.inputs.values(), self.outputs.values(), self.optional.values()
         return Signature(list(inputs), list(outputs), batchable=False, optional=list(optional))
 
@@ -106,8 +108,8 @@ class Signature:
         if len(shape) != len(spec.shape) or any(w not in (-1, g) for w, g in zip(spec.shape, shape, strict=True)):
             raise BadRequest(f"input {spec.name!r}: expected shape {list(spec.shape)}, got {list(shape)}")
 
-    def requested(self, names: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...]:
-        """Return the outputs to answer: all when none is named; raises BadRequest on unknown or repeated ones."""
+    def requested_outputs(self, names: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...]:
+        """The outputs to return: all if none is named. BadRequest for unknown or repeated names."""
         seen: set[str] = set()
         for output in names:
             if output.name not in self.outputs:
@@ -115,15 +117,15 @@ class Signature:
             if output.name in seen:
                 raise BadRequest(f"outputs: {output.name!r} is asked for twice")
             seen.add(output.name)
-        return tuple(names) or self.everything
+        return tuple(names) or self.all_outputs
 
 
-def few(names: Sequence[str]) -> str:
-    """Return the first of some names, for people, and how many there are beside them."""
+def first_names(names: Sequence[str]) -> str:
+    """The first 20 names, and the number of the rest, for error messages."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def element_count(shape: Shape) -> int:
-    """Return the number of elements; exact, since Python's integers do not overflow."""
+    """The number of elements; exact, as Python's integers do not overflow."""
     return prod(shape)

@@ -1,1 +1,1 @@
-"""A candidate version takes a share of the traffic and is promoted, or rolled back, on what it shows."""
+"""Canary releases: a candidate version gets a share of the requests, and statistics promote it or roll it back."""

@@ -1,4 +1,4 @@
-"""What was asked of a canary: part of a model's durable state."""
+"""The plan of a canary, as part of a model's durable state."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from server.canary.schedule import MOST_WEIGHT, Step, check_number, check_steps, moment, opened
-from server.errors import BadRequest
+from lathe.server.canary.steps import MAX_WEIGHT, Step, check_number, check_steps, default_steps, parse_time
+from lathe.server.errors import BadRequest
 
-SCHEDULED = -1  # the step of a trial whose time to start has not come
+SCHEDULED = -1  # `CanaryPlan.step` before `start_at`
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryPlan:
-    """One candidate version and what it takes part in.
+    """One candidate version and its share of the traffic.
 
-    ``weight`` is its share of the requests that name no version, ``shadow`` the share of the stable version's requests
-    that it answers as well, unseen, to be compared: two numbers agree within ``atol + rtol * abs(stable)``, and a
-    request differs when any of its numbers does. Of the compared requests ``tolerated`` may differ. With
-    ``promote`` false a candidate that passes stays a candidate until somebody decides. ``generation`` is that of the
-    change that began it.
+    `weight` is its share of the requests without a version. `shadow` is the share of the stable version's requests that
+    it answers in addition, only for comparison: two numbers agree within `atol + rtol * abs(stable)`, and a request
+    differs if any of its numbers does. `tolerated` is the share of compared requests that may differ. Without `promote`
+    a candidate that passes stays a candidate until it is promoted or cancelled by a call. `generation` is that of the
+    aliases' change that began the trial.
 
-    With ``steps`` the share grows with time, and ``weight`` is that of the present ``step``, which began at ``since``.
-    Nothing happens before ``start_at``. Times are RFC 3339.
+    With `steps` the share grows with time: `weight` is that of the present `step`, which began at `since`. The
+    candidate gets no requests before `start_at`. Times are RFC 3339.
     """
 
     version: int
@@ -42,17 +42,17 @@ class CanaryPlan:
 
     @property
     def begun(self) -> bool:
-        """Whether its time has come."""
+        """Whether `start_at` is over."""
         return self.step != SCHEDULED
 
     @property
     def holds(self) -> bool:
-        """Whether the candidate may not go live yet, however good it is: steps that take their time are to come."""
+        """Whether the present or a later step has a duration: until then the candidate cannot go live."""
         return any(step.seconds for step in self.steps[max(self.step, 0) :])
 
-    def checked(self) -> CanaryPlan:
-        """Return the plan; raises BadRequest on numbers out of range."""
-        check_number("weight", self.weight, 0.0, MOST_WEIGHT)
+    def validate(self) -> CanaryPlan:
+        """Return the plan itself; raises BadRequest for values out of range."""
+        check_number("weight", self.weight, 0.0, MAX_WEIGHT)
         check_number("shadow", self.shadow, 0.0, 1.0)
         check_number("rtol", self.rtol, 0.0, math.inf)
         check_number("atol", self.atol, 0.0, math.inf)
@@ -60,7 +60,7 @@ class CanaryPlan:
         check_steps(self.steps, self.shadow)
         for name, time in (("start_at", self.start_at), ("since", self.since)):
             if time:
-                moment(name, time)
+                parse_time(name, time)
         if not (SCHEDULED <= self.step < max(1, len(self.steps))):
             raise BadRequest(f"step: expected one of {len(self.steps)}, got {self.step}")
         if not self.steps and self.weight == self.shadow == 0.0:
@@ -68,19 +68,19 @@ class CanaryPlan:
         return self
 
     def asked(self) -> CanaryPlan:
-        """Return the plan as it begins; where nobody asked for steps, with those it has for its own sake."""
-        plan = self.checked()
+        """Return the plan at its start, with the default steps if none are given; raises BadRequest."""
+        plan = self.validate()
         if not plan.steps:
-            later = (Step(plan.weight, 0.0),) if plan.start_at else ()
-            plan = replace(plan, steps=opened(plan.weight) or later)
+            delayed_start = (Step(plan.weight, 0.0),) if plan.start_at else ()
+            plan = replace(plan, steps=default_steps(plan.weight) or delayed_start)
         return plan.at(SCHEDULED if plan.start_at else 0) if plan.steps else plan
 
     def at(self, step: int, since: str = "") -> CanaryPlan:
-        """Return the plan in one of its steps."""
+        """Return the plan in step number `step`, begun at `since`."""
         return replace(self, step=step, since=since, weight=0.0 if step == SCHEDULED else self.steps[step].weight)
 
-    def is_trial(self, other: CanaryPlan | None) -> bool:
-        """Whether both are of the same trial, in whatever step."""
+    def is_same_trial(self, other: CanaryPlan | None) -> bool:
+        """Whether both plans belong to the same trial, in any step."""
         return other is not None and self.generation == other.generation
 
     def to_json(self) -> dict[str, Any]:
@@ -89,11 +89,11 @@ class CanaryPlan:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> CanaryPlan:
-        """Read it; raises BadRequest, TypeError. Fields of a later release are left out."""
+        """Parse a plan; raises BadRequest, TypeError. Unknown fields, of later releases, are ignored."""
         known = {field.name for field in fields(cls)}
         given = {name: value for name, value in document.items() if name in known}
         try:
             steps = tuple(Step.from_json(entry) for entry in given.pop("steps", ()))
         except KeyError as error:
             raise BadRequest(f"steps: expected weight and seconds, got no {error}") from error
-        return cls(**given, steps=steps).checked()
+        return cls(**given, steps=steps).validate()

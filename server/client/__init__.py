@@ -5,19 +5,26 @@
         answer = lathe.infer("digits", {"image": array})
         lathe.rollback("digits")
 
-One request is a `Call` (call.py), which the operations make (models.py, inference.py, training.py) and each client
-sends in its own way (blocking.py, waiting.py). The compiler is not imported.
+One request is a `Call` (call.py). The operations (models.py, inference.py, training.py) build calls, and the clients
+(blocking.py, waiting.py) send them. The compiler is not imported.
 """
 
-from server.api.canary_schemas import CanaryState
-from server.api.dataset_schemas import DatasetDetail, DatasetsRemoved, DatasetState
-from server.api.job_answers import JobAccepted, JobDetail, JobSummary
-from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
-from server.client.blocking import Client
-from server.client.errors import ApiError, ClientError, Unreachable
-from server.client.tensors import Answer
-from server.client.waiting import AsyncClient
-from server.sse import JobEvent
+from lathe.server.api.management.canary_schemas import CanaryState
+from lathe.server.api.management.dataset_schemas import DatasetDetail, DatasetsRemoved, DatasetState
+from lathe.server.api.management.job_responses import JobAccepted, JobDetail, JobSummary
+from lathe.server.api.management.schemas import (
+    AliasState,
+    AuditEntry,
+    ModelState,
+    Published,
+    VersionDetail,
+    VersionState,
+)
+from lathe.server.client.asynchronous import AsyncClient
+from lathe.server.client.blocking import Client
+from lathe.server.client.errors import ApiError, ClientError, Unreachable
+from lathe.server.client.tensors import Answer
+from lathe.server.sse import JobEvent
 
 __all__ = [
     "AliasState", "Answer", "ApiError", "AsyncClient", "AuditEntry", "CanaryState", "Client", "ClientError",

@@ -1,4 +1,4 @@
-"""The client that blocks."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from server.client.call import Call, Outgoing, Sender
-from server.client.connection import Connection
-from server.client.following import PAUSE, Following
-from server.client.inference import InferenceOperations
-from server.client.models import ModelOperations
-from server.client.training import TrainingOperations
-from server.sse import JobEvent
+from lathe.server.client.call import Call, OpenedCall, Sender
+from lathe.server.client.connection import Connection
+from lathe.server.client.event_stream import PAUSE, JobFollower
+from lathe.server.client.inference import InferenceOperations
+from lathe.server.client.models import ModelOperations
+from lathe.server.client.training import TrainingOperations
+from lathe.server.sse import JobEvent
 
 T = TypeVar("T")
 
 
 class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
-    """One server. Threads may share a client.
+    """A blocking client of one server. Threads may share it.
 
-    ``url``, ``api_key``, ``ca`` (file of the authority that signed the server's certificate), ``cert`` and ``cert_key``
-    (files of the client's certificate) come from LATHE_URL, LATHE_KEY, LATHE_CA, LATHE_CERT and LATHE_CERT_KEY where
-    they are not given.
-    ``timeout`` (seconds) bounds every wait but those for uploads and for models to be compiled, which have
-    ``upload_timeout``. For ``patience``
-    seconds a request that may be repeated is sent again while the server is overloaded or restarts; 0: never.
-    Raises ClientError for an address or certificates that cannot be used.
+    `url`, `api_key`, `ca` (a file with the CA certificate that signed the server's), `cert` and `cert_key` (files of
+    the client certificate) default to the variables LATHE_URL, LATHE_KEY, LATHE_CA, LATHE_CERT and LATHE_CERT_KEY.
+    `timeout` (seconds) limits every wait, except for uploads and compilations, which `upload_timeout` limits. A
+    repeatable request is retried for up to `patience` seconds while the server is overloaded or restarts; 0: never.
+    Raises ClientError for a URL or certificates that cannot be used.
     """
 
     def __init__(
@@ -48,9 +46,9 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        given = Connection.of(url, timeout, upload_timeout, patience, api_key, ca, cert, cert_key, verify)
-        self._connection = given
-        self._http = httpx.Client(**given.arguments, transport=transport)
+        connection = Connection.of(url, timeout, upload_timeout, patience, api_key, ca, cert, cert_key, verify)
+        self._connection = connection
+        self._http = httpx.Client(**connection.arguments, transport=transport)
         self._has_answered = False
 
     def __enter__(self) -> Self:
@@ -69,19 +67,22 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
         self._http.close()
 
     def job_events(self, job: str, *, after: str = "") -> Iterator[JobEvent]:
-        """Follow a job until it has ended, from its start or after the event of that id; survives lost connections."""
-        following = Following(job, after)
+        """Yield a job's events until it ends, from its start or after the event with the id `after`.
+
+        Reconnects after lost connections; raises ClientError after more than 10 in a row, ApiError for a refusal.
+        """
+        following = JobFollower(job, after)
         while True:
             try:
                 yield from self._events(following)
             except httpx.HTTPError as error:
                 following.lost(error)
             else:
-                if self.job(job).state.is_final:  # else the server is about to stop
+                if self.job(job).state.is_final:  # otherwise the server ended the stream because it stops
                     return
             time.sleep(PAUSE)
 
-    def _events(self, following: Following) -> Iterator[JobEvent]:
+    def _events(self, following: JobFollower) -> Iterator[JobEvent]:
         with self._http.stream("GET", following.path, headers=following.headers) as response:
             if not response.is_success:
                 response.read()
@@ -91,11 +92,11 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
                     yield event
 
     def run(self, call: Call[T]) -> T:
-        patience = self._connection.patient(call, self._has_answered)
-        with call.opened() as outgoing:
+        patience = self._connection.retry_policy(call, self._has_answered)
+        with call.open_body() as outgoing:
             while True:
-                outcome = self._once(call, outgoing)
-                pause = patience.before_next(outcome)
+                outcome = self._attempt(call, outgoing)
+                pause = patience.pause_before_next(outcome)
                 if pause is None:
                     break
                 time.sleep(pause)
@@ -103,7 +104,7 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
             raise self._connection.failure(call, outcome) from outcome
         return call.result(outcome)
 
-    def _once(self, call: Call[Any], outgoing: Outgoing) -> httpx.Response | httpx.HTTPError:
+    def _attempt(self, call: Call[Any], outgoing: OpenedCall) -> httpx.Response | httpx.HTTPError:
         content = call.content if outgoing.body is None else outgoing.pieces(outgoing.body)
         try:
             response = self._http.request(call.method, call.path, **self._connection.options(call, outgoing, content))

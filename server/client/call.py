@@ -1,7 +1,7 @@
-"""One request and how its answer is read, apart from who sends it; and operations, which both clients have.
+"""A request with the parser of its answer, independent of the client; and operations, which both clients share.
 
-An operation is written once, as a method that returns a `Call`. Read from a client that blocks it is a function that
-returns what the call yields; read from one for asyncio it is a coroutine function.
+An operation is written once, as a method that returns a `Call`. As an attribute of a blocking client it is a function
+that returns the call's result; as an attribute of an asyncio client it is a coroutine function.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import httpx
 import orjson
 from pydantic import BaseModel
 
-from server.archive import Body
-from server.client.errors import ClientError, refusal
-from server.errors import BadRequest
+from lathe.server.archive import UploadBody
+from lathe.server.client.errors import ClientError, refusal
+from lathe.server.errors import BadRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,15 +32,15 @@ Progress: TypeAlias = Callable[[int, int], None]  # bytes sent so far, bytes in 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A body that is read, or made, when its request is sent. ``open`` may raise OSError and core.errors.ModelError."""
+    """A body that is opened when its request is sent. `open` may raise OSError and lathe.core.errors.ModelError."""
 
-    open: Callable[[], AbstractContextManager[Body]]
+    open: Callable[[], AbstractContextManager[UploadBody]]
     progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request. ``read`` makes its result of an answer, which is a success unless ``any_status`` is set."""
+    """One request. `read` parses a successful response to its result, or any response if `any_status` is set."""
 
     method: str
     path: str
@@ -49,64 +49,64 @@ class Call(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     upload: Upload | None = None
-    timeout: float | None = None  # seconds, in place of the client's
-    is_long: bool = False  # it may wait for a compilation
-    is_repeatable: bool = True  # whether making it twice does no more than making it once
+    timeout: float | None = None  # seconds, instead of the client's timeout
+    is_long: bool = False  # it may wait for an upload or a compilation
+    is_repeatable: bool = True  # idempotent: sending it twice has the same effect as once
     any_status: bool = False
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
     def result(self, response: httpx.Response) -> T:
-        """Return what an answer says; raises ApiError for a refusal, ClientError for what cannot be understood."""
+        """Return the result in a response; raises ApiError for an error status, ClientError for a malformed body."""
         if not (response.is_success or self.any_status):
             raise refusal(response, str(self))
         try:
             return self.read(response)
         except (ValueError, KeyError, TypeError, BadRequest) as error:
-            raise ClientError(f"{self}: the answer cannot be understood: {error!r}") from error
+            raise ClientError(f"{self}: the server's answer is malformed: {error!r}") from error
 
-    def opened(self) -> AbstractContextManager[Outgoing]:
-        """Return the request as it is sent, as long as the block lasts. An upload is read once, for its digest."""
-        return nullcontext(Outgoing(self.headers)) if self.upload is None else _opened(self.headers, self.upload)
+    def open_body(self) -> AbstractContextManager[OpenedCall]:
+        """Open the call's body for sending, as a context manager. An upload is read once first, for its digest."""
+        return nullcontext(OpenedCall(self.headers)) if self.upload is None else _open(self.headers, self.upload)
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """What goes out with a call: its headers, and its body where that is more than ``Call.content``."""
+class OpenedCall:
+    """A call with its body opened: the headers to send, and the body of an upload, otherwise None."""
 
     headers: Mapping[str, str]
-    body: Body | None = None
+    body: UploadBody | None = None
     progress: Progress | None = None
 
-    def pieces(self, body: Body) -> Iterator[bytes]:
-        """Yield the body in order and tell how much has gone; again for every attempt."""
+    def pieces(self, body: UploadBody) -> Iterator[bytes]:
+        """Yield the body in chunks, and report the progress after each; each attempt starts a new iterator."""
         sent, size = 0, body.size
-        for piece in body.pieces():
-            yield piece
-            sent += len(piece)
+        for chunk in body.pieces():
+            yield chunk
+            sent += len(chunk)
             if self.progress is not None:
                 self.progress(sent, size)
 
 
 class Sender(ABC):
-    """What sends calls and blocks until they are answered."""
+    """A client that sends calls and blocks until they are answered."""
 
     @abstractmethod
     def run(self, call: Call[T]) -> T:
-        """Send a call, and return what it yields."""
+        """Send a call and return its result; raises ClientError."""
 
 
 class AsyncSender(ABC):
-    """What sends calls in an event loop."""
+    """A client that sends calls on an event loop."""
 
     @abstractmethod
     async def run(self, call: Call[T]) -> T:
-        """Send a call, and return what it yields."""
+        """Send a call and return its result; raises ClientError."""
 
 
 class operation(Generic[P, T]):
-    """Makes a method of both clients of one that returns a `Call`."""
+    """Decorator (a descriptor): turns a method that returns a `Call` into a method of both clients that sends it."""
 
     def __init__(self, make: Callable[Concatenate[Any, P], Call[T]]) -> None:
         self.make = make
@@ -121,12 +121,12 @@ class operation(Generic[P, T]):
     def __get__(self, client: AsyncSender, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: Sender | AsyncSender | None, owner: type) -> Any:
         if client is None:
-            return self._described(_unbound(self), without_self=False)
+            return self._describe(_unbound(self), without_self=False)
         run: Callable[..., Any] = _asynchronous if isinstance(client, AsyncSender) else _blocking
-        return self._described(run(client, self.make), without_self=True)
+        return self._describe(run(client, self.make), without_self=True)
 
-    def _described(self, function: Any, *, without_self: bool) -> Any:
-        """Give a function the name, the text and the signature that an editor shows."""
+    def _describe(self, function: Any, *, without_self: bool) -> Any:
+        """Set a function's name, docstring and signature, for `help` and editors."""
         function.__name__, function.__qualname__ = self.make.__name__, self.make.__qualname__
         function.__doc__, function.__signature__ = self.__doc__, self._signature[without_self]
         return function
@@ -157,7 +157,7 @@ def _asynchronous(client: Any, make: Callable[..., Call[T]]) -> Callable[..., Co
 
 
 def _signature(make: Callable[..., Any]) -> tuple[inspect.Signature, inspect.Signature]:
-    """The signature as callers see it, with ``self`` and without; it returns what the call yields."""
+    """Return the signature for callers, with and without `self`; its return annotation is the call's result."""
     found = inspect.signature(make)
     yields = str(found.return_annotation).removeprefix("Call[").removesuffix("]")
     found = found.replace(return_annotation=yields)
@@ -165,27 +165,27 @@ def _signature(make: Callable[..., Any]) -> tuple[inspect.Signature, inspect.Sig
 
 
 @contextmanager
-def _opened(headers: Mapping[str, str], upload: Upload) -> Iterator[Outgoing]:
+def _open(headers: Mapping[str, str], upload: Upload) -> Iterator[OpenedCall]:
     with upload.open() as body:
-        about = {
+        described = {
             "content-type": body.content_type,
             "content-length": str(body.size),
             "content-digest": f"sha-256=:{base64.b64encode(body.sha256()).decode()}:",
         }
-        yield Outgoing({**headers, **about}, body, upload.progress)
+        yield OpenedCall({**headers, **described}, body, upload.progress)
 
 
 # -- parts of calls ---------------------------------------------------------------------------------------------------
 
 
 def path(*parts: str | int) -> str:
-    """Return a path; each part but the first, which is the route's beginning, is one segment."""
+    """Return a URL path: the first part is a prefix, each other part is quoted as one segment."""
     first, *others = parts
     return "/".join([str(first), *(quote(str(part), safe="") for part in others)])
 
 
-def document(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call whose body is JSON; raises ClientError for what JSON cannot hold."""
+def json_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return content and headers of a call with a JSON body; raises ClientError for values that JSON cannot express."""
     try:
         content = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
@@ -193,25 +193,25 @@ def document(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"content": content, "headers": {"content-type": "application/json"}}
 
 
-def one(kind: type[M]) -> Callable[[httpx.Response], M]:
-    """Return what reads an answer of this kind."""
+def parse_one(kind: type[M]) -> Callable[[httpx.Response], M]:
+    """Return the parser of a response with one object of this kind."""
     return lambda response: kind.model_validate_json(response.content)
 
 
-def many(kind: type[M]) -> Callable[[httpx.Response], list[M]]:
-    """Return what reads a list of answers of this kind."""
+def parse_list(kind: type[M]) -> Callable[[httpx.Response], list[M]]:
+    """Return the parser of a response with a list of objects of this kind."""
     return lambda response: [kind.model_validate(item) for item in response.json()]
 
 
-def text(response: httpx.Response) -> str:
-    """Read an answer that is text."""
+def parse_text(response: httpx.Response) -> str:
+    """Return the text of a response."""
     return response.text
 
 
-def values(response: httpx.Response) -> Any:
-    """Read an answer that is JSON of no declared kind."""
+def parse_json(response: httpx.Response) -> Any:
+    """Return the JSON value of a response, without validation."""
     return response.json()
 
 
-def nothing(response: httpx.Response) -> None:
-    """Read an answer that says no more than that it was done."""
+def ignore_body(response: httpx.Response) -> None:
+    """Ignore the body of a response: its status says that the request succeeded."""

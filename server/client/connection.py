@@ -1,4 +1,4 @@
-"""Where a server is and how it is spoken to: address, key, certificates, waits. Environment variables fill in."""
+"""How a client connects: URL, API key, certificates, timeouts, with defaults from environment variables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from server.client.call import Call, Outgoing
-from server.client.errors import ClientError, Unreachable
-from server.client.patience import Patience
+from lathe.server.client.call import Call, OpenedCall
+from lathe.server.client.errors import ClientError, Unreachable
+from lathe.server.client.retry_policy import RetryPolicy
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -41,43 +41,43 @@ class Connection:
         cert_key: Path | str | None,
         verify: ssl.SSLContext | bool,
     ) -> Connection:
-        """Fill in what the environment says, and read the certificates; raises ClientError if that fails."""
-        found = url or os.environ.get("LATHE_URL") or DEFAULT_URL
+        """Fill in defaults from the environment and read the certificates; raises ClientError if they are not valid."""
+        chosen = url or os.environ.get("LATHE_URL") or DEFAULT_URL
         try:
-            scheme = httpx.URL(found).scheme
+            scheme = httpx.URL(chosen).scheme
         except httpx.InvalidURL as error:
-            raise ClientError(f"url {found!r}: {error}") from error
+            raise ClientError(f"url {chosen!r}: {error}") from error
         if scheme not in ("http", "https"):
-            raise ClientError(f"url {found!r}: expected http://... or https://...")
+            raise ClientError(f"url {chosen!r}: expected http://... or https://...")
         key = os.environ.get("LATHE_KEY", "") if api_key is None else api_key
         if verify is True:
             ca, cert = ca or os.environ.get("LATHE_CA") or None, cert or os.environ.get("LATHE_CERT") or None
             cert_key = cert_key or os.environ.get("LATHE_CERT_KEY") or None
         if scheme == "http":
-            verify = False  # there is nothing to verify, and it takes 25 ms to read the system's certificates
+            verify = False  # nothing to verify; reading the system's certificates would take 25 ms
         elif ca or cert:
             verify = _context(ca, cert, cert_key)
-        return cls(found, timeout, upload_timeout, patience, key, verify)
+        return cls(chosen, timeout, upload_timeout, patience, key, verify)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What both of httpx's clients are made with."""
+        """The arguments of `httpx.Client` and `httpx.AsyncClient`."""
         headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else None
         return {"base_url": self.url, "timeout": self.timeout, "headers": headers, "verify": self.verify}
 
-    def options(self, call: Call[Any], outgoing: Outgoing, content: Any) -> dict[str, Any]:
-        """What one request is made with."""
+    def options(self, call: Call[Any], outgoing: OpenedCall, content: Any) -> dict[str, Any]:
+        """Return the keyword arguments of `request` for one call."""
         options = {"params": dict(call.query) or None, "headers": dict(outgoing.headers), "content": content}
         timeout = self.upload_timeout if call.is_long else call.timeout
         return options if timeout is None else {**options, "timeout": timeout}
 
-    def patient(self, call: Call[Any], has_answered: bool) -> Patience:
-        """How long one call is tried for."""
+    def retry_policy(self, call: Call[Any], has_answered: bool) -> RetryPolicy:
+        """Return the retry policy of one call: it waits for at most `patience` seconds, or the call's timeout."""
         seconds = min(self.patience, call.timeout or self.patience)
-        return Patience(seconds, is_repeatable=call.is_repeatable, has_answered=has_answered)
+        return RetryPolicy(seconds, is_repeatable=call.is_repeatable, has_answered=has_answered)
 
     def failure(self, call: object, error: httpx.HTTPError | httpx.InvalidURL) -> ClientError:
-        """Return what to raise where no answer came."""
+        """Return the error to raise if there was no answer: Unreachable if the connection was not made."""
         cause = str(error) or type(error).__name__
         if "[SSL" in cause:
             return ClientError(f"{self.url}: {cause}")
@@ -87,7 +87,7 @@ class Connection:
 
 
 def _context(ca: Path | str | None, cert: Path | str | None, cert_key: Path | str | None) -> ssl.SSLContext:
-    """Return TLS that trusts one authority, and shows a certificate; the system's authorities without one."""
+    """Return a TLS context that trusts `ca` (default: the system's CAs) and presents the client certificate."""
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a client raises. A server's refusal is told in the server's own sentence."""
+"""The errors that clients raise. The message of an ApiError is the server's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import httpx
 
 
 class ClientError(Exception):
-    """The server could not be reached, its answer not be understood, or what was asked cannot be sent."""
+    """The request could not be sent, the server could not be reached, or its answer is malformed."""
 
 
 class Unreachable(ClientError):
@@ -18,7 +18,10 @@ class Unreachable(ClientError):
 
 
 class ApiError(ClientError):
-    """The server refused: the HTTP status, the error's code (empty if it has none), when to come back in seconds."""
+    """The server answered with an error.
+
+    It has the HTTP status, the error's code (empty if the answer has none), and the seconds after which to retry.
+    """
 
     def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -28,17 +31,17 @@ class ApiError(ClientError):
 
 
 def refusal(response: httpx.Response, call: str) -> ApiError:
-    """Return the error that an answer other than success stands for; ``call`` names the request."""
+    """Return the error of an unsuccessful response; `call` names the request, for answers without a message."""
     code, message = "", f"{call}: HTTP {response.status_code}"
     try:
         failure = response.json()
         code, message = failure.get("code", ""), failure["error"]
     except (ValueError, KeyError, AttributeError):
-        pass  # a proxy's page, say
+        pass  # not an answer of Lathe, but for example an error page of a proxy
     return ApiError(response.status_code, code, message, retry_after(response))
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds after which a refused request may be repeated; None if the answer does not say it."""
+    """Return the seconds in the Retry-After header; None if it is absent or a date."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else None

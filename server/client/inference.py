@@ -1,20 +1,20 @@
-"""The operation that all others are there for."""
+"""The inference operation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from server.client.call import Call, operation, path
-from server.client.models import of_version
-from server.client.tensors import HEAD_LENGTH, Answer, Chosen, decode, encode
-from server.types import Parameter
+from lathe.server.client.call import Call, operation, path
+from lathe.server.client.models import version_segments
+from lathe.server.client.tensors import HEAD_LENGTH, Answer, RequestedOutputs, decode, encode
+from lathe.server.types import Parameter
 
-_SLACK = 1.0  # seconds for the refusal of a server whose time for an answer has passed to get here
+_SLACK = 1.0  # seconds beyond the request's timeout in which the server's refusal may arrive
 
 
 class InferenceOperations:
-    """What both clients can ask of a model."""
+    """The inference operation of both clients."""
 
     @operation
     def infer(
@@ -23,27 +23,28 @@ class InferenceOperations:
         inputs: Mapping[str, Any],
         version: str | int = "",
         *,
-        outputs: Chosen | None = None,
+        outputs: RequestedOutputs | None = None,
         parameters: Mapping[str, Parameter] | None = None,
         timeout: float | None = None,
         id: str = "",
     ) -> Call[Answer]:
-        """Run a model; ``version`` is a number or an alias, the live one without.
+        """Run a model; `version` is a number or an alias, default the live version.
 
-        ``inputs`` are arrays, or what NumPy makes arrays of, by the model's names. ``outputs`` are the names wanted,
-        all without; as a mapping, each with the parameters of the protocol, such as ``{"classification": 3}``.
-        ``parameters`` are the request's. With ``timeout`` (seconds) the server refuses what it cannot answer by then.
+        `inputs` maps the model's input names to arrays, or to values that NumPy converts. `outputs` are the names of
+        the wanted outputs, default all; as a mapping, each with its parameters of the protocol, such as
+        `{"classification": 3}`. `parameters` are those of the request. With `timeout` (seconds) the server refuses a
+        request that it cannot answer in time.
         """
-        given = dict(parameters or {})
+        sent = dict(parameters or {})
         if timeout is not None:
-            given["timeout"] = round(timeout * 1e6)
-        head, payload = encode(inputs, outputs, given, id)
+            sent["timeout"] = round(timeout * 1e6)  # microseconds
+        head, payload = encode(inputs, outputs, sent, id)
         headers = {
             "content-type": "application/octet-stream",
             HEAD_LENGTH: str(len(head)),
-            "accept-encoding": "identity",  # numbers hardly shrink, and deflating costs more than most models
+            "accept-encoding": "identity",  # numbers hardly compress, and compression takes longer than most models
         }
-        where = path("/v2/models", model, *of_version(version), "infer")
+        where = path("/v2/models", model, *version_segments(version), "infer")
         return Call(
             "POST",
             where,

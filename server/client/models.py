@@ -1,4 +1,4 @@
-"""Operations on the server and its models: state, versions, aliases, candidates."""
+"""Operations on the server and its models: state, versions, aliases, canaries."""
 
 from __future__ import annotations
 
@@ -10,94 +10,113 @@ from typing import Any
 
 import orjson
 
-from server.api.canary_schemas import CanaryState
-from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
-from server.archive import body_of
-from server.client.call import Call, Progress, Upload, document, many, nothing, one, operation, path, text, values
-from server.client.exporting import Options, exported
-from server.repository.names import LIVE
+from lathe.server.api.management.canary_schemas import CanaryState
+from lathe.server.api.management.schemas import (
+    AliasState,
+    AuditEntry,
+    ModelState,
+    Published,
+    VersionDetail,
+    VersionState,
+)
+from lathe.server.archive import body_of
+from lathe.server.client.call import (
+    Call,
+    Progress,
+    Upload,
+    ignore_body,
+    json_arguments,
+    operation,
+    parse_json,
+    parse_list,
+    parse_one,
+    parse_text,
+    path,
+)
+from lathe.server.client.exporting import Options, export_model
+from lathe.server.repository.names import LIVE_ALIAS
 
 _MODELS, _V2, _CONTROL = "/api/v1/models", "/v2/models", "/v2/repository/models"
 
 
 class ModelOperations:
-    """What both clients can ask about a server and its models."""
+    """The operations of both clients on a server and its models."""
 
     # the server
 
     @operation
     def ready(self) -> Call[bool]:
-        """Say whether the server wants requests; raises ClientError when it cannot be reached."""
+        """Return whether the server is ready; raises ClientError if it cannot be reached."""
         return Call("GET", "/v2/health/ready", lambda answer: answer.is_success, is_repeatable=False, any_status=True)
 
     @operation
     def server(self) -> Call[dict[str, Any]]:
         """Return the server's name, version and extensions."""
-        return Call("GET", "/v2", values)
+        return Call("GET", "/v2", parse_json)
 
     @operation
     def metrics(self) -> Call[str]:
         """Return the metrics in Prometheus' text format."""
-        return Call("GET", "/metrics", text)
+        return Call("GET", "/metrics", parse_text)
 
     @operation
     def status(self) -> Call[list[dict[str, Any]]]:
-        """Return name, version, state and reason of every version there is."""
-        return Call("POST", "/v2/repository/index", values)
+        """Return the repository index: name, version, state and reason of all versions."""
+        return Call("POST", "/v2/repository/index", parse_json)
 
     # models
 
     @operation
     def models(self) -> Call[list[ModelState]]:
         """List the models."""
-        return Call("GET", _MODELS, many(ModelState))
+        return Call("GET", _MODELS, parse_list(ModelState))
 
     @operation
     def model(self, model: str) -> Call[ModelState]:
-        """Return one model."""
-        return Call("GET", path(_MODELS, model), one(ModelState))
+        """Return the state of one model."""
+        return Call("GET", path(_MODELS, model), parse_one(ModelState))
 
     @operation
     def describe(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
-        """Return the inputs and outputs of a version: names, datatypes, shapes (-1: any size)."""
-        return Call("GET", path(_V2, model, *of_version(version)), values)
+        """Return the metadata of a version: names, datatypes and shapes (-1: any size) of its inputs and outputs."""
+        return Call("GET", path(_V2, model, *version_segments(version)), parse_json)
 
     @operation
     def config(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
-        """Return how a version is served: whether it batches, and why not."""
-        return Call("GET", path(_V2, model, *of_version(version), "config"), values)
+        """Return the configuration of a version, with `max_batch_size` and the reason for or against batching."""
+        return Call("GET", path(_V2, model, *version_segments(version), "config"), parse_json)
 
     @operation
     def statistics(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
-        """Return what a version has answered, and where the time went."""
-        return Call("GET", path(_V2, model, *of_version(version), "stats"), values)
+        """Return the statistics of a version: counts of requests, rows and executions, and times by phase."""
+        return Call("GET", path(_V2, model, *version_segments(version), "stats"), parse_json)
 
     @operation
     def load(self, model: str) -> Call[None]:
-        """Load a model, or load it again; returns once its versions are ready or have failed."""
-        return Call("POST", path(_CONTROL, model, "load"), nothing, is_long=True)
+        """Load a model, or reload it; returns once its versions are ready or have failed."""
+        return Call("POST", path(_CONTROL, model, "load"), ignore_body, is_long=True)
 
     @operation
     def unload(self, model: str) -> Call[None]:
-        """Take a model out of service; its versions stay in the repository."""
-        return Call("POST", path(_CONTROL, model, "unload"), nothing)
+        """Unload a model from memory; its versions stay in the repository."""
+        return Call("POST", path(_CONTROL, model, "unload"), ignore_body)
 
     @operation
     def audit(self, model: str, limit: int = 1000) -> Call[list[AuditEntry]]:
         """List the last changes of a model, oldest first."""
-        return Call("GET", path(_MODELS, model, "audit"), many(AuditEntry), {"limit": str(limit)})
+        return Call("GET", path(_MODELS, model, "audit"), parse_list(AuditEntry), {"limit": str(limit)})
 
     # versions
 
     @operation
     def versions(self, model: str) -> Call[list[VersionState]]:
         """List a model's versions."""
-        return Call("GET", path(_MODELS, model, "versions"), many(VersionState))
+        return Call("GET", path(_MODELS, model, "versions"), parse_list(VersionState))
 
     @operation
     def version(self, model: str, version: int) -> Call[VersionDetail]:
         """Return one version with its manifest."""
-        return Call("GET", path(_MODELS, model, "versions", version), one(VersionDetail))
+        return Call("GET", path(_MODELS, model, "versions", version), parse_one(VersionDetail))
 
     @operation
     def upload(
@@ -111,13 +130,13 @@ class ModelOperations:
         key: str | None = None,
         progress: Progress | None = None,
     ) -> Call[Published]:
-        """Upload a model file; returns once it is compiled, loaded and durable. ``key`` makes repeating it harmless.
+        """Upload a model file; returns once it is compiled, loaded and durable. `key` is an idempotency key.
 
-        Weights that lie in other files of its folder go along, in an archive that is made on the way; raises
-        core.errors.ModelError when they do not lie there.
+        External weights in the model's folder are uploaded with it, in an archive; raises lathe.core.errors.ModelError
+        if they are not there.
         """
         body = Upload(lambda: nullcontext(body_of(content)), progress)
-        return publishing(model, body, promote, allow_signature_change, metadata, key)
+        return upload_call(model, body, promote, allow_signature_change, metadata, key)
 
     @operation
     def push(
@@ -136,24 +155,26 @@ class ModelOperations:
         key: str | None = None,
         progress: Progress | None = None,
     ) -> Call[Published]:
-        """Export a model to ONNX, here, and upload it; the server gets nothing but ONNX.
+        """Export a model to ONNX on this machine, and upload it; the server gets only ONNX.
 
-        ``content``: a torch.nn.Module with an ``example`` of its inputs (a tensor, a tuple of them, or a mapping by
+        `content`: a torch.nn.Module with an `example` of its inputs (a tensor, a tuple of them, or a mapping by
         name), a torch.export.ExportedProgram or the path of a .pt2 file; a fitted scikit-learn estimator; an
-        onnx.ModelProto, a core.Graph; or what `upload` takes. Leading dimensions of a module's inputs are the batch,
-        unless ``dynamic_shapes`` says otherwise, as torch.onnx.export takes it. A .pt2 file is read by ``python``, an
-        interpreter that has torch, by default this one. The other arguments are those of `upload`.
+        onnx.ModelProto, a lathe.Graph; or a file or bytes as for `upload`. The leading dimensions of a module's inputs
+        are the batch, unless `dynamic_shapes` (as in torch.onnx.export) says otherwise. A .pt2 file is read by
+        `python`, an interpreter that has torch, by default this one. The other arguments are those of `upload`.
 
-        Raises ClientError for what cannot be exported.
+        Raises ClientError for a model that cannot be exported.
         """
         options = Options(example, dynamic_shapes, input_names, output_names, python)
-        body = Upload(lambda: exported(content, options), progress)
-        return publishing(model, body, promote, allow_signature_change, metadata, key)
+        body = Upload(lambda: export_model(content, options), progress)
+        return upload_call(model, body, promote, allow_signature_change, metadata, key)
 
     @operation
     def delete(self, model: str, version: int, *, key: str | None = None) -> Call[AuditEntry]:
-        """Delete a version that no alias names."""
-        return Call("DELETE", path(_MODELS, model, "versions", version), one(AuditEntry), headers=keyed(key))
+        """Delete a version; the server refuses while an alias points to it."""
+        return Call(
+            "DELETE", path(_MODELS, model, "versions", version), parse_one(AuditEntry), headers=idempotency_header(key)
+        )
 
     # aliases
 
@@ -161,42 +182,44 @@ class ModelOperations:
     def promote(
         self, model: str, version: int, *, allow_signature_change: bool = False, key: str | None = None
     ) -> Call[AliasState]:
-        """Make a version live; returns once requests go there."""
-        return _move(model, LIVE, version, allow_signature_change, key)
+        """Make a version live; returns once it answers the requests."""
+        return _move(model, LIVE_ALIAS, version, allow_signature_change, key)
 
     @operation
     def set_alias(
         self, model: str, alias: str, version: int, *, allow_signature_change: bool = False, key: str | None = None
     ) -> Call[AliasState]:
-        """Let an alias name a version; returns once requests go there."""
+        """Point an alias to a version; returns once that version answers the alias' requests."""
         return _move(model, alias, version, allow_signature_change, key)
 
     @operation
     def rollback(
-        self, model: str, *, alias: str = LIVE, to: int | None = None, key: str | None = None
+        self, model: str, *, alias: str = LIVE_ALIAS, to: int | None = None, key: str | None = None
     ) -> Call[AliasState]:
-        """Take an alias one step back, or to a version on its history; returns once requests go there."""
-        return _change("POST", path(_MODELS, model, "rollback"), one(AliasState), key, {"alias": alias, "to": to})
+        """Move an alias back to its previous version, or to the version `to`; returns once that version answers."""
+        return _change("POST", path(_MODELS, model, "rollback"), parse_one(AliasState), key, {"alias": alias, "to": to})
 
-    # candidates
+    # canaries
 
     @operation
     def start_canary(self, /, model: str, version: int, *, key: str | None = None, **options: Any) -> Call[CanaryState]:
-        """Try a version on a share of the requests; ``options`` are the fields of the API's body."""
-        return _change("POST", path(_MODELS, model, "canary"), one(CanaryState), key, {"version": version, **options})
+        """Start a canary: test a version on a share of the requests. `options` are further fields of the body."""
+        return _change(
+            "POST", path(_MODELS, model, "canary"), parse_one(CanaryState), key, {"version": version, **options}
+        )
 
     @operation
     def canary(self, model: str) -> Call[CanaryState]:
-        """Return the trial under way."""
-        return Call("GET", path(_MODELS, model, "canary"), one(CanaryState))
+        """Return the state of the current canary; raises ApiError with status 404 if there is none."""
+        return Call("GET", path(_MODELS, model, "canary"), parse_one(CanaryState))
 
     @operation
     def cancel_canary(self, model: str, *, key: str | None = None) -> Call[AuditEntry]:
-        """End the trial."""
-        return Call("DELETE", path(_MODELS, model, "canary"), one(AuditEntry), headers=keyed(key))
+        """Cancel the current canary."""
+        return Call("DELETE", path(_MODELS, model, "canary"), parse_one(AuditEntry), headers=idempotency_header(key))
 
 
-def publishing(
+def upload_call(
     model: str,
     body: Upload,
     promote: bool,
@@ -209,25 +232,32 @@ def publishing(
     if metadata:
         query["metadata"] = orjson.dumps(metadata).decode()
     where = path(_MODELS, model, "versions")
-    return Call("POST", where, one(Published), query, keyed(key), upload=body, is_long=True)
+    return Call("POST", where, parse_one(Published), query, idempotency_header(key), upload=body, is_long=True)
 
 
-def keyed(key: str | None) -> dict[str, str]:
-    """Return the header that makes a change repeatable: the caller's idempotency key, or one of this call's own."""
+def idempotency_header(key: str | None) -> dict[str, str]:
+    """Return the idempotency header, which makes a change repeatable: with the caller's key, or a random one."""
     return {"idempotency-key": secrets.token_hex(16) if key is None else key}
 
 
-def of_version(version: str | int) -> tuple[str, ...]:
-    """Return the part of a path that names a version or alias; "": none."""
+def version_segments(version: str | int) -> tuple[str, ...]:
+    """Return the path segments of a version or alias; none for ""."""
     return ("versions", str(version)) if version != "" else ()
 
 
 def _move(model: str, alias: str, version: int, allow_signature_change: bool, key: str | None) -> Call[AliasState]:
-    asked = {"version": version, "allow_signature_change": allow_signature_change}
-    return _change("PUT", path(_MODELS, model, "aliases", alias), one(AliasState), key, asked)
+    fields = {"version": version, "allow_signature_change": allow_signature_change}
+    return _change("PUT", path(_MODELS, model, "aliases", alias), parse_one(AliasState), key, fields)
 
 
-def _change(method: str, where: str, read: Any, key: str | None, asked: Mapping[str, Any]) -> Call[Any]:
-    """Return a change whose body is JSON, under a key. What it makes live may have to be compiled."""
-    body = document(asked)
-    return Call(method, where, read, headers={**body["headers"], **keyed(key)}, content=body["content"], is_long=True)
+def _change(method: str, where: str, read: Any, key: str | None, fields: Mapping[str, Any]) -> Call[Any]:
+    """Return a call with a JSON body and an idempotency key; it is long, since a version may have to be compiled."""
+    body = json_arguments(fields)
+    return Call(
+        method,
+        where,
+        read,
+        headers={**body["headers"], **idempotency_header(key)},
+        content=body["content"],
+        is_long=True,
+    )

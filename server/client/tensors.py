@@ -1,4 +1,4 @@
-"""Tensors as a client sends and reads them: a JSON head, and behind it the tensors' bytes."""
+"""Encodes and decodes inference requests of clients: a JSON head, followed by the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import httpx
 import numpy as np
 import orjson
 
-from server.client.errors import ClientError
-from server.datatypes import NUMPY_OF, pack_strings, unpack_strings, wire_name
-from server.errors import BadRequest
-from server.types import Array, Parameter, Tensors
+from lathe.server.client.errors import ClientError
+from lathe.server.datatypes import NUMPY_OF, pack_strings, unpack_strings, wire_name
+from lathe.server.errors import BadRequest
+from lathe.server.types import Array, Parameter, Tensors
 
 HEAD_LENGTH = "inference-header-content-length"
 
-Chosen: TypeAlias = Sequence[str] | Mapping[str, Mapping[str, Parameter]]  # outputs; or outputs and their parameters
+RequestedOutputs: TypeAlias = (
+    Sequence[str] | Mapping[str, Mapping[str, Parameter]]
+)  # output names, or names and parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model answered, and which version did. ``answer["y"]`` is the output ``y``."""
+    """The outputs of an inference request, and the version that computed them. `answer["y"]` is the output `y`."""
 
     model: str
     version: int
@@ -32,25 +34,25 @@ class Answer:
 
     def __getitem__(self, output: str) -> Array:
         if output not in self.outputs:
-            raise KeyError(f"{self.model} has answered no output {output!r}; there are {', '.join(self.outputs)}")
+            raise KeyError(f"{self.model}: the answer has no output {output!r}, only {', '.join(self.outputs)}")
         return self.outputs[output]
 
 
 def encode(
-    inputs: Mapping[str, Any], outputs: Chosen | None, parameters: Mapping[str, Parameter], id: str
+    inputs: Mapping[str, Any], outputs: RequestedOutputs | None, parameters: Mapping[str, Parameter], id: str
 ) -> tuple[bytes, bytes]:
-    """Return the JSON head of a request, and the bytes of its inputs; raises ClientError for what cannot be sent."""
+    """Return the JSON head of a request and the bytes of its inputs; raises ClientError for values without encoding."""
     if not isinstance(inputs, Mapping):
         raise ClientError(f"inputs: expected a mapping of input names to arrays, got {type(inputs).__name__}")
     described, payloads = [], []
     for name, values in inputs.items():
-        datatype, array, payload = _packed(name, values)
+        datatype, array, payload = _encode_input(name, values)
         size = {"binary_data_size": len(payload)}
         described.append({"name": name, "shape": array.shape, "datatype": datatype, "parameters": size})
         payloads.append(payload)
     document: dict[str, Any] = {"inputs": described, "parameters": {**parameters, "binary_data_output": True}}
     if outputs is not None:
-        document["outputs"] = _chosen(outputs)
+        document["outputs"] = _requested_outputs(outputs)
     if id:
         document["id"] = id
     try:
@@ -60,7 +62,7 @@ def encode(
 
 
 def decode(response: httpx.Response) -> Answer:
-    """Read an answer; raises KeyError, ValueError or BadRequest for one that is none."""
+    """Decode a response; raises KeyError, ValueError or BadRequest if it is malformed."""
     length = int(response.headers.get(HEAD_LENGTH, len(response.content)))
     head = orjson.loads(response.content[:length])
     rest, outputs = memoryview(response.content)[length:], {}
@@ -68,12 +70,12 @@ def decode(response: httpx.Response) -> Answer:
         size = tensor["parameters"]["binary_data_size"]
         outputs[tensor["name"]] = _array(tensor, rest[:size])
         rest = rest[size:]
-    said = head.get("parameters", {})
-    return Answer(head["model_name"], int(head["model_version"]), outputs, head.get("id", ""), said)
+    parameters = head.get("parameters", {})
+    return Answer(head["model_name"], int(head["model_version"]), outputs, head.get("id", ""), parameters)
 
 
-def _packed(name: str, values: Any) -> tuple[str, Array, bytes]:
-    """Return an input's datatype on the wire, its array, and its bytes."""
+def _encode_input(name: str, values: Any) -> tuple[str, Array, bytes]:
+    """Return an input's datatype in the protocol, its array, and its bytes."""
     array: Array = np.asarray(values)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     try:
@@ -85,11 +87,11 @@ def _packed(name: str, values: Any) -> tuple[str, Array, bytes]:
     return datatype, array, array.tobytes()  # row-major, whatever the strides
 
 
-def _chosen(outputs: Chosen) -> list[dict[str, Any]]:
+def _requested_outputs(outputs: RequestedOutputs) -> list[dict[str, Any]]:
     if isinstance(outputs, str):
         raise ClientError(f"outputs: expected a list of names, got the text {outputs!r}")
     if isinstance(outputs, Mapping):
-        return [{"name": name, "parameters": dict(given)} for name, given in outputs.items()]
+        return [{"name": name, "parameters": dict(parameters)} for name, parameters in outputs.items()]
     return [{"name": name} for name in outputs]
 
 

@@ -1,1 +1,1 @@
-"""What jobs learn from: uploaded files, kept by what they hold and known by name."""
+"""Datasets for jobs: uploaded files, stored by their content's digest and known by name."""

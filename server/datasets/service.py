@@ -1,4 +1,4 @@
-"""How datasets come, are found, and go. Nothing here knows what jobs do with them."""
+"""Uploads, finds, holds and removes datasets; independent of jobs."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any, Protocol, TypeAlias
 
 import orjson
 
-from server.datasets.record import Content, Named, Naming, check_name, is_digest
-from server.datasets.store import DATA, Dataset, DatasetStore
-from server.errors import BadRequest, Conflict, Internal, Unavailable
-from server.repository.intake import blocks
-from server.repository.manifest import FileEntry
-from server.repository.staging import Staging
-from server.repository.store import now, storage_error, storage_errors
+from lathe.server.datasets.records import Content, DatasetName, NameEntry, check_name, is_digest
+from lathe.server.datasets.store import DATA, Dataset, DatasetStore
+from lathe.server.errors import BadRequest, Conflict, Internal, Unavailable
+from lathe.server.repository.manifest import FileEntry
+from lathe.server.repository.staging import Staging
+from lathe.server.repository.store import now_rfc3339, storage_error, storage_errors
+from lathe.server.repository.upload_receiver import blocks
 
 log = logging.getLogger(__name__)
 
 Removed: TypeAlias = frozenset[str]  # digests
-Needed: TypeAlias = Callable[[], Awaitable[Collection[str]]]  # digests
+NeededDigests: TypeAlias = Callable[[], Awaitable[Collection[str]]]  # digests
 
-_PATIENCE = 4.0  # seconds that uploads under way get when the server stops
+_STOP_TIMEOUT = 4.0  # seconds that running uploads get when the server stops
 
 
-async def _nothing() -> Collection[str]:
+async def _no_digests() -> Collection[str]:
     return ()
 
 
 class Check(Protocol):
-    """Looks at a file in a child process, as :meth:`server.children.Children.run` does."""
+    """Runs a task on a file in a child process, like `lathe.server.processes.stage_children.Children.run`."""
 
     async def run(self, task: str, *arguments: str | Path) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A content that stays while it is held."""
+class HeldContent:
+    """A content that is not removed while it is held."""
 
-    name: str  # what it was asked for by; its digest, if by that
+    name: str  # the reference that was asked for: a name or a digest
     content: Content
     path: Path
 
@@ -54,67 +54,67 @@ class Held:
 
 
 class Datasets:
-    """The one who changes datasets. All methods run on the event loop; the disk is used beside it."""
+    """The only writer of datasets. All methods run on the event loop; disk accesses run on threads."""
 
     def __init__(self, store: DatasetStore, check: Check, max_bytes: int) -> None:
         self._store = store
         self._check = check
         self._max_bytes = max_bytes
-        self._changing = asyncio.Lock()  # a content is held or removed, not both
+        self._lock = asyncio.Lock()  # serializes holding and removing of contents
         self._held: Counter[str] = Counter()
-        self._fault: str = "not open yet"  # why there are no datasets; empty when there are
+        self._unavailable_reason: str = "not open yet"  # why datasets are unavailable; empty if they are available
         self._admissions: set[asyncio.Future[Dataset]] = set()
-        self.needed: Needed = _nothing  # what jobs that have not ended will read
+        self.needed_digests: NeededDigests = _no_digests  # digests that unfinished jobs need
 
-    # life
+    # open and close
 
     async def open(self) -> None:
-        """Finish what a crash left half done. Without a folder to write to, models are served, datasets are not."""
+        """Recover the store after a crash. If its folder cannot be written, only datasets are unavailable."""
         try:
             await asyncio.to_thread(self._store.open)
-            self._fault = ""
+            self._unavailable_reason = ""
         except OSError as error:
-            self._fault = storage_error("opening", error).message
-            log.error("there are no datasets: %s", error)
+            self._unavailable_reason = storage_error("opening", error).message
+            log.error("datasets are not available: %s", error)
 
     async def close(self) -> None:
-        """End what is under way, and let go of the folder."""
-        if self._fault:
+        """Wait for running uploads, cancel the rest, and close the store."""
+        if self._unavailable_reason:
             return
-        self._fault = "closed"
+        self._unavailable_reason = "closed"
         if self._admissions:
-            _, late = await asyncio.wait(self._admissions, timeout=_PATIENCE)
-            for admission in late:
+            _, unfinished = await asyncio.wait(self._admissions, timeout=_STOP_TIMEOUT)
+            for admission in unfinished:
                 admission.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await asyncio.gather(*unfinished, return_exceptions=True)
         await asyncio.to_thread(self._store.close)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open, and close in the end."""
+        """Open; close when the context is left."""
         await self.open()
         try:
             yield
         finally:
             await self.close()
 
-    # what there is
+    # reading
 
     async def list(self) -> list[Dataset]:
-        """Return all names with what they stand for."""
+        """Return all names with their contents."""
         self._check_open()
-        return await asyncio.to_thread(lambda: [self._described(named) for named in self._store.names()])
+        return await asyncio.to_thread(lambda: [self._with_content(named) for named in self._store.names()])
 
     async def find(self, name: str) -> Dataset:
-        """Return what a name stands for; raises NotFound."""
+        """Return the dataset of a name; raises NotFound."""
         self._check_open()
-        return await asyncio.to_thread(lambda: self._described(self._store.named(check_name(name))))
+        return await asyncio.to_thread(lambda: self._with_content(self._store.named(check_name(name))))
 
     @asynccontextmanager
-    async def hold(self, reference: str) -> AsyncIterator[Held]:
-        """Keep what a name or a sha256 stands for from being removed meanwhile; raises NotFound."""
+    async def hold(self, reference: str) -> AsyncIterator[HeldContent]:
+        """Hold the content of a name or a sha256, so that it is not removed; raises NotFound."""
         self._check_open()
-        async with self._changing:
+        async with self._lock:
             held = await asyncio.to_thread(self._resolve, reference)
             self._held[held.digest] += 1
         try:
@@ -122,13 +122,13 @@ class Datasets:
         finally:
             self._held[held.digest] -= 1
 
-    # coming and going
+    # changes
 
     async def receive(self, name: str, stream: AsyncIterable[bytes], sha256: str | None, actor: str) -> Dataset:
-        """Take an upload: receive it, look at it in a child process, and let ``name`` stand for it.
+        """Receive an upload, check it in a child process, and move `name` to it.
 
-        Raises TooLarge, BadRequest for another digest than ``sha256``, Unprocessable with file, row and column where
-        the data are bad, StorageFull. Nothing has changed then.
+        Raises TooLarge, BadRequest for another digest than `sha256`, Unprocessable with file, row and column of invalid
+        data, StorageFull. After an error the name is unchanged.
         """
         self._check_open()
         check_name(name)
@@ -142,35 +142,37 @@ class Datasets:
         except BaseException:
             await asyncio.shield(asyncio.to_thread(staging.discard))
             raise
-        admission = asyncio.ensure_future(self._admit(name, staging, entry, actor))  # to its end, if the caller leaves
+        admission = asyncio.ensure_future(
+            self._check_and_store(name, staging, entry, actor)
+        )  # runs to its end even if the caller is cancelled
         self._admissions.add(admission)
         admission.add_done_callback(self._admissions.discard)
         return await asyncio.shield(admission)
 
     async def remove(self, name: str, digest: str | None = None) -> Removed:
-        """Forget a name, or only ``digest`` of what it stood for; returns the contents that went.
+        """Remove a name, or only `digest` from its history; returns the digests of the removed contents.
 
-        Raises NotFound, and Conflict while a job needs one of them.
+        Raises NotFound, and Conflict if an unfinished job needs one of them.
         """
         self._check_open()
         check_name(name)
-        async with self._changing:
-            needed = {*await self.needed(), *(held for held, times in self._held.items() if times)}
+        async with self._lock:
+            needed = {*await self.needed_digests(), *(held for held, times in self._held.items() if times)}
             with storage_errors("removing the dataset"):
                 return await asyncio.to_thread(self._store.remove, name, digest, needed)
 
-    # how
+    # details
 
     def _check_open(self) -> None:
-        if self._fault:
-            raise Unavailable(f"datasets: {self._fault}")
+        if self._unavailable_reason:
+            raise Unavailable(f"datasets: {self._unavailable_reason}")
 
-    def _described(self, named: Named) -> Dataset:
+    def _with_content(self, named: DatasetName) -> Dataset:
         return Dataset(named, self._store.content(named.digest))
 
-    def _resolve(self, reference: str) -> Held:
+    def _resolve(self, reference: str) -> HeldContent:
         digest = reference if is_digest(reference) else self._store.named(check_name(reference)).digest
-        return Held(reference, self._store.content(digest), self._store.path(digest))
+        return HeldContent(reference, self._store.content(digest), self._store.path(digest))
 
     async def _fill(self, staging: Staging, stream: AsyncIterable[bytes]) -> None:
         file = await asyncio.to_thread(staging.create, DATA)
@@ -179,10 +181,10 @@ class Datasets:
         if not staging.entries[DATA].size:
             raise BadRequest("the body is empty, expected a dataset")
 
-    async def _admit(self, name: str, staging: Staging, entry: FileEntry, actor: str) -> Dataset:
+    async def _check_and_store(self, name: str, staging: Staging, entry: FileEntry, actor: str) -> Dataset:
         try:
             content = Content(entry.sha256, entry.size, await self._describe(name, staging, entry.sha256))
-            naming = Naming(content.digest, now(), actor)
+            naming = NameEntry(content.digest, now_rfc3339(), actor)
             with storage_errors("storing the dataset"):
                 named = await asyncio.to_thread(self._store.keep, name, staging, content, naming)
             return Dataset(named, content)
@@ -190,12 +192,12 @@ class Datasets:
             await asyncio.to_thread(staging.discard)
 
     async def _describe(self, name: str, staging: Staging, digest: str) -> dict[str, Any]:
-        """Look at the file in a child process, whether or not the same bytes are known: they may not be for long."""
+        """Describe the file in a child process, even if its content is stored already: it may be removed meanwhile."""
         output = await self._check.run("describe", staging.path / DATA, "--name", name)
         try:
             description = orjson.loads(output.splitlines()[-1])
         except (orjson.JSONDecodeError, IndexError) as error:
             raise Internal("describe: expected one line of JSON from the child process") from error
         if not isinstance(description, dict) or description.get("digest", digest) != digest:
-            raise Conflict("the dataset has changed on the server's disk while it was looked at")
+            raise Conflict("the dataset has changed on the server's disk while it was checked")
         return description

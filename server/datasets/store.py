@@ -1,11 +1,11 @@
-"""Datasets on disk: contents by their sha256, and names that stand for them.
+"""Datasets on disk: contents by their sha256, and names that refer to them.
 
     <root>/content/<sha256>/{data, about.json}     never changes
-    <root>/names/<name>.json                       what the name stands for, and stood for
+    <root>/names/<name>.json                       the present content of the name, and its history
     <root>/{lock, staging/, trash/}
 
-What a change needs is made durable first; writing or removing the file of the name is the change. A content that no
-name stands for, or stood for, is nobody's: it goes at once, or, after a crash, at the next start.
+A change makes its files durable first; writing or removing the file of the name commits it. A content that is in no
+name's history is garbage: it is removed at once or, after a crash, at the next start.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.datasets.record import Content, Named, Naming, check_name, is_digest
-from server.errors import Conflict, NotFound, StorageFull, Unavailable
-from server.repository.aliases import DamagedDocument
-from server.repository.fs import Fs, make_folders, remove_tree
-from server.repository.lock import FileLock
-from server.repository.space import Space
-from server.repository.staged import StagingBudget
-from server.repository.staging import Staging, StagingArea
-from server.repository.store import storage_errors
+from lathe.server.datasets.records import Content, DatasetName, NameEntry, check_name, is_digest
+from lathe.server.errors import Conflict, NotFound, StorageFull, Unavailable
+from lathe.server.repository.aliases import DamagedDocument
+from lathe.server.repository.disk_space import DiskSpace
+from lathe.server.repository.file_lock import FileLock
+from lathe.server.repository.fs import Fs, make_folders, remove_tree
+from lathe.server.repository.staging import Staging, StagingArea
+from lathe.server.repository.staging_budget import StagingBudget
+from lathe.server.repository.store import storage_errors
 
 DATA, ABOUT = "data", "about.json"
-_NAMES = "[!.]*.json"  # drafts begin with a dot
+_RECORDS = "[!.]*.json"  # drafts begin with a dot
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A name and what it stands for."""
+    """A name and its present content."""
 
-    named: Named
+    named: DatasetName
     content: Content
 
 
 class DatasetStore:
-    """One folder of datasets. Methods block; threads and processes may call at the same time."""
+    """One folder of datasets. Methods block; usable from several threads and processes at the same time."""
 
     def __init__(
         self,
@@ -51,23 +51,23 @@ class DatasetStore:
         fs: Fs | None = None,
         *,
         lock_timeout: float = 10.0,
-        space: Space | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
         self._root = root
         self._budget = budget  # bytes of all contents together
         self._fs = fs or Fs()
         self._contents, self._names, self._trash = root / "content", root / "names", root / "trash"
         self._lock = FileLock(root / "lock", lock_timeout)
-        self._kept = 0  # bytes of all contents when they were last counted: at each change here, and at each upload
-        staged = StagingBudget(budget, "datasets", lambda: self._kept, space)
+        self._stored_bytes = 0  # bytes of all contents at the last count, which each change and upload repeats
+        staged = StagingBudget(budget, "datasets", lambda: self._stored_bytes, space)
         self._staging = StagingArea(self._fs, root / "staging", staged)
 
-    # life
+    # open and close
 
     def open(self) -> None:
-        """Make the folders, and remove what a crash left half done; raises OSError."""
+        """Make the folders, and remove the remains of interrupted changes; raises OSError."""
         root = self._root
-        make_folders(self._fs, *reversed([above for above in root.parents if not above.exists()]), root)
+        make_folders(self._fs, *reversed([parent for parent in root.parents if not parent.exists()]), root)
         make_folders(self._fs, self._contents, self._names, self._trash, root / "staging")
         self._fs.sync_dir(root)
         self._fs.sync_dir(root.parent)
@@ -75,27 +75,27 @@ class DatasetStore:
             self._staging.open()
             for draft in self._names.glob(".*.new"):
                 self._fs.unlink(draft)
-            self._collect()
+            self._remove_garbage()
 
     def close(self) -> None:
         """Remove this process's staging folder."""
         self._staging.close()
 
-    # reading: no lock
+    # reading, without the lock
 
-    def names(self) -> list[Named]:
-        """Return all names, sorted; damaged ones are logged and left out."""
+    def names(self) -> list[DatasetName]:
+        """Return all names, sorted; damaged ones are logged and omitted."""
         return sorted(self._readable_names(), key=lambda named: named.name)
 
-    def named(self, name: str) -> Named:
-        """Return what a name stands for; raises NotFound, Unavailable for a damaged record."""
+    def named(self, name: str) -> DatasetName:
+        """Return the record of a name; raises NotFound, Unavailable for a damaged record."""
         try:
             return _read_name(self._file(name))
         except FileNotFoundError:
             raise NotFound(f"unknown dataset {name[:80]!r}") from None
 
     def content(self, digest: str) -> Content:
-        """Return what is known of a content; raises NotFound, Unavailable for a damaged record."""
+        """Return the record of a content; raises NotFound, Unavailable for a damaged record."""
         try:
             return Content.parse((self._folder(digest) / ABOUT).read_bytes())
         except FileNotFoundError:
@@ -104,65 +104,67 @@ class DatasetStore:
             raise Unavailable(f"dataset with sha256 {digest}: its record is damaged: {error}") from error
 
     def path(self, digest: str) -> Path:
-        """Return where a content's file lies; raises NotFound."""
+        """Return the path of a content's file; raises NotFound."""
         path = self._folder(digest) / DATA
         if not path.is_file():
             raise NotFound(f"unknown dataset with sha256 {digest}")
         return path
 
     def stored(self) -> int:
-        """Return the bytes of all contents together."""
-        self._kept = sum(path.stat().st_size for path in self._contents.glob(f"*/{DATA}"))
-        return self._kept
+        """Count and return the bytes of all contents."""
+        self._stored_bytes = sum(path.stat().st_size for path in self._contents.glob(f"*/{DATA}"))
+        return self._stored_bytes
 
-    # changing: under the lock
+    # changes
 
     def stage(self) -> Staging:
-        """Begin a content; raises StorageFull when the budget has been spent."""
+        """Return a staging folder for an upload; raises StorageFull if the budget is used up."""
         if self.stored() >= self._budget:
-            raise StorageFull(f"datasets take {self._budget} bytes, which is all they may: delete some")
+            raise StorageFull(f"datasets use all of the {self._budget} bytes allowed: delete some")
         with storage_errors("staging"):
             return self._staging.begin()
 
-    def keep(self, name: str, staging: Staging, content: Content, naming: Naming) -> Named:
-        """Make a staged file a content, and let ``name`` stand for it; both or none."""
+    def keep(self, name: str, staging: Staging, content: Content, naming: NameEntry) -> DatasetName:
+        """Store a staged file as a content and move `name` to it, both or none; returns the name's record."""
         staging.create(ABOUT, counts=False).write(content.dump())
         staging.settle()
         with self._lock.held():
             before = self._find(name)
-            named = before.given(naming) if before else Named(name, (naming,))
+            named = before.given(naming) if before else DatasetName(name, (naming,))
             try:
-                self._enter(staging, content)
+                self._store_content(staging, content)
                 if named != before:
                     self._write(named)
             except BaseException:
-                self._collect()
+                self._remove_garbage()
                 raise
             return named
 
     def remove(self, name: str, digest: str | None, needed: Collection[str]) -> frozenset[str]:
-        """Forget a name, or of what it stood for only ``digest``; returns the contents that are gone with it.
+        """Remove a name, or only `digest` from its history; returns the digests of contents that are removed with it.
 
-        Raises NotFound, and Conflict when one that is ``needed`` would go.
+        Raises NotFound, and Conflict if one of them is `needed`.
         """
         with self._lock.held():
             named = self.named(name)
-            left = named.without(digest) if digest is not None else None
-            if left == named:
+            remaining = named.without(digest) if digest is not None else None
+            if remaining == named:
                 raise NotFound(f"dataset {name!r} never had sha256 {digest}")
-            going = named.digests - (left.digests if left else frozenset()) - self._referenced(besides=name)
-            if wanted := sorted(going & set(needed)):
-                raise Conflict(f"dataset {name!r}: a job that has not ended needs sha256 {wanted[0]}")
-            if left is not None:
-                self._write(left)
+            removed = (
+                named.digests - (remaining.digests if remaining else frozenset()) - self._referenced(except_name=name)
+            )
+            if in_use := sorted(removed & set(needed)):
+                raise Conflict(f"dataset {name!r}: a job that has not ended needs sha256 {in_use[0]}")
+            if remaining is not None:
+                self._write(remaining)
             else:
                 self._fs.unlink(self._file(name))
                 self._fs.sync_dir(self._names)
-            self._collect()
+            self._remove_garbage()
             self.stored()
-            return frozenset(going)
+            return frozenset(removed)
 
-    # how
+    # details
 
     def _file(self, name: str) -> Path:
         return self._names / f"{check_name(name)}.json"
@@ -172,35 +174,35 @@ class DatasetStore:
             raise NotFound(f"unknown dataset {digest[:80]!r}")
         return self._contents / digest
 
-    def _find(self, name: str) -> Named | None:
+    def _find(self, name: str) -> DatasetName | None:
         try:
             return self.named(name)
         except NotFound:
             return None
 
-    def _readable_names(self) -> Iterator[Named]:
-        for path in self._names.glob(_NAMES):
+    def _readable_names(self) -> Iterator[DatasetName]:
+        for path in self._names.glob(_RECORDS):
             try:
                 yield _read_name(path)
             except FileNotFoundError:
                 continue  # removed meanwhile
             except Unavailable as error:
-                log.error("left out of the list: %s", error)
+                log.error("omitted from the list: %s", error)
 
-    def _enter(self, staging: Staging, content: Content) -> None:
+    def _store_content(self, staging: Staging, content: Content) -> None:
         folder = self._folder(content.digest)
         if not folder.exists():
             self._check_budget(content.size)
             self._fs.rename(staging.path, folder)
             self.stored()
-            staging.release()  # it is counted among the contents from here on
+            staging.release()  # from here on it is counted as a content
         self._fs.sync_dir(self._contents)
 
     def _check_budget(self, size: int) -> None:
         if (stored := self.stored()) + size > self._budget:
-            raise StorageFull(f"datasets take {stored} bytes, another {size} are more than the {self._budget} allowed")
+            raise StorageFull(f"datasets use {stored} bytes: another {size} exceed the {self._budget} allowed")
 
-    def _write(self, named: Named) -> None:
+    def _write(self, named: DatasetName) -> None:
         path = self._file(named.name)
         draft = path.with_name(f".{path.name}.new")
         fd = self._fs.replace(draft)
@@ -212,13 +214,13 @@ class DatasetStore:
         self._fs.rename(draft, path)
         self._fs.sync_dir(self._names)
 
-    def _referenced(self, besides: str = "") -> frozenset[str]:
-        """The contents that names stand or stood for; raises Unavailable where one does not say."""
-        paths = [path for path in self._names.glob(_NAMES) if path.stem != besides]
+    def _referenced(self, except_name: str = "") -> frozenset[str]:
+        """Return the contents in the histories of names; raises Unavailable if a record is damaged."""
+        paths = [path for path in self._names.glob(_RECORDS) if path.stem != except_name]
         return frozenset().union(*(_read_name(path).digests for path in paths))
 
-    def _collect(self) -> None:
-        """Remove contents that are nobody's. A damaged name might stand for any of them, so then all stay."""
+    def _remove_garbage(self) -> None:
+        """Remove contents that are in no name's history; none if a name's record is damaged, as it may refer to any."""
         try:
             referenced = self._referenced()
         except Unavailable as error:
@@ -231,9 +233,9 @@ class DatasetStore:
             remove_tree(self._fs, folder)
 
 
-def _read_name(path: Path) -> Named:
-    """Read what a name stands for; raises FileNotFoundError, Unavailable where that is damaged."""
+def _read_name(path: Path) -> DatasetName:
+    """Read the record of a name; raises FileNotFoundError, Unavailable if it is damaged."""
     try:
-        return Named.parse(path.read_bytes())
+        return DatasetName.parse(path.read_bytes())
     except DamagedDocument as error:
         raise Unavailable(f"dataset {path.stem!r}: its record is damaged: {error}") from error

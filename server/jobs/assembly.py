@@ -9,27 +9,27 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from core.runtime.cpus import available_cpus
-from server.jobs.dispatch import Allowance, Dispatcher
-from server.jobs.folders import JobFolders
-from server.jobs.follow import Followers
-from server.jobs.kinds import KINDS, Kinds
-from server.jobs.ports import Datasets, Parents, Publisher
-from server.jobs.queue import Policy
-from server.jobs.register import Register
-from server.jobs.service import JobService, Quotas
-from server.repository.fs import Fs
-from server.repository.space import state_space
-from server.settings import Settings
+from lathe.core.runtime.host.cpus import available_cpus
+from lathe.server.jobs.dispatcher import Dispatcher, JobResources
+from lathe.server.jobs.event_stream import EventStreams
+from lathe.server.jobs.folders import JobFolders
+from lathe.server.jobs.interfaces import Datasets, Parents, Publisher
+from lathe.server.jobs.kinds import KINDS, Kinds
+from lathe.server.jobs.register import Register
+from lathe.server.jobs.scheduler import Policy
+from lathe.server.jobs.service import JobService, Quotas
+from lathe.server.repository.disk_space import state_space
+from lathe.server.repository.fs import Fs
+from lathe.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_GRACE = 10.0  # seconds a job gets to write a checkpoint when it has to stop
+_GRACE = 10.0  # seconds for writing a checkpoint when a job has to stop
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
-    """The neighbours."""
+class Interfaces:
+    """The interfaces that jobs need from the server's other parts."""
 
     datasets: Datasets
     parents: Parents
@@ -38,17 +38,17 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The objects that others need."""
+    """The objects of the job service that the server's other parts use."""
 
     register: Register
     service: JobService
     dispatcher: Dispatcher
-    followers: Followers
+    followers: EventStreams
     patience: float  # seconds that running jobs get to stop with the server
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run jobs until left; then they write checkpoints and go back to the queue."""
+        """Run jobs until the context is left; then running jobs write checkpoints and return to the queue."""
         await self.register.open(time.time())
         dispatching = asyncio.create_task(self._dispatch())
         try:
@@ -63,12 +63,12 @@ class Jobs:
             await self.dispatcher.run()
         except Exception:
             log.exception("no more jobs are started")
-            self.register.down = "no more jobs are started; the server's log says more"
+            self.register.down_reason = "no more jobs are started; the server's log says more"
 
 
-def allowance_of(settings: Settings) -> Allowance:
-    """Return what jobs may take of this server."""
-    return Allowance(
+def job_resources(settings: Settings) -> JobResources:
+    """Return the resources that the settings allow for jobs."""
+    return JobResources(
         Policy(settings.job_slots, settings.job_device_slots),
         settings.job_threads or available_cpus(),
         settings.max_job_files,
@@ -79,17 +79,17 @@ def allowance_of(settings: Settings) -> Allowance:
 
 def build_jobs(
     settings: Settings,
-    ports: Ports,
+    ports: Interfaces,
     draining: Callable[[], bool],
     kinds: Kinds | None = None,
-    allowance: Allowance | None = None,
+    allowance: JobResources | None = None,
     fs: Fs | None = None,
 ) -> Jobs:
-    """Wire the objects; ``kinds``, ``allowance`` and ``fs`` are for tests that put others in their place."""
-    rows, allowance = kinds or Kinds(KINDS), allowance or allowance_of(settings)
+    """Build the job service's objects; tests pass their own `kinds`, `allowance` and `fs`."""
+    table, allowance = kinds or Kinds(KINDS), allowance or job_resources(settings)
     register = Register(JobFolders(settings.state_folder / "jobs", fs))
     space = state_space(settings)
-    dispatcher = Dispatcher(register, rows, ports.datasets, ports.publisher, allowance, space, draining)
+    dispatcher = Dispatcher(register, table, ports.datasets, ports.publisher, allowance, space, draining)
     quotas = Quotas(
         settings.max_job_seconds,
         settings.max_job_memory,
@@ -97,5 +97,5 @@ def build_jobs(
         settings.max_jobs_files,
         settings.keep_jobs,
     )
-    service = JobService(register, dispatcher, rows, ports.datasets, ports.parents, quotas, space)
-    return Jobs(register, service, dispatcher, Followers(draining), allowance.grace)
+    service = JobService(register, dispatcher, table, ports.datasets, ports.parents, quotas, space)
+    return Jobs(register, service, dispatcher, EventStreams(draining), allowance.grace)

@@ -1,10 +1,10 @@
-"""The folders of jobs on disk: one per job, whole from its first moment, gone in one step.
+"""The folders of jobs on disk: one per job, created and removed atomically.
 
-<root>/<id>/job.json        the order; once the job has ended, how
-<root>/<id>/recipe.json     what the child process is given
-<root>/<id>/parent/         the version it starts from, if any
-<root>/<id>/log.txt         what the child process said
-<root>/<id>/...             what the child process writes: events.jsonl, checkpoints/, result/
+<root>/<id>/job.json        the order; after the job's end also its outcome
+<root>/<id>/recipe.json     the input of the child process
+<root>/<id>/parent/         the model version that it starts from, if any
+<root>/<id>/log.txt         stderr of the child process
+<root>/<id>/...             output of the child process: events.jsonl, checkpoints/, result/
 <root>/{jobs.db, lock, .trash/}
 """
 
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import orjson
 
-from core.train.durable import ASIDE
-from server.errors import ServerError, Unavailable
-from server.jobs.job import Job, from_json, is_id, to_json
-from server.repository.fs import Fs, make_folders, remove_tree
-from server.repository.lock import try_lock
-from server.repository.store import storage_errors
+from lathe.core.train.run.durable_files import TEMPORARY_SUFFIX
+from lathe.server.errors import ServerError, Unavailable
+from lathe.server.jobs.job import Job, from_json, is_id, to_json
+from lathe.server.repository.file_lock import try_lock
+from lathe.server.repository.fs import Fs, make_folders, remove_tree
+from lathe.server.repository.store import storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -33,63 +33,63 @@ CHECKPOINTS = "checkpoints"
 
 
 class JobFolders:
-    """All jobs' folders. Methods block; the caller sees to it that no two change the same job at once."""
+    """The folders of all jobs. Methods block; the caller must not change one job from two threads at once."""
 
     def __init__(self, root: Path, fs: Fs | None = None) -> None:
         self.root = root
         self._fs = fs or Fs()
-        self._lock: int | None = None
+        self._lock_fd: int | None = None
 
-    # life
+    # open and close
 
     def open(self) -> list[Job]:
-        """Take the folder for this process, finish deletions, and return the jobs whose folders are whole.
+        """Lock the folder for this process, finish deletions, and return the jobs whose folders are valid.
 
-        Raises Unavailable while another server works on it, or when it cannot be written.
+        Raises Unavailable if another server has locked it or it cannot be written, StorageFull.
         """
         with storage_errors("opening the jobs folder"):
             self.root.mkdir(parents=True, exist_ok=True)
-            self._take()
+            self._acquire_lock()
             make_folders(self._fs, self.root / TRASH)
             for entry in os.scandir(self.root / TRASH):
                 remove_tree(self._fs, Path(entry.path))
             return [job for entry in sorted(os.listdir(self.root)) if is_id(entry) and (job := self._read(entry))]
 
     def close(self) -> None:
-        """Let another server have it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Release the lock on the folder."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
 
-    def _take(self) -> None:
-        if self._lock is not None:
+    def _acquire_lock(self) -> None:
+        if self._lock_fd is not None:
             return
         fd = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         if not try_lock(fd):
             os.close(fd)
             raise Unavailable("another server runs the jobs of this folder")
-        self._lock = fd
+        self._lock_fd = fd
 
     def _read(self, job_id: str) -> Job | None:
         try:
             job = from_json((self.root / job_id / JOB).read_bytes())
         except (OSError, ValueError) as error:
-            log.error("job %s: its folder does not say what it is (%s)", job_id, type(error).__name__)
+            log.error("job %s: its job.json cannot be read (%s)", job_id, type(error).__name__)
             return None
         return job if job.id == job_id else None
 
     # one job
 
     def path(self, job_id: str) -> Path:
-        """Return where a job's files lie."""
+        """Return the folder of a job."""
         return self.root / job_id
 
     def exists(self, job_id: str) -> bool:
-        """Whether the folder is there."""
+        """Whether a job's folder exists."""
         return (self.root / job_id).is_dir()
 
     def create(self, job: Job, fill: Callable[[Path], None] | None = None) -> None:
-        """Make a job's folder, durable and whole on return; ``fill`` may add to it first. Raises StorageFull, ..."""
+        """Create a job's folder, durable on return; `fill` may add files first. Raises StorageFull, Unavailable."""
         staged = self.root / TRASH / f"new-{job.id}"
         with storage_errors("storing the job"):
             try:
@@ -101,13 +101,13 @@ class JobFolders:
                 self._fs.sync_dir(staged)
                 self._fs.rename(staged, self.root / job.id)
                 self._fs.sync_dir(self.root)
-            except (OSError, ServerError):  # refused, so it must not be found by the next start either
+            except (OSError, ServerError):  # the job is refused, so the next start must not find it
                 remove_tree(self._fs, staged)
                 remove_tree(self._fs, self.root / job.id)
                 raise
 
     def record(self, job: Job) -> None:
-        """Replace what the folder says of the job; durable on return."""
+        """Replace a job's job.json; durable on return."""
         folder = self.root / job.id
         with storage_errors("storing the job's outcome"):
             self._write(folder / f"{JOB}.new", to_json(job))
@@ -115,15 +115,15 @@ class JobFolders:
             self._fs.sync_dir(folder)
 
     def remove(self, job_id: str) -> None:
-        """Remove a job's folder: out of sight in one step, durable, then file by file. A missing one is fine."""
-        hidden = self.root / TRASH / f"{job_id}-{secrets.token_hex(4)}"
+        """Remove a job's folder, if it exists: durably renamed into the trash, then deleted file by file."""
+        trashed = self.root / TRASH / f"{job_id}-{secrets.token_hex(4)}"
         with storage_errors("removing the job"):
             try:
-                self._fs.rename(self.root / job_id, hidden)
+                self._fs.rename(self.root / job_id, trashed)
             except FileNotFoundError:
                 return
             self._fs.sync_dir(self.root)
-            remove_tree(self._fs, hidden)
+            remove_tree(self._fs, trashed)
 
     def _write(self, path: Path, data: bytes) -> None:
         fd = self._fs.replace(path)
@@ -133,7 +133,7 @@ class JobFolders:
         finally:
             self._fs.close(fd)
 
-    # what lies in them
+    # content
 
     def checkpoint(self, job_id: str) -> int:
         """Return the number of updates of a job's newest checkpoint, 0 without one."""
@@ -144,12 +144,12 @@ class JobFolders:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def remove_unfinished(self, job_id: str) -> None:
-        """Remove the folders that a process which has ended was about to make: checkpoints and a result.
+        """Remove the incomplete checkpoints and result that an ended process left.
 
-        It would do so itself when it goes on, but one that was ended for want of disk does not.
+        The next attempt would remove them itself, but a job that failed because of a full disk has none.
         """
         for folder, names, _ in os.walk(self.path(job_id)):
-            for name in [name for name in names if name.endswith(ASIDE)]:
+            for name in [name for name in names if name.endswith(TEMPORARY_SUFFIX)]:
                 names.remove(name)
                 self._remove_aside(Path(folder, name))
 
@@ -161,7 +161,7 @@ class JobFolders:
             log.warning("%s could not be removed: %s", folder.name, error)
 
     def size(self, job_id: str | None = None) -> int:
-        """Return the bytes that one job's files, or all of them, take."""
+        """Return the size in bytes of one job's files, or of all files."""
         return sum(_sizes(self.root / job_id if job_id else self.root))
 
 
@@ -169,7 +169,7 @@ def _sizes(folder: Path) -> Iterator[int]:
     try:
         entries = list(os.scandir(folder))
     except OSError:
-        return  # it went away
+        return  # removed meanwhile
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             yield from _sizes(Path(entry.path))

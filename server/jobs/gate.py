@@ -1,6 +1,6 @@
-"""Whether a result is good enough to take an alias: a pure function of metrics.
+"""The quality gate: decides by metrics whether a result may move an alias. Pure functions.
 
-A metric that was not measured, or is no number, fails what is asked of it: a gate that cannot be judged stays shut.
+A metric that is missing or not a finite number fails its condition.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ class _Table(BaseModel):
 class NotWorse(_Table):
     """A comparison with the version that the alias names now, on the same held-out rows."""
 
-    metric: str = Field(min_length=1, max_length=64, description="Such as accuracy.")
-    by: float = Field(default=0.0, description="How much worse is tolerated; below 0: how much better it must be.")
+    metric: str = Field(min_length=1, max_length=64, description="Name of the metric, such as accuracy.")
+    by: float = Field(default=0.0, description="Tolerated loss; a negative value is the required gain.")
 
 
 class Gate(_Table):
-    """What a result must be, to take the alias. Without conditions everything passes."""
+    """The conditions under which a result may move the alias. Without conditions every result passes."""
 
-    min: dict[str, float] = Field(default={}, description="The least a metric may be: {accuracy = 0.98}.")
-    max: dict[str, float] = Field(default={}, description="The most a metric may be: {loss = 0.5}.")
+    min: dict[str, float] = Field(default={}, description="Lower bounds of metrics: {accuracy = 0.98}.")
+    max: dict[str, float] = Field(default={}, description="Upper bounds of metrics: {loss = 0.5}.")
     not_worse_than_live: NotWorse | None = Field(
-        default=None, description="Compared with what the alias names; passed where it names nothing yet."
+        default=None, description="Comparison with the version that the alias names; passes if there is none."
     )
     refused: Literal["keep", "discard"] = Field(
-        default="keep", description="Whether a refused result becomes a version without an alias, or none."
+        default="keep",
+        description="What happens to a refused result: keep it as a version without an alias, or discard it.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """The version that an alias names, and what it is worth on the rows that the new one was judged by."""
+class LiveMetrics:
+    """The version that an alias names, and its metrics on the rows that the new result was evaluated on."""
 
     version: int
     metrics: Metrics
-    fault: str = ""  # why it could not be judged
+    fault: str = ""  # why it could not be evaluated
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One condition, and what came of it."""
+class ConditionResult:
+    """The outcome of one condition."""
 
     passed: bool
     text: str
@@ -62,8 +63,8 @@ class Check:
 class Decision:
     """Whether the alias may move, condition by condition."""
 
-    checks: tuple[Check, ...] = ()
-    live: Live | None = None  # what was compared with
+    checks: tuple[ConditionResult, ...] = ()
+    live: LiveMetrics | None = None  # the version that the result was compared with
 
     @property
     def passed(self) -> bool:
@@ -72,19 +73,19 @@ class Decision:
 
     @property
     def reason(self) -> str:
-        """Why it was refused, in one line; empty when it passed."""
+        """The failed conditions in one line; empty if all passed."""
         return "; ".join(check.text for check in self.checks if not check.passed)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that versions and jobs show."""
+        """Return the JSON document for version metadata and the jobs API."""
         document: dict[str, Any] = {"passed": self.passed, "checks": [asdict(check) for check in self.checks]}
         if self.live is not None:
             document["live"] = {**asdict(self.live), "metrics": dict(self.live.metrics)}
         return document
 
 
-def decide(gate: Gate, metrics: Metrics, live: Live | None) -> Decision:
-    """Hold a result's metrics against a gate; ``live`` is None where the alias names nothing yet."""
+def evaluate_gate(gate: Gate, metrics: Metrics, live: LiveMetrics | None) -> Decision:
+    """Check a result's metrics against a gate; `live` is None if the alias names no version yet."""
     checks = [_at_least(name, metrics, least) for name, least in gate.min.items()]
     checks += [_at_most(name, metrics, most) for name, most in gate.max.items()]
     if gate.not_worse_than_live is None:
@@ -92,44 +93,46 @@ def decide(gate: Gate, metrics: Metrics, live: Live | None) -> Decision:
     return Decision((*checks, _not_worse(gate.not_worse_than_live, metrics, live)), live)
 
 
-def _at_least(name: str, metrics: Metrics, least: float) -> Check:
-    value = _measured(name, metrics)
+def _at_least(name: str, metrics: Metrics, least: float) -> ConditionResult:
+    value = _finite_metric(name, metrics)
     if value is None:
-        return _unmeasured(name)
-    return Check(value >= least, f"{name} is {value:.6g}, at least {least:.6g} was asked for")
+        return _missing_metric(name)
+    return ConditionResult(value >= least, f"{name} is {value:.6g}, at least {least:.6g} was asked for")
 
 
-def _at_most(name: str, metrics: Metrics, most: float) -> Check:
-    value = _measured(name, metrics)
+def _at_most(name: str, metrics: Metrics, most: float) -> ConditionResult:
+    value = _finite_metric(name, metrics)
     if value is None:
-        return _unmeasured(name)
-    return Check(value <= most, f"{name} is {value:.6g}, at most {most:.6g} was asked for")
+        return _missing_metric(name)
+    return ConditionResult(value <= most, f"{name} is {value:.6g}, at most {most:.6g} was asked for")
 
 
-def _not_worse(asked: NotWorse, metrics: Metrics, live: Live | None) -> Check:
-    name, value = asked.metric, _measured(asked.metric, metrics)
+def _not_worse(condition: NotWorse, metrics: Metrics, live: LiveMetrics | None) -> ConditionResult:
+    name, value = condition.metric, _finite_metric(condition.metric, metrics)
     if value is None:
-        return _unmeasured(name)
+        return _missing_metric(name)
     if live is None:
-        return Check(True, f"{name} is {value:.6g}, and there is no version to compare with")
-    before = _measured(name, live.metrics)
+        return ConditionResult(True, f"{name} is {value:.6g}, and there is no version to compare with")
+    before = _finite_metric(name, live.metrics)
     if before is None:
-        return Check(False, f"{name} of version {live.version} could not be measured: {live.fault or 'no such metric'}")
+        return ConditionResult(
+            False, f"{name} of version {live.version} could not be measured: {live.fault or 'no such metric'}"
+        )
     loss = value - before if name in _LOWER_IS_BETTER else before - value
-    wanted = f"at most {asked.by:.6g} worse" if asked.by >= 0 else f"at least {-asked.by:.6g} better"
-    text = f"{name} is {value:.6g}, {before:.6g} of version {live.version}: {wanted} was asked for"
-    return Check(loss <= asked.by + _ROUNDING, text)
+    requirement = f"at most {condition.by:.6g} worse" if condition.by >= 0 else f"at least {-condition.by:.6g} better"
+    text = f"{name} is {value:.6g}, {before:.6g} of version {live.version}: {requirement} was asked for"
+    return ConditionResult(loss <= condition.by + _ROUNDING, text)
 
 
-_ROUNDING = 1e-12  # what subtracting metrics may err by
+_ROUNDING = 1e-12  # allowance for the rounding error of subtracting metrics
 
 
-def _measured(name: str, metrics: Metrics) -> float | None:
+def _finite_metric(name: str, metrics: Metrics) -> float | None:
     value = metrics.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
         return None
     return float(value)
 
 
-def _unmeasured(name: str) -> Check:
-    return Check(False, f"{name} was not measured")
+def _missing_metric(name: str) -> ConditionResult:
+    return ConditionResult(False, f"{name} was not measured")

@@ -1,8 +1,8 @@
-"""What a job is: what was asked, which never changes, and how far it has come. Frozen; no I/O.
+"""A job: its order, which never changes, and its state. Immutable values without I/O.
 
 queued -> running -> publishing -> succeeded | failed
 queued | running -> cancelled,  running -> failed | succeeded (nothing to publish)
-running -> queued: pre-empted, the server stopped, or the process crashed and may try again
+running -> queued: pre-empted, the server stopped, or the process crashed and is retried
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pydantic import TypeAdapter
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job; see the module for the transitions."""
 
     QUEUED = "queued"  # waits for a slot; may have run before
-    RUNNING = "running"  # has a process, or is about to
-    PUBLISHING = "publishing"  # the result is there; it becomes a version
+    RUNNING = "running"  # has a process, or will get one now
+    PUBLISHING = "publishing"  # its result is being made a version
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the job has ended."""
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetPin:
-    """The data, as named by the caller and as it was then."""
+    """The dataset of a job: the caller's name for it, and its digest at submission."""
 
     name: str
     digest: str  # sha256, hexadecimal
@@ -43,7 +43,7 @@ class DatasetPin:
 
 @dataclass(frozen=True, slots=True)
 class ModelPin:
-    """The version that a job starts from or looks at; an alias was resolved when the job came."""
+    """The version that a job starts from or evaluates; an alias is resolved at submission."""
 
     name: str
     version: int
@@ -51,74 +51,74 @@ class ModelPin:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
-    """What becomes of the result."""
+class PublishRequest:
+    """How the result is published."""
 
     model: str
-    alias: str | None = None  # to move, if the gate lets it
+    alias: str | None = None  # the alias to move if the gate passes
     allow_signature_change: bool = False
-    gate: Mapping[str, Any] | None = None  # as `server.jobs.gate` reads it
+    gate: Mapping[str, Any] | None = None  # see `lathe.server.jobs.gate.Gate`
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What a job may take."""
+    """The resource limits of a job."""
 
-    seconds: float  # of running, all attempts together
-    memory: int  # bytes resident
+    seconds: float  # running time of all attempts together
+    memory: int  # bytes of resident memory
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was asked for."""
+    """A submitted job, as it was requested."""
 
     id: str
-    owner: str  # the name of who submitted it; empty where no keys are used
-    kind: str  # a row of `server.jobs.kinds`
+    owner: str  # name of the API key that submitted it; empty without keys
+    kind: str  # a key of `lathe.server.jobs.kinds.KINDS`
     recipe: Mapping[str, Any]
     dataset: DatasetPin
     model: ModelPin | None
-    publish: Publish | None
+    publish: PublishRequest | None
     priority: int
     limits: JobLimits
-    submitted: float  # seconds since 1970, as all times here
-    key: str | None = None  # the Idempotency-Key it came with
-    fingerprint: str = ""  # what makes two submissions the same
-    owner_id: str = ""  # whose it is; jobs of releases before there were any have only the name
+    submitted: float  # seconds since 1970, like all times here
+    key: str | None = None  # the Idempotency-Key of the submission
+    fingerprint: str = ""  # hash of the request; equal for equal submissions
+    owner_id: str = ""  # the submitter's identity; empty in jobs of releases without identities
 
     @property
     def account(self) -> str:
-        """Whom the job counts for: an identity, or a mere name, which is no identity; empty where no keys are used."""
+        """The account the job counts for: the identity, `name:` and the name for old jobs, or empty without keys."""
         return self.owner_id or (f"name:{self.owner}" if self.owner else "")
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """What became of a result."""
+class Publication:
+    """How a result was published."""
 
     model: str
     version: int | None  # None: not published
     moved_alias: bool
-    decision: Mapping[str, Any] = field(default_factory=dict)  # the gate's, with its reasons
+    decision: Mapping[str, Any] = field(default_factory=dict)  # the gate's decision document
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An order and what has become of it."""
+    """An order and its progress."""
 
     order: Order
     state: JobState = JobState.QUEUED
-    queued: float = 0.0  # since when it has been waiting
-    started: float | None = None  # the first time
+    queued: float = 0.0  # time of the last entry into the queue
+    started: float | None = None  # time of the first start
     finished: float | None = None
     attempts: int = 0  # starts of its process
-    crashes: int = 0  # in a row, without a checkpoint in between
-    checkpoint: int = 0  # the newest one's number of updates when it last crashed
-    ran: float = 0.0  # seconds, ended attempts together
-    cancelling: bool = False  # asked for, not yet done
+    crashes: int = 0  # consecutive, without a new checkpoint in between
+    checkpoint: int = 0  # optimizer updates of the newest checkpoint at the last crash
+    ran: float = 0.0  # seconds of all ended attempts
+    cancelling: bool = False  # a cancellation is requested but not done
     error: str = ""  # why it failed
     metrics: Mapping[str, Any] = field(default_factory=dict)  # of the result
-    result: Finished | None = None  # where it was published, if it was to be
+    result: Publication | None = None  # the publication, if one was requested
 
     @property
     def id(self) -> str:
@@ -126,16 +126,16 @@ class Job:
         return self.order.id
 
     def start(self, now: float) -> Job:
-        """Return it with a process about to run."""
+        """Return the job in state RUNNING, with one more attempt."""
         started = self.started if self.started is not None else now
         return replace(self, state=JobState.RUNNING, started=started, attempts=self.attempts + 1)
 
     def requeue(self, now: float, ran: float = 0.0) -> Job:
-        """Return it waiting again, after an attempt of ``ran`` seconds."""
+        """Return the job in state QUEUED again, after an attempt of `ran` seconds."""
         return replace(self, state=JobState.QUEUED, queued=now, ran=self.ran + ran)
 
     def end(self, state: JobState, now: float, **facts: Any) -> Job:
-        """Return it in a final state."""
+        """Return the job in a final `state`, with the fields in `facts` replaced."""
         return replace(self, state=state, finished=now, cancelling=False, **facts)
 
 
@@ -144,20 +144,20 @@ _JOB = TypeAdapter(Job)
 
 
 def new_id(now: float) -> str:
-    """Return a name that nobody can guess; names sort as their jobs came."""
+    """Return a new id: 12 hexadecimal digits of the time in ms, so that ids sort by age, and 8 random ones."""
     return f"{int(now * 1000):012x}{secrets.token_hex(4)}"
 
 
 def is_id(text: str) -> bool:
-    """Whether it may name a job, and so a folder."""
+    """Whether a text has the form of a job id, and so may name a folder."""
     return ID.fullmatch(text) is not None
 
 
 def to_json(job: Job) -> bytes:
-    """Return the document that is kept of a job."""
+    """Serialize a job."""
     return _JOB.dump_json(job)
 
 
 def from_json(document: bytes | str) -> Job:
-    """Read a kept document; raises ValueError when it is not one."""
+    """Parse a serialized job; raises ValueError."""
     return _JOB.validate_json(document)

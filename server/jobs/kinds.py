@@ -1,4 +1,4 @@
-"""The kinds of jobs, a row each: which module runs in the child process, and what it needs."""
+"""The kinds of jobs: the module that runs in the child process, and the check of the recipe."""
 
 from __future__ import annotations
 
@@ -8,61 +8,63 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from server.errors import BadRequest
+from lathe.server.errors import BadRequest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from core.train.recipe import Recipe
+    from lathe.core.train.recipe.recipe import Recipe
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind. ``check`` raises ValueError, naming the field, for a recipe it cannot run."""
+    """One kind of job. `check` raises ValueError, naming the field, for an invalid recipe."""
 
     module: str  # run as: module FOLDER --dataset PATH [--parent FILE] [--threads K] [--keep-free BYTES]
     check: Callable[[Mapping[str, Any]], None]
-    form: Callable[[], type[BaseModel]]  # what its recipes look like, for those who read the API's description
+    form: Callable[[], type[BaseModel]]  # the schema of its recipes, for the OpenAPI document
     needs_model: bool = False
-    publishes: bool = True
+    can_publish: bool = True
 
 
-def _trains(recipe: Mapping[str, Any]) -> None:
-    """A training that makes its model."""
-    what = _read_recipe(recipe)
-    if hasattr(what.model, "parent") or hasattr(what.model, "onnx"):
-        raise ValueError("model: expected an architecture; a job of kind finetune goes on from a published version")
+def _check_training(recipe: Mapping[str, Any]) -> None:
+    """Check a recipe that trains a new model; raises ValueError."""
+    parsed = _read_recipe(recipe)
+    if hasattr(parsed.model, "parent") or hasattr(parsed.model, "onnx"):
+        raise ValueError("model: expected an architecture; a job of kind finetune continues from a published version")
 
 
-def _goes_on(recipe: Mapping[str, Any]) -> None:
-    """A training that begins with a version."""
+def _check_finetuning(recipe: Mapping[str, Any]) -> None:
+    """Check a recipe that continues from a version; raises ValueError."""
     if not hasattr(_read_recipe(recipe).model, "parent"):
-        raise ValueError("model: expected `parent = true`, for the job's model is what learns")
+        raise ValueError("model: expected `parent = true`: the job trains its `model`")
 
 
-def _judges(recipe: Mapping[str, Any]) -> None:
-    from core.train.judging import from_json
+def _check_evaluation(recipe: Mapping[str, Any]) -> None:
+    from lathe.core.train.run.evaluation import from_json
 
-    _told(lambda: from_json(orjson.dumps(recipe)))
+    _with_value_error(lambda: from_json(orjson.dumps(recipe)))
 
 
-def _searches(recipe: Mapping[str, Any]) -> None:
-    from core.train.space import from_json
+def _check_sweep(recipe: Mapping[str, Any]) -> None:
+    from lathe.core.train.recipe.sweep_space import from_json
 
-    _told(lambda: from_json(orjson.dumps(recipe)))
+    _with_value_error(lambda: from_json(orjson.dumps(recipe)))
 
 
 def _read_recipe(recipe: Mapping[str, Any]) -> Recipe:
-    from core.train.recipe import from_values  # with the first job: it brings the compiler's training side
+    from lathe.core.train.recipe.recipe import (
+        from_values,
+    )  # not before the first job: it imports the training side of the compiler
 
-    return _told(lambda: from_values(recipe))
+    return _with_value_error(lambda: from_values(recipe))
 
 
-def _told(read: Callable[[], T]) -> T:
-    """What `read` returns; raises ValueError in place of RecipeError."""
-    from core.train.recipe import RecipeError
+def _with_value_error(read: Callable[[], T]) -> T:
+    """Return the result of `read`, with RecipeError translated to ValueError."""
+    from lathe.core.train.recipe.recipe import RecipeError
 
     try:
         return read()
@@ -70,40 +72,42 @@ def _told(read: Callable[[], T]) -> T:
         raise ValueError(str(error)) from error
 
 
-def _recipe() -> type[BaseModel]:
-    from core.train.recipe import Recipe
+def _recipe_schema() -> type[BaseModel]:
+    from lathe.core.train.recipe.recipe import Recipe
 
     return Recipe
 
 
-def _sweep() -> type[BaseModel]:
-    from core.train.space import Sweep
+def _sweep_schema() -> type[BaseModel]:
+    from lathe.core.train.recipe.sweep_space import Sweep
 
     return Sweep
 
 
-def _judgement() -> type[BaseModel]:
-    from core.train.judging import Judgement
+def _evaluation_schema() -> type[BaseModel]:
+    from lathe.core.train.run.evaluation import EvaluationRequest
 
-    return Judgement
+    return EvaluationRequest
 
 
 KINDS: dict[str, Kind] = {
-    "train": Kind("core.train.run", _trains, _recipe),
-    "finetune": Kind("core.train.run", _goes_on, _recipe, needs_model=True),
-    "sweep": Kind("core.train.sweep", _searches, _sweep),
-    "evaluate": Kind("core.train.evaluate", _judges, _judgement, needs_model=True, publishes=False),
+    "train": Kind("lathe.core.train.run.process", _check_training, _recipe_schema),
+    "finetune": Kind("lathe.core.train.run.process", _check_finetuning, _recipe_schema, needs_model=True),
+    "sweep": Kind("lathe.core.train.run.sweep", _check_sweep, _sweep_schema),
+    "evaluate": Kind(
+        "lathe.core.train.run.evaluate", _check_evaluation, _evaluation_schema, needs_model=True, can_publish=False
+    ),
 }
 
 
 class Kinds:
-    """The kinds that a server runs."""
+    """The kinds of jobs that a server runs, by name."""
 
-    def __init__(self, rows: Mapping[str, Kind]) -> None:
-        self._rows = rows
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        self._kinds = kinds
 
     def get(self, name: str) -> Kind:
         """Return a kind; raises BadRequest."""
-        if (kind := self._rows.get(name)) is None:
-            raise BadRequest(f"kind: expected one of {', '.join(self._rows)}, got {name[:40]!r}")
+        if (kind := self._kinds.get(name)) is None:
+            raise BadRequest(f"kind: expected one of {', '.join(self._kinds)}, got {name[:40]!r}")
         return kind

@@ -1,4 +1,4 @@
-"""Jobs in the metrics, read from the register when scraped."""
+"""Prometheus metrics of jobs, computed from the register at each scrape."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.jobs.job import Job, JobState
-from server.jobs.register import Register
+from lathe.server.jobs.job import Job, JobState
+from lathe.server.jobs.register import Register
 
 
 class JobMetrics(Collector):
-    """Gauges by state; what has ended is counted as long as it is listed."""
+    """Jobs by state, longest wait and running time; ended jobs count until retention removes them."""
 
     def __init__(self, register: Register) -> None:
         self._register = register
 
     def collect(self) -> Iterator[Metric]:
-        jobs = [] if self._register.down is not None else self._register.all()
-        up = GaugeMetricFamily("lathe_jobs_up", "Whether jobs are taken", value=self._register.down is None)
+        jobs = [] if self._register.down_reason is not None else self._register.all()
+        up = GaugeMetricFamily("lathe_jobs_up", "Whether jobs are taken", value=self._register.down_reason is None)
         states = GaugeMetricFamily("lathe_jobs", "Jobs by state", labels=("state",))
         counts = Counter(job.state for job in jobs)
         for state in JobState:
@@ -35,9 +35,9 @@ class JobMetrics(Collector):
 
 def _seconds(jobs: list[Job]) -> Metric:
     family = CounterMetricFamily("lathe_job_seconds", "Seconds that listed jobs have run, by kind", labels=("kind",))
-    taken: Counter[str] = Counter()
+    seconds_by_kind: Counter[str] = Counter()
     for job in jobs:
-        taken[job.order.kind] += job.ran  # type: ignore[assignment]
-    for kind, seconds in sorted(taken.items()):
+        seconds_by_kind[job.order.kind] += job.ran  # type: ignore[assignment]
+    for kind, seconds in sorted(seconds_by_kind.items()):
         family.add_metric((kind,), seconds)
     return family

@@ -1,4 +1,4 @@
-"""How far a job's process says it is: the last of its events."""
+"""The progress of a job: the last event that its process wrote."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-_TAIL = 1 << 16  # bytes at the end of the file that are looked at
+_TAIL = 1 << 16  # bytes at the end of the file that are searched
 
 
 def last_event(file: Path) -> dict[str, Any] | None:
-    """Return the last whole event, None when there is none yet."""
+    """Return the last complete event in the file, None if there is none."""
     try:
         with open(file, "rb") as events:
             events.seek(max(0, os.fstat(events.fileno()).st_size - _TAIL))

@@ -1,7 +1,7 @@
-"""All jobs of this server: in memory for reading, in the database and the folders before anybody is told.
+"""All jobs of this server: in memory for reading; a change is in the database and folders before it is visible.
 
-Every change of a job passes `Register.change`, one at a time. While the database or the folder cannot be used, the
-register is down: it says why, everything that asks gets 503, and it is opened again when the cause has passed.
+`Register.change` makes all changes of jobs, one at a time. While the database or the folder cannot be used, the
+register is down: `down` gives the reason, calls raise Unavailable (503), and the dispatcher tries to open it again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from server.errors import NotFound, ServerError, Unavailable
-from server.jobs.folders import DATABASE, JobFolders
-from server.jobs.job import Job, JobState
-from server.jobs.store import JobStore
+from lathe.server.errors import NotFound, ServerError, Unavailable
+from lathe.server.jobs.database import JobStore
+from lathe.server.jobs.folders import DATABASE, JobFolders
+from lathe.server.jobs.job import Job, JobState
 
 log = logging.getLogger(__name__)
 
@@ -26,62 +26,62 @@ class Register:
 
     def __init__(self, folders: JobFolders, store: JobStore | None = None) -> None:
         self.folders = folders
-        self.down: str | None = "jobs are not being run yet"  # why nothing can be done
+        self.down_reason: str | None = "jobs are not being run yet"  # the reason while the register is down
         self._store = store or JobStore(folders.root / DATABASE)
         self._jobs: dict[str, Job] = {}
-        self._changing = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
 
-    # life
+    # open and close
 
     async def open(self, now: float) -> None:
-        """Read what there is and put it right after a crash; on failure the register stays down, and says why."""
+        """Read all jobs and recover from a crash; on failure the register stays down, with the reason in `down`."""
         try:
-            async with self._changing:
-                whole = await asyncio.to_thread(self.folders.open)
-                listed = await self._store.open()
-                self._jobs = await self._reconcile(listed, whole, now)
+            async with self._change_lock:
+                in_folders = await asyncio.to_thread(self.folders.open)
+                in_database = await self._store.open()
+                self._jobs = await self._reconcile(in_database, in_folders, now)
         except ServerError as error:
             self._fail(error)
         else:
-            self.down = None
+            self.down_reason = None
 
     async def close(self) -> None:
-        """Let go of the database and the folder."""
-        self.down = "the server is stopping"
-        async with self._changing:
+        """Close the database, and release the folder."""
+        self.down_reason = "the server is stopping"
+        async with self._change_lock:
             await self._store.close()
             await asyncio.to_thread(self.folders.close)
-        self._store.shut()
+        self._store.stop_thread()
 
-    async def _reconcile(self, listed: Iterable[Job], whole: Iterable[Job], now: float) -> dict[str, Job]:
-        """Bring database and folders together, and what was running back into the queue."""
-        rows, folders = {job.id: job for job in listed}, {job.id: job for job in whole}
+    async def _reconcile(self, in_database: Iterable[Job], in_folders: Iterable[Job], now: float) -> dict[str, Job]:
+        """Merge the jobs of database and folders; jobs that were running return to the queue."""
+        rows, folders = {job.id: job for job in in_database}, {job.id: job for job in in_folders}
         jobs = {}
         for job_id in sorted(rows | folders):
             row, folder = rows.get(job_id), folders.get(job_id)
-            if (known := self._jobs.get(job_id)) is not None:  # the database was down, this process was not
-                job = known if folder else None
+            if (in_memory := self._jobs.get(job_id)) is not None:  # reopened: memory is newer than the database
+                job = in_memory if folder else None
             else:
                 job = _after_crash(row, folder, now)
             if job is None:
                 await self._store.remove(job_id)
                 continue
             if job != row:
-                await self._keep(job)
+                await self._store_job(job)
             jobs[job_id] = job
         return jobs
 
     def _fail(self, error: ServerError) -> None:
-        if self.down != error.message:
+        if self.down_reason != error.message:
             log.error("jobs are not available: %s", error.message)
-        self.down = error.message
+        self.down_reason = error.message
 
     # reading
 
     def check(self) -> None:
-        """Raise Unavailable while the register is down."""
-        if self.down is not None:
-            raise Unavailable(f"jobs are not available: {self.down}", retry_after=5.0)
+        """Raises Unavailable while the register is down."""
+        if self.down_reason is not None:
+            raise Unavailable(f"jobs are not available: {self.down_reason}", retry_after=5.0)
 
     def all(self) -> list[Job]:
         """Return every job, oldest first; raises Unavailable."""
@@ -90,7 +90,7 @@ class Register:
 
     def in_state(self, *states: JobState) -> list[Job]:
         """Return the jobs in one of these states, oldest first; none while the register is down."""
-        return [job for job in self._jobs.values() if job.state in states] if self.down is None else []
+        return [job for job in self._jobs.values() if job.state in states] if self.down_reason is None else []
 
     def get(self, job_id: str) -> Job:
         """Return a job; raises NotFound, Unavailable."""
@@ -100,16 +100,16 @@ class Register:
         return job
 
     def find_key(self, owns: Callable[[Job], bool], key: str) -> Job | None:
-        """Return the job that an owner, who is asked which jobs those are, submitted with an idempotency key."""
+        """Return the job that was submitted with an idempotency key, among those for which `owns` is true."""
         return next((job for job in self._jobs.values() if job.order.key == key and owns(job)), None)
 
-    # changing
+    # changes
 
     async def add(self, job: Job, fill: Callable[[Path], None] | None = None) -> Job:
-        """Enter a job; durable on return. Of two with the same owner and key the first one counts, and is returned."""
-        async with self._changing:
+        """Add a job, durable on return. If a job of the same owner has the same key already, that one is returned."""
+        async with self._change_lock:
             self.check()
-            if (key := job.order.key) is not None and (found := self.find_key(_as_owner_of(job), key)) is not None:
+            if (key := job.order.key) is not None and (found := self.find_key(_has_owner_of(job), key)) is not None:
                 return found
             await asyncio.to_thread(self.folders.create, job, fill)
             try:
@@ -121,25 +121,25 @@ class Register:
             return job
 
     async def change(self, job_id: str, change: Change) -> Job:
-        """Apply a change and return the job as it is then; durable on return. ``change`` may raise to refuse it."""
-        async with self._changing:
+        """Apply a change, durable on return, and return the changed job. `change` may raise to refuse."""
+        async with self._change_lock:
             before = self.get(job_id)
             after = change(before)
             if after != before:
-                await self._keep(after)
+                await self._store_job(after)
                 self._jobs[job_id] = after
             return after
 
     async def remove(self, job_id: str) -> None:
-        """Remove a job that has ended, with its folder; durable on return. Raises NotFound, Conflict."""
-        async with self._changing:
+        """Remove a job and its folder, durable on return; raises NotFound. The caller checks that the job has ended."""
+        async with self._change_lock:
             self.get(job_id)
             await asyncio.to_thread(self.folders.remove, job_id)
             await self._save(job_id)
             del self._jobs[job_id]
 
-    async def _keep(self, job: Job) -> None:
-        """Write a job down: how it ended goes to its folder first, which outlives the database."""
+    async def _store_job(self, job: Job) -> None:
+        """Store a job. A final state goes to its folder first, because the folder outlives the database."""
         if job.state.is_final and self.folders.exists(job.id):
             await asyncio.to_thread(self.folders.record, job)
         await self._save(job)
@@ -152,16 +152,16 @@ class Register:
             raise
 
 
-def _as_owner_of(job: Job) -> Callable[[Job], bool]:
+def _has_owner_of(job: Job) -> Callable[[Job], bool]:
     return lambda other: other.order.account == job.order.account
 
 
 def _after_crash(row: Job | None, folder: Job | None, now: float) -> Job | None:
-    """Return what holds of a job that the database, its folder, or both know of; None: it was being deleted."""
+    """Return the state of a job after a restart, from its database row and its folder; None: it was deleted."""
     if folder is None:
         return None
     if row is None or (folder.state.is_final and not row.state.is_final):
-        return folder  # the database was lost, or the crash came between the two
+        return folder  # the database was lost, or a crash came between writing the folder and the row
     if row.state is not JobState.RUNNING:
         return row
     return row.end(JobState.CANCELLED, now) if row.cancelling else row.requeue(now)

@@ -1,4 +1,4 @@
-"""One attempt at a job: its child process, what it may take, and how it ended."""
+"""One attempt at a job: its child process, its resource bounds, and how it ended."""
 
 from __future__ import annotations
 
@@ -12,94 +12,95 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from core.amounts import amount
-from core.runtime.priority import Priority, usage
-from server.children import refusal
-from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import Process, kill, limited, read_tail, start
-from server.repository.space import Space
+from lathe.core.byte_sizes import format_bytes
+from lathe.core.exit_status import ExitStatus
+from lathe.core.runtime.host.priority import Priority, resource_usage
+from lathe.server.processes.child_process import Process, kill, limited_command, read_tail, start
+from lathe.server.processes.stage_children import refusal
+from lathe.server.repository.disk_space import DiskSpace
 
-_LOOK = 0.2  # seconds between two looks at a child
-_SELDOM = 25  # looks between two counts of the bytes on disk
-_GROWTH = 1 << 20  # bytes that a job may write while the disk is full: events, its log
-_LOG_BYTES = 4 << 20  # a log beyond this loses its older half
-_REFUSED, _STOPPED = 2, 75  # exit codes: the recipe or the data is at fault; stopped after a checkpoint
+_POLL = 0.2  # seconds between two checks of a child
+_DISK_EVERY = 25  # checks between two measurements of the files' size
+_GROWTH = 1 << 20  # bytes that a job may write while the disk is full, for events and its log
+_LOG_BYTES = 4 << 20  # above this size a log loses its older half
 
 
-class End(Enum):
-    """How an attempt ended."""
+class EndKind(Enum):
+    """The kinds of ends of an attempt."""
 
-    DONE = "done"  # the result is there
-    STOPPED = "stopped"  # as it was told to
-    REFUSED = "refused"  # trying again would not help
+    DONE = "done"  # with a result
+    STOPPED = "stopped"  # as requested
+    REFUSED = "refused"  # a retry would fail, too
     CRASHED = "crashed"
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended, and why."""
+    """How an attempt ended, with the reason and its duration."""
 
-    end: End
+    end: EndKind
     reason: str = ""
-    seconds: float = 0.0  # by the clock
+    seconds: float = 0.0  # wall time
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What an attempt may take."""
+class ResourceBounds:
+    """The resource bounds of an attempt."""
 
     seconds: float
-    memory: int  # bytes resident
+    memory: int  # bytes of resident memory
     disk: int  # bytes in the job's folder
-    grace: float  # seconds between being asked to stop and being killed
-    idle: bool = True  # computes only while nobody else wants to
+    grace: float  # seconds between SIGTERM and SIGKILL
+    idle: bool = True  # runs at idle CPU priority
 
 
-class Run:
-    """A child process at work on a job. `stop` may come at any time, also before the process is there."""
+class Attempt:
+    """The child process of an attempt. `stop` may be called at any time, even before the process exists."""
 
     def __init__(
         self,
         command: Sequence[str],
         log: Path,
-        bounds: Bounds,
+        bounds: ResourceBounds,
         size: Callable[[], int],
-        space: Space | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
         self.started = time.monotonic()
         self._command = command
         self._log = log
         self._bounds = bounds
         self._size = size  # bytes in the job's folder; called on another thread
-        self._space = space  # of the disk it writes to; None: it writes next to nothing
-        self._had: int | None = None  # the least it had since that is full
-        self._asked: float | None = None  # when it was told to stop
+        self._space = space  # free space of the disk it writes to; None: not checked
+        self._smallest_size: int | None = None  # smallest size of its files since the disk is full
+        self._stop_requested: float | None = None  # time of `stop`, in monotonic seconds
         self._process: Process | None = None
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
-        return self._asked is not None
+        """Whether `stop` was called."""
+        return self._stop_requested is not None
 
     def stop(self) -> None:
-        """Ask for a checkpoint and the end; what is not gone after the grace is killed."""
-        if self._asked is None:
-            self._asked = time.monotonic()
-            self._pass_on()
+        """Request a checkpoint and the end (SIGTERM); after the grace the process is killed."""
+        if self._stop_requested is None:
+            self._stop_requested = time.monotonic()
+            self._send_stop()
 
     def kill(self) -> None:
-        """End it now; the last checkpoint stays."""
+        """Kill the process now; its last checkpoint stays."""
         self.stop()
         if self._process is not None:
             kill(self._process)
 
-    async def to_end(self) -> Ending:
-        """Run the child to its end. Nothing it started is left then, whatever happens here."""
+    async def run(self) -> Ending:
+        """Run the child to its end. Its whole process group is killed before this returns or raises."""
         fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             priority = Priority.IDLE if self._bounds.idle else Priority.LOW
-            self._process = process = await start(limited(self._bounds.memory, self._command), priority, stderr=fd)
-            self._pass_on()
+            self._process = process = await start(
+                limited_command(self._bounds.memory, self._command), priority, stderr=fd
+            )
+            self._send_stop()
             answer = asyncio.gather(read_tail(process.stdout), process.wait())
             try:
                 excess = await self._watch(process, answer, fd)
@@ -110,20 +111,22 @@ class Run:
             os.close(fd)
         seconds = time.monotonic() - self.started
         if excess is not None:
-            return Ending(End.REFUSED, excess, seconds)
-        end, reason = self._meaning(code, output)
+            return Ending(EndKind.REFUSED, excess, seconds)
+        end, reason = self._interpret_exit(code, output)
         return Ending(end, reason, seconds)
 
     async def _watch(self, process: Process, answer: asyncio.Future[tuple[bytes, int]], log: int) -> str | None:
-        """Wait for the end; returns which limit was passed, if one was."""
-        looks = 0
+        """Wait for the end; returns the message of an exceeded limit, None if there is none."""
+        checks = 0
         while not answer.done():
-            await asyncio.wait([answer], timeout=_LOOK)
-            looks += 1
-            if self._asked is not None and time.monotonic() - self._asked > self._bounds.grace:
+            await asyncio.wait([answer], timeout=_POLL)
+            checks += 1
+            if self._stop_requested is not None and time.monotonic() - self._stop_requested > self._bounds.grace:
                 kill(process)
-            _shorten(log)
-            excess = self._excess(process.pid) or await asyncio.to_thread(self._excess_on_disk, looks % _SELDOM == 0)
+            _truncate_log(log)
+            excess = self._excess(process.pid) or await asyncio.to_thread(
+                self._excess_on_disk, checks % _DISK_EVERY == 0
+            )
             if excess and not answer.done():
                 return excess
         return None
@@ -131,13 +134,13 @@ class Run:
     def _excess(self, pid: int) -> str | None:
         bounds = self._bounds
         if time.monotonic() - self.started > bounds.seconds:
-            return "the job ran for longer than its limit of seconds"
-        if usage(pid).memory > bounds.memory:
-            return f"the job takes more than {amount(bounds.memory)} of memory, its limit"
+            return "the job ran longer than its limit of seconds"
+        if resource_usage(pid).memory > bounds.memory:
+            return f"the job uses more than {format_bytes(bounds.memory)} of memory, its limit"
         return None
 
     def _excess_on_disk(self, due: bool) -> str | None:
-        """Look at the disk, and at the job's files if that is due or the disk is full. Blocks."""
+        """Check the free space, and the size of the job's files if `due` or the disk is full. Blocks."""
         space = self._space
         if space is not None:
             space.look()
@@ -146,45 +149,47 @@ class Run:
             return None
         size = self._size()
         if size > self._bounds.disk:
-            return f"the job's files take more than {amount(self._bounds.disk)} of disk, its limit"
+            return f"the job's files use more than {format_bytes(self._bounds.disk)} of disk, its limit"
         if space is None or not is_full:
-            self._had = None
+            self._smallest_size = None
             return None
-        self._had = size if self._had is None else min(self._had, size)
-        if size > self._had + _GROWTH:
+        self._smallest_size = size if self._smallest_size is None else min(self._smallest_size, size)
+        if size > self._smallest_size + _GROWTH:
             return (
-                f"the job wrote {size - self._had} bytes to a disk of which {space.free} are free, and at least "
-                f"{space.kept} are kept; its last checkpoint is there"
+                f"the job wrote {size - self._smallest_size} bytes to a disk with {space.free} bytes free, "
+                f"expected at least {space.kept}; its last checkpoint is stored"
             )
         return None
 
-    def _meaning(self, code: int, output: bytes) -> tuple[End, str]:
-        """Return what an exit code says."""
-        if code == 0:
-            return End.DONE, ""
-        if code == _REFUSED and (reason := refusal(output, self._command)):
-            return End.REFUSED, reason
-        if code == OUT_OF_MEMORY:
-            return End.REFUSED, f"the job takes more than {amount(self._bounds.memory)} of memory, its limit"
-        if code == OUT_OF_SPACE:
-            return End.REFUSED, refusal(output, self._command) or "the disk is full"
-        if self.stopping or code == _STOPPED:
-            return End.STOPPED, ""
+    def _interpret_exit(self, code: int, output: bytes) -> tuple[EndKind, str]:
+        """Translate an exit code."""
+        if code == ExitStatus.DONE:
+            return EndKind.DONE, ""
+        if code == ExitStatus.INPUT_REFUSED and (reason := refusal(output, self._command)):
+            return EndKind.REFUSED, reason
+        if code == ExitStatus.OUT_OF_MEMORY:
+            return EndKind.REFUSED, f"the job uses more than {format_bytes(self._bounds.memory)} of memory, its limit"
+        if code == ExitStatus.OUT_OF_SPACE:
+            return EndKind.REFUSED, refusal(output, self._command) or "the disk is full"
+        if self.stopping or code == ExitStatus.STOPPED:
+            return EndKind.STOPPED, ""
+        if code == ExitStatus.OCCUPIED:
+            return EndKind.CRASHED, "another process works in the job's folder"
         if code < 0:
-            return End.CRASHED, f"its process was ended by {signal.Signals(-code).name}"
-        return End.CRASHED, f"its process ended with exit code {code}; the job's log says more"
+            return EndKind.CRASHED, f"its process was ended by {signal.Signals(-code).name}"
+        return EndKind.CRASHED, f"its process ended with exit code {code}; the job's log says more"
 
-    def _pass_on(self) -> None:
-        """Tell the process to stop, once both are there."""
+    def _send_stop(self) -> None:
+        """Send SIGTERM, if `stop` was called and the process exists."""
         if self._process is not None and self.stopping:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
 
-def _shorten(log: int) -> None:
-    """Keep the end of a log that has grown too large; what the process says meanwhile may be lost."""
-    size, kept = os.fstat(log).st_size, _LOG_BYTES // 2
+def _truncate_log(log: int) -> None:
+    """Cut a log that is too large to its end; output that the process writes meanwhile may be lost."""
+    size, kept_bytes = os.fstat(log).st_size, _LOG_BYTES // 2
     if size > _LOG_BYTES:
-        end = os.pread(log, kept, size - kept)
+        end = os.pread(log, kept_bytes, size - kept_bytes)
         os.ftruncate(log, 0)
         os.write(log, end)

@@ -1,4 +1,4 @@
-"""Jobs as callers know them: submitted, looked at, cancelled, deleted, each by whoever may."""
+"""The jobs API: submit, read, cancel and delete jobs, with authorization and quotas."""
 
 from __future__ import annotations
 
@@ -13,54 +13,63 @@ from typing import Any
 
 import orjson
 
-from core.amounts import amount
-from server.access.authority import Caller
-from server.access.scopes import Scope
-from server.errors import BadRequest, Conflict, Forbidden, NotFound, QuotaExceeded, StorageFull, TooLarge, Unprocessable
-from server.jobs.dispatch import Dispatcher
-from server.jobs.folders import EVENTS, PARENT
-from server.jobs.job import DatasetPin, Job, JobLimits, JobState, ModelPin, Order, Publish, new_id
-from server.jobs.kinds import Kinds
-from server.jobs.ports import Datasets, Parents
-from server.jobs.register import Register
-from server.jobs.retention import surplus
-from server.repository import names
-from server.repository.space import Space
+from lathe.core.byte_sizes import format_bytes
+from lathe.server.access.authority import Caller
+from lathe.server.access.scopes import Scope
+from lathe.server.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    NotFound,
+    QuotaExceeded,
+    StorageFull,
+    TooLarge,
+    Unprocessable,
+)
+from lathe.server.jobs.dispatcher import Dispatcher
+from lathe.server.jobs.folders import EVENTS, PARENT
+from lathe.server.jobs.interfaces import Datasets, Parents
+from lathe.server.jobs.job import DatasetPin, Job, JobLimits, JobState, ModelPin, Order, PublishRequest, new_id
+from lathe.server.jobs.kinds import Kinds
+from lathe.server.jobs.register import Register
+from lathe.server.jobs.retention import expired_jobs
+from lathe.server.repository import names
+from lathe.server.repository.disk_space import DiskSpace
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What callers may ask for."""
+    """The quotas of callers and of all jobs."""
 
-    seconds: float  # of one job
+    seconds: float  # running time of one job
     memory: int  # bytes of one job
-    per_owner: int  # jobs of one owner that have not ended
-    storage: int  # bytes of all jobs' files, beyond which nothing is taken any more
-    kept: int  # jobs that have ended and are still listed
-    recipe: int = 256 << 10  # bytes
+    per_owner: int  # unfinished jobs of one owner
+    storage: int  # bytes of all jobs' files, above which no job is accepted
+    kept: int  # ended jobs that retention keeps
+    recipe: int = 256 << 10  # bytes of JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a caller submits; names are not resolved yet."""
+class JobRequest:
+    """A submission, whose names are not resolved yet."""
 
     kind: str
     recipe: Mapping[str, Any]
     dataset: str
     model: str | None = None
     version: str = "live"  # of the model: a number or an alias
-    publish: Publish | None = None
+    publish: PublishRequest | None = None
     priority: int = 0
     seconds: float | None = None
     memory: int | None = None
 
     def fingerprint(self) -> str:
-        """Return what makes two requests the same."""
+        """Return a hash of the request; equal hashes are the same request (idempotency)."""
         return hashlib.sha256(orjson.dumps(self, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 class JobService:
-    """What the API asks. Everything raises Unavailable while the register is down."""
+    """The operations of the API. All of them raise Unavailable while the register is down."""
 
     def __init__(
         self,
@@ -70,7 +79,7 @@ class JobService:
         datasets: Datasets,
         parents: Parents,
         quotas: Quotas,
-        space: Space | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
         self.register = register
         self._dispatcher = dispatcher
@@ -88,58 +97,58 @@ class JobService:
         return [job for job in jobs if _may_see(caller, job) and (state is None or job.state is state)]
 
     def get(self, caller: Caller, job_id: str) -> Job:
-        """Return a job; raises NotFound, also when it is somebody else's."""
+        """Return a job; raises NotFound, also if the caller may not see it."""
         job = self.register.get(job_id)
         if not _may_see(caller, job):
             raise NotFound(f"there is no job {job_id[:40]!r}")
         return job
 
     def file(self, job: Job, *names: str) -> Path:
-        """Return where a file of a job lies, whether it is there or not."""
+        """Return the path of a file of a job, which need not exist."""
         return self.register.folders.path(job.id).joinpath(*names)
 
     def events(self, job: Job) -> Path:
-        """Return where a job's events are."""
+        """Return the path of a job's events file."""
         return self.file(job, EVENTS)
 
     async def datasets_needed(self) -> frozenset[str]:
-        """Return the digests of the data that jobs still need."""
+        """Return the digests of the datasets that unfinished jobs need."""
         return frozenset(job.order.dataset.digest for job in self.register.all() if not job.state.is_final)
 
-    # changing
+    # changes
 
-    async def submit(self, caller: Caller, asked: Request, key: str | None = None) -> tuple[Job, bool]:
-        """Queue a job, durable on return; returns it, and whether the same key had made it before.
+    async def submit(self, caller: Caller, request: JobRequest, key: str | None = None) -> tuple[Job, bool]:
+        """Queue a job, durable on return; returns it, and whether it was submitted before under the same key.
 
-        Raises BadRequest for a recipe that cannot be run, Forbidden, NotFound, QuotaExceeded, StorageFull, Conflict.
+        Raises Unprocessable for an invalid recipe, BadRequest, Forbidden, NotFound, QuotaExceeded, StorageFull.
         """
         self.register.check()
-        fingerprint = asked.fingerprint()
+        fingerprint = request.fingerprint()
         if key is not None and (found := self.register.find_key(partial(_owns, caller), key)) is not None:
-            return _replayed(found, fingerprint), True
-        self._check(caller, asked)
-        await self._make_room()
-        async with self._datasets.hold(asked.dataset) as data:
-            pin = await self._pin(asked)
-            order = self._order(caller, asked, DatasetPin(asked.dataset, data.digest), pin)
+            return _check_fingerprint(found, fingerprint), True
+        self._check(caller, request)
+        await self._check_storage()
+        async with self._datasets.hold(request.dataset) as data:
+            pin = await self._pin(request)
+            order = self._order(caller, request, DatasetPin(request.dataset, data.digest), pin)
             order = replace(order, key=key, fingerprint=fingerprint)
             job = Job(order, queued=order.submitted)
-            entered = await self.register.add(job, (lambda folder: self._link(pin, folder)) if pin else None)
+            stored = await self.register.add(job, (lambda folder: self._link(pin, folder)) if pin else None)
         self._dispatcher.wake()
-        return _replayed(entered, fingerprint), entered.id != job.id
+        return _check_fingerprint(stored, fingerprint), stored.id != job.id
 
     async def cancel(self, caller: Caller, job_id: str) -> Job:
-        """Cancel a job: at once while it waits, as soon as its process has stopped while it runs.
+        """Cancel a job: a queued one at once, a running one after its process has stopped.
 
-        One whose result is being published may yet succeed. Raises Conflict when it has ended.
+        A job whose result is being published may still succeed. Raises NotFound, or Conflict if the job has ended.
         """
         self.get(caller, job_id)
-        job = await self.register.change(job_id, _cancelled)
+        job = await self.register.change(job_id, _cancel)
         self._dispatcher.stop_process(job_id)
         return job
 
     async def delete(self, caller: Caller, job_id: str) -> Job:
-        """Remove a job that has ended, with all its files; raises Conflict before."""
+        """Remove an ended job with all its files; raises NotFound, or Conflict if it has not ended."""
         job = self.get(caller, job_id)
         if not job.state.is_final:
             raise Conflict(f"job {job_id} is {job.state.value}: cancel it first")
@@ -147,73 +156,76 @@ class JobService:
         return job
 
     async def tidy(self) -> None:
-        """Remove the oldest jobs that have ended, beyond what is kept."""
-        for job in surplus(self.register.all(), self._quotas.kept):
+        """Remove the oldest ended jobs beyond the number that retention keeps."""
+        for job in expired_jobs(self.register.all(), self._quotas.kept):
             await self.register.remove(job.id)
 
-    # how
+    # details
 
-    def _check(self, caller: Caller, asked: Request) -> None:
-        """Raise what stands against a request, before anything is done for it."""
-        quotas, kind = self._quotas, self._kinds.get(asked.kind)
-        if len(orjson.dumps(asked.recipe)) > quotas.recipe:
+    def _check(self, caller: Caller, request: JobRequest) -> None:
+        """Raises the error of an invalid or forbidden request."""
+        quotas, kind = self._quotas, self._kinds.get(request.kind)
+        if len(orjson.dumps(request.recipe)) > quotas.recipe:
             raise TooLarge(f"recipe: expected at most {quotas.recipe} bytes of JSON")
         try:
-            kind.check(asked.recipe)
+            kind.check(request.recipe)
         except ValueError as error:
             raise Unprocessable(f"recipe: {error}") from error
-        if kind.needs_model != (asked.model is not None):
-            wanted = "expected a version to start from" if kind.needs_model else "not expected"
-            raise BadRequest(f"model: {wanted} for a job of kind {asked.kind}")
-        if asked.publish is not None and not kind.publishes:
-            raise BadRequest(f"publish: not expected for a job of kind {asked.kind}, which makes no model")
-        _check_rights(caller, asked)
-        mine = sum(_owns(caller, job) for job in self.register.all() if not job.state.is_final)
-        if mine >= quotas.per_owner:
-            raise QuotaExceeded(f"{mine} of your jobs have not ended yet, as many as one may have", retry_after=60.0)
+        if kind.needs_model != (request.model is not None):
+            expectation = "expected a version to start from" if kind.needs_model else "not expected"
+            raise BadRequest(f"model: {expectation} for a job of kind {request.kind}")
+        if request.publish is not None and not kind.can_publish:
+            raise BadRequest(f"publish: not expected for a job of kind {request.kind}, which makes no model")
+        _check_rights(caller, request)
+        unfinished = sum(_owns(caller, job) for job in self.register.all() if not job.state.is_final)
+        if unfinished >= quotas.per_owner:
+            raise QuotaExceeded(f"{unfinished} of your jobs have not ended yet, which is the limit", retry_after=60.0)
 
-    async def _make_room(self) -> None:
+    async def _check_storage(self) -> None:
         await self.tidy()
         if self._space is not None:
             await asyncio.to_thread(self._space.check)
         size = await asyncio.to_thread(self.register.folders.size)
         if size > self._quotas.storage:
-            raise StorageFull(f"the files of all jobs take {amount(size)}, more than they may: delete some")
+            raise StorageFull(
+                f"the files of all jobs use {format_bytes(size)}, expected at most "
+                f"{format_bytes(self._quotas.storage)}: delete some"
+            )
 
-    async def _pin(self, asked: Request) -> ModelPin | None:
-        return await self._parents.pin(asked.model, asked.version) if asked.model is not None else None
+    async def _pin(self, request: JobRequest) -> ModelPin | None:
+        return await self._parents.pin(request.model, request.version) if request.model is not None else None
 
     def _link(self, pin: ModelPin, folder: Path) -> None:
         self._parents.link(pin, folder / PARENT)
 
-    def _order(self, caller: Caller, asked: Request, data: DatasetPin, model: ModelPin | None) -> Order:
+    def _order(self, caller: Caller, request: JobRequest, data: DatasetPin, model: ModelPin | None) -> Order:
         quotas, now = self._quotas, time.time()
-        seconds, memory = asked.seconds or quotas.seconds, asked.memory or quotas.memory
+        seconds, memory = request.seconds or quotas.seconds, request.memory or quotas.memory
         return Order(
             id=new_id(now),
             owner=caller.name,
             owner_id=caller.identity,
-            kind=asked.kind,
-            recipe=asked.recipe,
+            kind=request.kind,
+            recipe=request.recipe,
             dataset=data,
             model=model,
-            publish=asked.publish,
-            priority=asked.priority,
+            publish=request.publish,
+            priority=request.priority,
             limits=JobLimits(min(seconds, quotas.seconds), min(memory, quotas.memory)),
             submitted=now,
         )
 
 
 def _may_see(caller: Caller, job: Job) -> bool:
-    """Whoever submitted it, and administrators."""
-    return _owns(caller, job) or caller.may(Scope.ADMIN)
+    """Whether a caller submitted the job or is an administrator."""
+    return _owns(caller, job) or caller.is_allowed(Scope.ADMIN)
 
 
 def _owns(caller: Caller, job: Job) -> bool:
     """Whether a caller submitted a job.
 
-    Of a job that has no more than a name (one of a release before there were identities) only a key is the owner that
-    was there then, and is the only one of that name now.
+    Jobs of releases without identities have only a name. Their owner is the key of that name, if it is the only one of
+    that name and older than the job.
     """
     order = job.order
     if order.owner_id or not order.owner:
@@ -222,26 +234,26 @@ def _owns(caller: Caller, job: Job) -> bool:
     return key is not None and caller.sole and key.name == order.owner and key.created <= order.submitted
 
 
-def _check_rights(caller: Caller, asked: Request) -> None:
-    """A job can do no more than whoever submits it; raises Forbidden."""
-    if asked.model is not None:
-        caller.check(Scope.READ, asked.model)
-    if asked.publish is not None:
-        caller.check(Scope.WRITE, names.check_model(asked.publish.model))
-        if asked.publish.alias is not None:
-            names.check_alias(asked.publish.alias)
-            caller.check(Scope.PROMOTE, asked.publish.model)
-    if asked.priority > 0 and not caller.may(Scope.ADMIN):
-        raise Forbidden(f"priority: expected at most 0 without scope {Scope.ADMIN.value!r}, got {asked.priority}")
+def _check_rights(caller: Caller, request: JobRequest) -> None:
+    """Raises Forbidden if the job would do what the caller may not: read or write models, promote, or take priority."""
+    if request.model is not None:
+        caller.check(Scope.READ, request.model)
+    if request.publish is not None:
+        caller.check(Scope.WRITE, names.check_model(request.publish.model))
+        if request.publish.alias is not None:
+            names.check_alias(request.publish.alias)
+            caller.check(Scope.PROMOTE, request.publish.model)
+    if request.priority > 0 and not caller.is_allowed(Scope.ADMIN):
+        raise Forbidden(f"priority: expected at most 0 without scope {Scope.ADMIN.value!r}, got {request.priority}")
 
 
-def _replayed(found: Job, fingerprint: str) -> Job:
+def _check_fingerprint(found: Job, fingerprint: str) -> Job:
     if found.order.fingerprint != fingerprint:
         raise Unprocessable(f"Idempotency-Key {found.order.key!r} was used before with another request")
     return found
 
 
-def _cancelled(job: Job) -> Job:
+def _cancel(job: Job) -> Job:
     match job.state:
         case JobState.QUEUED:
             return job.end(JobState.CANCELLED, time.time())

@@ -1,1 +1,1 @@
-"""Several models and steps served as one."""
+"""Pipelines: several models and built-in steps that are served as one model."""

@@ -1,4 +1,4 @@
-"""``pipeline.toml``: the file that a pipeline's version holds in place of ``model.onnx``.
+"""`pipeline.toml`: the file that a pipeline's version has instead of `model.onnx`.
 
     inputs = ["image"]
     outputs = ["label"]
@@ -17,8 +17,8 @@
     inputs = {image = "pixels"}
     outputs = {probabilities = "label"}
 
-The maps go from the step's own names to the pipeline's tensors. A step whose ``version`` is given stays with that
-version for ever; without it the step follows an alias, ``live`` unless ``alias`` says otherwise.
+`inputs` and `outputs` of a step map the step's own names to the pipeline's tensors. A step with `version` always runs
+that version; a step without it follows an alias, by default `live`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from core.mistakes import mistakes
-from server.archive import PIPELINE
-from server.datatypes import NUMPY_OF
-from server.types import ModelRef, TensorSpec
+from lathe.core.validation_errors import error_messages
+from lathe.server.archive import PIPELINE
+from lathe.server.datatypes import NUMPY_OF
+from lathe.server.types import ModelRef, TensorSpec
 
 PIPELINE_FILE = PIPELINE
-LARGEST = 1 << 18  # bytes
-MOST_STEPS = 64
+MAX_DEFINITION_BYTES = 1 << 18  # bytes
+MAX_STEPS = 64
 _LIVE = "live"
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}$")]
-Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]  # of a metric, so no quotes
+Label = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+]  # a label of metrics, so without quotes
 
 
 class BadPipeline(ValueError):
-    """The file does not describe a pipeline; the message names the place."""
+    """The file is not a valid pipeline; the message names the field or step."""
 
 
 class _Table(BaseModel):
@@ -54,7 +56,7 @@ class _Table(BaseModel):
 
 
 class InputDef(_Table):
-    """One input of the pipeline. Datatype and shape follow from the steps that take it where they say so themselves."""
+    """One input of the pipeline. Datatype and shape may be omitted if a step that takes the input determines them."""
 
     name: Name
     datatype: str | None = None
@@ -62,13 +64,13 @@ class InputDef(_Table):
 
     @property
     def spec(self) -> TensorSpec | None:
-        """The declared type, None where it is left to the steps."""
+        """The declared type, None if the steps determine it."""
         if self.datatype is None or self.shape is None:
             return None
         return TensorSpec(self.name, self.datatype, self.shape)
 
     @model_validator(mode="after")
-    def _is_whole(self) -> InputDef:
+    def _check_type(self) -> InputDef:
         if (self.datatype is None) != (self.shape is None):
             raise ValueError("expected datatype and shape together, or neither")
         if self.datatype is not None and self.datatype not in NUMPY_OF:
@@ -76,12 +78,12 @@ class InputDef(_Table):
         return self
 
 
-def _named(value: object) -> object:
+def _name_to_table(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
 class StepDef(_Table):
-    """One step: a model of the repository, or something built in."""
+    """One step: a model of the repository, or a built-in step."""
 
     name: Label
     model: str | None = None
@@ -94,39 +96,39 @@ class StepDef(_Table):
 
     @property
     def file(self) -> str | None:
-        """The file of the version that this step reads."""
+        """The name of the version's file that this step reads, None if it reads none."""
         named = self.options.get("file")
         return named if isinstance(named, str) else None
 
     @property
     def selector(self) -> str:
-        """What names the model's version: digits or an alias."""
+        """The version number or alias of the step's model, as text."""
         return str(self.version) if self.version is not None else self.alias or _LIVE
 
     @property
     def pin(self) -> ModelRef | None:
-        """The version that this step needs for ever."""
+        """The version that this step names by number, None otherwise."""
         return ModelRef(self.model, self.version) if self.model is not None and self.version is not None else None
 
     @model_validator(mode="after")
-    def _is_one_thing(self) -> StepDef:
+    def _check_kind(self) -> StepDef:
         if (self.model is None) == (self.builtin is None):
             raise ValueError("expected either model or builtin")
         if self.builtin is not None and (self.version is not None or self.alias is not None):
             raise ValueError("version and alias are for a model")
         if self.model is not None and self.options:
-            raise ValueError("options are for what is built in")
+            raise ValueError("options are for a builtin")
         if self.version is not None and self.alias is not None:
             raise ValueError("expected version or alias, not both")
         return self
 
 
 class Definition(_Table):
-    """What ``pipeline.toml`` says. Tensors and steps fit together by name; see ``wiring`` for their types."""
+    """The content of `pipeline.toml`, with names checked; `wiring` checks the types."""
 
-    inputs: tuple[Annotated[InputDef, BeforeValidator(_named)], ...] = Field(min_length=1, strict=False)
+    inputs: tuple[Annotated[InputDef, BeforeValidator(_name_to_table)], ...] = Field(min_length=1, strict=False)
     outputs: tuple[Name, ...] = Field(min_length=1, strict=False)
-    step: tuple[StepDef, ...] = Field(min_length=1, max_length=MOST_STEPS, strict=False)
+    step: tuple[StepDef, ...] = Field(min_length=1, max_length=MAX_STEPS, strict=False)
 
     @property
     def models(self) -> frozenset[str]:
@@ -135,39 +137,39 @@ class Definition(_Table):
 
     @property
     def pins(self) -> frozenset[ModelRef]:
-        """The versions it needs for ever."""
+        """The versions that its steps name by number."""
         return frozenset(step.pin for step in self.step if step.pin is not None)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Definition:
+    def _check_names(self) -> Definition:
         inputs = [given.name for given in self.inputs]
         made = inputs + [tensor for step in self.step for tensor in step.outputs.values()]
         used = {*self.outputs, *(tensor for step in self.step for tensor in step.inputs.values())}
-        _refuse(_repeated(step.name for step in self.step), "step {} is there twice")
-        _refuse(_repeated(made), "tensor {} has more than one origin")
-        _refuse(_repeated(self.outputs), "output {} is there twice")
-        _refuse(sorted(used - set(made)), "tensor {} is used, but neither an input nor any step's output")
-        _refuse([name for name in inputs if name not in used], "input {} is used by no step")
-        _refuse(
+        _raise_first(_duplicates(step.name for step in self.step), "step {} is defined twice")
+        _raise_first(_duplicates(made), "tensor {} is made more than once")
+        _raise_first(_duplicates(self.outputs), "output {} is listed twice")
+        _raise_first(sorted(used - set(made)), "tensor {} is used, but neither an input nor any step's output")
+        _raise_first([name for name in inputs if name not in used], "input {} is used by no step")
+        _raise_first(
             [step.name for step in self.step if not used & set(step.outputs.values())],
             "step {}: nothing uses its outputs",
         )
         return self
 
 
-def _repeated(names: Any) -> list[str]:
+def _duplicates(names: Any) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def _refuse(found: list[str], message: str) -> None:
+def _raise_first(found: list[str], message: str) -> None:
     if found:
         raise ValueError(message.format(repr(found[0])))
 
 
-def parse(content: bytes) -> Definition:
-    """Read the file's content; raises BadPipeline."""
-    if len(content) > LARGEST:
-        raise BadPipeline(f"{PIPELINE_FILE}: expected at most {LARGEST} bytes, got more")
+def parse_definition(content: bytes) -> Definition:
+    """Parse the content of `pipeline.toml`; raises BadPipeline."""
+    if len(content) > MAX_DEFINITION_BYTES:
+        raise BadPipeline(f"{PIPELINE_FILE}: expected at most {MAX_DEFINITION_BYTES} bytes, got more")
     document: dict[str, Any] = {}
     try:
         document = tomllib.loads(content.decode())
@@ -175,11 +177,11 @@ def parse(content: bytes) -> Definition:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadPipeline(f"{PIPELINE_FILE}: not TOML: {error}") from error
     except ValidationError as error:
-        found = mistakes(error.errors(include_url=False), Definition, document)
+        found = error_messages(error.errors(include_url=False), Definition, document)
         raise BadPipeline(f"{PIPELINE_FILE}: {'; '.join(found)}") from error
 
 
 def read_definition(folder: Path) -> Definition:
-    """Read the pipeline of a version; raises BadPipeline, OSError."""
+    """Read the `pipeline.toml` of a version; raises BadPipeline, OSError."""
     with (folder / PIPELINE_FILE).open("rb") as file:
-        return parse(file.read(LARGEST + 1))
+        return parse_definition(file.read(MAX_DEFINITION_BYTES + 1))

@@ -1,4 +1,4 @@
-"""A loaded pipeline: its steps with what runs them. To the data path it is a model like any other."""
+"""A loaded pipeline: its steps and the models that run them. The data path treats it as a model."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from server.backends.base import LoadedModel, devices, lost
-from server.errors import ServerError, Unavailable
-from server.pipelines.definition import StepDef
-from server.pipelines.wiring import fits
-from server.types import ModelRef, Tensors, TensorSpec
+from lathe.server.backends.base import LoadedModel, devices, lost_reason
+from lathe.server.errors import ServerError, Unavailable
+from lathe.server.pipelines.definition import StepDef
+from lathe.server.pipelines.type_check import is_compatible
+from lathe.server.types import ModelRef, Tensors, TensorSpec
 
 if TYPE_CHECKING:
-    from server.dataplane import Resolver
-    from server.scheduling.servable import Servable
+    from lathe.server.serving.dataplane import Resolver
+    from lathe.server.serving.servable import Servable
 
 PLATFORM = "lathe_pipeline"
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
-    """What a pipeline knows of a step's model, without holding on to the model."""
+class ModelInterface:
+    """The interface of a step's model, without a reference to the model."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -31,51 +31,53 @@ class Face:
     batch_reason: str
 
     @classmethod
-    def of(cls, model: LoadedModel) -> Face:
-        """Read a model's."""
+    def of(cls, model: LoadedModel) -> ModelInterface:
+        """Return the interface of a model."""
         return cls(model.inputs, model.outputs, model.max_batch, model.batchable, model.batch_reason)
 
 
 class BuiltinStage:
-    """A step that belongs to the pipeline: its model is loaded and closed with it.
+    """A built-in step, whose model is loaded and closed with the pipeline.
 
-    ``alone``: requests are executed one by one even where several were taken from the queue together; ``inline``: short
+    `alone`: requests are executed one by one, even if several were taken from the queue together. `inline`: short
     executions may run on the event loop's thread.
     """
 
     def __init__(self, step: StepDef, model: LoadedModel, *, alone: bool, inline: bool) -> None:
         self.step = step
         self.model = model
-        self.face = Face.of(model)
+        self.interface = ModelInterface.of(model)
         self.alone = alone
         self.inline = inline
 
 
 class ModelStage:
-    """A step that is a model of the repository: one version of it, or the one that an alias names at the time."""
+    """A step that is a model of the repository: a fixed version, or the one that an alias names at each request."""
 
-    def __init__(self, step: StepDef, owner: str, resolver: Resolver, face: Face) -> None:
-        """``owner``: the pipeline's name; ``face``: what the pipeline was checked against."""
+    def __init__(self, step: StepDef, owner: str, resolver: Resolver, face: ModelInterface) -> None:
+        """`owner`: the pipeline's name. `face`: the interface that the pipeline was checked against."""
         assert step.model is not None
         self.step = step
-        self.face = face
+        self.interface = face
         self.name = step.model
         self._owner = owner
         self.resolver = resolver
-        self._fitting: WeakSet[Servable] = WeakSet()
+        self._checked: WeakSet[Servable] = WeakSet()
 
     def servable(self) -> Servable:
-        """Return what answers now; raises ServerError where nothing does, or where it does not fit any more."""
+        """Return the version that answers now; raises ServerError if there is none, or if its interface has changed."""
         found = self.resolver.route(self.name, self.step.selector)
-        if found not in self._fitting:
+        if found not in self._checked:
             self._check(found)
-            self._fitting.add(found)
+            self._checked.add(found)
         return found
 
     def _check(self, found: Servable) -> None:
-        if not _serves_as(found.model, self.face):
-            raise Unavailable(f"{found.ref} takes or gives other tensors than when the pipeline was loaded")
-        if self._owner in reach(found.model):
+        if not _has_interface(found.model, self.interface):
+            raise Unavailable(
+                f"{found.ref} has other inputs or outputs than the version that the pipeline was loaded with"
+            )
+        if self._owner in reachable_models(found.model):
             raise Unavailable(f"{found.ref} leads back to pipeline {self._owner!r}")
 
 
@@ -83,7 +85,7 @@ Stage = BuiltinStage | ModelStage
 
 
 class Pipeline:
-    """The steps in order, and the types of what goes in and comes out."""
+    """The steps in order of execution, with the inputs and outputs of the pipeline."""
 
     platform = PLATFORM
 
@@ -94,44 +96,46 @@ class Pipeline:
         outputs: Sequence[TensorSpec],
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """``release`` is called when the pipeline is closed, on any thread."""
+        """`release` is called when the pipeline is closed, on any thread."""
         self.stages = tuple(stages)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self._release = release
-        self.max_batch = min(stage.face.max_batch for stage in self.stages)
-        mixing = [stage for stage in self.stages if not stage.face.batchable]
-        self.batchable = not mixing
+        self.max_batch = min(stage.interface.max_batch for stage in self.stages)
+        unbatchable = [stage for stage in self.stages if not stage.interface.batchable]
+        self.batchable = not unbatchable
         self.batch_reason = (
-            f"step {mixing[0].step.name!r}: {mixing[0].face.batch_reason}" if mixing else "every step keeps rows apart"
+            f"step {unbatchable[0].step.name!r}: {unbatchable[0].interface.batch_reason}"
+            if unbatchable
+            else "every step keeps rows apart"
         )
 
     @property
     def memory_bytes(self) -> int:
-        """What its own steps take; models are counted where they are served."""
-        return sum(stage.model.memory_bytes for stage in self._own)
+        """Bytes of its built-in steps; its models count as models of their own."""
+        return sum(stage.model.memory_bytes for stage in self._builtin_stages)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What runs its own steps, as for its memory."""
-        return tuple(dict.fromkeys(name for stage in self._own for name in devices(stage.model)))
+        """The devices of its built-in steps."""
+        return tuple(dict.fromkeys(name for stage in self._builtin_stages for name in devices(stage.model)))
 
     @property
     def lost(self) -> str:
-        """Why one of its own steps cannot run any more."""
-        return next(filter(None, (lost(stage.model) for stage in self._own)), "")
+        """Why a built-in step cannot run any more; empty if all can."""
+        return next(filter(None, (lost_reason(stage.model) for stage in self._builtin_stages)), "")
 
     @property
-    def _own(self) -> list[BuiltinStage]:
+    def _builtin_stages(self) -> list[BuiltinStage]:
         return [stage for stage in self.stages if isinstance(stage, BuiltinStage)]
 
     @property
     def pins(self) -> frozenset[ModelRef]:
-        """The versions it needs as long as it exists."""
+        """The versions that its steps name by number."""
         return frozenset(stage.step.pin for stage in self.stages if stage.step.pin is not None)
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Run the steps one after the other on this thread, past all queues: to warm up."""
+        """Run the steps one after the other on this thread, without their queues; for the warm-up."""
         tensors = dict(inputs)
         for stage in self.stages:
             step = stage.step
@@ -141,22 +145,22 @@ class Pipeline:
         return {spec.name: tensors[spec.name] for spec in self.outputs}
 
     def close(self) -> None:
-        """Close what belongs to the pipeline and let the rest go."""
+        """Close the built-in steps, and release the versions of models."""
         for stage in self.stages:
             if isinstance(stage, BuiltinStage):
                 stage.model.close()
         self._release()
 
 
-def reach(model: LoadedModel) -> frozenset[str]:
-    """Return the names of all models that requests to this one lead to, through pipelines of pipelines too."""
+def reachable_models(model: LoadedModel) -> frozenset[str]:
+    """Return the names of all models that requests to `model` reach, also through nested pipelines."""
     seen: set[str] = set()
     waiting = [model]
     while waiting:
         for stage in _model_stages(waiting.pop()):
             if stage.name not in seen:
                 seen.add(stage.name)
-                waiting += _below(stage)
+                waiting += _resolved_model(stage)
     return frozenset(seen)
 
 
@@ -165,18 +169,18 @@ def _model_stages(model: LoadedModel) -> Iterator[ModelStage]:
         yield from (stage for stage in model.stages if isinstance(stage, ModelStage))
 
 
-def _below(stage: ModelStage) -> list[LoadedModel]:
+def _resolved_model(stage: ModelStage) -> list[LoadedModel]:
     try:
         return [stage.resolver.resolve(stage.name, stage.step.selector).model]
     except ServerError:
-        return []  # leads nowhere at the moment
+        return []  # not loaded: reaches no model now
 
 
-def _serves_as(found: LoadedModel, expected: Face) -> bool:
+def _has_interface(found: LoadedModel, expected: ModelInterface) -> bool:
     return _agree(found.inputs, expected.inputs) and _agree(found.outputs, expected.outputs)
 
 
 def _agree(found: Sequence[TensorSpec], expected: Sequence[TensorSpec]) -> bool:
     by_name = {spec.name: spec for spec in found}
     same_names = by_name.keys() == {spec.name for spec in expected}
-    return same_names and all(fits(by_name[spec.name], spec) for spec in expected)
+    return same_names and all(is_compatible(by_name[spec.name], spec) for spec in expected)

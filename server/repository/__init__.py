@@ -1,5 +1,5 @@
-"""Versions on disk, what is live, and how one gets there.
+"""The model repository: versions on disk, versions in memory, and the changes between them.
 
-``names`` and ``manifest`` and ``aliases`` say what a repository holds, ``fs`` and ``journal`` and ``store`` keep it
-durable, ``lifecycle`` and ``policy`` and ``registry`` say what is served, ``rollout`` moves between the two.
+`names`, `manifest` and `aliases` define the content of a repository; `fs`, `journal` and `store` make it durable;
+`lifecycle`, `policy` and `registry` define what is served; `rollout` makes the changes.
 """

@@ -1,8 +1,8 @@
-"""Which version each alias names, which it named before, and which one is tried: the content of ``aliases.json``.
+"""The aliases of a model, the history of each, and the plan of a running canary: the content of `aliases.json`.
 
-An alias is a walk along its history, like the pages of a browser: moving it cuts what lies ahead and appends,
-rolling back steps towards the start, and a version ahead can be named again (``to=V``) until the next move.
-Whatever moves the live alias ends the trial of a candidate.
+An alias has a history and a position in it, like the back and forward buttons of a browser. Moving the alias cuts the
+entries after the position and appends one; rolling back moves the position towards the start. The entries after it stay
+reachable (`to=V`) until the next move. Any change of the live alias's version ends the trial of a candidate.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from server.canary.plan import CanaryPlan
-from server.errors import BadRequest, Conflict, NotFound
-from server.repository import names
+from lathe.server.canary.plan import CanaryPlan
+from lathe.server.errors import BadRequest, Conflict, NotFound
+from lathe.server.repository import names
 
 SCHEMA = 1
 HISTORY_LIMIT = 100  # steps remembered per alias
 
 
 class DamagedDocument(ValueError):
-    """A document of the repository that does not read as one."""
+    """A file of the repository whose content is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The versions an alias has named, oldest first, and where on that walk it stands."""
+    """The versions that an alias has named, oldest first, and its position in that history."""
 
     history: tuple[int, ...]
     position: int
@@ -38,29 +38,29 @@ class Alias:
 
     @property
     def previous(self) -> int | None:
-        """The version one rollback would name."""
+        """The version after one rollback; None at the start of the history."""
         return self.history[self.position - 1] if self.position else None
 
     def moved(self, version: int) -> Alias:
-        """Return the alias naming ``version``, one step further."""
+        """Return the alias moved to `version`, without the history after its old position."""
         if version == self.version:
             return self
         history = (*self.history[: self.position + 1], version)[-HISTORY_LIMIT:]
         return Alias(history, len(history) - 1)
 
-    def rolled_back(self, to: int | None) -> Alias:
-        """Return the alias one step back, or at ``to``, which must be on its history; raises Conflict."""
+    def with_rollback(self, to: int | None) -> Alias:
+        """Return the alias one step back, or at the nearest earlier (if none, later) `to` in it; raises Conflict."""
         if to is None:
             if not self.position:
                 raise Conflict(f"version {self.version} is the first of the history: there is nothing to roll back to")
             return replace(self, position=self.position - 1)
         if to not in self.history:
             raise Conflict(f"version {to} is not in the history {list(self.history)}; set the alias to go there")
-        behind = [i for i in range(self.position, -1, -1) if self.history[i] == to]
-        return replace(self, position=behind[0] if behind else self.history.index(to))
+        earlier = [i for i in range(self.position, -1, -1) if self.history[i] == to]
+        return replace(self, position=earlier[0] if earlier else self.history.index(to))
 
     def without(self, version: int) -> Alias:
-        """Return the alias with ``version``, which it does not name, gone from the history."""
+        """Return the alias without `version`, which it must not name, in its history."""
         history: list[int] = []
         position = 0
         for i, entry in enumerate(self.history):
@@ -73,15 +73,15 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """All aliases of one model. Every change of the model makes the next generation."""
+    """All aliases of one model. Each change of the model increments the generation."""
 
     generation: int = 0
-    high_water: int = 0  # the highest version number ever given out
+    high_water: int = 0  # the highest version number that was ever assigned
     aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
-    canary: CanaryPlan | None = None  # a candidate that shares the live version's requests
+    canary: CanaryPlan | None = None  # the running trial: a candidate that gets a part of the live version's requests
 
     def version(self, alias: str) -> int | None:
-        """Return the version that ``alias`` names, None where there is no such alias."""
+        """Return the version that `alias` names, None if there is no such alias."""
         found = self.aliases.get(alias)
         return found.version if found else None
 
@@ -93,16 +93,16 @@ class Aliases:
         return found
 
     def moved(self, alias: str, version: int) -> Aliases:
-        """Return the aliases with ``alias`` naming ``version``."""
+        """Return the aliases with `alias` moved to `version`; a new alias is added."""
         found = self.aliases.get(alias)
         return self._with(alias, found.moved(version) if found else Alias((version,), 0))
 
-    def rolled_back(self, alias: str, to: int | None) -> Aliases:
-        """Return the aliases with ``alias`` one step back, or at ``to``."""
-        return self._with(alias, self.get(alias).rolled_back(to))
+    def with_rollback(self, alias: str, to: int | None) -> Aliases:
+        """Return the aliases with `alias` one step back, or at `to`; raises NotFound, Conflict."""
+        return self._with(alias, self.get(alias).with_rollback(to))
 
     def without_version(self, version: int) -> Aliases:
-        """Return the aliases with ``version`` gone from every history; raises Conflict if an alias names it."""
+        """Return the aliases without `version` in any history; raises Conflict if an alias or the trial names it."""
         for name, alias in self.aliases.items():
             if alias.version == version:
                 raise Conflict(f"version {version} is what alias {name!r} names: move the alias first")
@@ -110,29 +110,31 @@ class Aliases:
             raise Conflict(f"version {version} is being tried: end its trial first")
         return replace(self, aliases=_frozen({name: alias.without(version) for name, alias in self.aliases.items()}))
 
-    def raised(self, version: int) -> Aliases:
-        """Return the aliases knowing that ``version`` has been given out."""
+    def with_high_water(self, version: int) -> Aliases:
+        """Return the aliases with a high-water mark of at least `version`."""
         return replace(self, high_water=max(self.high_water, version))
 
-    def next_generation(self) -> Aliases:
-        """Return the aliases as the next generation."""
+    def with_next_generation(self) -> Aliases:
+        """Return the aliases with the next generation number."""
         return replace(self, generation=self.generation + 1)
 
-    def trying(self, plan: CanaryPlan | None) -> Aliases:
-        """Return the aliases with another candidate, or none."""
+    def with_canary(self, plan: CanaryPlan | None) -> Aliases:
+        """Return the aliases with a new trial, or none."""
         return replace(self, canary=plan and replace(plan, generation=self.generation + 1))
 
     def stepped(self, plan: CanaryPlan) -> Aliases:
-        """Return the aliases with the trial under way in another step."""
+        """Return the aliases with the running trial in another step."""
         return replace(self, canary=plan)
 
     def _with(self, name: str, alias: Alias) -> Aliases:
-        stays = name != names.LIVE or alias.version == self.version(name)
-        return replace(self, aliases=_frozen({**self.aliases, name: alias}), canary=self.canary if stays else None)
+        keeps_trial = name != names.LIVE_ALIAS or alias.version == self.version(name)
+        return replace(
+            self, aliases=_frozen({**self.aliases, name: alias}), canary=self.canary if keeps_trial else None
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the document."""
-        listed = {
+        entries = {
             name: {"version": a.version, "history": list(a.history), "position": a.position}
             for name, a in sorted(self.aliases.items())
         }
@@ -140,22 +142,22 @@ class Aliases:
             "schema": SCHEMA,
             "generation": self.generation,
             "high_water": self.high_water,
-            "aliases": listed,
+            "aliases": entries,
             **({"canary": self.canary.to_json()} if self.canary else {}),
         }
 
     @classmethod
     def from_json(cls, document: object) -> Aliases:
-        """Read the document; raises DamagedDocument where it breaks a rule."""
+        """Parse the document; raises DamagedDocument naming the invalid part."""
         match document:
             case {
                 "schema": 1,
                 "generation": int(generation),
                 "high_water": int(high),
-                "aliases": dict(listed),
+                "aliases": dict(entries),
                 **more,
             } if generation >= 0 and high >= 0:
-                aliases = _frozen({name: _alias(name, entry) for name, entry in listed.items()})
+                aliases = _frozen({name: _alias(name, entry) for name, entry in entries.items()})
                 return cls(generation, high, aliases, _canary(more.get("canary")))
         raise DamagedDocument("aliases: expected schema 1 with generation, high_water and aliases")
 
@@ -165,8 +167,8 @@ def _frozen(aliases: dict[str, Alias]) -> Mapping[str, Alias]:
 
 
 def _alias(name: object, entry: object) -> Alias:
-    if not isinstance(name, str) or names.ALIAS.fullmatch(name) is None:
-        raise DamagedDocument(f"alias {name!r}: expected {names.ALIAS.pattern}")
+    if not isinstance(name, str) or names.ALIAS_PATTERN.fullmatch(name) is None:
+        raise DamagedDocument(f"alias {name!r}: expected {names.ALIAS_PATTERN.pattern}")
     match entry:
         case {"version": int(version), "history": [*steps], "position": int(position)} if (
             all(type(step) is int and 0 < step < 10**9 for step in steps)

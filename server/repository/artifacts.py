@@ -1,7 +1,7 @@
-"""The cache of compiled models: folders named by all that went into them, checked byte for byte before use.
+"""The cache of compiled models: folders named by the hash of all their inputs, verified by digest before use.
 
-What lies here is native code. It is made by this server, used only if it is whole and owned by this user alone, never
-taken from a version's folder and never from the network. Losing it costs a compilation.
+The artifacts are native code. This server makes them, and uses them only if the digests match and this user alone owns
+and may write them; it never takes them from a version's folder or the network. A lost artifact costs a compilation.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pathlib import Path
 
 import orjson
 
-from server.repository.manifest import digest_file
+from lathe.server.repository.manifest import digest_file
 
 _DIGESTS = "digests.json"
-_ABANDONED = 3600.0  # seconds after which nobody compiles there any more
+_ABANDONED = 3600.0  # seconds after which a work folder belongs to no running compilation
 
 
 log = logging.getLogger(__name__)
@@ -37,29 +37,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What a model is compiled for."""
+    """The compiler options that decide which artifact a model file becomes."""
 
     max_batch: int
     precision: str
     threads: int
     device: str = "cpu"
-    device_memory: int = 0  # bytes of its memory that the model may take; 0: as much as there is
-    packing: int = 0  # tokens of a run in which sequences of different lengths lie one after the other; 0: none do
+    device_memory: int = 0  # bytes of the device's memory that the model may use; 0: all of it
+    packing: int = 0  # most tokens of a packed run (sequences one after the other, no padding); 0: no packing
 
 
-def key_of(digest: str, options: BuildOptions, compiler: str) -> str:
-    """Return the name of the artifact that a compiler makes of a model file (its sha256) under these options."""
+def artifact_key(digest: str, options: BuildOptions, compiler: str) -> str:
+    """Return the cache key of the artifact: model file (its sha256), options and compiler (`compiler_digest`)."""
     return hashlib.sha256(repr((digest, options, compiler)).encode()).hexdigest()
 
 
 @cache
-def compiler_at_start() -> str:
-    """Return :func:`compiler_now` as it was when this was first asked for: what this process runs."""
-    return compiler_now()
+def compiler_digest_at_start() -> str:
+    """Return `compiler_digest` at the first call: the compiler that this process has imported."""
+    return compiler_digest()
 
 
-def compiler_now() -> str:
-    """Identify the compiler on disk by its sources and LLVM, and the processor by what code may use of it."""
+def compiler_digest() -> str:
+    """Return a hash of the compiler and custom operators on disk, LLVM's version, and the CPU's features."""
     machine = f"{platform.machine()} {_processor()} {os.environ.get('LATHE_TARGET', '')}"
     seen = hashlib.sha256(f"{machine} {metadata.version('llvmlite')}".encode())
     package = Path(__file__).parents[2] / "core"
@@ -79,21 +79,21 @@ def _processor() -> str:
     return platform.processor()
 
 
-def usable_folder(wanted: Path) -> Path:
-    """Return the folder if the cache can be there, else (a read-only mount) a temporary one until the process ends."""
+def writable_cache_folder(wanted: Path) -> Path:
+    """Return the folder if it can be written, otherwise a temporary one, which is removed at the process's end."""
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
             return wanted
     except OSError as error:
-        log.warning("the cache folder cannot be written (%s): models are compiled anew at each start", error.strerror)
+        log.warning("the cache folder cannot be written (%s): models are compiled again at each start", error.strerror)
     temporary = Path(tempfile.mkdtemp(prefix="lathe-cache-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary
 
 
 class ArtifactCache:
-    """The folder of artifacts. Several processes may share it."""
+    """The folder of artifacts; several processes may share it."""
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._root = root
@@ -101,24 +101,24 @@ class ArtifactCache:
 
     @property
     def shared(self) -> Path:
-        """Where the compiler keeps what several artifacts share: object code, findings of its tuner."""
+        """The folder of what several artifacts share: object code and the tuner's results."""
         return self._root / "shared"
 
     def open(self) -> None:
-        """Make the folder and remove what broken-off compilations left."""
+        """Make the folder, and remove the work folders of interrupted compilations."""
         self.shared.mkdir(parents=True, exist_ok=True)
         for work in self._root.glob("work/*"):
             if time.time() - work.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(work, ignore_errors=True)
 
     def begin(self) -> Path:
-        """Return a fresh folder to compile in."""
+        """Return a new work folder for a compilation."""
         work = self._root / "work" / secrets.token_hex(8)
         work.mkdir(parents=True, mode=0o700)
         return work
 
     def find(self, key: str) -> Path | None:
-        """Return an artifact if it is there, whole and ours; a damaged one is removed."""
+        """Return the artifact's folder, None if there is none; removes one that is damaged or of another user."""
         folder = self._path(key)
         if not folder.is_dir():
             return None
@@ -130,23 +130,23 @@ class ArtifactCache:
         return folder
 
     def keep(self, key: str, made: Path) -> Path:
-        """Take what a compilation made under ``key``; returns where it now lies."""
+        """Move the result of a compilation into the cache under `key`; returns its folder. Raises OSError."""
         folder = self._path(key)
         folder.parent.mkdir(parents=True, exist_ok=True)
         _seal(made)
         with contextlib.suppress(OSError):
-            os.rename(made, folder)  # another process was faster where this fails
+            os.rename(made, folder)  # fails if another process was faster: then its artifact is used
         found = self.find(key)
         if found is None:
-            raise OSError(None, "the compiled model could not be kept")
+            raise OSError(None, "the compiled model could not be stored")
         return found
 
     def drop(self, key: str) -> None:
-        """Remove an artifact that is of no use."""
+        """Remove an artifact."""
         shutil.rmtree(self._path(key), ignore_errors=True)
 
     def collect(self, in_use: Collection[Path]) -> None:
-        """Delete the artifacts unused for longest until the rest fits."""
+        """Delete the least recently used artifacts, except those `in_use`, until the cache is within `max_bytes`."""
         folders = [path for path in self._root.glob("models/*") if path.is_dir()]
         sizes = {path: sum(file.stat().st_size for file in path.rglob("*")) for path in folders}
         excess = sum(sizes.values()) - self._max_bytes
@@ -160,7 +160,7 @@ class ArtifactCache:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Digest every file; raises OSError at a link, or at what others own or may write."""
+    """Return the sha256 of each file; raises OSError for a link, and for a file that others own or may write."""
     digests = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

@@ -9,30 +9,30 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from core.runtime.cpus import available_cpus
-from server.backends.base import Backend
-from server.children import Children, Limits
-from server.repository.artifacts import ArtifactCache, BuildOptions
-from server.repository.builder import Builder
-from server.repository.fs import Fs
-from server.repository.housekeeping import Housekeeping
-from server.repository.live import LiveModels
-from server.repository.loader import Loader, ServableMaker
-from server.repository.memory import MemoryBudget
-from server.repository.readiness import Readiness
-from server.repository.registry import Registry
-from server.repository.rollout import Rollout, UploadLimits
-from server.repository.space import model_space
-from server.repository.store import Store
-from server.repository.watcher import Watcher
-from server.settings import Settings
+from lathe.core.runtime.host.cpus import available_cpus
+from lathe.server.backends.base import Backend
+from lathe.server.processes.stage_children import Children, Limits
+from lathe.server.repository.artifacts import ArtifactCache, BuildOptions
+from lathe.server.repository.builder import Builder
+from lathe.server.repository.disk_space import model_space
+from lathe.server.repository.fs import Fs
+from lathe.server.repository.housekeeping import Housekeeping
+from lathe.server.repository.live_models import LiveModels
+from lathe.server.repository.loader import Loader, ServableMaker
+from lathe.server.repository.memory_budget import MemoryBudget
+from lathe.server.repository.readiness import Readiness
+from lathe.server.repository.registry import Registry
+from lathe.server.repository.rollout import Rollout, UploadLimits
+from lathe.server.repository.store import Store
+from lathe.server.repository.watcher import Watcher
+from lathe.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
-    """The objects that others need."""
+class ControlPlane:
+    """The objects of the control side that the server's other parts use."""
 
     rollout: Rollout
     store: Store
@@ -44,9 +44,9 @@ class Control:
 
     @asynccontextmanager
     async def running(self, loaded: Callable[[], None]) -> AsyncIterator[None]:
-        """Recover; then load what is live, say so, and watch the repository until left; last, let everything go.
+        """Recover the repository, then load the models, call `loaded`, and watch the repository; unload all at the end.
 
-        Loading goes on after entering, so that a server whose models still compile is alive and can be stopped.
+        Loading runs in the background, so that a server whose models still compile is alive and can be stopped.
         """
         await self.rollout.open()
         await asyncio.to_thread(self.cache.open)
@@ -62,29 +62,29 @@ class Control:
     async def _load_and_watch(self, loaded: Callable[[], None]) -> None:
         try:
             began = time.monotonic()
-            async with self.children.urgent():
+            async with self.children.at_normal_priority():
                 await self.watcher.start()
             self.readiness.begin()
             loaded()
             models = self.rollout.catalog.models()
-            answering, seconds = sum(model.ready for model in models), time.monotonic() - began
-            log.info("ready: %d of %d models answer, after %.1f s", answering, len(models), seconds)
+            ready, seconds = sum(model.ready for model in models), time.monotonic() - began
+            log.info("ready: %d of %d models answer, after %.1f s", ready, len(models), seconds)
             await self.watcher.run()
         except Exception:
             log.exception("the model repository is no longer watched")
 
 
-def build_control(
+def build_control_plane(
     settings: Settings,
     registry: Registry,
     backend: Backend,
     servables: ServableMaker,
     children: Children | None = None,
     fs: Fs | None = None,
-) -> Control:
-    """Wire the repository's objects; ``children`` and ``fs`` are for tests that put doubles in their place."""
+) -> ControlPlane:
+    """Build the repository's objects; tests pass test doubles as `children` and `fs`."""
     if settings.operators:
-        from core.custom import load_operators
+        from lathe.core.compiler.custom_operators import load_operators
 
         load_operators(settings.operators)
     store = Store(settings.model_repo, fs, max_staging=settings.max_staging, space=model_space(settings))
@@ -100,4 +100,4 @@ def build_control(
     housekeeping = Housekeeping(store, loader, cache, settings.keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(settings.max_upload, settings.auto_promote))
     watcher = Watcher(store, rollout, settings.poll_interval, settings.settle_time)
-    return Control(rollout, store, watcher, cache, memory, Readiness(models), children)
+    return ControlPlane(rollout, store, watcher, cache, memory, Readiness(models), children)

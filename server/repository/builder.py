@@ -1,4 +1,4 @@
-"""From a model file to a model in memory: parse and compile in child processes, load, warm up."""
+"""Turns a model file into a model in memory: parse and compile in child processes, load, warm up."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from server.backends.base import Backend, LoadedModel, packing
-from server.children import Children
-from server.datatypes import NUMPY_OF
-from server.errors import BadRequest, ServerError, Unavailable, Unprocessable
-from server.repository.artifacts import ArtifactCache, BuildOptions, compiler_at_start, compiler_now, key_of
-from server.repository.manifest import MANIFEST
-from server.repository.memory import MemoryBudget, Owner
-from server.repository.store import storage_error
-from server.types import Array, TensorSpec
+from lathe.server.backends.base import Backend, LoadedModel, as_packing
+from lathe.server.datatypes import NUMPY_OF
+from lathe.server.errors import BadRequest, ServerError, Unavailable, Unprocessable
+from lathe.server.processes.stage_children import Children
+from lathe.server.repository.artifacts import (
+    ArtifactCache,
+    BuildOptions,
+    artifact_key,
+    compiler_digest,
+    compiler_digest_at_start,
+)
+from lathe.server.repository.manifest import MANIFEST
+from lathe.server.repository.memory_budget import MemoryBudget, Owner
+from lathe.server.repository.store import storage_error
+from lathe.server.types import Array, TensorSpec
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """A model in memory, and the artifacts it came from."""
+class BuiltModel:
+    """A model in memory, and the artifacts it was loaded from."""
 
     artifacts: tuple[Path, ...]
     model: LoadedModel
-    seconds: float  # that took
+    seconds: float  # for compiling and loading
 
 
 class Builder:
-    """Makes loaded models. The same file is compiled once, whoever asks how often."""
+    """Compiles and loads models. Concurrent builds of the same file with the same options compile once."""
 
     def __init__(
         self,
@@ -52,8 +58,8 @@ class Builder:
         self._backend = backend
         self._options = options
         self._memory = memory or MemoryBudget()
-        self._compiler = compiler_at_start()
-        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._compiler = compiler_digest_at_start()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def build(
         self,
@@ -61,28 +67,27 @@ class Builder:
         digest: str,
         owner: Owner,
         loading: Callable[[], None] = lambda: None,
-    ) -> Built:
-        """Bring a model file whose sha256 is ``digest`` into memory, as its ``owner`` is configured.
+    ) -> BuiltModel:
+        """Compile and load a model file, whose sha256 is `digest`, with the configuration of `owner`.
 
-        ``loading`` is told when it is compiled.
-        An artifact of the cache that does not load (another machine's, another release's) is compiled again.
+        `loading` is called after compiling. If a cached artifact does not load, the file is compiled again.
         Raises ServerError; OutOfMemory before anything is loaded.
         """
         started = time.monotonic()
         artifact, model = await self._build(model_file, digest, owner, loading)
-        return Built((artifact,), model, time.monotonic() - started)
+        return BuiltModel((artifact,), model, time.monotonic() - started)
 
     async def _build(
         self, model_file: Path, digest: str, owner: Owner, loading: Callable[[], None]
     ) -> tuple[Path, LoadedModel]:
         options = owner.config.compile.options(self._options)
-        key = key_of(digest, options, self._compiler)
-        artifact, fresh = await self._artifact(model_file, key, options)
+        key = artifact_key(digest, options, self._compiler)
+        artifact, compiled_now = await self._artifact(model_file, key, options)
         loading()
         try:
             return artifact, await asyncio.to_thread(self._load, artifact, options.threads, owner)
         except Unprocessable as error:
-            if fresh:
+            if compiled_now:
                 raise
             log.warning("a compiled model of the cache does not load, so it is compiled again: %s", error.message)
         await asyncio.to_thread(self._cache.drop, key)
@@ -90,19 +95,21 @@ class Builder:
         return artifact, await asyncio.to_thread(self._load, artifact, options.threads, owner)
 
     async def _artifact(self, model_file: Path, key: str, options: BuildOptions) -> tuple[Path, bool]:
-        """Return the artifact, and whether it was compiled just now."""
-        async with self._busy.setdefault(key, asyncio.Lock()):
+        """Return the artifact, and whether it was compiled now (rather than found in the cache)."""
+        async with self._locks.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._cache.find, key)
-            return (found, False) if found else (await self._make(model_file, key, options), True)
+            return (found, False) if found else (await self._compile(model_file, key, options), True)
 
-    async def _make(self, model_file: Path, key: str, options: BuildOptions) -> Path:
+    async def _compile(self, model_file: Path, key: str, options: BuildOptions) -> Path:
         try:
             work = await asyncio.to_thread(self._cache.begin)
         except OSError as error:
             raise storage_error("compiling", error) from error
         try:
-            await self._children.run("parse", model_file, work / "ir", *await asyncio.to_thread(_reading, model_file))
-            await self._children.run("compile", work / "ir", work / "artifact", *self._flags(options))
+            await self._children.run(
+                "parse", model_file, work / "ir", *await asyncio.to_thread(_parse_flags, model_file)
+            )
+            await self._children.run("compile", work / "ir", work / "artifact", *self._compile_flags(options))
             await asyncio.to_thread(self._check_compiler)
             return await asyncio.to_thread(self._cache.keep, key, work / "artifact")
         except OSError as error:
@@ -114,13 +121,13 @@ class Builder:
             await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
 
     def _check_compiler(self) -> None:
-        """Refuse what child processes made with other sources than this process runs: it could not load that."""
-        if compiler_now() != self._compiler:
+        """Raises Unavailable if the sources changed since the start: artifacts of the new sources may not load here."""
+        if compiler_digest() != self._compiler:
             raise Unavailable(
                 "Lathe's program files have changed since this server started: restart the server, then try again"
             )
 
-    def _flags(self, options: BuildOptions) -> list[str]:
+    def _compile_flags(self, options: BuildOptions) -> list[str]:
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
         flags += ["--device", options.device]
         flags += ["--device-memory", str(options.device_memory)] if options.device_memory else []
@@ -142,16 +149,18 @@ class Builder:
         return model
 
 
-def _reading(model_file: Path) -> list[str]:
-    """Permit tensors in other files where the version has any: all of them are its own."""
+def _parse_flags(model_file: Path) -> list[str]:
+    """Return the flag for tensors in external files, if the version's folder holds other files than the model."""
     others = {path.name for path in model_file.parent.iterdir()} - {model_file.name, MANIFEST}
     return ["--external"] if others else []
 
 
 def warm_up(model: LoadedModel) -> None:
-    """Run the model once on zeros, if its inputs say how large they are, or it packs, whatever the length. It may
-    refuse these as data: a shape of zeros, say."""
-    if packing(model) is not None or all(_is_sized(spec) for spec in model.inputs):
+    """Run the model once on zeros, if it packs or all its inputs have fixed shapes beyond the first dimension.
+
+    A BadRequest is ignored: zeros may be invalid input, for example as a shape.
+    """
+    if as_packing(model) is not None or all(_is_sized(spec) for spec in model.inputs):
         with suppress(BadRequest):
             model.execute({spec.name: _zeros(spec) for spec in model.inputs})
 

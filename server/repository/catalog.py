@@ -1,4 +1,4 @@
-"""What the repository looks like from outside: models, versions, states."""
+"""Read-only queries about models, versions and their states."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from server.errors import NotFound
-from server.repository.aliases import Aliases
-from server.repository.diskside import DiskSide
-from server.repository.journal import Record
-from server.repository.lifecycle import Status
-from server.repository.live import LiveModel, LiveModels
-from server.repository.manifest import Manifest
-from server.repository.names import LIVE
-from server.repository.store import Store, storage_errors
+from lathe.server.errors import NotFound
+from lathe.server.repository.aliases import Aliases
+from lathe.server.repository.journal import Record
+from lathe.server.repository.lifecycle import Status
+from lathe.server.repository.live_models import LiveModel, LiveModels
+from lathe.server.repository.manifest import Manifest
+from lathe.server.repository.names import LIVE_ALIAS
+from lathe.server.repository.reconciler import Reconciler
+from lathe.server.repository.store import Store, storage_errors
 
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:
-    """One version."""
+    """A version as the management API reports it."""
 
     version: int
     status: Status
-    manifest: Manifest | None  # None: hand-copied and not taken in yet, or damaged
-    aliases: tuple[str, ...]  # that name it
+    manifest: Manifest | None  # None: hand-copied and not adopted yet, or damaged
+    aliases: tuple[str, ...]  # the aliases that name it
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """One model; ``answering`` says which version answers for each alias that anything answers for."""
+    """A model as the management API reports it; `answering` maps each alias that answers to its version."""
 
     name: str
     aliases: Aliases
     answering: Mapping[str, int]
     versions: tuple[int, ...]
     config_error: str = ""
-    failure: str = ""  # why the live version is not loaded; where there is none, why the newest is not
+    failure: str = ""  # why the live version, or if there is none the newest, is not loaded
 
     @property
     def ready(self) -> bool:
-        """Whether a request that names no version is answered."""
-        return LIVE in self.answering
+        """Whether requests without a version are answered."""
+        return LIVE_ALIAS in self.answering
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One line of the repository index."""
+    """One entry of the repository index."""
 
     name: str
     version: int
@@ -55,9 +55,9 @@ class IndexEntry:
 
 
 class Catalog:
-    """Questions about what there is; nothing here changes anything."""
+    """Read-only queries; nothing here changes a model."""
 
-    def __init__(self, store: Store, models: LiveModels, disk: DiskSide) -> None:
+    def __init__(self, store: Store, models: LiveModels, disk: Reconciler) -> None:
         self._store = store
         self._models = models
         self._disk = disk
@@ -75,11 +75,11 @@ class Catalog:
         return [_describe(model) for model in self._models if self._models.registry.find(model.name) is not None]
 
     def model(self, name: str) -> ModelInfo:
-        """Return one model; raises NotFound, and until its aliases are known while the server starts Unavailable."""
+        """Return one model; raises NotFound, or Unavailable while the server starts and its aliases are not known."""
         return _describe(self._known(name))
 
     async def versions(self, name: str) -> list[VersionInfo]:
-        """Return a model's versions, without those that are deleted meanwhile; raises NotFound."""
+        """Return a model's versions, without those deleted during the call; raises NotFound."""
         found = []
         for version in self.model(name).versions:
             with suppress(NotFound):
@@ -87,13 +87,13 @@ class Catalog:
         return found
 
     async def version(self, name: str, version: int) -> VersionInfo:
-        """Return one version; raises NotFound, and Unavailable as :meth:`model`."""
+        """Return one version; raises NotFound, or Unavailable like `model`."""
         model = self._known(name)
         if version not in model.statuses:
             raise NotFound(f"model {name!r} has no version {version}")
         manifest = await asyncio.to_thread(self._disk.manifest, model, version)
         if manifest is None:
-            async with model.lock:  # its folder may just have been removed: what shows that is under way
+            async with model.lock:  # its folder may just have been removed: wait until that change is visible
                 pass
         if version not in model.statuses:
             raise NotFound(f"model {name!r} has no version {version}")
@@ -101,7 +101,7 @@ class Catalog:
         return VersionInfo(version, model.status(version), manifest, aliases)
 
     def _known(self, name: str) -> LiveModel:
-        """Return a model whose aliases are known; raises NotFound, while the server starts Unavailable."""
+        """Return a model whose aliases are known; raises NotFound, or Unavailable while the server starts."""
         model = self._models.known(name)
         self._models.registry.view(name)
         return model
@@ -115,13 +115,13 @@ class Catalog:
 def _describe(model: LiveModel) -> ModelInfo:
     versions = tuple(sorted(model.statuses))
     answering = model.answering()
-    failure = "" if LIVE in answering else _failure(model)
+    failure = "" if LIVE_ALIAS in answering else _failure(model)
     return ModelInfo(model.name, model.aliases, answering, versions, model.config_error, failure)
 
 
 def _failure(model: LiveModel) -> str:
-    named = model.aliases.aliases.get(LIVE)
-    version = named.version if named else max(model.statuses, default=0)
+    alias = model.aliases.aliases.get(LIVE_ALIAS)
+    version = alias.version if alias else max(model.statuses, default=0)
     status = model.statuses.get(version)
     return (
         f"version {version} is {status.state.value}" + (f": {status.reason}" if status.reason else "") if status else ""

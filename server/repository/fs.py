@@ -1,7 +1,7 @@
-"""Every change the repository makes to a disk goes through these few calls.
+"""File system calls: the repository makes all its changes on disk through them.
 
-Production uses ``Fs`` itself. Tests put a double in its place that records the calls, kills the process at one of
-them, makes one fail, or replays what a disk would hold had the power gone.
+Production uses `Fs` itself. Tests use a double that records the calls, kills the process at one of them, makes one
+fail, or replays what the disk would hold after a power failure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Fs:
-    """The operating system's calls, one to one. A failed ``sync`` is final: the caller fails, it never tries again."""
+    """The operating system's calls, one to one. After a failed `sync` the caller must fail: a retry may lose data."""
 
     def create(self, path: Path) -> int:
         """Open a file that does not exist yet; returns its descriptor."""
@@ -30,17 +30,17 @@ class Fs:
         return os.open(path, _APPEND, 0o644)
 
     def write(self, fd: int, data: bytes | memoryview) -> None:
-        """Write all of ``data``."""
+        """Write all of `data`."""
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
 
     def truncate(self, path: Path, size: int) -> None:
-        """Cut a file to ``size`` bytes."""
+        """Cut a file to `size` bytes."""
         os.truncate(path, size)
 
     def sync(self, fd: int) -> None:
-        """Make the file's content durable."""
+        """Make the file's content durable (fsync)."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
@@ -48,7 +48,7 @@ class Fs:
         os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or a folder another name, in one step."""
+        """Rename a file or a folder atomically."""
         os.rename(source, target)
 
     def mkdir(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Fs:
         os.rmdir(path)
 
     def sync_dir(self, path: Path) -> None:
-        """Make the names in a folder durable."""
+        """Make a folder's entries durable (fsync)."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -83,7 +83,7 @@ def make_folders(fs: Fs, *folders: Path) -> None:
 
 
 def remove_tree(fs: Fs, folder: Path) -> None:
-    """Remove a folder and what it holds; symbolic links are removed, not followed. A missing one is fine."""
+    """Remove a folder with its content, if it exists; symbolic links are removed, not followed."""
     try:
         entries = list(os.scandir(folder))
     except FileNotFoundError:

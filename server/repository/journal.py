@@ -1,14 +1,15 @@
-"""The log of one model: one line per change, the commit point of each, and its audit trail.
+"""The log of one model: a write-ahead log with one line per change, and its audit trail.
 
-A line is ``<crc32> <json>\n``. A change is made when its line is durable; everything else on disk follows from it and
-can be done again. A torn or damaged tail is what a crash left of a change that nobody was told of: it is cut off.
-Damage with whole lines after it is not that: such a log is put aside, and kept.
+A line is `<crc32> <json>\n`. A change is committed when its line is durable; all else on disk is derived from it and
+can be repeated. A torn tail is the rest of a change that a crash interrupted before it was reported: it is cut off. A
+damaged line with valid lines after it is not a torn tail: such a log is renamed and kept.
 
-Each line names the sha256 of the one before it, so a line cannot be changed, taken out or put in without all later ones
-being written anew; whoever has kept the newest digest notices that, too. A line that does not follow is damage.
+The lines are a hash chain: each holds the sha256 of the line before it, so that a line can only be changed, removed or
+inserted by rewriting all later ones; a copy of the newest digest reveals even that. A line that does not continue the
+chain counts as damaged.
 
-A log is read whole at the start, so it does not grow for ever: its oldest lines move to
-``<model>.log-<generation of the first>``, which nobody reads but people.
+A log is read whole at the start, so its length is bounded: the oldest lines move to an archive,
+`<model>.log-<generation of the first>`, which no program reads.
 """
 
 from __future__ import annotations
@@ -28,34 +29,34 @@ from typing import Any
 
 import orjson
 
-from server.repository.aliases import Aliases, DamagedDocument
-from server.repository.fs import Fs
+from lathe.server.repository.aliases import Aliases, DamagedDocument
+from lathe.server.repository.fs import Fs
 
 log = logging.getLogger(__name__)
 
-_TAIL = 1 << 18  # bytes at the end of a log that surely hold a whole record
-_TRIES = 3  # readings of a log that other processes replace meanwhile
-REMEMBERED = 2_000  # changes per model that are told of; an idempotency key is known for as long
+_TAIL_BYTES = 1 << 18  # bytes at the end of a log that surely hold a whole record
+_READ_ATTEMPTS = 3  # attempts to read a log that other processes replace meanwhile
+MAX_REMEMBERED = 2_000  # changes per model in the audit trail; also how long an idempotency key is recognised
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One change of a model: publish, adopt, alias, rollback, delete, canary (a trial begins), step (of its
-    schedule), promoted, rolled_back or cancelled (how it ended), or void (the undoing of a change half done)."""
+    """One change of a model: publish, adopt, alias, rollback, delete, canary (a trial begins), step (the
+    next of its schedule), promoted, rolled_back or cancelled (its end), or void (an interrupted change was undone)."""
 
     time: str  # RFC 3339, UTC
     action: str
-    state: Aliases  # what holds once the change is made; its generation numbers the change
-    version: int  # that came, went, or is named now
+    state: Aliases  # the aliases after the change; their generation numbers the change
+    version: int  # the version that was published, deleted, or that the alias names now
     alias: str | None = None
     digest: str | None = None  # of the model file
-    staging: str | None = None  # what a publish renames: the path below the staging folder
+    staging: str | None = None  # the folder that a publish renames, relative to the staging folder
     actor: str = ""
     reason: str = ""  # why a trial ended, or why a version took no alias
-    key: str | None = None  # idempotency key, after whose it is and a space; older releases wrote it alone
+    key: str | None = None  # idempotency key after its namespace and a blank; older releases wrote no namespace
     fingerprint: str | None = None  # of the request that carried the key
-    previous: str | None = None  # digest of the line before; none in the first one, and in those of old releases
-    _digest: str | None = field(default=None, init=False, repr=False, compare=False)  # of the JSON it was read from
+    previous: str | None = None  # digest of the line before; None in the first line, and in those of old releases
+    _digest: str | None = field(default=None, init=False, repr=False, compare=False)  # of the parsed JSON
 
     @property
     def generation(self) -> int:
@@ -64,11 +65,11 @@ class Record:
 
     @property
     def chain_digest(self) -> str:
-        """What the next line calls this one: the sha256 of its JSON as it is stored, hexadecimal."""
+        """The `previous` of the next line: the sha256, in hexadecimal, of this record's JSON as stored."""
         return self._digest or _digest_of(self._body())
 
     def dump(self) -> bytes:
-        """Return the line."""
+        """Return the line, with its newline."""
         body = self._body()
         return b"%08x %s\n" % (zlib.crc32(body), body)
 
@@ -78,7 +79,7 @@ class Record:
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
-        """Read a line without its end; raises DamagedDocument."""
+        """Parse a line without its newline; raises DamagedDocument."""
         head, _, body = line.partition(b" ")
         if head != b"%08x" % zlib.crc32(body):
             raise DamagedDocument("journal: checksum does not match")
@@ -87,15 +88,15 @@ class Record:
             record = cls(**{**document, "state": Aliases.from_json(document["state"])})
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise DamagedDocument("journal: not a record") from error
-        object.__setattr__(record, "_digest", _digest_of(body))  # another release may write the same otherwise
+        object.__setattr__(record, "_digest", _digest_of(body))  # a release may serialize it differently
         return record
 
 
 def last_record(path: Path) -> Record | None:
-    """Return the newest whole record of a log that is only looked at."""
+    """Return the newest valid record of a log, without changing or locking it; None if there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL))
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return None
@@ -125,9 +126,9 @@ def _digest_of(body: bytes) -> str:
 
 
 class Journal:
-    """The log of one model. Changes come under the repository's lock; reading needs none.
+    """The log of one model. Callers hold the repository's lock for changes; reading needs none.
 
-    In memory are the newest change and the places of the others' lines, which are read again when somebody asks.
+    Memory holds the newest record and the file offsets of the others, which are read again on demand.
     """
 
     def __init__(self, fs: Fs, path: Path) -> None:
@@ -135,12 +136,12 @@ class Journal:
         self._path = path
         self._lock = threading.Lock()
         self.last: Record | None = None  # the newest change
-        self._places = array("Q")  # where the lines of the remembered changes begin
-        self._keys: dict[str, int] = {}  # idempotency key -> where its line begins, oldest first
+        self._offsets = array("Q")  # file offsets of the remembered lines
+        self._keys: dict[str, int] = {}  # idempotency key -> file offset of its line, oldest first
         self._inode = (0, 0)
-        self._end = self._lines = 0  # bytes read that hold whole records, and how many
-        self._newest: str | None = None  # digest of the last of them
-        self._named = False  # whether the log's name is known to be durable
+        self._end = self._lines = 0  # bytes of the valid records that were read, and their number
+        self._newest: str | None = None  # digest of the last valid record
+        self._is_entry_durable = False  # whether the log's entry in its folder is known to be durable
 
     def snapshot(self) -> list[Record]:
         """Return the remembered changes, oldest first."""
@@ -148,7 +149,7 @@ class Journal:
             return self._read_back()
 
     def find_key(self, key: str) -> Record | None:
-        """Return the change that carried an idempotency key."""
+        """Return the newest change made under an idempotency key, None if there is none."""
         with self._lock:
             self._refresh()
             if key not in self._keys:
@@ -156,23 +157,23 @@ class Journal:
             return next((record for record in reversed(self._read_back()) if record.key == key), None)
 
     def refresh(self) -> None:
-        """Read what was added since the last look."""
+        """Read the lines that other processes have added."""
         with self._lock:
             self._refresh()
 
     def append(self, record: Record) -> Record:
-        """Make ``record`` durable, or leave the log as it was and raise OSError. Returns it as part of the chain."""
+        """Write `record` durably and return it with its `previous`; on OSError the log is unchanged."""
         with self._lock:
             self._refresh()
             self._cut_tail()
-            if self._lines >= 2 * REMEMBERED:
-                self._shorten()
+            if self._lines >= 2 * MAX_REMEMBERED:
+                self._archive_oldest()
             record = replace(record, previous=self._newest)
             self._append(record)
             return record
 
     def settle(self) -> None:
-        """Make durable what is in the log: a record found by recovery may have been written, but never synced."""
+        """Sync the log: a record that recovery found may have been written but not synced."""
         with self._lock:
             self._sync(self._fs.append(self._path))
 
@@ -186,20 +187,20 @@ class Journal:
             self._forget()
             self._inode = _inode(status)
         if status.st_size > self._end:
-            self._read_on()
+            self._read_new_lines()
 
     def _append(self, record: Record) -> None:
         line = record.dump()
         try:
             self._write(self._fs.append(self._path), line)
         except OSError:
-            self._cut_back()
+            self._undo_append()
             raise
         self._inode = _inode(self._path.stat())
         self._remember(record, line)
 
     def _cut_tail(self) -> None:
-        """Remove what a crash left after the last whole line."""
+        """Cut off a torn tail. If valid lines follow the damage, rename the log instead; a new one begins."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._end)
@@ -207,26 +208,26 @@ class Journal:
         except FileNotFoundError:
             return
         lines = tail.split(b"\n")
-        if any(map(_is_record, (*lines[:-1], *lines[1:]))):  # all but a line that was all but written
+        if any(map(_is_record, (*lines[:-1], *lines[1:]))):  # a sole line without its newline does not count
             aside = self._path.with_suffix(f".damaged-{time.time_ns()}")
-            log.error("the log %s is damaged or was changed: it is kept as %s", self._path.name, aside.name)
+            log.error("the log %s is damaged or was modified: it is kept as %s", self._path.name, aside.name)
             self._fs.rename(self._path, aside)
             self._forget()
         elif tail:
             self._fs.truncate(self._path, self._end)
 
-    def _shorten(self) -> None:
-        """Move the lines that are not remembered to an archive. The append that follows makes the new name durable."""
+    def _archive_oldest(self) -> None:
+        """Move all but the newest `MAX_REMEMBERED` lines to an archive. The next append makes the rename durable."""
         *lines, _ = self._path.read_bytes()[: self._end].split(b"\n")
-        old, kept = lines[:-REMEMBERED], lines[-REMEMBERED:]
+        old, recent = lines[:-MAX_REMEMBERED], lines[-MAX_REMEMBERED:]
         archive = self._path.with_suffix(f".log-{Record.parse(old[0]).generation:09d}")
         draft = self._path.with_suffix(".log-new")
-        self._named = False  # so the archive's name is made durable, before its lines go from the log
+        self._is_entry_durable = False  # so that the folder is synced with the archive before its lines leave the log
         try:
             self._write(self._fs.replace(archive), b"\n".join([*old, b""]))
-            self._write(self._fs.replace(draft), b"\n".join([*kept, b""]))
+            self._write(self._fs.replace(draft), b"\n".join([*recent, b""]))
         except OSError:
-            return  # the log is as it was, and the next change tries again
+            return  # the log is unchanged, and the next change tries again
         self._fs.rename(draft, self._path)
         self._forget()
         self._refresh()
@@ -244,31 +245,31 @@ class Journal:
             self._fs.sync(fd)
         finally:
             self._fs.close(fd)
-        if not self._named:
+        if not self._is_entry_durable:
             self._fs.sync_dir(self._path.parent)
-            self._named = True
+            self._is_entry_durable = True
 
-    def _cut_back(self) -> None:
+    def _undo_append(self) -> None:
         try:
             self._fs.truncate(self._path, self._end)
         except OSError:
-            self._forget()  # the next look reads what the disk really holds
+            self._forget()  # the next refresh reads what the disk really holds
 
     def _read_back(self) -> list[Record]:
-        """The remembered changes. Another process may replace the log at any moment: then it is read anew."""
-        for _ in range(_TRIES):
+        """Return the remembered changes. Another process may replace the log at any time: then it is read again."""
+        for _ in range(_READ_ATTEMPTS):
             self._refresh()
-            if not self._places:
+            if not self._offsets:
                 return []
             with suppress(DamagedDocument, FileNotFoundError), self._path.open("rb") as file:
                 if _inode(os.fstat(file.fileno())) == self._inode:
-                    file.seek(self._places[0])
-                    *lines, _ = file.read(self._end - self._places[0]).split(b"\n")
+                    file.seek(self._offsets[0])
+                    *lines, _ = file.read(self._end - self._offsets[0]).split(b"\n")
                     return [Record.parse(line) for line in lines]
             self._forget()
         raise DamagedDocument(f"journal: {self._path.name} changed while it was read")
 
-    def _read_on(self) -> None:
+    def _read_new_lines(self) -> None:
         with self._path.open("rb") as file:
             file.seek(self._end)
             for line in file:
@@ -278,21 +279,21 @@ class Journal:
                     record = Record.parse(line[:-1])
                 except DamagedDocument:
                     return
-                if not self._follows(record):
+                if not self._continues_chain(record):
                     return
                 self._remember(record, line)
 
-    def _follows(self, record: Record) -> bool:
-        """Whether the chain goes on. It begins anywhere: earlier lines may be in an archive, or an old release's."""
+    def _continues_chain(self, record: Record) -> bool:
+        """Whether a record continues the hash chain. Any first line does: earlier ones may be archived or unchained."""
         before = self.last
         if before is None or (before.previous is None and record.previous is None):
             return True
         return record.previous == self._newest
 
     def _remember(self, record: Record, line: bytes) -> None:
-        if record.action == "void" and self._places:
-            self._keys = {key: place for key, place in self._keys.items() if place != self._places[-1]}
-        self._places.append(self._end)
+        if record.action == "void" and self._offsets:
+            self._keys = {key: offset for key, offset in self._keys.items() if offset != self._offsets[-1]}
+        self._offsets.append(self._end)
         if record.key:
             self._keys.pop(record.key, None)
             self._keys[record.key] = self._end
@@ -300,20 +301,20 @@ class Journal:
         self._newest = record.chain_digest
         self._end += len(line)
         self._lines += 1
-        if len(self._places) > REMEMBERED:
+        if len(self._offsets) > MAX_REMEMBERED:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        gone = self._places.pop(0)
+        gone = self._offsets.pop(0)
         oldest = next(iter(self._keys), None)
         if oldest is not None and self._keys[oldest] == gone:
             del self._keys[oldest]
 
     def _forget(self) -> None:
         self.last = None
-        self._places = array("Q")
+        self._offsets = array("Q")
         self._keys.clear()
         self._inode = (0, 0)
         self._end = self._lines = 0
         self._newest = None
-        self._named = False
+        self._is_entry_durable = False

@@ -5,8 +5,9 @@
     COMPILING, LOADING -> FAILED -> COMPILING (on a load call, or when the folder changed)
 
 An upload is verified, compiled and loaded before it has a number, so it appears as PUBLISHED and is READY at once; a
-refused one never appears. A version found on disk starts at PUBLISHED. So may an upload's: its folder is there a moment
-before it is READY, and who looks at the disk then may load it, fail, or let it go again; it is READY all the same.
+refused upload never appears. A version found on disk starts at PUBLISHED. An uploaded version's folder exists a moment
+before the version is READY. A sync may find it then, and load it, fail, or unload it again: hence the arrows from these
+states to READY.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from dataclasses import dataclass
 
 
 class State(enum.Enum):
-    """Where a version is on its way."""
+    """The state of a version in this process."""
 
-    STAGED = "staged"  # bytes are coming in
+    STAGED = "staged"  # the upload is being received
     VERIFYING = "verifying"  # child processes parse and compile it
     PUBLISHED = "published"  # durable, not in memory
-    COMPILING = "compiling"  # on disk; its artifact is being looked up or made
-    LOADING = "loading"  # artifact into memory, warm-up run
+    COMPILING = "compiling"  # its artifact is looked up in the cache, or compiled
+    LOADING = "loading"  # the artifact is loaded, and run once
     READY = "ready"  # answers requests
-    DRAINING = "draining"  # lets its last requests finish
-    UNLOADED = "unloaded"  # was in memory, is no more
+    DRAINING = "draining"  # its last requests finish
+    UNLOADED = "unloaded"  # no longer in memory
     FAILED = "failed"  # could not be loaded; the reason says why
 
 
@@ -37,19 +38,19 @@ _NEXT: Mapping[State, frozenset[State]] = {
     State.COMPILING: frozenset({State.LOADING, State.FAILED}),
     State.LOADING: frozenset({State.READY, State.FAILED}),
     State.READY: frozenset({State.DRAINING}),
-    State.DRAINING: frozenset({State.UNLOADED, State.COMPILING, State.READY}),  # wanted before its last requests end
+    State.DRAINING: frozenset({State.UNLOADED, State.COMPILING, State.READY}),  # loaded again meanwhile
     State.UNLOADED: frozenset({State.COMPILING, State.READY}),
     State.FAILED: frozenset({State.COMPILING, State.READY}),
 }
 
 
 class IllegalTransition(RuntimeError):
-    """A version was moved to a state that does not follow its own: a fault of the server."""
+    """A state was set that may not follow the present one: a bug of the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A version's state, and why it failed."""
+    """A version's state, and the reason if it failed."""
 
     state: State = State.PUBLISHED
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Brings versions into memory and lets them go, one at a time each, without touching what answers meanwhile."""
+"""Loads and unloads versions; each is loaded once at a time, and the versions that answer are not disturbed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from server.backends.base import LoadedModel
-from server.errors import Internal, NotFound, ServerError, Unavailable, Unprocessable
-from server.repository.aliases import DamagedDocument
-from server.repository.builder import Builder, Built
-from server.repository.lifecycle import State, Status
-from server.repository.live import LiveModel, LiveModels
-from server.repository.manifest import MODEL_FILE, CorruptVersion, Manifest, verify_files
-from server.repository.pipelines import PipelineBuilder
-from server.repository.store import Store, storage_error
-from server.telemetry.logs import about
-from server.types import ModelRef
+from lathe.server.backends.base import LoadedModel
+from lathe.server.errors import Internal, NotFound, ServerError, Unavailable, Unprocessable
+from lathe.server.repository.aliases import DamagedDocument
+from lathe.server.repository.builder import Builder, BuiltModel
+from lathe.server.repository.lifecycle import State, Status
+from lathe.server.repository.live_models import LiveModel, LiveModels
+from lathe.server.repository.manifest import MODEL_FILE, CorruptVersion, Manifest, verify_files
+from lathe.server.repository.pipeline_builder import PipelineBuilder
+from lathe.server.repository.store import Store, storage_error
+from lathe.server.telemetry.logs import log_fields
+from lathe.server.types import ModelRef
 
 if TYPE_CHECKING:
-    from server.scheduling.servable import Servable
+    from lathe.server.serving.servable import Servable
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class ServableMaker(Protocol):
         ...
 
     def forget(self, ref: ModelRef) -> None:
-        """Drop what is remembered of a version that is gone for good."""
+        """Drop the metrics of a version that was deleted."""
         ...
 
 
 class Loader:
-    """Loads and retires versions; keeps the background tasks of both."""
+    """Loads and retires versions; owns the background tasks."""
 
     def __init__(self, store: Store, builder: Builder, servables: ServableMaker, models: LiveModels) -> None:
         self._store = store
@@ -54,62 +54,62 @@ class Loader:
 
     @property
     def artifacts_in_use(self) -> set[Path]:
-        """The artifacts of what is in memory."""
+        """The compiled artifacts of the versions in memory."""
         return {path for paths in self._artifacts.values() for path in paths}
 
     async def ensure(self, model: LiveModel, version: int) -> Servable:
-        """Return a version once it is in memory; raises NotFound, or the ServerError that says why it cannot be."""
+        """Load a version if it is not in memory, and return it; raises NotFound, or the ServerError of loading."""
         if (servable := model.loaded.get(version)) is not None:
             return servable
         if version not in model.loading:
             model.loading[version] = self.spawn(self._load(model, version))
         return await asyncio.shield(model.loading[version])
 
-    async def prepare(self, model: LiveModel, folder: Path, digest: str) -> Built:
-        """Bring files into memory that are no version yet."""
+    async def prepare(self, model: LiveModel, folder: Path, digest: str) -> BuiltModel:
+        """Compile and load the files of an upload, which is not a version yet; raises ServerError."""
         try:
             return await self._build(model, folder, digest)
-        except NotFound as error:  # a model that a pipeline names
+        except NotFound as error:  # a model that the pipeline uses
             raise Unprocessable(error.message) from error
 
-    def enter(self, model: LiveModel, version: int, built: Built) -> Servable:
-        """Make a loaded model answer by its number (from the next :meth:`LiveModel.show` on)."""
-        servable = self._take(model, version, built)
+    def enter(self, model: LiveModel, version: int, built: BuiltModel) -> Servable:
+        """Add a loaded model as `version`; requests see it after the next `LiveModel.show`."""
+        servable = self._make_servable(model, version, built)
         model.failures.pop(version, None)
         model.advance(version, State.READY)
         return servable
 
-    def _take(self, model: LiveModel, version: int, built: Built) -> Servable:
+    def _make_servable(self, model: LiveModel, version: int, built: BuiltModel) -> Servable:
         ref = ModelRef(model.name, version)
         servable = model.loaded[version] = self._servables.make(ref, built.model)
         if not model.config.batches:
-            servable.signature = servable.signature.unbatched()
+            servable.signature = servable.signature.without_batching()
         servable.stats.load_seconds = built.seconds
-        model.adjust(servable)
+        model.apply_config(servable)
         self._artifacts[ref] = built.artifacts
-        fields = about(model=model.name, version=version, seconds=round(built.seconds, 3))
+        fields = log_fields(model=model.name, version=version, seconds=round(built.seconds, 3))
         log.info("%s: version %d is in memory after %.1f s", model.name, version, built.seconds, extra=fields)
         return servable
 
     async def rebuild(self, model: LiveModel, version: int) -> None:
-        """Bring a version that is in memory there once more, as its configuration now says, and switch to that.
+        """Build a loaded version again with the present configuration, and switch to the new build.
 
-        Raises ServerError; then what was there goes on answering.
+        Raises ServerError; then the old build continues to answer.
         """
         before = model.loaded[version]
         folder = await asyncio.to_thread(self._store.folder, model.name, version)
-        manifest = await asyncio.to_thread(self._verified, model, version, folder)
+        manifest = await asyncio.to_thread(self._verified_manifest, model, version, folder)
         built = await self._build(model, folder, manifest.digest)
-        if model.loaded.get(version) is not before:  # let go, or loaded anew, meanwhile
+        if model.loaded.get(version) is not before:  # unloaded or reloaded meanwhile
             await asyncio.to_thread(built.model.close)
             return
-        self._take(model, version, built)
+        self._make_servable(model, version, built)
         model.show(model.aliases)
         self.spawn(before.retire())
 
-    async def enter_or_await(self, model: LiveModel, version: int, built: Built) -> bool:
-        """Make a loaded model answer, and say so; False if another look at the disk saw the version first and has it in
-        memory, or is about to: that one notes it if it cannot. What became of an earlier look is of no interest.
+    async def add_loaded_or_await(self, model: LiveModel, version: int, built: BuiltModel) -> bool:
+        """Add a loaded model as `version`: True. False if a sync found the version on disk first, and has loaded it or
+        tries to: this waits for its end. A failure of that sync is recorded by it, and not raised here.
         """
         if version not in model.loaded and version not in model.loading:
             self.enter(model, version, built)
@@ -119,39 +119,39 @@ class Loader:
         return False
 
     def let_go(self, model: LiveModel, version: int, *, at_once: bool = False) -> asyncio.Task[None]:
-        """Take a version out of what answers; its last requests finish, then its memory goes: the end of the task.
+        """Unload a version: no new requests; the task ends when the running ones have finished and its memory is free.
 
-        ``at_once``: what may not end is broken off; its time is over already."""
+        `at_once`: do not wait for requests that are still running."""
         servable = model.loaded.pop(version)
         model.advance(version, State.DRAINING)
         model.show(model.aliases)
         return self.spawn(self._retire(model, version, servable, at_once))
 
     def forget(self, model: LiveModel, version: int) -> None:
-        """Let go of a version whose folder is gone, and of what was counted about it."""
+        """Unload a version whose folder is gone, and drop its metrics."""
         if version in model.loaded:
             self.let_go(model, version)
         self._servables.forget(ModelRef(model.name, version))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something to its end whatever becomes of the caller."""
+        """Start a background task, which runs to its end even if the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something whole, even if the caller leaves meanwhile."""
+    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, which runs to its end even if the caller is cancelled."""
         task: asyncio.Task[T] = self.spawn(work)
         return await asyncio.shield(task)
 
     async def settle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no background task is running."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def stop(self, patience: float) -> None:
-        """Give what is under way ``patience`` seconds, then break it off."""
+        """Wait `patience` seconds for the background tasks, then cancel them."""
         try:
             await asyncio.wait_for(self.settle(), patience)
         except TimeoutError:
@@ -159,10 +159,10 @@ class Loader:
                 task.cancel()
             await self.settle()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever awaits it gets it; nobody may, and that is no fault
+            task.exception()  # marks it as retrieved: a task that nobody awaits may fail without a warning
 
     async def _load(self, model: LiveModel, version: int) -> Servable:
         try:
@@ -174,11 +174,11 @@ class Loader:
     async def _load_folder(self, model: LiveModel, version: int, folder: Path) -> Servable:
         model.advance(version, State.COMPILING)
         try:
-            manifest = await asyncio.to_thread(self._verified, model, version, folder)
+            manifest = await asyncio.to_thread(self._verified_manifest, model, version, folder)
             built = await self._build_version(model, version, folder, manifest.digest)
-        except Exception as error:  # whatever it is, the version that answers now goes on
+        except Exception as error:  # any failure: the version that answers now must not be affected
             failure = as_server_error(error)
-            fields = about(model=model.name, version=version, code=failure.code)
+            fields = log_fields(model=model.name, version=version, code=failure.code)
             log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message, extra=fields)
             if version in model.statuses:
                 model.fail(version, failure)
@@ -188,31 +188,31 @@ class Loader:
             await asyncio.to_thread(built.model.close)
             raise NotFound(f"version {version} of model {model.name!r} was deleted while it was loaded")
         servable = self.enter(model, version, built)
-        if model.unloaded:
+        if model.is_unloaded:
             self.let_go(model, version)
             raise Unavailable(f"model {model.name!r} was unloaded while version {version} was loaded")
         model.show(model.aliases)
         return servable
 
-    async def _build_version(self, model: LiveModel, version: int, folder: Path, digest: str) -> Built:
+    async def _build_version(self, model: LiveModel, version: int, folder: Path, digest: str) -> BuiltModel:
         try:
-            return await self._build(model, folder, digest, lambda: self._is_loading(model, version))
-        except NotFound as error:  # a model that a pipeline names; it may come
+            return await self._build(model, folder, digest, lambda: self._on_loading(model, version))
+        except NotFound as error:  # a model that the pipeline uses; it may appear later, so this is retried
             raise Unavailable(error.message) from error
 
     async def _build(
         self, model: LiveModel, folder: Path, digest: str, loading: Callable[[], None] = lambda: None
-    ) -> Built:
+    ) -> BuiltModel:
         if (folder / MODEL_FILE).exists():
             return await self._builder.build(folder / MODEL_FILE, digest, model, loading)
         return await self.pipelines.build(model, folder, loading)
 
-    def _is_loading(self, model: LiveModel, version: int) -> None:
-        if version in model.statuses:  # else deleted meanwhile
+    def _on_loading(self, model: LiveModel, version: int) -> None:
+        if version in model.statuses:  # otherwise it was deleted meanwhile
             model.advance(version, State.LOADING)
 
-    def _verified(self, model: LiveModel, version: int, folder: Path) -> Manifest:
-        manifest = self._store.manifest(model.name, version) or model.guests.get(version)
+    def _verified_manifest(self, model: LiveModel, version: int, folder: Path) -> Manifest:
+        manifest = self._store.manifest(model.name, version) or model.unadopted_manifests.get(version)
         if manifest is None:
             raise NotFound(f"version {version} of model {model.name!r} has not been taken into the repository yet")
         verify_files(folder, manifest)
@@ -220,7 +220,7 @@ class Loader:
 
     async def _retire(self, model: LiveModel, version: int, servable: Servable, at_once: bool) -> None:
         await (servable.retire(0.0) if at_once else servable.retire())
-        if version not in model.loaded:  # else loaded again meanwhile
+        if version not in model.loaded:  # otherwise it was loaded again meanwhile
             self._artifacts.pop(servable.ref, None)
         if model.statuses.get(version) == Status(State.DRAINING):
             model.advance(version, State.UNLOADED)
@@ -229,12 +229,12 @@ class Loader:
 
 
 def as_server_error(error: Exception) -> ServerError:
-    """Return what a caller is told of an error met while loading."""
+    """Return the error for the client after an exception while loading."""
     if isinstance(error, ServerError):
         return error
     if isinstance(error, CorruptVersion | DamagedDocument):
         return Unprocessable(str(error))
     if isinstance(error, OSError):
         return storage_error("loading", error)
-    log.error("unforeseen error while loading", exc_info=error)
+    log.error("unexpected error while loading", exc_info=error)
     return Internal("loading failed; the server's log says more")

@@ -1,4 +1,4 @@
-"""What ``manifest.json`` says about a version: its files by digest, how it came, and what it takes and gives."""
+"""`manifest.json` of a version: the digests of its files, its time of creation, metadata, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 
 import orjson
 
-from server.pipelines.definition import PIPELINE_FILE
-from server.repository import names
-from server.repository.aliases import DamagedDocument
-from server.types import TensorSpec
+from lathe.server.pipelines.definition import PIPELINE_FILE
+from lathe.server.repository import names
+from lathe.server.repository.aliases import DamagedDocument
+from lathe.server.types import TensorSpec
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MODEL_FILE = "model.onnx"
-DEFINING = (MODEL_FILE, PIPELINE_FILE)  # a version holds one of them
+DEFINING = (MODEL_FILE, PIPELINE_FILE)  # a version holds exactly one of them
 METADATA_LIMIT = 16 << 10  # bytes of JSON
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 
 
 class CorruptVersion(Exception):
-    """A version whose files are not what its manifest says; the message names the file, never a path."""
+    """A version's files do not match its manifest; the message names the file, never a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a version takes and gives; two are interchangeable for callers when they are equal."""
+    """The inputs and outputs of a version; versions with equal signatures are interchangeable for callers."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
     @classmethod
     def of(cls, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Signature:
-        """Build one; the order of tensors does not count."""
+        """Build a signature; the order of the tensors does not matter."""
         return cls(tuple(sorted(inputs, key=_name)), tuple(sorted(outputs, key=_name)))
 
     def describe(self) -> str:
@@ -63,7 +63,7 @@ def _name(spec: TensorSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of ``manifest.json``. ``metadata`` is free-form: accuracy, author, training run."""
+    """The content of `manifest.json`. `metadata` is free-form: accuracy, author, training run."""
 
     files: Mapping[str, FileEntry]
     created: str = ""  # RFC 3339, UTC
@@ -72,7 +72,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """What identifies a version's content; see :func:`content_digest`."""
+        """The digest of the version's content (`content_digest`)."""
         return content_digest(self.files)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,8 +84,8 @@ class Manifest:
             "metadata": dict(self.metadata),
         }
         if self.signature is not None:
-            document["inputs"] = [_kept(spec) for spec in self.signature.inputs]
-            document["outputs"] = [_kept(spec) for spec in self.signature.outputs]
+            document["inputs"] = [_spec_document(spec) for spec in self.signature.inputs]
+            document["outputs"] = [_spec_document(spec) for spec in self.signature.outputs]
         return document
 
     def dump(self) -> bytes:
@@ -94,7 +94,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, document: object) -> Manifest:
-        """Read the document strictly; raises DamagedDocument naming the field."""
+        """Parse the document, without unknown fields; raises DamagedDocument naming the field."""
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise DamagedDocument(f"manifest: expected schema {SCHEMA}")
         unknown = set(document) - {"schema", "created", "files", "metadata", "inputs", "outputs"}
@@ -103,46 +103,46 @@ class Manifest:
         created, metadata = document.get("created", ""), document.get("metadata", {})
         if not isinstance(created, str) or not isinstance(metadata, dict):
             raise DamagedDocument("manifest: expected 'created' to be text and 'metadata' an object")
-        return cls(_files(document.get("files")), created, _signature(document), metadata)
+        return cls(_parse_files(document.get("files")), created, _parse_signature(document), metadata)
 
 
-def _files(listed: object) -> dict[str, FileEntry]:
-    if not isinstance(listed, dict) or not defines(listed):
+def _parse_files(listed: object) -> dict[str, FileEntry]:
+    if not isinstance(listed, dict) or not is_version_content(listed):
         raise DamagedDocument(f"manifest: expected 'files' to hold {' or '.join(DEFINING)}")
-    return {_file_name(name): _file(name, entry) for name, entry in listed.items()}
+    return {_check_file_name(name): _parse_file(name, entry) for name, entry in listed.items()}
 
 
-def _file_name(name: object) -> str:
-    if not isinstance(name, str) or names.FILE.fullmatch(name) is None or name == MANIFEST:
+def _check_file_name(name: object) -> str:
+    if not isinstance(name, str) or names.FILE_PATTERN.fullmatch(name) is None or name == MANIFEST:
         raise DamagedDocument(f"manifest: file name {name!r} is not allowed")
     return name
 
 
-def _file(name: object, entry: object) -> FileEntry:
+def _parse_file(name: object, entry: object) -> FileEntry:
     match entry:
         case {"sha256": str(digest), "size": int(size)} if _DIGEST.fullmatch(digest) and size >= 0:
             return FileEntry(digest, size)
     raise DamagedDocument(f"manifest: file {name!r} needs 'sha256' (64 hexadecimal digits) and 'size'")
 
 
-def _signature(document: dict[str, Any]) -> Signature | None:
+def _parse_signature(document: dict[str, Any]) -> Signature | None:
     if "inputs" not in document and "outputs" not in document:
         return None
-    return Signature.of(_specs(document, "inputs"), _specs(document, "outputs"))
+    return Signature.of(_parse_specs(document, "inputs"), _parse_specs(document, "outputs"))
 
 
-def _specs(document: dict[str, Any], side: str) -> tuple[TensorSpec, ...]:
+def _parse_specs(document: dict[str, Any], side: str) -> tuple[TensorSpec, ...]:
     listed = document.get(side)
     if not isinstance(listed, list):
         raise DamagedDocument(f"manifest: expected {side!r} to be a list")
-    return tuple(_spec(entry, side) for entry in listed)
+    return tuple(_parse_spec(entry, side) for entry in listed)
 
 
-def _kept(spec: TensorSpec) -> dict[str, object]:
+def _spec_document(spec: TensorSpec) -> dict[str, object]:
     return spec.describe() | ({"any_rank": True} if spec.any_rank else {})
 
 
-def _spec(entry: object, side: str) -> TensorSpec:
+def _parse_spec(entry: object, side: str) -> TensorSpec:
     match entry:
         case {"name": str(name), "datatype": str(datatype), "shape": [*shape], **more} if all(
             type(d) is int for d in shape
@@ -152,7 +152,7 @@ def _spec(entry: object, side: str) -> TensorSpec:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a version's manifest; raises FileNotFoundError, or DamagedDocument where it does not parse."""
+    """Read a version's manifest; raises FileNotFoundError, or DamagedDocument if it is invalid."""
     raw = (folder / MANIFEST).read_bytes()
     try:
         document = orjson.loads(raw)
@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every file with the manifest, byte for byte; raises CorruptVersion."""
+    """Compare the size and sha256 of each file with the manifest; raises CorruptVersion."""
     for name, expected in manifest.files.items():
         try:
             found = digest_file(folder / name)
@@ -176,26 +176,26 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def describe_folder(folder: Path) -> dict[str, FileEntry]:
-    """Digest what a hand-copied version holds; raises CorruptVersion where it is not a flat folder of plain files."""
+    """Hash the files of a hand-copied version; raises CorruptVersion if it is not a flat folder of plain files."""
     entries = {}
     for entry in list(os.scandir(folder)):
         if entry.name == MANIFEST:
             continue
-        if names.FILE.fullmatch(entry.name) is None or not entry.is_file(follow_symlinks=False):
-            raise CorruptVersion(f"{entry.name!r}: a version holds plain files named {names.FILE.pattern} only")
+        if names.FILE_PATTERN.fullmatch(entry.name) is None or not entry.is_file(follow_symlinks=False):
+            raise CorruptVersion(f"{entry.name!r}: a version holds plain files named {names.FILE_PATTERN.pattern} only")
         entries[entry.name] = digest_file(Path(entry.path))
-    if not defines(entries):
+    if not is_version_content(entries):
         raise CorruptVersion(f"expected {' or '.join(DEFINING)}, found {sorted(entries)}")
     return entries
 
 
-def defines(files: Collection[str]) -> bool:
-    """Whether files of these names are a version: exactly one of them says what it computes."""
+def is_version_content(files: Collection[str]) -> bool:
+    """Whether files of these names can be a version: exactly one is a model or a pipeline."""
     return sum(name in files for name in DEFINING) == 1
 
 
 def content_digest(files: Mapping[str, FileEntry]) -> str:
-    """Return the sha256 of the model file; where there are others, of the list of all names with their digests."""
+    """Return the sha256 of the model file; with other files, of the sorted list of all digests and names."""
     if files.keys() == {MODEL_FILE}:
         return files[MODEL_FILE].sha256
     listed = "".join(f"{entry.sha256}  {name}\n" for name, entry in sorted(files.items()))
@@ -203,7 +203,7 @@ def content_digest(files: Mapping[str, FileEntry]) -> str:
 
 
 def digest_file(path: Path) -> FileEntry:
-    """Digest one plain file; links and devices are refused with OSError."""
+    """Return the sha256 and size of a plain file; raises OSError for links and devices."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
     with open(fd, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,35 +1,38 @@
-"""What should be in memory, what answers, and what may be deleted: pure functions of the facts."""
+"""The rules for loading, answering, retention and adoption of versions, as pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from server.repository.aliases import Aliases
-from server.repository.names import LIVE
+from lathe.server.repository.aliases import Aliases
+from lathe.server.repository.names import LIVE_ALIAS
 
 
-def wanted(state: Aliases, versions: Collection[int], also: Collection[int] | None = None) -> list[int]:
-    """Return the versions to hold in memory, the most urgent first.
+def versions_to_load(state: Aliases, versions: Collection[int], also: Collection[int] | None = None) -> list[int]:
+    """Return the versions that should be in memory, the most urgent first.
 
-    What an alias names comes first, then the candidate on trial, then what one rollback would name, so that going back
-    needs no loading, and last what the model's owner wants ``also``: unless told otherwise the newest version, so that
-    it can be tried by its number before it goes live.
+    The order: versions that aliases name, the live one first; the candidate on trial; the versions after one rollback,
+    so that a rollback needs no loading; the versions of the model's configuration, `also`. Without `also` the last is
+    the newest version, so that it can be tested by its number before it goes live.
     """
-    ordered = sorted(state.aliases.items(), key=lambda item: item[0] != LIVE)
+    ordered = sorted(state.aliases.items(), key=lambda item: item[0] != LIVE_ALIAS)
     targets = [alias.version for _, alias in ordered]
     previous = [alias.previous for _, alias in ordered]
-    tried = state.canary.version if state.canary else None
-    rest = sorted(versions)[-1:] if also is None else also
-    chosen = dict.fromkeys(v for v in (*targets, tried, *previous, *rest) if v is not None)
+    candidate = state.canary.version if state.canary else None
+    configured = sorted(versions)[-1:] if also is None else also
+    chosen = dict.fromkeys(v for v in (*targets, candidate, *previous, *configured) if v is not None)
     return [version for version in chosen if version in versions]
 
 
-def answering(
+def answering_version(
     state: Aliases, alias: str, loaded: Collection[int], now: int | None, coming: Collection[int] = frozenset()
 ) -> int | None:
-    """Return the version that answers for ``alias``: the one it names; while that is not loaded, the one that answers
-    now. Where none does, as after a start, and the one it names is not ``coming`` either, the last one before it that
-    is loaded: else callers who have been answered by a version would be answered by an older one."""
+    """Return the version that answers for `alias`, None if there is none.
+
+    That is the version that it names; while that is not loaded, the version that answered until `now`. If there is no
+    such version, as after a start, it is the last loaded version before it in the history, but only if the named
+    version is not `coming` (about to be loaded): otherwise callers would get answers of an older version for a while.
+    """
     named = state.aliases[alias]
     if named.version in loaded:
         return named.version
@@ -41,11 +44,14 @@ def answering(
     return next(before, None)
 
 
-def collectable(
+def versions_to_delete(
     state: Aliases, versions: Collection[int], keep: int, pinned: Collection[int] = frozenset()
 ) -> list[int]:
-    """Return the versions that retention deletes: all but the newest ``keep`` that no alias needs, now or for one
-    rollback, and that is neither on trial nor ``pinned``: by a pipeline, or by an operation under way."""
+    """Return the versions that retention deletes, oldest first.
+
+    Candidates are the versions that no alias names now or after one rollback, that are not on trial, and not `pinned`
+    by a pipeline or a running operation; the newest `keep` of them stay.
+    """
     needed = {alias.version for alias in state.aliases.values()} | {a.previous for a in state.aliases.values()}
     needed |= {state.canary.version} if state.canary else set()
     needed |= set(pinned)
@@ -53,17 +59,17 @@ def collectable(
     return spare[: max(0, len(spare) - keep)]
 
 
-def first_goes_live(state: Aliases, version: int, specific: Collection[int] = ()) -> Aliases:
-    """Return the aliases after ``version`` came: it goes live if nothing is, unless the model's owner wants
-    ``specific`` versions and this is none of them."""
-    if LIVE in state.aliases or (specific and version not in specific):
+def with_first_live(state: Aliases, version: int, specific: Collection[int] = ()) -> Aliases:
+    """Return the aliases after `version` was added: it goes live if no version is, unless the configuration
+    wants `specific` versions and this is not one of them."""
+    if LIVE_ALIAS in state.aliases or (specific and version not in specific):
         return state
-    return state.moved(LIVE, version)
+    return state.moved(LIVE_ALIAS, version)
 
 
-def unadopted(state: Aliases, manifested: Mapping[int, bool]) -> list[int]:
-    """Return the version folders the repository has not taken note of yet, the highest first, since the first one
-    taken of a new model goes live. ``manifested`` says of each folder whether it has a manifest."""
-    known = LIVE in state.aliases or state.generation > 0  # a gate may have kept every version from going live
+def unadopted_versions(state: Aliases, manifested: Mapping[int, bool]) -> list[int]:
+    """Return the version folders that are not adopted yet, the highest first, because the first adopted version of
+    a new model goes live. `manifested` maps each folder to whether it has a manifest."""
+    known = LIVE_ALIAS in state.aliases or state.generation > 0  # a gate may have kept every version from going live
     fresh = (v for v, has_manifest in manifested.items() if not (known and has_manifest and v <= state.high_water))
     return sorted(fresh, reverse=True)

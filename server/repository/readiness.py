@@ -1,54 +1,56 @@
-"""Which live versions are not in memory, so that this server should get no new callers yet."""
+"""Readiness: the live versions that are not in memory yet, while which the server should get no new clients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from server.repository.lifecycle import State
-from server.repository.live import LiveModel, LiveModels
-from server.repository.names import LIVE
-from server.types import Awaited
+from lathe.server.repository.lifecycle import State
+from lathe.server.repository.live_models import LiveModel, LiveModels
+from lathe.server.repository.names import LIVE_ALIAS
+from lathe.server.types import MissingVersion
 
 
 class Readiness:
-    """Looks at all models; what a caller unloaded is not waited for.
+    """Decides which versions the server must load before it is ready. Models that a call unloaded do not count.
 
-    A model counts as soon as it has a live version. One without counts only if it lay in the repository when the server
-    started: a folder that is copied in later, and turns out to be bad, takes nothing away that was there before. While
-    a new live version is loaded the one before it answers, which is no reason to send callers elsewhere.
+    A model with a live version counts. A model without one counts only if it was in the repository when the server
+    started: an invalid folder that is copied in later must not make a working server unready. While a new live version
+    is loaded, the previous one answers, and the server stays ready.
     """
 
     def __init__(self, models: LiveModels) -> None:
         self._models = models
-        self._found: frozenset[str] | None = None  # None: all count, since the server is starting
+        self._found: frozenset[str] | None = (
+            None  # models found at the start; None: still starting, so all models count
+        )
 
     def begin(self) -> None:
-        """Remember the models that are there now: the start is over."""
+        """Remember the models that exist now: the start is over."""
         self._found = frozenset(model.name for model in self._models)
 
-    def awaited(self) -> list[Awaited]:
-        """Return what is missing, in the order of names."""
-        return [awaited for model in self._models if not model.unloaded for awaited in self._of(model)]
+    def missing_versions(self) -> list[MissingVersion]:
+        """Return the versions that are not loaded yet, ordered by model name."""
+        return [awaited for model in self._models if not model.is_unloaded for awaited in self._of(model)]
 
-    def _of(self, model: LiveModel) -> Iterator[Awaited]:
-        live = model.aliases.version(LIVE)
+    def _of(self, model: LiveModel) -> Iterator[MissingVersion]:
+        live = model.aliases.version(LIVE_ALIAS)
         if live is None:
             yield from self._first(model)
-        elif live not in model.loaded and not self._is_replaced(model, live):
+        elif live not in model.loaded and not self._has_stand_in(model, live):
             yield _awaited(model, live)
 
-    def _first(self, model: LiveModel) -> Iterator[Awaited]:
-        """A version that was found at the start and was to become the first live one."""
-        was_changed = model.aliases.generation > 0  # then a gate may have kept every version from going live
-        if was_changed or not model.statuses or not (self._found is None or model.name in self._found):
+    def _first(self, model: LiveModel) -> Iterator[MissingVersion]:
+        """Yield the newest version of a model that was found at the start and has had no live version yet."""
+        has_changes = model.aliases.generation > 0  # then a gate may have prevented all versions from going live
+        if has_changes or not model.statuses or not (self._found is None or model.name in self._found):
             return
         yield _awaited(model, max(model.statuses))
 
-    def _is_replaced(self, model: LiveModel, live: int) -> bool:
-        """Whether another version answers while the live one is on its way into memory."""
-        is_coming = model.status(live).state in (State.PUBLISHED, State.COMPILING, State.LOADING)
-        return self._found is not None and is_coming and LIVE in model.answering()
+    def _has_stand_in(self, model: LiveModel, live: int) -> bool:
+        """Whether another version answers while the live one is being loaded."""
+        is_loading = model.status(live).state in (State.PUBLISHED, State.COMPILING, State.LOADING)
+        return self._found is not None and is_loading and LIVE_ALIAS in model.answering()
 
 
-def _awaited(model: LiveModel, version: int) -> Awaited:
-    return Awaited(model.name, version, model.status(version).state.value)
+def _awaited(model: LiveModel, version: int) -> MissingVersion:
+    return MissingVersion(model.name, version, model.status(version).state.value)

@@ -1,7 +1,7 @@
-"""Where an upload is put together before it becomes a version.
+"""Staging folders: an upload is written here before it becomes a version.
 
-Each process has a folder of its own, with a lock it holds while it lives: what a dead process left is removed at the
-next start, what a living one is writing is left alone.
+Each process has its own folder, and holds a lock in it while it lives. The next start removes the folders of dead
+processes, and leaves those of living ones.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 import secrets
 from pathlib import Path
 
-from server.places import PARTY
-from server.repository import names
-from server.repository.fs import Fs, make_folders, remove_tree
-from server.repository.lock import try_lock
-from server.repository.manifest import MANIFEST, FileEntry, Manifest
-from server.repository.staged import StagingBudget, StagingClaim
+from lathe.server.fair_slots import CLIENT
+from lathe.server.repository import names
+from lathe.server.repository.file_lock import try_lock
+from lathe.server.repository.fs import Fs, make_folders, remove_tree
+from lathe.server.repository.manifest import MANIFEST, FileEntry, Manifest
+from lathe.server.repository.staging_budget import StagingBudget, StagingClaim
 
 _LOCK = "lock"
 
 
 class StagedFile:
-    """A file being written, digested on the way."""
+    """A file that is being written, with its running sha256."""
 
     def __init__(self, fs: Fs, path: Path, claim: StagingClaim | None) -> None:
         self._fs = fs
@@ -33,11 +33,11 @@ class StagedFile:
 
     @property
     def entry(self) -> FileEntry:
-        """Digest and size of what has been written."""
+        """The sha256 and size of the content so far."""
         return FileEntry(self._digest.hexdigest(), self._size)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Add ``data``; raises StorageFull or QuotaExceeded where uploads take too much already."""
+        """Append `data`; raises StorageFull or QuotaExceeded if the budget of uploads is used up."""
         assert self._fd is not None
         if self._claim is not None:
             self._claim.add(len(data))
@@ -51,14 +51,14 @@ class StagedFile:
         self._fs.sync(self._fd)
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
+        """Close the file; idempotent."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
             self._fs.close(fd)
 
 
 class Staging:
-    """The folder of one version to be."""
+    """The folder of a version that is being uploaded."""
 
     def __init__(self, fs: Fs, path: Path, claim: StagingClaim) -> None:
         self._fs = fs
@@ -69,17 +69,17 @@ class Staging:
 
     @property
     def entries(self) -> dict[str, FileEntry]:
-        """What the manifest will say of the files."""
+        """The files' entries for the manifest."""
         return {name: file.entry for name, file in self._files.items()}
 
     def create(self, name: str, *, counts: bool = True) -> StagedFile:
-        """Begin a file; ``counts``: what uploads may take of the disk is a bound for it, as for all that was sent."""
+        """Create a file; `counts`: its bytes count against the budget of uploads, as all uploaded bytes do."""
         claim = self._claim if counts else None
         file = self._files[name] = StagedFile(self._fs, self.path / names.check_file(name), claim)
         return file
 
     def release(self) -> None:
-        """Count it among uploads under way no more."""
+        """Stop counting it against the budget of uploads."""
         self._claim.release()
 
     def seal(self, manifest: Manifest) -> None:
@@ -88,14 +88,14 @@ class Staging:
         self.settle()
 
     def settle(self) -> None:
-        """Make everything durable; no file can be written any more."""
+        """Close all files and make them durable; no file can be written afterwards."""
         for file in self._files.values():
             file.sync()
             file.close()
         self._fs.sync_dir(self.path)
 
     def discard(self) -> None:
-        """Remove the folder, if it has not become a version; never raises, the next start tries again."""
+        """Remove the folder, if it has not become a version. Never raises: the next start tries again."""
         try:
             for file in self._files.values():
                 file.close()
@@ -107,7 +107,7 @@ class Staging:
 
 
 class StagingArea:
-    """The staging folder of this process among those of others. Opened under the repository's lock."""
+    """The staging folder of this process. The caller holds the repository's lock for `open`."""
 
     def __init__(self, fs: Fs, root: Path, budget: StagingBudget) -> None:
         self._fs = fs
@@ -117,7 +117,7 @@ class StagingArea:
         self._lock_fd: int | None = None
 
     def open(self) -> None:
-        """Remove what the dead left, and make a folder that shows this process to be alive."""
+        """Remove the folders of dead processes, then make and lock this process's folder."""
         for folder in self._root.iterdir():
             if not _is_alive(folder):
                 remove_tree(self._fs, folder)
@@ -133,8 +133,8 @@ class StagingArea:
             os.close(fd)
 
     def begin(self) -> Staging:
-        """Make a fresh folder for one upload of whom this is done for."""
-        claim = self._budget.begin(PARTY.get())
+        """Make a folder for an upload, which counts for the current `CLIENT`; raises StorageFull."""
+        claim = self._budget.begin(CLIENT.get())
         try:
             return Staging(self._fs, self._own / secrets.token_hex(8), claim)
         except BaseException:
@@ -142,11 +142,11 @@ class StagingArea:
             raise
 
     def name_of(self, staging: Staging) -> str:
-        """Return what a journal record calls it."""
+        """Return the name of a staging folder in journal records."""
         return str(staging.path.relative_to(self._root))
 
     def locate(self, name: str) -> Path:
-        """Return the folder a journal record means."""
+        """Return the staging folder of a name in a journal record."""
         return self._root / name
 
 

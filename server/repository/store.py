@@ -1,14 +1,13 @@
 """The model repository on disk: versions that never change, aliases that move, and a log of every change.
 
     <root>/<model>/<version>/{manifest.json, model.onnx, ...}
-    <root>/<model>/aliases.json                what each alias names; follows from the log, readable by anybody
+    <root>/<model>/aliases.json                the version of each alias; derived from the log, readable by anybody
     <root>/.lathe/{lock, log/<model>.log, staging/, trash/}
 
-A change is made in three steps, under one lock that all processes on the repository share: everything it needs is
-made durable; its record is appended to the model's log and synced, which is the point of no return; the record is
-applied (folder renamed, ``aliases.json`` replaced). Whoever takes the lock first looks whether the last record has been
-applied, and does it if not. Version, alias move, audit entry and idempotency key are one record, so a crash leaves all
-or none.
+A change is a write-ahead log entry. It has three steps, under one lock that all processes of the repository share: the
+files are made durable; the record is appended to the model's log and synced, which commits the change; the record is
+applied (folder renamed, `aliases.json` replaced). Each process that takes the lock first applies the last record if
+that is missing. Version, alias move, audit entry and idempotency key are one record, so a crash leaves all or none.
 """
 
 from __future__ import annotations
@@ -24,68 +23,68 @@ from pathlib import Path
 
 import orjson
 
-from server.errors import Conflict, NotFound, ServerError, StorageFull, Unavailable, Unprocessable
-from server.pipelines.definition import BadPipeline, Definition, read_definition
-from server.repository import names
-from server.repository.aliases import Aliases, DamagedDocument
-from server.repository.fs import Fs, make_folders, remove_tree
-from server.repository.journal import Journal, Record, last_record
-from server.repository.lock import FileLock
-from server.repository.manifest import MANIFEST, Manifest, read_manifest
-from server.repository.space import Space
-from server.repository.staged import StagingBudget
-from server.repository.staging import Staging, StagingArea
-from server.types import ModelRef
+from lathe.server.errors import Conflict, NotFound, ServerError, StorageFull, Unavailable, Unprocessable
+from lathe.server.pipelines.definition import BadPipeline, Definition, read_definition
+from lathe.server.repository import names
+from lathe.server.repository.aliases import Aliases, DamagedDocument
+from lathe.server.repository.disk_space import DiskSpace
+from lathe.server.repository.file_lock import FileLock
+from lathe.server.repository.fs import Fs, make_folders, remove_tree
+from lathe.server.repository.journal import Journal, Record, last_record
+from lathe.server.repository.manifest import MANIFEST, Manifest, read_manifest
+from lathe.server.repository.staging import Staging, StagingArea
+from lathe.server.repository.staging_budget import StagingBudget
+from lathe.server.types import ModelRef
 
 ALIASES = "aliases.json"
-CONTROL = ".lathe"
-JOBS = "job"  # the space of the idempotency keys that jobs make changes with
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+CONTROL_FOLDER = ".lathe"
+JOB_KEY_NAMESPACE = "job"  # the namespace of the idempotency keys of jobs
+_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 Change = Callable[[Aliases], Aliases]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who asks for a change, and the idempotency key that came with it. ``space``: whose keys it is one of."""
+    """The caller that asks for a change, its idempotency key, and the namespace (`space`) of that key."""
 
     actor: str = ""
     key: str | None = None
     fingerprint: str | None = None
-    space: str = ""  # a caller's identity, or JOBS; callers without keys share one
+    space: str = ""  # a caller's identity, or JOBS; empty for callers without an API key
 
     @property
     def party(self) -> str:
-        """For whom the change is made, where several callers have to share something; empty: for the server itself."""
+        """The caller that the change is counted for where resources are shared fairly; empty: the server itself."""
         return f"{self.space} {self.actor}".strip()
 
     @property
     def entry(self) -> str | None:
-        """What the log calls the key: a key has no spaces, so nobody's can be read as another's."""
+        """The key as the log stores it, after its namespace. Keys contain no blank, so two namespaces never collide."""
         return f"{self.space} {self.key}" if self.space and self.key else self.key
 
     @property
-    def old_entry(self) -> str | None:
-        """What the logs of releases before there were spaces call it."""
-        return f"job-{self.key}" if self.space == JOBS and self.key else self.key
+    def legacy_journal_key(self) -> str | None:
+        """The key as logs of releases without namespaces store it."""
+        return f"job-{self.key}" if self.space == JOB_KEY_NAMESPACE and self.key else self.key
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The change that was made, or had been made before under the same idempotency key."""
+    """The change that was made now, or, if `replayed`, earlier under the same idempotency key."""
 
     record: Record
     replayed: bool = False
 
     @property
     def version(self) -> int:
-        """The version that came, went, or is named now."""
+        """The version that was published, deleted, or that the alias names now."""
         return self.record.version
 
 
 class Store:
-    """One repository. Methods block; threads and processes may call at the same time."""
+    """One repository. Methods block; usable from several threads and processes at the same time."""
 
     def __init__(
         self,
@@ -94,23 +93,23 @@ class Store:
         *,
         lock_timeout: float = 10.0,
         max_staging: int = 1 << 62,
-        space: Space | None = None,
+        space: DiskSpace | None = None,
     ) -> None:
-        """``max_staging``: bytes of all uploads that are under way. ``space``: the disk that they leave room on."""
+        """`lock_timeout`: in seconds. `max_staging`: bytes of all running uploads. `space`: the disk's free space."""
         self.root = root
         self.read_only: str | None = None  # why nothing can be written
         self._fs = fs or Fs()
-        self._control = root / CONTROL
+        self._control = root / CONTROL_FOLDER
         self._lock = FileLock(self._control / "lock", lock_timeout)
         staged = StagingBudget(max_staging, "models", space=space)
         self._staging = StagingArea(self._fs, self._control / "staging", staged)
         self._journals: dict[str, Journal] = {}
-        self._durable_models: set[str] = set()  # whose folder is known to be durable
+        self._durable_models: set[str] = set()  # models whose folder is known to be durable
 
-    # life
+    # start and stop
 
     def open(self) -> None:
-        """Finish what a crash left half done. A repository that cannot be written is opened for reading."""
+        """Apply or undo the changes that a crash interrupted; a repository that cannot be written opens read-only."""
         if not self.root.is_dir():
             raise FileNotFoundError(f"model repository {self.root}: no such folder")
         try:
@@ -119,7 +118,7 @@ class Store:
                 self._recover_all()
                 self._staging.open()
         except OSError as error:
-            if error.errno not in _READ_ONLY:
+            if error.errno not in _READ_ONLY_ERRNOS:
                 raise
             self.read_only = error.strerror or "read-only"
 
@@ -128,23 +127,27 @@ class Store:
         if self.read_only is None:
             self._staging.close()
 
-    # reading: no lock
+    # reading, without the lock
 
     def models(self) -> list[str]:
-        """Return the names of the models that are there."""
-        folders = [e.name for e in os.scandir(self.root) if names.is_model(e.name) and e.is_dir(follow_symlinks=False)]
+        """Return the names of the models that have aliases or versions, sorted."""
+        folders = [
+            e.name for e in os.scandir(self.root) if names.is_model_name(e.name) and e.is_dir(follow_symlinks=False)
+        ]
         return sorted(name for name in folders if (self.root / name / ALIASES).exists() or self.versions(name))
 
     def versions(self, model: str) -> list[int]:
-        """Return the version folders of a model, hand-copied ones too."""
+        """Return the numbers of a model's version folders, including hand-copied ones, ascending."""
         try:
             entries = list(os.scandir(self.root / names.check_model(model)))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(e.name) for e in entries if names.is_version(e.name) and e.is_dir(follow_symlinks=False))
+        return sorted(
+            int(e.name) for e in entries if names.is_version_number(e.name) and e.is_dir(follow_symlinks=False)
+        )
 
     def folder(self, model: str, version: int) -> Path:
-        """Return where a version lies; raises NotFound."""
+        """Return the folder of a version; raises NotFound."""
         folder = self.root / names.check_model(model) / str(version)
         if folder.is_symlink() or not folder.is_dir():
             raise NotFound(f"model {model!r} has no version {version}")
@@ -158,7 +161,7 @@ class Store:
             return None
 
     def state(self, model: str) -> Aliases:
-        """Return the aliases as the last change left them; raises DamagedDocument."""
+        """Return the aliases after the last change, from `aliases.json` or else the log; raises DamagedDocument."""
         try:
             document = self._read_aliases(model)
         except DamagedDocument:
@@ -172,7 +175,7 @@ class Store:
         return document or Aliases()
 
     def pipelines(self) -> dict[ModelRef, Definition]:
-        """Return what the pipelines among all versions say; one that does not read needs nothing."""
+        """Return the definitions of all versions that are pipelines, without those that cannot be read."""
         found = {}
         for model in self.models():
             for version in self.versions(model):
@@ -181,29 +184,29 @@ class Store:
         return found
 
     def loading_order(self) -> list[list[str]]:
-        """Return the models in groups, pipelines in later ones than the models they use."""
+        """Return the models in groups; a pipeline is in a later group than the models it uses."""
         uses: dict[str, set[str]] = {model: set() for model in self.models()}
         for ref, definition in self.pipelines().items():
             uses.setdefault(ref.name, set()).update(definition.models & uses.keys())
         groups = []
         while uses:
-            ready = [model for model, used in uses.items() if not used & uses.keys()] or list(uses)  # a circle: at once
+            ready = [model for model, used in uses.items() if not used & uses.keys()] or list(uses)  # a cycle: all
             groups.append(ready)
             uses = {model: used for model, used in uses.items() if model not in ready}
         return groups
 
     def audit(self, model: str) -> list[Record]:
-        """Return the remembered changes of a model, oldest first."""
+        """Return the changes in a model's log, oldest first; at most `journal.REMEMBERED`."""
         return self._journal(model).snapshot()
 
     def find_key(self, model: str, origin: Origin) -> Record | None:
-        """Return the change made under the same idempotency key; raises Unprocessable if it was another request."""
+        """Return the change made under the same idempotency key; raises Unprocessable if its request differed."""
         return _replayable(self._journal(model), origin)
 
-    # changing: under the lock
+    # changes, under the lock
 
     def stage(self) -> Staging:
-        """Begin a version."""
+        """Return a new staging folder for a version; raises Unavailable, StorageFull."""
         self._check_writable()
         with storage_errors("staging"):
             return self._staging.begin()
@@ -211,14 +214,16 @@ class Store:
     def publish(
         self, model: str, staging: Staging, manifest: Manifest, change: Change, origin: Origin, reason: str = ""
     ) -> Outcome:
-        """Make ``staging`` the next version and ``change`` the aliases, both or none; ``change`` sees the number
-        as the state's high-water mark and may raise to refuse."""
+        """Make `staging` the next version and apply `change` to the aliases, both or none.
+
+        `change` finds the new version number in the state's `high_water`, and may raise to refuse.
+        """
         names.check_model(model)
         with storage_errors("publishing"):
             staging.seal(manifest)
 
         def build(state: Aliases) -> Record:
-            state = state.raised(state.high_water + 1)
+            state = state.with_high_water(state.high_water + 1)
             record = self._record("publish", change(state), origin, state.high_water)
             self._ensure_model_folder(model)
             return replace(record, digest=manifest.digest, staging=self._staging.name_of(staging), reason=reason)
@@ -226,19 +231,19 @@ class Store:
         return self._change(model, origin, build)
 
     def adopt(self, model: str, version: int, manifest: Manifest, change: Change) -> Outcome:
-        """Take a hand-copied version: write its manifest if it has none, and note its number."""
+        """Adopt a hand-copied version: write its manifest if it has none, and log its number."""
 
         def build(state: Aliases) -> Record:
             if self.manifest(model, version) is None:
                 self._write_manifest(self.folder(model, version), manifest)
-            record = self._record("adopt", change(state.raised(version)), Origin(), version)
+            record = self._record("adopt", change(state.with_high_water(version)), Origin(), version)
             return replace(record, digest=manifest.digest)
 
         return self._change(model, Origin(), build)
 
     def move(self, model: str, action: str, alias: str, change: Change, origin: Origin) -> Outcome:
-        """Move one alias (``action``: alias or rollback) to where ``change`` puts it; raises NotFound for a version
-        that is not there."""
+        """Apply `change`, which moves `alias` (`action`: alias or rollback); raises NotFound if there is no such
+        version."""
 
         def build(state: Aliases) -> Record:
             changed = change(state)
@@ -248,15 +253,15 @@ class Store:
 
         return self._change(model, origin, build)
 
-    def try_out(
+    def change_trial(
         self, model: str, action: str, version: int, change: Change, origin: Origin, reason: str = ""
     ) -> Outcome:
-        """Begin or end the trial of ``version`` (``action``: canary, promoted, rolled_back or cancelled), or move it on
-        (step)."""
+        """Begin the trial of `version` (`action`: canary), end it (promoted, rolled_back or cancelled), or begin its
+        next step (step)."""
 
         def build(state: Aliases) -> Record:
             changed = change(state)
-            if changed.canary is not None or changed.version(names.LIVE) == version:
+            if changed.canary is not None or changed.version(names.LIVE_ALIAS) == version:
                 self.folder(model, version)
             return replace(self._record(action, changed, origin, version), reason=reason)
 
@@ -274,7 +279,7 @@ class Store:
         self._empty_trash()
         return outcome
 
-    # how
+    # details
 
     def _change(self, model: str, origin: Origin, build: Callable[[Aliases], Record]) -> Outcome:
         self._check_writable()
@@ -285,7 +290,7 @@ class Store:
             if replayed := _replayable(journal, origin):
                 return Outcome(replayed, replayed=True)
             record = build(state)
-            self._draft_aliases(model, record)  # what may find the disk full comes before the point of no return
+            self._draft_aliases(model, record)  # may fail on a full disk, so before the commit
             record = journal.append(record)
             self._apply(model, record)
             return Outcome(record)
@@ -297,9 +302,9 @@ class Store:
 
     def _record(self, action: str, state: Aliases, origin: Origin, version: int) -> Record:
         return Record(
-            time=now(),
+            time=now_rfc3339(),
             action=action,
-            state=state.next_generation(),
+            state=state.with_next_generation(),
             version=version,
             actor=origin.actor,
             key=origin.entry,
@@ -307,7 +312,7 @@ class Store:
         )
 
     def _apply(self, model: str, record: Record) -> None:
-        """Do what a durable record says, its draft of the aliases being there; doing it twice changes nothing."""
+        """Apply a durable record, whose draft of the aliases is written; idempotent."""
         folder = self.root / model
         version = folder / str(record.version)
         if record.action == "publish" and record.staging:
@@ -321,7 +326,7 @@ class Store:
         self._fs.rename(_draft(folder / ALIASES), folder / ALIASES)
 
     def _make_control(self) -> None:
-        """Make the control folders durable; a crash may have left them made but not synced, so always."""
+        """Make and sync the control folders; always, because a crash may have left them made but not synced."""
         control = self._control
         make_folders(self._fs, control, control / "log", control / "staging", control / "trash")
         self._fs.sync_dir(control)
@@ -329,7 +334,7 @@ class Store:
 
     def _recover_all(self) -> None:
         for model in {*self.models(), *(path.stem for path in (self._control / "log").glob("*.log"))}:
-            if names.is_model(model):
+            if names.is_model_name(model):
                 self._recover_quietly(model)
         self._empty_trash()
 
@@ -337,10 +342,10 @@ class Store:
         try:
             self._recover(model)
         except DamagedDocument:
-            return  # said again, and louder, by whoever reads this model's state
+            return  # the next reader of this model's state reports it
 
     def _recover(self, model: str) -> Aliases:
-        """Return the model's state, once its last record has been applied, or undone if its folder is lost."""
+        """Apply the model's last record, or undo it if its staging folder is lost; returns the state after it."""
         journal = self._journal(model)
         journal.refresh()
         last = journal.last
@@ -350,16 +355,16 @@ class Store:
             if last is None:
                 raise
             document = None
-        copied = max(self.versions(model), default=0)
+        highest_folder = max(self.versions(model), default=0)
         if last is None or (document and document.generation >= last.generation):
-            return (document or Aliases()).raised(copied)
+            return (document or Aliases()).with_high_water(highest_folder)
         if self._is_lost(model, last):
             last = self._undo(model, journal, document)
         journal.settle()
         if (self.root / model).is_dir():
             self._draft_aliases(model, last)
             self._apply(model, last)
-        return last.state.raised(copied)
+        return last.state.with_high_water(highest_folder)
 
     def _is_lost(self, model: str, record: Record) -> bool:
         if record.action != "publish" or record.staging is None:
@@ -371,7 +376,7 @@ class Store:
     def _undo(self, model: str, journal: Journal, document: Aliases | None) -> Record:
         *earlier, lost = journal.snapshot()
         before = earlier[-1].state if earlier else document or Aliases()
-        state = replace(before.raised(lost.state.high_water), generation=lost.generation)
+        state = replace(before.with_high_water(lost.state.high_water), generation=lost.generation)
         return journal.append(self._record("void", state, Origin(), lost.version))
 
     def _journal(self, model: str) -> Journal:
@@ -390,7 +395,7 @@ class Store:
             raise DamagedDocument(f"{ALIASES} of model {model!r}: not JSON: {error}") from error
 
     def _draft_aliases(self, model: str, record: Record) -> None:
-        """Write the next ``aliases.json`` beside it. It is not synced: the log is, and outlives it."""
+        """Write the next `aliases.json` beside the present one. No sync: the log is synced, and has its content."""
         content = orjson.dumps(record.state.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         self._write(_draft(self.root / model / ALIASES), content, durable=False)
 
@@ -409,7 +414,7 @@ class Store:
             self._fs.close(fd)
 
     def _ensure_model_folder(self, model: str) -> None:
-        """Make the model's folder durable, once per process: it may be there, but not synced."""
+        """Make and sync the model's folder, once per process: an existing one may not have been synced."""
         if model not in self._durable_models or not (self.root / model).is_dir():
             make_folders(self._fs, self.root / model)
             self._fs.sync_dir(self.root)
@@ -431,14 +436,14 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
-def now() -> str:
+def now_rfc3339() -> str:
     """Return the time as RFC 3339 in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @contextmanager
 def storage_errors(doing: str) -> Iterator[None]:
-    """Turn what the file system refuses into the error a caller sees: 507 when full, else 503."""
+    """Translate an OSError into the error for the client: 507 if the storage is full, otherwise 503."""
     try:
         yield
     except OSError as error:
@@ -446,27 +451,27 @@ def storage_errors(doing: str) -> Iterator[None]:
 
 
 def storage_error(doing: str, error: OSError) -> ServerError:
-    """Return the error a caller sees; it names the failure, never a path."""
+    """Return the error for the client; it names the failure, never a path."""
     reason = os.strerror(error.errno) if error.errno else "failed"
-    if error.errno in _FULL:
+    if error.errno in _FULL_ERRNOS:
         return StorageFull(f"{doing}: the model repository's storage is full ({reason})")
     return Unavailable(f"{doing}: the model repository's storage failed ({reason})")
 
 
 def _replayable(journal: Journal, origin: Origin) -> Record | None:
-    """Return the change that this very request has made before; raises Unprocessable if another request has its key."""
+    """Return the change that the same request made before; raises Unprocessable if another request used its key."""
     entry = origin.entry
     if entry is None:
         return None
     if (found := journal.find_key(entry)) is None:
-        return _replayable_of_old(journal, origin)
+        return _replayable_without_namespace(journal, origin)
     if found.fingerprint != origin.fingerprint:
         raise Unprocessable(f"Idempotency-Key {origin.key!r} was used before with another request")
     return found
 
 
-def _replayable_of_old(journal: Journal, origin: Origin) -> Record | None:
-    """Return the change that the same request of a caller of the same name made while keys were everybody's."""
-    found = journal.find_key(origin.old_entry) if origin.space and origin.old_entry else None
+def _replayable_without_namespace(journal: Journal, origin: Origin) -> Record | None:
+    """The same for logs of releases whose keys had no namespace: actor and fingerprint must be equal."""
+    found = journal.find_key(origin.legacy_journal_key) if origin.space and origin.legacy_journal_key else None
     same = found is not None and (found.actor, found.fingerprint) == (origin.actor, origin.fingerprint)
     return found if same else None

@@ -1,4 +1,4 @@
-"""Trials of candidates begin and end: by hand, by what the guard finds, and with whatever moves the live alias."""
+"""Begins and ends trials of candidates: by a call, by the guard's verdict, or when the live alias moves."""
 
 from __future__ import annotations
 
@@ -7,91 +7,91 @@ import logging
 import time
 from dataclasses import replace
 
-from server.canary.guard import Verdict
-from server.canary.plan import CanaryPlan
-from server.canary.schedule import written
-from server.canary.traffic import Trial
-from server.errors import Conflict, NotFound, ServerError
-from server.repository.aliases import Aliases
-from server.repository.housekeeping import Housekeeping
-from server.repository.live import LiveModel, LiveModels
-from server.repository.loader import Loader
-from server.repository.manifest import Signature
-from server.repository.names import LIVE
-from server.repository.store import Change, Origin, Outcome, Store
-from server.telemetry.logs import about
+from lathe.server.canary.guard import Verdict
+from lathe.server.canary.plan import CanaryPlan
+from lathe.server.canary.steps import format_time
+from lathe.server.canary.traffic import Trial
+from lathe.server.errors import Conflict, NotFound, ServerError
+from lathe.server.repository.aliases import Aliases
+from lathe.server.repository.housekeeping import Housekeeping
+from lathe.server.repository.live_models import LiveModel, LiveModels
+from lathe.server.repository.loader import Loader
+from lathe.server.repository.manifest import Signature
+from lathe.server.repository.names import LIVE_ALIAS
+from lathe.server.repository.store import Change, Origin, Outcome, Store
+from lathe.server.telemetry.logs import log_fields
 
 log = logging.getLogger(__name__)
 
 GUARD = Origin("guard")
-RETRY = 5.0  # seconds until a verdict that could not be written is written again
+RETRY = 5.0  # seconds until a verdict that could not be stored is retried
 
 
 class Trials:
-    """The one who begins and ends trials; a verdict is made durable like any other change."""
+    """Begins, advances and ends trials; each of these is a durable change like any other."""
 
     def __init__(self, store: Store, models: LiveModels, loader: Loader, housekeeping: Housekeeping) -> None:
         self._store = store
         self._models = models
         self._loader = loader
         self._housekeeping = housekeeping
-        models.decided = self._decided
+        models.decided = self._on_verdict
 
     def current(self, name: str) -> tuple[CanaryPlan, Trial | None]:
-        """Return a model's plan, and its trial where it is under way in this server; raises NotFound."""
+        """Return a model's plan, and its trial if it is running in this server; raises NotFound without a plan."""
         model = self._models.known(name)
         if model.aliases.canary is None:
             raise NotFound(f"model {name!r} has no candidate on trial")
         return model.aliases.canary, model.trial
 
     def find(self, name: str) -> Trial | None:
-        """Return the trial under way in this server."""
+        """Return the trial that is running in this server, None if there is none; raises NotFound."""
         return self._models.known(name).trial
 
     async def start(self, name: str, plan: CanaryPlan, origin: Origin) -> Outcome:
-        """Give a version its share of the requests; raises NotFound, Conflict, or why it cannot be loaded."""
-        model = self._models.changeable(self._models.known(name))
-        origin = replace(origin, fingerprint=f"canary {plan.checked().to_json()}")
-        return await self._loader.to_the_end(self._start(model, plan.asked(), origin))
+        """Begin the trial of a version; raises NotFound, Conflict, or the error of loading it."""
+        model = self._models.check_changeable(self._models.known(name))
+        origin = replace(origin, fingerprint=f"canary {plan.validate().to_json()}")
+        return await self._loader.run_shielded(self._start(model, plan.asked(), origin))
 
     async def cancel(self, name: str, origin: Origin) -> Outcome:
-        """End a trial; the live version answers everything again. Raises NotFound."""
+        """End a trial without promotion; the live version gets all requests again. Raises NotFound."""
         model = self._models.known(name)
         origin = replace(origin, fingerprint="cancel")
         if (found := await asyncio.to_thread(self._store.find_key, name, origin)) is not None:
             return Outcome(found, replayed=True)
         plan, _ = self.current(name)
-        return await self._loader.to_the_end(self._end(model, plan, "cancelled", "", origin))
+        return await self._loader.run_shielded(self._end(model, plan, "cancelled", "", origin))
 
     async def advance(self, model: LiveModel, plan: CanaryPlan, since: str, origin: Origin) -> Outcome:
-        """Begin a trial's next step at this time; raises Conflict where that has happened, or the trial has ended."""
+        """Begin a trial's next step, dated `since`; raises Conflict if that has happened or the trial has ended."""
         number = plan.step + 1
 
         def change(state: Aliases) -> Aliases:
-            if not plan.is_trial(state.canary) or state.canary != plan:
+            if not plan.is_same_trial(state.canary) or state.canary != plan:
                 raise Conflict(
                     f"step {number + 1} of the trial of version {plan.version} has begun, or the trial ended"
                 )
             return state.stepped(plan.at(number, since))
 
         reason = f"step {number + 1} of {len(plan.steps)}: {plan.steps[number].describe()}"
-        return await self._loader.to_the_end(self._change(model, "step", plan.version, change, origin, reason))
+        return await self._loader.run_shielded(self._change(model, "step", plan.version, change, origin, reason))
 
     async def _start(self, model: LiveModel, plan: CanaryPlan, origin: Origin) -> Outcome:
-        if (live := model.aliases.version(LIVE)) is not None:
-            await self._loader.ensure(model, live)  # else nothing is known of what it takes
+        if (live := model.aliases.version(LIVE_ALIAS)) is not None:
+            await self._loader.ensure(model, live)  # its signature must be known
         with model.pin(plan.version):
             candidate = await self._loader.ensure(model, plan.version)
             signature = Signature.of(candidate.model.inputs, candidate.model.outputs)
 
             def change(state: Aliases) -> Aliases:
                 self._check(model, plan, state, signature)
-                return state.trying(replace(plan, since=written(time.time())) if plan.steps else plan)
+                return state.with_canary(replace(plan, since=format_time(time.time())) if plan.steps else plan)
 
             return await self._change(model, "canary", plan.version, change, origin)
 
     def _check(self, model: LiveModel, plan: CanaryPlan, state: Aliases, signature: Signature) -> None:
-        live = state.version(LIVE)
+        live = state.version(LIVE_ALIAS)
         if live is None:
             raise Conflict(f"model {model.name!r} has no live version that a candidate could be compared with")
         if live == plan.version:
@@ -109,9 +109,9 @@ class Trials:
 
     async def _end(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str, origin: Origin) -> Outcome:
         def change(state: Aliases) -> Aliases:
-            if not plan.is_trial(state.canary):
+            if not plan.is_same_trial(state.canary):
                 raise Conflict(f"the trial of version {plan.version} has ended")
-            return state.moved(LIVE, plan.version) if action == "promoted" else state.trying(None)
+            return state.moved(LIVE_ALIAS, plan.version) if action == "promoted" else state.with_canary(None)
 
         return await self._change(model, action, plan.version, change, origin, reason)
 
@@ -119,26 +119,28 @@ class Trials:
         self, model: LiveModel, action: str, version: int, change: Change, origin: Origin, reason: str = ""
     ) -> Outcome:
         async with model.lock:
-            outcome = await asyncio.to_thread(self._store.try_out, model.name, action, version, change, origin, reason)
+            outcome = await asyncio.to_thread(
+                self._store.change_trial, model.name, action, version, change, origin, reason
+            )
             model.show(outcome.record.state)
         self._loader.spawn(self._housekeeping.tidy(model))
         return outcome
 
-    def _decided(self, model: LiveModel, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
-        """The guard has spoken. From a rejected candidate requests are kept already; this makes it last."""
+    def _on_verdict(self, model: LiveModel, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
+        """Store the guard's verdict. The trial sends no more requests to a rejected candidate already."""
         if verdict is Verdict.ROLL_BACK or plan.promote:
             action = "promoted" if verdict is Verdict.PROMOTE else "rolled_back"
-            self._loader.spawn(self._end_by_verdict(model, plan, action, reason))
+            self._loader.spawn(self._end_with_retries(model, plan, action, reason))
 
-    async def _end_by_verdict(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str) -> None:
-        while plan.is_trial(model.aliases.canary):
+    async def _end_with_retries(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str) -> None:
+        while plan.is_same_trial(model.aliases.canary):
             try:
                 await self._end(model, plan, action, reason, GUARD)
             except Conflict as error:
-                fields = about(model=model.name, version=plan.version)
-                log.info("%s", error.message, extra=fields)  # another server, or somebody, was first
+                fields = log_fields(model=model.name, version=plan.version)
+                log.info("%s", error.message, extra=fields)  # another server or a caller was first
                 return
             except ServerError as error:
-                fields = about(model=model.name, version=plan.version, code=error.code)
+                fields = log_fields(model=model.name, version=plan.version, code=error.code)
                 log.error("version %d could not be %s: %s", plan.version, action, error.message, extra=fields)
                 await asyncio.sleep(RETRY)

@@ -1,4 +1,4 @@
-"""The threads that execute batches, off the event loop."""
+"""The worker threads that execute batches outside of the event loop's thread."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
 
-from server.scheduling.tenants import Tenant, Tenants
+from lathe.server.scheduling.tenants import Tenant, Tenants
 
 log = logging.getLogger("lathe.workers")
 
-Job = Callable[[], Iterator[Any]]  # its results; runs on a worker, must not raise
+Job = Callable[[], Iterator[Any]]  # runs on a worker and yields its results; must not raise
 Result = Callable[[Any], None]
 Ended = Callable[[], None]
 
@@ -28,14 +28,14 @@ class _Work(NamedTuple):
 
 
 class WorkerPool:
-    """A fixed number of threads; each result comes back to the event loop in one call."""
+    """A fixed number of worker threads; each result is passed to the event loop by one callback."""
 
     def __init__(self, threads: int) -> None:
-        self.busy = 0  # jobs handed over and not yet ended; kept on the event loop
-        self.shared = False  # whether any model was promised a share of the workers' time
+        self.busy = 0  # jobs submitted and not yet ended; used on the event loop only
+        self.shared = False  # whether any model has a configured share of the workers' time
         self._models: dict[str, Tenant] = {}
         self._tenants = Tenants(threads)
-        self._compete = False  # what the tenants do, for the workers to read
+        self._compete = False  # a copy of `Tenants.is_contended` for the workers
         self._jobs: SimpleQueue[_Work | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"lathe-worker-{index}", daemon=True) for index in range(threads)
@@ -44,48 +44,48 @@ class WorkerPool:
             thread.start()
 
     def tenant(self, model: str) -> Tenant:
-        """Return what stands for a model, the same for all its versions; each of them lets it go in the end."""
+        """Return a model's tenant, one for all its versions; each version must call `let_go` when it is closed."""
         tenant = self._models.setdefault(model, Tenant(model))
         tenant.versions += 1
         return tenant
 
     def let_go(self, tenant: Tenant) -> None:
-        """One version of a model will submit no more."""
+        """Release a tenant of `tenant`: one version of the model submits no further jobs."""
         tenant.versions -= 1
         if not tenant.versions:
             del self._models[tenant.name]
-            self._look_for_shares()
+            self._update_shared()
 
     def promise(self, tenant: Tenant, share: float | None) -> None:
-        """Give a model this share of the workers' time while others want it, too; None: a part of what is left."""
+        """Set a model's share of the workers' time while models compete; None: an equal part of the remainder."""
         tenant.share = share
-        self._look_for_shares()
+        self._update_shared()
 
     @property
     def wanted(self) -> bool:
-        """Whether a job had better end after its batch: others wait for a worker, or have to have their share."""
+        """Whether a job should end after its batch: other jobs wait for a worker, or models with shares compete."""
         return self._compete or not self._jobs.empty()
 
     def submit(self, job: Job, result: Result, ended: Ended, tenant: Tenant | None = None) -> None:
-        """Run ``job`` on a worker; on the running loop ``result`` takes each result, then ``ended`` is called."""
+        """Run `job` on a worker; on the running loop `result` takes each result, then `ended` is called."""
         self.busy += 1
         tenant = tenant or Tenant()
         self._tenants.enter(tenant, _Work(asyncio.get_running_loop(), tenant, job, result, ended))
         self._hand_out()
 
     def close(self, patience: float = 2.0) -> None:
-        """Let the threads end after what they were given; an execution without an end is left behind in time."""
+        """Stop the threads after their submitted jobs; returns after `patience` seconds even if one does not end."""
         for _ in self._threads:
             self._jobs.put(None)
         end = monotonic() + patience
         for thread in self._threads:
             thread.join(max(0.0, end - monotonic()))
 
-    def _look_for_shares(self) -> None:
+    def _update_shared(self) -> None:
         self.shared = any(tenant.share is not None for tenant in self._models.values())
 
     def _hand_out(self) -> None:
-        self._compete = self._tenants.compete
+        self._compete = self._tenants.is_contended
         while (work := self._tenants.next()) is not None:
             self._jobs.put(work)
 
@@ -96,20 +96,20 @@ class WorkerPool:
                 began = monotonic()
                 for value in work.job():
                     ended = monotonic()
-                    loop.call_soon_threadsafe(self._back, work, value, ended - began)
-                    del value  # nothing of a batch outlives it while this thread waits
+                    loop.call_soon_threadsafe(self._on_result, work, value, ended - began)
+                    del value  # a waiting thread must not keep the arrays of its last batch alive
                     began = ended
-                loop.call_soon_threadsafe(self._end, work)
-            except RuntimeError:  # the loop closed meanwhile
+                loop.call_soon_threadsafe(self._on_end, work)
+            except RuntimeError:  # the event loop closed meanwhile
                 log.warning("a batch ended after the event loop had closed")
             del work, loop
 
-    def _back(self, work: _Work, value: Any, seconds: float) -> None:
+    def _on_result(self, work: _Work, value: Any, seconds: float) -> None:
         self._tenants.charge(work.tenant, seconds)
         work.result(value)
 
-    def _end(self, work: _Work) -> None:
+    def _on_end(self, work: _Work) -> None:
         self.busy -= 1
         self._tenants.leave(work.tenant)
-        work.ended()  # which may submit the next job, before others take the worker for good
+        work.ended()  # before `_hand_out`, since it may submit the model's next job, which then competes for the worker
         self._hand_out()

@@ -1,9 +1,9 @@
-"""How models divide the workers' time while several want it: a pure rule over what each was given, without a clock.
+"""Fair shares of the workers' time between models: a pure rule over the time each model has used, without a clock.
 
-Start-time fair queueing, as between the clients of one queue, but in a worker's seconds over the model's weight; what a
-batch costs is charged once it has run. Whoever is least far along is next. On several workers that alone is not
-enough, as one is free for everybody: so a model that is further along than another by more than a batch of its own
-waits, even while a worker rests. Who is furthest behind never does, and who is alone has all there is.
+Start-time fair queueing, as between the clients of one queue, with worker seconds over the model's weight as cost; a
+batch is charged after it has run. The model with the least virtual time is next. With several workers that is not
+enough, since each model would find a free worker. So a model that is ahead of the last one by more than its latest
+batch waits, even if a worker is idle. The model that is furthest behind never waits, and a single model gets all.
 """
 
 from __future__ import annotations
@@ -12,73 +12,75 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.batching.shares import Shares
+from lathe.server.scheduling.fair_share import FairShares
 
-MOST = 5.0  # seconds charged for one batch: what takes longer has waited, most likely for its code to be compiled
-LEFT = 0.01  # of the time for those who were promised nothing, however much is promised to others
+MAX_CHARGE = (
+    5.0  # seconds charged for one batch at most: a longer one has probably waited for the compilation of its code
+)
+MIN_REMAINDER = 0.01  # least share of the time for models without a configured share, together
 
 
 @dataclass(eq=False, slots=True)
 class Tenant:
-    """One model, all its versions together, among those that the workers run for."""
+    """One model, with all its versions, as a user of the workers."""
 
     name: str = ""
-    share: float | None = None  # of the time while others want it, too; None: an equal part of what is left
-    versions: int = 0  # that are in memory
-    waiting: deque[Any] = field(default_factory=deque)  # its jobs that no worker may take yet
-    running: int = 0  # its jobs that workers have, or may take
-    latest: float = 0.0  # what its latest batch cost, in seconds over its weight
+    share: float | None = None  # of the time while models compete; None: an equal part of the remainder
+    versions: int = 0  # in memory
+    waiting: deque[Any] = field(default_factory=deque)  # its jobs that workers may not take yet
+    running: int = 0  # its jobs that run or that workers may take
+    latest: float = 0.0  # the cost of its latest batch, in seconds over its weight
 
     @property
     def wants(self) -> bool:
-        """Whether it has anything to run."""
+        """Whether it has waiting or running jobs."""
         return bool(self.waiting or self.running)
 
 
 class Tenants:
-    """Those who want the workers now. ``workers``: how many there are."""
+    """The tenants with jobs, and the choice of the next job. `workers` is the number of worker threads."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._running = 0
-        self._turns = Shares()
-        self._active: dict[Tenant, None] = {}  # in the order they came
+        self._turns = FairShares()
+        self._active: dict[Tenant, None] = {}  # in the order of arrival
 
     @property
-    def compete(self) -> bool:
-        """Whether several want the workers, and one of them was promised a share."""
+    def is_contended(self) -> bool:
+        """Whether several tenants have jobs, and at least one of them has a configured share."""
         return len(self._active) > 1 and any(tenant.share is not None for tenant in self._active)
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits who may not run yet."""
+        """Whether any job waits that no worker may take yet."""
         return any(tenant.waiting for tenant in self._active)
 
     def enter(self, tenant: Tenant, job: Any) -> None:
-        """Note a job that wants a worker."""
+        """Add a job of a tenant."""
         if not tenant.wants:
             self._turns.enter(tenant.name)
             self._active[tenant] = None
         tenant.waiting.append(job)
 
     def charge(self, tenant: Tenant, seconds: float) -> None:
-        """Note what a batch took."""
-        tenant.latest = min(seconds, MOST) / self._weight(tenant)
+        """Charge a batch that ran for this time to a tenant."""
+        tenant.latest = min(seconds, MAX_CHARGE) / self._weight(tenant)
         self._turns.charge(tenant.name, tenant.latest)
         self._turns.begin(min(self._active, key=self._turn).name)
 
     def leave(self, tenant: Tenant) -> None:
-        """Note that a job has ended."""
+        """Remove a job that has ended."""
         tenant.running -= 1
         self._running -= 1
         if not tenant.wants:
             del self._active[tenant]
 
     def next(self) -> Any | None:
-        """Return a job that a worker shall take now; None: none."""
-        compete = self.compete
+        """Return the next job for a worker; None if no job may run now."""
+        compete = self.is_contended
         if compete and self._running >= self._workers:
-            return None  # who is next is decided when there is a worker
+            return None  # the next tenant is chosen when a worker is free
         waiting = [tenant for tenant in self._active if tenant.waiting]
         if compete:
             waiting = [tenant for tenant in waiting if self._may_run(tenant)]
@@ -98,5 +100,5 @@ class Tenants:
     def _weight(self, tenant: Tenant) -> float:
         if tenant.share is not None:
             return tenant.share
-        promised = [one.share for one in self._active if one.share is not None]
-        return max(LEFT, 1.0 - sum(promised)) / (len(self._active) - len(promised))
+        shares = [active.share for active in self._active if active.share is not None]
+        return max(MIN_REMAINDER, 1.0 - sum(shares)) / (len(self._active) - len(shares))

@@ -1,4 +1,4 @@
-"""Connections in the metrics."""
+"""Metrics of connections."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 
-class Counted(Protocol):
-    """What is counted of connections."""
+class ConnectionCounts(Protocol):
+    """The counters of HTTP connections."""
 
     most: int
     evicted: int
@@ -20,8 +20,8 @@ class Counted(Protocol):
     def taken(self) -> int: ...
 
 
-class CountedOfGrpc(Protocol):
-    """What is counted of gRPC's connections."""
+class GrpcConnectionCounts(Protocol):
+    """The counters of gRPC connections."""
 
     evicted: int
 
@@ -30,14 +30,14 @@ class CountedOfGrpc(Protocol):
 
 
 class ConnectionMetrics(Collector):
-    """How many there are, and what became of those for which there was no room."""
+    """Collects the numbers of open, evicted and refused connections."""
 
-    def __init__(self, slots: Counted, of_grpc: CountedOfGrpc | None = None) -> None:
+    def __init__(self, slots: ConnectionCounts, of_grpc: GrpcConnectionCounts | None = None) -> None:
         self._slots = slots
         self._of_grpc = of_grpc
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the figures of now."""
+        """Yield the current values."""
         slots = self._slots
         yield GaugeMetricFamily("lathe_connections", "HTTP connections, TLS handshakes included", value=slots.taken)
         yield GaugeMetricFamily("lathe_connections_limit", "HTTP connections served at once", value=slots.most)

@@ -1,6 +1,6 @@
-"""GPUs in the metrics, under Triton's names, as NVIDIA's management library sees them (the extra `cuda` brings it).
+"""Metrics of GPUs under Triton's names, read from NVIDIA's management library (NVML, in the extra `cuda`).
 
-They are the machine's, whoever uses them. What a GPU does not tell, such as the power of some, is left out.
+They cover the whole machine, not only this process. Readings that a GPU does not support are omitted.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
 from prometheus_client.registry import Collector
 
-_WATT = 1000  # milliwatts; a joule has as many millijoules
+_WATT = 1000  # milliwatts per watt, and millijoules per joule
 
-# Triton's name, what it is, and how the library is asked for it
+# Triton's name, the help text, and the call that reads the value
 READINGS: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
     ("nv_gpu_utilization", "Share of the time that kernels ran, 0 to 1", lambda nvml, gpu: _busy(nvml, gpu) / 100),
     ("nv_gpu_memory_total_bytes", "Memory", lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
@@ -30,14 +30,14 @@ READINGS: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
         lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / _WATT,
     ),
 )
-_COUNTERS = frozenset({"nv_energy_consumption"})  # Triton's names of counters have no ``_total``
+_COUNTERS = frozenset({"nv_energy_consumption"})  # exposed without the suffix `_total`, as Triton does
 
 
 class GpuMetrics(Collector):
-    """All GPUs of the machine; none where there is no library or no driver."""
+    """Collects the readings of all GPUs of the machine; nothing without NVML or a driver."""
 
     def __init__(self, nvml: Any | None = None) -> None:
-        """``nvml``: the module ``pynvml``, initialized; None for what :func:`management_library` finds."""
+        """`nvml`: the initialized module `pynvml`, default that of `management_library`."""
         library = nvml or management_library()
         self._gpus = {} if library is None else dict(_gpus(library))
         self._nvml: Any = library
@@ -56,7 +56,7 @@ class GpuMetrics(Collector):
 
 
 def management_library() -> Any | None:
-    """Return the initialized module; None without it, or without a driver."""
+    """Return the module `pynvml`, initialized; None if it is not installed or there is no driver."""
     try:
         import pynvml
     except ImportError:

@@ -1,7 +1,7 @@
-"""The server's log: one line per event, JSON for machines or text for people, whoever wrote it.
+"""The server's log: one line per event of any library, as JSON for machines or text for people.
 
-Every line has its time, level, logger and event. What it is about stands in fields of its own, with OpenTelemetry's and
-Triton's names where there are some: ``model``, ``version``, ``request_id``, ``trace_id``.
+Every line has a time, level, logger and event. Further fields describe the event's context, with OpenTelemetry's or
+Triton's names if there are any: `model`, `version`, `request_id`, `trace_id`.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import orjson
 
-Form = Literal["auto", "json", "text"]
-LOGGERS = ("lathe", "server", "core", "uvicorn")  # Lathe's own, and those of what it is made of
-_FIELDS = "about"  # of a record: what it is about
-_INDENT = "  "  # of a traceback's lines
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")  # some of these are printable: letters
+LogFormat = Literal["auto", "json", "text"]
+LOGGERS = ("lathe", "uvicorn")
+_FIELDS = "about"  # the attribute of a log record that holds its fields
+_INDENT = "  "  # of the lines of a traceback
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")  # candidates only: `_escape` keeps printable ones, such as letters
 
 
 class Caller(NamedTuple):
-    """Whose request something is done for."""
+    """The request that the current task works for."""
 
     request_id: str = ""
     trace_id: str = ""
 
 
-_NOBODY = Caller()
-CALLER: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)  # of what is not inference
+_NO_CALLER = Caller()
+CALLER: ContextVar[Caller] = ContextVar("caller", default=_NO_CALLER)  # not set for inference
 
 
-def about(**fields: object) -> dict[str, Any]:
-    """Return what a log call takes as ``extra``; what is empty is left out of the line."""
+def log_fields(**fields: object) -> dict[str, Any]:
+    """Return the `extra` argument of a log call with these fields; None and "" are omitted from the line."""
     return {_FIELDS: fields}
 
 
-def trace_of(traceparent: str) -> str:
-    """Return the trace's id in a W3C `traceparent`, empty where there is none."""
+def parse_trace_id(traceparent: str) -> str:
+    """Return the trace id in a W3C `traceparent` header; empty if it has none."""
     parts = traceparent.split("-")
     return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else ""
 
 
-def configure(form: Form, level: str, stream: TextIO | None = None) -> None:
-    """Write everything that is logged in this process to one place (stderr), in one form.
+def configure(form: LogFormat, level: str, stream: TextIO | None = None) -> None:
+    """Write all log records of this process to `stream` (default: stderr), in one format.
 
-    ``auto`` is text on a terminal, else JSON. Libraries are heard from warnings on.
+    `auto` is text on a terminal, otherwise JSON. Records of other libraries are logged from level warning on.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
@@ -64,13 +64,13 @@ def configure(form: Form, level: str, stream: TextIO | None = None) -> None:
 
 
 def set_level(level: int) -> None:
-    """Leave out what is less important."""
+    """Set the least level that Lathe and uvicorn log."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(level)
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line, whatever a reader takes for the end of a line: what is not printable is escaped."""
+    """One JSON object per line. Unprintable characters are escaped, so that no reader sees a further line end."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {**_head(record), **_about(record)}
@@ -80,9 +80,9 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """``TIME LEVEL LOGGER: EVENT name=value ...``; the lines of a traceback follow, indented.
+    """`TIME LEVEL LOGGER: EVENT name=value ...`; the lines of a traceback follow, indented.
 
-    Nothing of a caller's can begin a line: text that is not printable is escaped.
+    Text that is not printable is escaped, so that no text of a client can begin a line.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -90,15 +90,15 @@ class TextLines(logging.Formatter):
         fields = "".join(f" {name}={_quoted(value)}" for name, value in _about(record).items())
         line = f"{head['timestamp']} {head['level']} {head['logger']}: {_on_one_line(head['event'])}{fields}"
         if record.exc_info and record.exc_info[1] is not None:
-            told = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
-            line = "\n".join([line, *(_INDENT + _on_one_line(each) for each in told)])
+            trace = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
+            line = "\n".join([line, *(_INDENT + _on_one_line(each) for each in trace)])
         return line
 
 
 def _head(record: logging.LogRecord) -> dict[str, str]:
     at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     level = record.levelname.lower()
-    name = record.name.removesuffix(".error")  # uvicorn logs all that happens, good or bad, as `uvicorn.error`
+    name = record.name.removesuffix(".error")  # uvicorn uses the logger `uvicorn.error` for all levels
     return {"timestamp": at, "level": level, "logger": name, "event": record.getMessage()}
 
 
@@ -118,10 +118,10 @@ def _on_one_line(text: str) -> str:
 
 
 def _json(value: object) -> str:
-    """Return JSON of printable characters alone.
+    """Return JSON with only printable characters.
 
-    No reader may end a line where this writer does not, and no terminal may obey what a caller sent: besides controls
-    below U+0020, which every JSON writer escapes, these are U+0085, U+2028, the controls of C1, marks of direction, ...
+    Otherwise a reader could see a line end in a client's text, or a terminal could execute a control sequence. JSON
+    writers escape the controls below U+0020; this also escapes U+0085, U+2028, the C1 controls, direction marks etc.
     """
     try:
         text = orjson.dumps(value, default=str).decode()

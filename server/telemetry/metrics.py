@@ -1,7 +1,7 @@
-"""Prometheus metrics: Triton's names as its dashboards know them, and Lathe's own histograms.
+"""Prometheus metrics: under Triton's names, for its dashboards, and Lathe's own histograms.
 
-Everything is read from the statistics when scraped, so counting costs the data path nothing twice and survives
-unloading a model.
+All values are read from the statistics at a scrape, so the data path counts only once, and counters survive the
+unloading of a model.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.batching.cost import CostModel
-from server.scheduling.servable import Servable
-from server.telemetry.statistics import Statistics, StatsBook
+from lathe.server.batching.cost_model import CostModel
+from lathe.server.serving.servable import Servable
+from lathe.server.telemetry.statistics import Statistics, StatsBook
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model", "version")
@@ -34,12 +34,12 @@ _TRITON: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 _COST: tuple[tuple[str, str, Callable[[CostModel], float]], ...] = (
     ("lathe_cost_fixed_seconds", "Time believed of any execution: a of a + b*n", lambda cost: cost.fixed),
     ("lathe_cost_work_seconds", "Time believed of each unit of work: b of a + b*n", lambda cost: cost.each),
-    ("lathe_cost_stretch", "How many times as long an execution may well take", lambda cost: cost.stretch),
+    ("lathe_cost_stretch", "How many times as long an execution may well take", lambda cost: cost.bound_factor),
 )
 
 
 class Metrics:
-    """Writes the exposition."""
+    """Writes the Prometheus exposition."""
 
     def __init__(
         self, book: StatsBook, servables: Callable[[], Iterable[Servable]], collectors: Iterable[Collector] = ()
@@ -53,12 +53,12 @@ class Metrics:
             self._registry.register(collector)
 
     def text(self) -> bytes:
-        """Return everything in the text format."""
+        """Return all metrics in Prometheus' text format."""
         lines = [*self._triton(), ""]
         return "\n".join(lines).encode() + generate_latest(self._registry)
 
     def _triton(self) -> Iterator[str]:
-        """Triton's counters carry no ``_total``, which the client library would add."""
+        """Yield Triton's metrics. Its counters have no suffix `_total`, which the client library would add."""
         pages = self._book.all()
         for name, text, value in _TRITON:
             yield from (f"# HELP {name} {text}", f"# TYPE {name} counter")
@@ -82,7 +82,7 @@ class Metrics:
 
 
 def _labels(page: Statistics, **more: str) -> str:
-    """Model names hold no character that would need escaping."""
+    """Return the labels of a version; nothing is escaped, since model names have no characters that need it."""
     labels = {"model": page.ref.name, "version": str(page.ref.version), **more}
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
 
@@ -126,18 +126,18 @@ class _LatheCollector(Collector):
 
 
 def _costs(servables: Iterable[Servable]) -> Iterator[Metric]:
-    """What is believed of how long executions take, of those that were measured often enough."""
+    """Yield the cost model's parameters, for versions with enough measured executions."""
     known = [(servable.ref, servable.batcher.cost) for servable in servables]
     for name, text, value in _COST:
         family = GaugeMetricFamily(name, text, labels=_LABELS)
         for ref, cost in known:
-            if cost is not None and cost.trusted:
+            if cost is not None and cost.is_trusted:
                 family.add_metric((ref.name, str(ref.version)), value(cost))
         yield family
 
 
 def _threads() -> int:
-    """As the system counts them where it lists them, else Python's own."""
+    """Return the number of threads of the process: by /proc on Linux, otherwise only those of Python."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -145,7 +145,7 @@ def _threads() -> int:
 
 
 def _batch_sizes(page: Statistics) -> tuple[list[tuple[str, float]], float]:
-    """Return cumulative buckets by powers of two, and the rows in all."""
+    """Return cumulative buckets of batch sizes, by powers of two, and the total number of rows."""
     sizes = {size: stat.compute_infer.count for size, stat in page.batches.items()}
     bounds = [2**power for power in range(13)]
     buckets = [(str(bound), float(sum(n for size, n in sizes.items() if size <= bound))) for bound in bounds]

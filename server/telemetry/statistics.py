@@ -1,4 +1,4 @@
-"""What one version has done so far. Written on the event loop only, so plain integers suffice."""
+"""The counters and histograms of each version. Only the event loop's thread writes them, so they need no locks."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from server.batching.execution import Ran
-from server.types import ModelRef
+from lathe.server.batching.execution import BatchResult
+from lathe.server.types import ModelRef
 
-LARGEST_SIZE = 4096  # of batches told apart: a pipeline's have as many rows as callers like
+LARGEST_SIZE = 4096  # rows; larger batches count as this size, since clients choose the rows of a pipeline's batches
 BUCKETS = 28  # powers of two from 1 us to over two minutes
 
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened and how long it took in all."""
+    """The number of occurrences of something, and their total time."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Count this many occurrences that took so long together."""
+        """Add `count` occurrences that took `seconds` together."""
         self.count += count
         self.ns += int(seconds * 1e9)
 
     def describe(self) -> dict[str, int]:
-        """Return the wire's form."""
+        """Return the protocol's object."""
         return {"count": self.count, "ns": self.ns}
 
 
 class Histogram:
-    """Durations counted in buckets of powers of two microseconds: the k-th holds those below ``2**k`` us."""
+    """Durations counted in buckets of powers of two microseconds: the k-th holds those below `2**k` us."""
 
     __slots__ = ("counts", "total")
 
@@ -50,7 +50,7 @@ class Histogram:
             self.add(durations[0])
             return
         counts, ordered, below = self.counts, sorted(durations), 0
-        while below < len(ordered):  # a batch's durations fall into few buckets: find where each ends
+        while below < len(ordered):  # durations of a batch fall into few buckets: bisect for the end of each
             power = min(int(ordered[below] * 1e6).bit_length(), BUCKETS)
             end = bisect_left(ordered, 2**power / 1e6, below + 1) if power < BUCKETS else len(ordered)
             counts[power] += end - below
@@ -58,7 +58,7 @@ class Histogram:
         self.total += sum(durations)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return (upper bound in seconds, count up to it) pairs, the last without bound."""
+        """Return pairs of an upper bound in seconds and the count up to it; the last bound is `+Inf`."""
         pairs, running = [], 0
         for power, count in enumerate(self.counts[:-1]):
             running += count
@@ -83,8 +83,8 @@ class Statistics:
     last_inference_ms: int = 0  # wall clock, since the epoch
     inference_count: int = 0  # rows
     execution_count: int = 0
-    work: int = 0  # rows, or elements along all dimensions that vary; padding counts
-    packed_tokens: int = 0  # of requests that ran without padding beside others of other lengths
+    work: int = 0  # rows, or the product of all dynamic dimensions; padding counts
+    packed_tokens: int = 0  # tokens of requests that ran packed
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     queue: Duration = field(default_factory=Duration)
@@ -97,14 +97,14 @@ class Statistics:
     request_times: Histogram = field(default_factory=Histogram)  # from queue to outcome
     queue_times: Histogram = field(default_factory=Histogram)
     compute_times: Histogram = field(default_factory=Histogram)
-    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # why a batch was let go
+    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # batches by the reason for their start
     failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by error code
     steps: dict[str, Histogram] = field(default_factory=dict)  # of a pipeline, from queue to outcome
     cancelled: int = 0
-    load_seconds: float = 0.0  # of the latest load; set by whoever loaded it
+    load_seconds: float = 0.0  # of the latest load; set by the loader
 
-    def ran(self, batch: Ran, waits: list[float], failed: int) -> None:
-        """Record one batch: how long each of its requests had waited (seconds), how many of them failed."""
+    def ran(self, batch: BatchResult, waits: list[float], failed: int) -> None:
+        """Record one batch, with the seconds that each of its requests waited, and the number of failed requests."""
         requests = len(waits)
         whole = batch.scattered - batch.started
         self.execution_count += batch.executions
@@ -113,12 +113,12 @@ class Statistics:
             self.fail.add(whole * failed + sum(waits) * failed / requests, failed)
         good = requests - failed
         if good:
-            self._succeeded(batch, waits, good)
+            self._count_successes(batch, waits, good)
         self.queue_times.add_all(waits)
         self.request_times.add_all([wait + whole for wait in waits])
         self.compute_times.add(batch.executed - batch.gathered)
 
-    def _succeeded(self, batch: Ran, waits: list[float], good: int) -> None:
+    def _count_successes(self, batch: BatchResult, waits: list[float], good: int) -> None:
         waited = sum(waits) * good / len(waits)
         gathering, executing = batch.gathered - batch.started, batch.executed - batch.gathered
         scattering = batch.scattered - batch.executed
@@ -137,7 +137,7 @@ class Statistics:
         stat.compute_output.add(scattering)
 
     def stepped(self, step: str, seconds: float) -> None:
-        """Record one step of a pipeline's request."""
+        """Record the time of one step of a pipeline's request."""
         found = self.steps.get(step)
         if found is None:
             found = self.steps[step] = Histogram()
@@ -149,7 +149,7 @@ class Statistics:
         self.fail.count += 1
 
     def describe(self) -> dict[str, object]:
-        """Return the wire's ``model_stats`` object."""
+        """Return the protocol's `model_stats` object."""
         steps = (
             "success",
             "fail",
@@ -177,7 +177,7 @@ def _batch(size: int, stat: BatchStat) -> dict[str, object]:
 
 
 class StatsBook:
-    """The statistics of every version seen, kept over unloading and loading it again."""
+    """The statistics of all versions; they are kept when a version is unloaded and loaded again."""
 
     def __init__(self) -> None:
         self._pages: dict[ModelRef, Statistics] = {}
@@ -191,5 +191,5 @@ class StatsBook:
         self._pages.pop(ref, None)
 
     def all(self) -> list[Statistics]:
-        """Return everything recorded, by name and version."""
+        """Return all statistics, sorted by name and version."""
         return [self._pages[ref] for ref in sorted(self._pages, key=lambda ref: (ref.name, ref.version))]

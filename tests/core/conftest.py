@@ -1,4 +1,4 @@
-"""What holds for all tests of the runtime."""
+"""Fixtures of all tests of the core."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Any
 
 import pytest
 
-from core import compiler
-from core.runtime import executable
-from core.runtime.given import Sizes
+from lathe.core.compiler import pipeline
+from lathe.core.runtime.host import executable
+from lathe.core.runtime.session.run_inputs import CodeBinding
 
 
 @pytest.fixture(autouse=True)
-def _small_runs_use_the_team_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_runs_use_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test models are small; without this, a session with several threads would run them on one."""
-    monkeypatch.setattr(executable, "_ALONE_BELOW", 0)
-    monkeypatch.setattr(executable, "_ALONE_BELOW_IN_A_ROW", 0)
+    monkeypatch.setattr(executable, "_ONE_THREAD_BELOW", 0)
+    monkeypatch.setattr(executable, "_ONE_THREAD_BELOW_WHEN_AWAKE", 0)
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Sizes]:
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[CodeBinding]:
     """The bindings of what this process compiles, in order."""
-    found: list[Sizes] = []
-    original = compiler.build
+    found: list[CodeBinding] = []
+    original = pipeline.build
 
-    def build(graph: Any, options: Any, batching: Any, binding: Sizes, *ahead: Any) -> Any:
+    def build(graph: Any, options: Any, batching: Any, binding: CodeBinding, *ahead: Any) -> Any:
         found.append(binding)
         return original(graph, options, batching, binding, *ahead)
 
-    monkeypatch.setattr(compiler, "build", build)
+    monkeypatch.setattr(pipeline, "build", build)
     return found

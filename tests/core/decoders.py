@@ -1,5 +1,4 @@
-"""Small transformer decoders with past inputs as ONNX files: keys and values of the tokens before go in, and come out
-with those of the new tokens."""
+"""Small transformer decoders with a key-value cache as ONNX files: past keys and values are inputs and outputs."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ Feeds = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Decoder:
-    """`rotary`: positions turn queries and keys, as in Llama, instead of being added, as in GPT-2. `shared`: so many
-    heads have the same keys and values. `turned`: keys are kept as [batch, heads, depth, tokens]. `names`: "shared" by
+    """`rotary`: positions rotate queries and keys, as in Llama, instead of being added, as in GPT-2. `shared`: how many
+    heads share keys and values. `turned`: keys are stored as [batch, heads, depth, tokens]. `names`: "shared" by
     all inputs, "own" ones for the past of each input, or "none" at all, not even for extents that weights fix."""
 
     rotary: bool = False
@@ -55,7 +54,7 @@ class Decoder:
         return given | {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
     def after(self, feeds: Feeds, answers: Mapping[str, NDArray[Any]]) -> Feeds:
-        """The next token's feeds: the likeliest one, and what the run gave back."""
+        """The feeds of the next run: the likeliest token, and the returned keys and values."""
         ids = answers["logits"][:, -1:].argmax(-1)
         mask = np.concatenate([feeds["mask"], np.ones_like(ids)], 1)
         return {"ids": ids, "mask": mask} | {name: answers[name.replace("past", "present")] for name in self.pasts}
@@ -93,7 +92,7 @@ class _Writer(OnnxWriter):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def _bias(self) -> str:
-        """0 where a token looks at one before or at itself that is not masked, else minus many."""
+        """The attention bias: 0 for unmasked tokens up to the current one, otherwise a large negative number."""
         keys = self.op("Range", self.const(0, np.int64), self.total, self.const(1, np.int64))
         before = self.op("LessOrEqual", keys, self.op("Unsqueeze", self.places, self.ints(1)))
         real = self.op("Unsqueeze", self.op("Cast", "mask", to=BOOL), self.ints(1, 2))

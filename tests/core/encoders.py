@@ -88,7 +88,7 @@ class _Writer(OnnxWriter):
         return self.op("Range", self.const(0, np.int64), stop, self.const(1, np.int64))
 
     def _bias(self) -> str:
-        """What is added to the scores; empty where there is nothing."""
+        """The name of the bias of the scores; empty if there is none."""
         parts = []
         if self.encoder.guarded:
             real = self.op("Unsqueeze", self.op("Cast", "mask", to=TensorProto.BOOL), self.ints(1, 2))

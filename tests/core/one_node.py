@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from core.ir.dim import symbol
-from core.ir.graph import Node, Value
-from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.ops.inference import infer_node
-from core.reference import run_node
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Node, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import infer_node
+from lathe.core.reference import run_node
 from tests.onnx_runtime import plain_session
 
 OPSET = 22
@@ -97,8 +97,10 @@ def assert_symbolic_batch(op: str, inputs: Sequence[Any], attrs: Mapping[str, An
 
 
 def assert_rows_apart(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], outputs: int = 1) -> None:
-    """The operator says rows of input 0 stay apart along axis 0, and they do: two callers' rows computed together
-    equal each computed alone."""
+    """The operator declares rows of input 0 independent along axis 0, and they are.
+
+    Two requests' rows computed together equal each computed alone.
+    """
     node = make_node(op, inputs, attrs, outputs)
     values = zip(node.inputs, inputs, strict=True)
     infer_node(node, {value: array for value, array in values if value is not None})

@@ -74,7 +74,7 @@ class File:
         return self.of(found) if found else self.fresh(self.of(dtypes), self.of(ranks))
 
     def fresh(self, dtype: int, rank: int) -> Item:
-        """A constant as a value, for want of another."""
+        """A constant as a value, when no other value fits."""
         shape = tuple(self.of((1, 2, 3, 4)) for _ in range(rank))
         numbers = self.rng.uniform(-3, 3, shape)
         name = self.constant(numbers > 0 if dtype == BOOL else numbers, helper.tensor_dtype_to_np_dtype(dtype))
@@ -88,7 +88,7 @@ class File:
         return made
 
     def tame(self, item: Item) -> Item:
-        """The value through Tanh: what may have become large."""
+        """The value through Tanh, which bounds it."""
         return self.add("Tanh", [item.name], (item.dtype, item.shape, False))[0]
 
 

@@ -1,4 +1,4 @@
-"""Random graphs over a symbolic batch: what the compiler, the interpreter and ONNX Runtime must agree on.
+"""Random graphs over a symbolic batch, on which the compiler, the interpreter and ONNX Runtime must agree.
 
 A source of choices decides everything, so hypothesis can shrink a graph and a seeded generator can search for hours.
 Extents are mostly no multiple of a vector. Magnitudes are followed roughly: what grows too large goes through Tanh, and
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-import core.ops  # noqa: F401  installs type inference
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Value
-from core.ir.types import DType, TensorType
+import lathe.core.ops  # noqa: F401  installs type inference
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import DType, TensorType
 
 T = TypeVar("T")
 Choose = Callable[[int], int]  # a number below the given one
@@ -60,7 +60,7 @@ class Net:
         return value
 
     def grow(self, steps: int, kinds: Sequence[Step] = ()) -> Graph:
-        """The graph after so many steps, of the given kinds (default: those that networks are made of)."""
+        """The graph after `steps` steps of the given kinds (default: those of common networks)."""
         inputs = len(self.values)
         for _ in range(steps):
             self.of(kinds or STEPS)(self)
@@ -73,7 +73,7 @@ class Net:
         return self.of([value for value in self.values if not ranks or len(value.shape) in ranks])
 
     def bounded(self, *ranks: int) -> Value:
-        """A value of small magnitude, for what amplifies errors."""
+        """A value of small magnitude, for operators that amplify errors."""
         value = self.pick(*ranks)
         return value if self.size[value] <= 4 else self.keep(self.b("Tanh", value), 1.0)
 

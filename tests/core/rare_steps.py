@@ -1,4 +1,4 @@
-"""Steps of random graphs for the operators that networks seldom have: rarer functions, bits, rounding, recurrences.
+"""Steps of random graphs for rare operators: rare functions, bits, rounding, recurrences.
 
 What jumps (rounding, comparing with a threshold) is applied to numbers that every correct program has exactly.
 """
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.dim import symbol
-from core.ir.graph import Value
-from core.ir.types import DType
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Value
+from lathe.core.ir.types import DType
 from tests.core.random_nets import BATCH, IDS, Net, Step
 
 _HIDDEN = (1, 3, 4, 7, 16, 17)
@@ -38,7 +38,7 @@ def _shrink(net: Net) -> Value:
 
 
 def _exact(net: Net) -> Value:
-    """Multiples of a quarter, [batch, T]: no rounding error hides in them."""
+    """Multiples of a quarter, [batch, T], which are exact in float32."""
     number = net.b("Cast", net.ids[0], to=DType.FLOAT32)
     return net.b("Mul", number, net.b.constant(np.float32(net.of((0.25, 0.5, 0.75)))))
 
@@ -59,7 +59,7 @@ def _numbered(net: Net) -> Value:
 
 
 def _not_finite(net: Net) -> Value:
-    """Infinities and NaN where ids are small, and who finds them."""
+    """Infinities and NaN where ids are small, and the operators that detect them."""
     x = _exact(net)
     strange = net.b.constant(np.float32(net.of((np.inf, -np.inf, np.nan))))
     mixed = net.b("Where", net.b("Less", net.ids[0], net.b.constant(np.int64(0))), strange, x)
@@ -112,7 +112,7 @@ def _rms_norm(net: Net) -> Value:
 
 
 def _barrier(net: Net) -> Value:
-    """Stands in graphs to be trained; says nothing to one that is run."""
+    """A barrier of training graphs, without effect in inference."""
     x = net.pick()
     return net.op("StopGradient", x, size=net.size[x])
 
@@ -193,7 +193,7 @@ def _batched_weights(net: Net) -> Value:
 
 
 def _scattered_rows(net: Net) -> Value:
-    """What all tokens of a batch leave in the rows of a table, as the gradient of an embedding does."""
+    """Sums over all tokens of a batch scattered into the rows of a table, like the gradient of an embedding."""
     x = net.bounded(2, 3)
     width = net.dims(x)[-1]
     found = net.b("Gather", net.weight(IDS, width), net.ids[0], axis=0)
@@ -222,7 +222,7 @@ def _gathered(net: Net) -> Value:
 
 
 def _running_product(net: Net) -> Value:
-    """Of numbers between -1 and 1, which none outgrows."""
+    """A running product of numbers between -1 and 1, which stays bounded."""
     x = net.b("Tanh", net.bounded())
     attrs = {"exclusive": net.choose(2), "reverse": net.choose(2)}
     return net.op("CumProd", x, size=1.0, axis=(net.axis(x),), **attrs)

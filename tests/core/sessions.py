@@ -1,4 +1,4 @@
-"""Sessions of models without tuning, and whether their answers are ONNX Runtime's."""
+"""Sessions without tuning, and their comparison with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import onnx
 
-import core
+import lathe
 from tests.core.decoders import Feeds
 from tests.onnx_runtime import plain_session
 
 
-def opened(model: onnx.ModelProto | core.Graph, **options: Any) -> core.Session:
-    graph = model if isinstance(model, core.Graph) else core.load(model.SerializeToString())
-    return core.compile(graph, **{"threads": 1, "tune": "off", **options})
+def opened(model: onnx.ModelProto | lathe.Graph, **options: Any) -> lathe.Session:
+    graph = model if isinstance(model, lathe.Graph) else lathe.load(model.SerializeToString())
+    return lathe.compile(graph, **{"threads": 1, "tune": "off", **options})
 
 
-def agree(model: onnx.ModelProto, session: core.Session, feeds: Feeds, tolerance: float = 3e-5) -> dict[str, Any]:
-    """The session's answers, which are ONNX Runtime's."""
+def agree(model: onnx.ModelProto, session: lathe.Session, feeds: Feeds, tolerance: float = 3e-5) -> dict[str, Any]:
+    """Run the session, compare with ONNX Runtime, and return the outputs."""
     oracle = plain_session(model.SerializeToString())
     names, answers = [each.name for each in oracle.get_outputs()], session.run(feeds)
     for name, want in zip(names, oracle.run(None, feeds), strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
-import core
+import lathe
 from tests.onnx_runtime import plain_session
 
 OPSET = 18
@@ -32,14 +32,14 @@ def untyped(data: bytes) -> bytes:
 
 
 def theirs(data: bytes, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """What ONNX Runtime computes, by name."""
+    """The outputs of ONNX Runtime, by name."""
     session = plain_session(data)
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
 
 
 def assert_like_onnx_runtime(data: bytes, *runs: Mapping[str, Any], threads: int = 1, tolerance: float = 1e-4) -> None:
     """One session gives ONNX Runtime's shapes, types and values for every set of feeds."""
-    with core.compile(data, threads=threads, tune="off", new_shapes="wait") as session:
+    with lathe.compile(data, threads=threads, tune="off", new_shapes="wait") as session:
         for feeds in runs:
             got, want = session.run(feeds), theirs(data, feeds)
             shapes = {name: array.shape for name, array in feeds.items()}

@@ -1,4 +1,4 @@
-"""The targets that tests name, and which of them this machine runs."""
+"""The targets that tests use, and which of them this machine can run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from core.codegen import cpus
-from core.codegen.target import avx512, host, listed, plain, x86_64_v3
-from core.kernels.target import Target
+from lathe.core.codegen import cpus
+from lathe.core.codegen.target import avx512, comma_separated, host, plain, x86_64_v3
+from lathe.core.kernels.target import Target
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 x86_only = pytest.mark.skipif(not X86, reason="these are x86-64 targets")
@@ -26,18 +26,19 @@ _RARE = (plain(), avx512())  # server CPUs since 2016 have AVX2, and those with 
 
 
 def vectors() -> Target:
-    """The host as if it had no matrix tiles, which have tests of their own."""
+    """The host without matrix tiles (AMX), which have separate tests."""
     return host().without_tiles
 
 
 def runs_here(target: Target) -> bool:
-    """Whether the host has every instruction that code for `target` may use."""
+    """True if the host has every instruction that code for `target` may use."""
     return target.needs <= host().needs
 
 
-def each(targets: Mapping[str, Target]) -> pytest.MarkDecorator:
+def parametrize_targets(targets: Mapping[str, Target]) -> pytest.MarkDecorator:
     """Parametrize a test that runs code with `target`. Those that this machine cannot run are skipped, which
-    `left_out` tells at the end of a run; their code is compiled and decoded in test_instructions.py. Of equal targets
+    `skipped_targets` reports at the end of a run; their code is compiled and decoded in test_instructions.py. Of
+    equal targets
     (the host, and the host without tiles that it does not have) only the first is tested. What neither the host nor a
     CPU with AVX2 would choose is slow: sweeps over all targets are a third of what the quick tests would compile."""
     names = {target: name for name, target in reversed(targets.items())}
@@ -46,20 +47,22 @@ def each(targets: Mapping[str, Target]) -> pytest.MarkDecorator:
     )
 
 
-def left_out() -> list[str]:
-    """What the tests do not run on this machine, one line for each set of instructions."""
+def skipped_targets() -> list[str]:
+    """One line for each instruction set whose code the tests do not run on this machine."""
     missing = {what: needed - host().needs for what, needed in _SETS.items() if X86}
-    return [f"running {what}: this machine lacks {listed(lacking)}" for what, lacking in missing.items() if lacking]
+    return [
+        f"running {what}: this machine lacks {comma_separated(lacking)}" for what, lacking in missing.items() if lacking
+    ]
 
 
 def _given(name: str, target: Target) -> object:
     lacking = target.needs - host().needs
-    marks = [pytest.mark.skip(reason=f"this machine lacks {listed(lacking)}")] if lacking else []
+    marks = [pytest.mark.skip(reason=f"this machine lacks {comma_separated(lacking)}")] if lacking else []
     slow = [pytest.mark.slow] if target in _RARE and target != host() else []
     return pytest.param(target, id=name, marks=marks + slow)
 
 
 # Every kind of vectors, as most kernels are tested on.
 VECTORS = {"host": vectors(), "x86-64-v3": x86_64_v3(), "plain": plain()}
-each_target = each(VECTORS)
-each_wide = each({name: VECTORS[name] for name in ("host", "x86-64-v3")})
+each_target = parametrize_targets(VECTORS)
+each_wide = parametrize_targets({name: VECTORS[name] for name in ("host", "x86-64-v3")})

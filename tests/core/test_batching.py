@@ -1,4 +1,4 @@
-"""The check of batches itself: it finds rows that depend on each other, on their place and on how many there are."""
+"""The batching check finds rows that depend on each other, on their position or on the number of rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.ir.text import parse_graph
-from core.passes.rows import BatchInfo
-from core.runtime.session import Session
-from tests.batching import EMPTY, RowsMeet, Tally, check_batching, install
+import lathe
+from lathe.core.ir.text import parse_graph
+from lathe.core.passes.proofs.batch_info import BatchInfo
+from lathe.core.runtime.session.session import Session
+from tests.batching import EMPTY, RowsNotIndependent, Tally, check_batching, install
 
 MIXING = {
     "the sum of all rows": """
@@ -46,10 +46,12 @@ APART = """
 
 
 def declared_batchable(body: str, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """A session that says that its rows may share a batch, whatever it computes."""
-    monkeypatch.setattr("core.passes.assumptions.rows", lambda graph: BatchInfo(True, "says the test", "n"))
-    monkeypatch.setattr("core.runtime.pieces._CACHE_BYTES", 1 << 30)  # whole batches
-    return core.compile(parse_graph("graph @g { input %x : float32[n,4]" + body + "\noutput %y }"), threads=1)
+    """A session that declares its rows independent, whatever it computes."""
+    monkeypatch.setattr(
+        "lathe.core.passes.proofs.assumptions.rows", lambda graph: BatchInfo(True, "says the test", "n")
+    )
+    monkeypatch.setattr("lathe.core.runtime.host.chunks._CACHE_BYTES", 1 << 30)  # whole batches
+    return lathe.compile(parse_graph("graph @g { input %x : float32[n,4]" + body + "\noutput %y }"), threads=1)
 
 
 def feeds_of(rows: int) -> dict[str, Any]:
@@ -58,40 +60,40 @@ def feeds_of(rows: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("body", MIXING.values(), ids=MIXING)
-def test_rows_that_meet_are_found(body: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_rows_are_found(body: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     session = declared_batchable(body, monkeypatch)
-    with pytest.raises(RowsMeet, match="output 'y'"):
+    with pytest.raises(RowsNotIndependent, match="output 'y'"):
         check_batching(session, feeds_of(rows))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 30])
-def test_rows_that_stay_apart_pass(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_independent_rows_pass(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_batching(declared_batchable(APART, monkeypatch), feeds_of(rows)) == ""
 
 
-def test_answers_that_were_given_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_given_results_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     session, feeds = declared_batchable(APART, monkeypatch), feeds_of(3)
     answers = {name: array.copy() for name, array in session.run(feeds).items()}
     assert check_batching(session, feeds, answers) == ""
     answers["y"][1] += 0.5
-    with pytest.raises(RowsMeet, match=r"row 1 of output 'y'.*the rows of the feeds: 3 rows"):
+    with pytest.raises(RowsNotIndependent, match=r"row 1 of output 'y'.*the rows of the feeds: 3 rows"):
         check_batching(session, feeds, answers)
 
 
-def test_an_output_with_too_few_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_with_missing_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     body = "%y : float32[*] = ReduceSum(%x) {axes = [0], keepdims = 1}"
-    with pytest.raises(RowsMeet, match=r"output 'y' of 2 rows has shape \[1, 4\]"):
+    with pytest.raises(RowsNotIndependent, match=r"output 'y' of 2 rows has shape \[1, 4\]"):
         check_batching(declared_batchable(body, monkeypatch), feeds_of(2))
 
 
-def test_random_numbers_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_random_numbers_are_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     body = """
         %r : float32[*] = RandomNormal() {shape = [1, 4]}
         %y : float32[*] = Add(%x, %r)"""
     assert check_batching(declared_batchable(body, monkeypatch), feeds_of(2)) == "the model draws random numbers"
 
 
-def test_rows_the_model_refuses_become_rows_of_the_feeds() -> None:
+def test_refused_random_rows_are_replaced_by_rows_of_the_feeds() -> None:
     """No other index than 0 fits: random rows would be refused."""
     text = """graph @g {
         input %i : int64[n]
@@ -101,11 +103,11 @@ def test_rows_the_model_refuses_become_rows_of_the_feeds() -> None:
         %u : float32[*] = Unsqueeze(%e) {axes = [1]}
         %y : float32[*] = Mul(%x, %u)
         output %y }"""
-    session = core.compile(parse_graph(text), threads=1)
+    session = lathe.compile(parse_graph(text), threads=1)
     assert check_batching(session, {"i": np.zeros(2, np.int64), **feeds_of(2)}) == ""
 
 
-def test_installed_it_checks_each_session_once_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_check_runs_once_per_session(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[int] = []
 
     def checking(session: Session, feeds: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
@@ -121,9 +123,9 @@ def test_installed_it_checks_each_session_once_and_counts(monkeypatch: pytest.Mo
         assert tally.left_out[EMPTY] == 1
         session.run(feeds_of(3))
         session.run(feeds_of(4))
-        assert (tally.checked, checked, tally.left_out[EMPTY]) == (1, [0, 3], 0)
+        assert (tally.validate, checked, tally.left_out[EMPTY]) == (1, [0, 3], 0)
         bad = declared_batchable(MIXING["the number of rows"], monkeypatch)
-        with pytest.raises(RowsMeet):
+        with pytest.raises(RowsNotIndependent):
             bad.run(feeds_of(3))
         assert len(tally.failures) == 1 and any("FAILED g: row" in line for line in tally.lines())
     finally:

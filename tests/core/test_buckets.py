@@ -1,12 +1,12 @@
-"""Numbers that a model cuts into buckets fall into those that ONNX Runtime says, also at the borders."""
+"""Numbers that a model rounds into buckets get ONNX Runtime's buckets, also at the borders."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import core
-from core.reference import interpret
+import lathe
+from lathe.core.reference import interpret
 from tests.core.small_models import assert_like_onnx_runtime, model, theirs
 
 BUCKETS = {
@@ -47,7 +47,7 @@ def test_numbers_between_two_integers_are_quantized_like_quotients(dtype: str, s
     assert_like_onnx_runtime(many, {"x": np.stack([x, x], 1)}, tolerance=0)
 
 
-def test_no_activation_takes_the_place_of_its_parts_before_a_comparison() -> None:
+def test_activations_are_not_fused_before_a_comparison() -> None:
     """HardSwish of -1 is -0.3333333, the product of its parts -0.33333334."""
     parts = "a = Add(x, three) b = Clip(a, zero, six) c = Mul(x, b) d = Mul(c, sixth)"
     constants = "float three = {3.0}, float zero = {0.0}, float six = {6.0}, float sixth = {0.16666667}"
@@ -66,7 +66,7 @@ def test_a_mean_of_inputs_is_a_sum_times_a_reciprocal(count: int) -> None:
     data = model("float[n] x => float[n] y", f"m = Mean({', '.join(['x'] * count)}) y = Floor(m)")
     x = np.arange(1000, dtype=np.float32)
     assert_like_onnx_runtime(data, {"x": x}, tolerance=0)
-    np.testing.assert_array_equal(interpret(core.load(data), {"x": x})["y"], theirs(data, {"x": x})["y"])
+    np.testing.assert_array_equal(interpret(lathe.load(data), {"x": x})["y"], theirs(data, {"x": x})["y"])
 
 
 @pytest.mark.parametrize("size", [3, 7, 41])

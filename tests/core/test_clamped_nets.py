@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError
+import lathe
+from lathe.core.errors import FeedError
 from tests.core.clamped_nets import ClampedNet, feeds
 from tests.onnx_runtime import REFUSALS, plain_session
 
@@ -19,7 +19,7 @@ def has_whole_code(seed: int, batched: bool = True) -> bool:
     that refuses, in either case."""
     data = ClampedNet(seed, batched).model().SerializeToString()
     oracle = plain_session(data)
-    with core.compile(core.load(data), threads=1, tune="off") as session:
+    with lathe.compile(lathe.load(data), threads=1, tune="off") as session:
         for size in SIZES:
             given = feeds(*size) if batched else feeds(size[1])
             try:

@@ -1,4 +1,4 @@
-"""Operators from outside the package: declared, loaded, fused, differentiated, exported, compiled with own kernels."""
+"""Custom operators: declared, loaded, fused, differentiated, exported, and compiled with custom kernels."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import onnx
 import pytest
 from onnx import helper
 
-import core
-from core.autodiff import gradients
-from core.custom import Elementwise, OpDef, register_op
-from core.errors import ModelError, UnsupportedError
-from core.ir.text import Weights, parse_graph, print_graph
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import base
-from core.ops import registry
-from core.runtime.session import Session
+import lathe
+from lathe.core.autodiff import gradients
+from lathe.core.compiler.custom_operators import Elementwise, OpDef, register_op
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.ir.text import Weights, parse_graph, print_graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels import choose
+from lathe.core.kernels.choose import covered_ops
+from lathe.core.ops.opdef import registry
+from lathe.core.runtime.session.session import Session
 from tests.core.frontends.models import model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,10 +34,10 @@ X = np.linspace(-3, 3, 35, dtype=np.float32).reshape(5, 7)
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
+    """Removes the operators that a test registers."""
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     monkeypatch.setattr(registry, "_REVISIONS", dict(registry._REVISIONS))
-    monkeypatch.setattr(base, "_SELECTORS", {op: list(found) for op, found in base._SELECTORS.items()})
+    monkeypatch.setattr(choose, "_CUSTOM_ROWS", dict(choose._CUSTOM_ROWS))
 
 
 def square_plus(factor: float = 0.5) -> type[OpDef]:
@@ -104,13 +105,13 @@ def chain() -> bytes:
 
 def agrees(session: Session, data: bytes) -> None:
     for rows in (5, 1, 0):
-        got, want = session.run({"x": X[:rows]})["y"], core.interpret(core.load(data), {"x": X[:rows]})["y"]
+        got, want = session.run({"x": X[:rows]})["y"], lathe.interpret(lathe.load(data), {"x": X[:rows]})["y"]
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_an_elementwise_operator_fuses_with_its_neighbours() -> None:
     square_plus()
-    with core.compile(core.load(chain()), threads=2) as session:
+    with lathe.compile(lathe.load(chain()), threads=2) as session:
         assert "elementwise(Neg+SquarePlus+Mul, " in session.explain()
         assert "steps: 1 compiled, 0 on the reference" in session.explain()
         agrees(session, chain())
@@ -120,45 +121,45 @@ def test_a_kernel_in_the_vector_language() -> None:
     centre_rows()
     data = using(helper.make_node("CentreRows", ["x"], ["y"], domain=DOMAIN))
     for threads in (1, 3):
-        with core.compile(core.load(data), threads=threads) as session:
+        with lathe.compile(lathe.load(data), threads=threads) as session:
             assert "custom(CentreRows)" in session.explain()
             agrees(session, data)
 
 
-def test_without_a_kernel_the_reference_runs_and_is_shown() -> None:
+def test_without_a_kernel_the_reference_runs_and_explain_shows_it() -> None:
     centre_rows(kernel=False)
     data = using(helper.make_node("CentreRows", ["x"], ["y"], domain=DOMAIN))
-    with core.compile(core.load(data), threads=1) as session:
+    with lathe.compile(lathe.load(data), threads=1) as session:
         assert "no compiled kernel for CentreRows" in session.explain()
         agrees(session, data)
 
 
-def test_a_kernel_is_not_asked_for_types_it_does_not_know() -> None:
+def test_a_kernel_is_not_used_for_types_it_does_not_support() -> None:
     centre_rows()
     data = using(helper.make_node("CentreRows", ["x"], ["y"], domain=DOMAIN), dtype=onnx.TensorProto.DOUBLE)
-    with core.compile(core.load(data), threads=1) as session:
+    with lathe.compile(lathe.load(data), threads=1) as session:
         assert "no compiled kernel for CentreRows" in session.explain()
         got = session.run({"x": X.astype(np.float64)})["y"]
     np.testing.assert_allclose(got, X - X.mean(axis=1, keepdims=True), atol=1e-6)
 
 
-def test_another_definition_takes_nothing_over_from_the_first() -> None:
+def test_a_new_definition_replaces_the_first_completely() -> None:
     data = using(helper.make_node("CentreRows", ["x"], ["y"], domain=DOMAIN))
     for kernel, shown in ((True, "custom(CentreRows)"), (False, "no compiled kernel for CentreRows")):
         centre_rows(kernel)
-        with core.compile(core.load(data), threads=1) as session:
+        with lathe.compile(lathe.load(data), threads=1) as session:
             assert shown in session.explain()
             agrees(session, data)
-    assert "CentreRows" not in base.covered()
+    assert "CentreRows" not in covered_ops()
 
 
-def test_another_definition_is_compiled_anew(tmp_path: Path) -> None:
+def test_a_new_definition_is_compiled_again(tmp_path: Path) -> None:
     """Both kinds of cache know the operators that a model was compiled with."""
     results = []
     for factor in (0.5, 0.25):
         square_plus(factor)
-        for given in (chain(), core.load(chain())):
-            with core.compile(given, threads=1, cache_dir=tmp_path) as session:
+        for given in (chain(), lathe.load(chain())):
+            with lathe.compile(given, threads=1, cache_dir=tmp_path) as session:
                 agrees(session, chain())
                 results.append(session.run({"x": X})["y"])
     np.testing.assert_allclose(results[0], 2 * results[2], rtol=1e-6)
@@ -168,44 +169,44 @@ def test_gradients_flow_through_it() -> None:
     """Against central differences, in float64."""
     square_plus()
     data = using(*onnx.ModelProto.FromString(chain()).graph.node, dtype=onnx.TensorProto.DOUBLE)
-    graph = core.load(data)
+    graph = lathe.load(data)
     backward = gradients(graph, of="y", with_respect_to=["x"])
     x, h = X.astype(np.float64), 1e-6
     feeds = {value.name: x if value.name == "x" else np.ones_like(x) for value in backward.inputs}
-    found = [array for name, array in core.interpret(backward, feeds).items() if name != "y"][-1]
-    above, below = (core.interpret(graph, {"x": x + step})["y"] for step in (h, -h))
+    found = [array for name, array in lathe.interpret(backward, feeds).items() if name != "y"][-1]
+    above, below = (lathe.interpret(graph, {"x": x + step})["y"] for step in (h, -h))
     np.testing.assert_allclose(found, (above - below) / (2 * h), rtol=1e-6, atol=1e-8)
 
 
-def test_text_and_onnx_read_back() -> None:
+def test_custom_operators_round_trip_as_text_and_onnx() -> None:
     square_plus()
-    graph = core.load(chain())
+    graph = lathe.load(chain())
     weights = Weights()
     assert print_graph(parse_graph(print_graph(graph, weights), weights.tobytes()), Weights()) == print_graph(
         graph, Weights()
     )
-    exported = core.export(graph)
+    exported = lathe.export(graph)
     node = next(node for node in onnx.ModelProto.FromString(exported).graph.node if node.op_type == "SquarePlus")
     assert node.domain == DOMAIN
     np.testing.assert_array_equal(
-        core.interpret(core.load(exported), {"x": X})["y"], core.interpret(graph, {"x": X})["y"]
+        lathe.interpret(lathe.load(exported), {"x": X})["y"], lathe.interpret(graph, {"x": X})["y"]
     )
 
 
-def test_files_are_checked_like_any_other() -> None:
+def test_custom_operators_in_files_are_checked() -> None:
     square_plus()
     centre_rows()
     with pytest.raises(UnsupportedError, match=r"attribute 'c' = 1\.0 is not supported"):
-        core.load(using(helper.make_node("SquarePlus", ["x"], ["y"], domain=DOMAIN, c=1.0)))
+        lathe.load(using(helper.make_node("SquarePlus", ["x"], ["y"], domain=DOMAIN, c=1.0)))
     with pytest.raises(ModelError, match=r"\(CentreRows, opset 1\): has 2 inputs, expected 1"):
-        core.load(using(helper.make_node("CentreRows", ["x", "x"], ["y"], domain=DOMAIN)))
+        lathe.load(using(helper.make_node("CentreRows", ["x", "x"], ["y"], domain=DOMAIN)))
     elsewhere = helper.make_node("SquarePlus", ["x"], ["y"], domain="elsewhere")
     proto = model([elsewhere], {"x": [2]}, domains={"elsewhere": 1})
     with pytest.raises(UnsupportedError, match="operator SquarePlus of domain 'elsewhere'"):
-        core.load(proto.SerializeToString())
+        lathe.load(proto.SerializeToString())
 
 
-def test_what_cannot_be_registered() -> None:
+def test_invalid_operators_cannot_be_registered() -> None:
     class Silent(OpDef):
         def infer(self, c: Any) -> Sequence[Any]:
             return [TensorType(DType.FLOAT32, ())]

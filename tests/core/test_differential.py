@@ -1,7 +1,7 @@
-"""Everything that is compiled, against the interpreter and ONNX Runtime: all operators, odd shapes, targets, threads.
+"""Differential tests of compiled code against the interpreter and ONNX Runtime: operators, shapes, targets, threads.
 
-`random_nets.py` grows graphs of what networks are made of, `rare_steps.py` of everything else; hypothesis decides what,
-or a seed where a search has to be the same every time.
+`random_nets.py` grows graphs of common operators, `rare_steps.py` of all others. Hypothesis makes the choices, or a
+seed if a search has to be reproducible.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import core
-from core.autodiff import gradients
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Node, Value
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import VIEWS, base
-from core.passes.pack import Packed, pack
-from core.passes.pipeline import optimize
+import lathe
+from lathe.core.autodiff import gradients
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import VIEWS
+from lathe.core.kernels.choose import covered_ops
+from lathe.core.passes.pipeline import optimize
+from lathe.core.passes.proofs.pack import Packed, pack
 from tests.core.encoders import Encoder
 from tests.core.random_nets import STEPS, Net, feeds
 from tests.core.rare_steps import RARE_STEPS
@@ -75,7 +76,7 @@ def training_graph() -> Graph:
 
 
 def pooled_graph() -> Graph:
-    """What becomes a convolution that pools in registers."""
+    """A convolution and a pool, which become one kernel that pools in registers."""
     b = Builder(Graph("pooled"))
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 1, 28, 28)))
     weight = b.constant(np.random.default_rng(0).standard_normal((8, 1, 3, 3)).astype(np.float32))
@@ -111,7 +112,7 @@ def chained_graph() -> Graph:
 
 def packed_graph() -> Graph:
     """The tokens of sequences of any length; tests/core/passes/test_pack.py draws more of them."""
-    found = pack(core.load(Encoder().model().SerializeToString()))
+    found = pack(lathe.load(Encoder().model().SerializeToString()))
     assert isinstance(found, Packed), found
     return found.tokens
 
@@ -129,7 +130,7 @@ def _operators(nodes: list[Node]) -> Iterator[str]:
             yield from _operators(body.nodes)
 
 
-def test_every_compiled_operator_is_drawn() -> None:
+def test_every_compiled_operator_occurs_in_a_graph() -> None:
     """A new kernel needs a step: here, or in one of the files named above."""
     graphs = [
         *map(grown, range(600)),
@@ -140,7 +141,7 @@ def test_every_compiled_operator_is_drawn() -> None:
         packed_graph(),
     ]
     drawn = {op for graph in graphs for op in operators(graph)}
-    compiled = {*base.covered(), *VIEWS}
+    compiled = {*covered_ops(), *VIEWS}
     assert compiled - drawn == set()
 
 
@@ -168,12 +169,12 @@ def drawn(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("graph", [training_graph, pooled_graph, regions_graph])
 @pytest.mark.parametrize("threads", [1, 4])
-def test_what_no_step_makes(graph: Any, threads: int) -> None:
+def test_graphs_that_no_random_step_makes(graph: Any, threads: int) -> None:
     made = graph()
-    with core.compile(made, threads=threads, max_batch=4, tune="off") as session:
+    with lathe.compile(made, threads=threads, max_batch=4, tune="off") as session:
         for rows in (3, 1, 6):
             given_ = filled(made, rows)
-            want = core.interpret(made, given_)
+            want = lathe.interpret(made, given_)
             for name, array in session.run(given_).items():
                 assert_close(array, want[name], f"{name} of {rows} rows")
 
@@ -240,13 +241,13 @@ def test_long_extents(name: str) -> None:
     b.graph.outputs = [LONG_GRAPHS[name](b)]
     value = b.graph.inputs[0]
     rng = np.random.default_rng(0)
-    with core.compile(b.graph, threads=3, max_batch=2, tune="off") as session:
+    with lathe.compile(b.graph, threads=3, max_batch=2, tune="off") as session:
         assert " 0 on the reference" in session.explain()
         for rows in (2, 1):
             shape = value.tensor.evaluate({"batch": rows})
             whole = value.dtype is DType.INT64
             x = rng.integers(-LONG, LONG, shape) if whole else rng.standard_normal(shape).astype(np.float32)
-            got, want = session.run({"x": x}), core.interpret(b.graph, {"x": x})
+            got, want = session.run({"x": x}), lathe.interpret(b.graph, {"x": x})
             for key, array in want.items():
                 assert_close(got[key], array, f"{key} of {rows} rows")
 
@@ -272,10 +273,10 @@ def test_empty_extents(name: str, extents: tuple[int, int]) -> None:
     b = Builder(Graph(name))
     x = _input(b, symbol("batch"), *extents)
     b.graph.outputs = [b("Identity", EMPTY_GRAPHS[name](b, x))]
-    with core.compile(b.graph, threads=2, tune="off") as session:
+    with lathe.compile(b.graph, threads=2, tune="off") as session:
         for rows in (3, 0):
             data = np.ones((rows, *extents), np.float32)
-            got, want = session.run({"x": data}), core.interpret(b.graph, {"x": data})
+            got, want = session.run({"x": data}), lathe.interpret(b.graph, {"x": data})
             for key, array in want.items():
                 np.testing.assert_array_equal(got[key], array, err_msg=f"{rows} rows")
                 assert got[key].shape == array.shape
@@ -288,7 +289,7 @@ def test_empty_extents(name: str, extents: tuple[int, int]) -> None:
 def test_a_thousand_runs_from_eight_threads(seed: int) -> None:
     """One session, runs of different batch sizes at the same time; each gets what it would get alone."""
     graph = grown(seed)
-    with core.compile(graph, threads=3, max_batch=8, tune="off") as session:
+    with lathe.compile(graph, threads=3, max_batch=8, tune="off") as session:
         alone = [(given_, session.run(given_)) for given_ in (feeds(graph, rows, rows) for rows in (1, 2, 3, 5, 8, 0))]
         together = threading.Barrier(8)
 

@@ -1,4 +1,4 @@
-"""Numbers for which ONNX says little: compiled code and the references agree on what comes out."""
+"""Edge cases that ONNX leaves open: compiled code agrees with the reference operators."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-import core
+import lathe
 from tests.core.small_models import model, theirs
 
 
 def both(data: bytes, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What compiled code gives, once the references give the same."""
-    with core.compile(data, tune="off") as session:
-        found, expected = session.run(feeds), core.interpret(core.load(data), feeds)
+    """The outputs of compiled code, after comparing them with the reference operators."""
+    with lathe.compile(data, tune="off") as session:
+        found, expected = session.run(feeds), lathe.interpret(lathe.load(data), feeds)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array)
     return found

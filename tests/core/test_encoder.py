@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.compiler import compile
-from core.reference import interpret
+from lathe.core.compiler.compile import compile
+from lathe.core.reference import interpret
 from tests.core.passes.test_pipeline import encoder
 
 

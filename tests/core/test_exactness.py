@@ -1,14 +1,14 @@
-"""How far compiled models are from exact results: the interpreter in float64 stands for them."""
+"""The error of compiled models against the interpreter in float64."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import core
-from core.ir.graph import Attr, Graph
-from core.ir.types import DType, TensorType
-from core.ops.inference import infer_graph
+import lathe
+from lathe.core.ir.graph import Attr, Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.inference import infer_graph
 from loadtest import zoo
 
 LIMIT = 1e-4  # of the largest output
@@ -42,11 +42,11 @@ def _wide_attr(attr: Attr) -> Attr:
 
 def error(name: str, rows: int, threads: int) -> float:
     """The largest error of any output, relative to the largest output."""
-    graph = core.load(zoo.model(name).SerializeToString())
+    graph = lathe.load(zoo.model(name).SerializeToString())
     feeds = zoo.feeds(name, rows)
     wide = {key: array.astype(np.float64) if array.dtype == np.float32 else array for key, array in feeds.items()}
-    exact = core.interpret(in_float64(graph), wide)
-    with core.compile(graph, threads=threads, max_batch=4, tune="off") as session:
+    exact = lathe.interpret(in_float64(graph), wide)
+    with lathe.compile(graph, threads=threads, max_batch=4, tune="off") as session:
         got = session.run(feeds)
     assert all(array.dtype == np.float64 for array in exact.values() if array.dtype.kind == "f")
     return max(float(np.abs(got[key] - want).max() / np.abs(want).max()) for key, want in exact.items())
@@ -65,11 +65,11 @@ def test_all_models_are_exact_enough(name: str) -> None:
 
 
 def test_the_measure_sees_an_error() -> None:
-    """Weights that are off by a thousandth show."""
-    graph = core.load(zoo.model("mlp").SerializeToString())
+    """Weights that are off by a thousandth must exceed the limit."""
+    graph = lathe.load(zoo.model("mlp").SerializeToString())
     feeds = zoo.feeds("mlp", 2)
-    exact = core.interpret(in_float64(graph), {"x": feeds["x"].astype(np.float64)})["y"]
+    exact = lathe.interpret(in_float64(graph), {"x": feeds["x"].astype(np.float64)})["y"]
     for value, array in list(graph.constants.items()):
         graph.constants[value] = array * np.float32(1.001) if array.dtype == np.float32 else array
-    off = core.interpret(graph, feeds)["y"]
+    off = lathe.interpret(graph, feeds)["y"]
     assert np.abs(off - exact).max() / np.abs(exact).max() > LIMIT

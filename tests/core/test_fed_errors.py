@@ -1,4 +1,4 @@
-"""Data that no model could take is the caller's fault (FeedError), and what fails whatever is fed is the model's.
+"""Invalid feeds raise FeedError; failures for every feed are errors of the model.
 
 ONNX Runtime refuses each of these runs, too.
 """
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError, ModelError
-from core.reference import interpret
+import lathe
+from lathe.core.errors import FeedError, ModelError
+from lathe.core.reference import interpret
 from tests.core.small_models import model, theirs
 from tests.onnx_runtime import REFUSALS
 
 
 class Run(NamedTuple):
-    """A model as text, and what does not fit it."""
+    """A model as text, and feeds that do not fit it."""
 
     signature: str
     body: str
@@ -136,48 +136,48 @@ RUNS = {
 
 @pytest.mark.parametrize("new_shapes", ["wait", "background"])
 @pytest.mark.parametrize("name", RUNS)
-def test_what_is_fed_does_not_fit(name: str, new_shapes: str) -> None:
+def test_invalid_feeds_raise_feed_error(name: str, new_shapes: str) -> None:
     run = RUNS[name]
     data = model(run.signature, run.body, run.constants)
     with pytest.raises(REFUSALS):
         theirs(data, run.fed)
-    with core.compile(data, tune="off", new_shapes=new_shapes) as session, pytest.raises(FeedError, match=run.message):
+    with lathe.compile(data, tune="off", new_shapes=new_shapes) as session, pytest.raises(FeedError, match=run.message):
         session.run(run.fed)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in ("MatMul", "Add", "Conv")])
-def test_the_reference_says_so_too(name: str) -> None:
+def test_the_reference_raises_feed_error_too(name: str) -> None:
     run = RUNS[name]
     with pytest.raises(FeedError, match=run.message):
-        interpret(core.load(model(run.signature, run.body, run.constants)), run.fed)
+        interpret(lathe.load(model(run.signature, run.body, run.constants)), run.fed)
 
 
-def test_a_block_without_places_is_refused_when_it_is_fed() -> None:
+def test_a_block_of_size_zero_is_refused_as_a_feed() -> None:
     """ONNX Runtime is not asked: it would divide by zero."""
     data = model("float[1,4,4] x, int64[2] s, int64[2] b => float[1,c,h,w] y", "y = Col2Im(x, s, b)")
-    with core.compile(data, tune="off") as session, pytest.raises(FeedError, match=r"block_shape is \[0, 2\]"):
+    with lathe.compile(data, tune="off") as session, pytest.raises(FeedError, match=r"block_shape is \[0, 2\]"):
         session.run({"x": ones(1, 4, 4), "s": whole(3, 3), "b": whole(0, 2)})
 
 
-def test_a_node_that_reads_constants_alone_is_the_models_fault() -> None:
+def test_a_failing_node_of_constants_is_an_error_of_the_model() -> None:
     """Its branch may never be taken, so the model is not refused before."""
     body = """y = If(c) <
         then_branch = a () => (float[n] r) { r = Identity(x) },
         else_branch = b () => (float[n] r) {
             p = Constant <value = float[2,2] {1, 2, 3, 4}> () i = Constant <value = int64[1,2] {9, 9}> ()
             g = GatherND(p, i) r = Add(x, g) }>"""
-    graph = core.load(model("bool c, float[n] x => float[n] y", body))
+    graph = lathe.load(model("bool c, float[n] x => float[n] y", body))
     np.testing.assert_array_equal(interpret(graph, {"c": np.array(True), "x": ones(2)})["y"], ones(2))
     with pytest.raises(ModelError, match=r"GatherND.*index 9 is out of range"):
         interpret(graph, {"c": np.array(False), "x": ones(2)})
 
 
 @pytest.mark.parametrize("fed", [np.ones((1, 2), np.float32), [np.ones((1, 2), np.float32)], None, "x", 3])
-def test_feeds_that_are_no_mapping_are_told_what_they_should_be(fed: Any) -> None:
+def test_feeds_that_are_no_mapping_are_refused_with_the_expected_form(fed: Any) -> None:
     """ONNX Runtime refuses them as well, by an error of its bindings."""
-    graph = core.load(model("float[n, 2] x => float[n, 2] y", "y = Add(x, x)"))
+    graph = lathe.load(model("float[n, 2] x => float[n, 2] y", "y = Add(x, x)"))
     expected = rf"expected a mapping from names to arrays, {{'x': array}}, got {type(fed).__name__}"
-    with core.compile(graph, threads=1, tune="off") as session:
+    with lathe.compile(graph, threads=1, tune="off") as session:
         for run in (session.run, partial(interpret, graph)):
             with pytest.raises(FeedError, match=expected):
                 run(fed)

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import core
+import lathe
 from loadtest import zoo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,14 +22,14 @@ MODELS = ["lenet", "mlp", "resnet", "mobilenet", "transformer"]
 
 # Run in a process of its own, because a process has one target: prints the largest error over the batches.
 OTHER_TARGET = """
-import sys, numpy as np, core
+import sys, numpy as np, lathe
 from loadtest import zoo
 model = zoo.model(sys.argv[1]).SerializeToString()
-graph, session = core.load(model), core.compile(model, threads=2, max_batch=4)
+graph, session = lathe.load(model), lathe.compile(model, threads=2, max_batch=4)
 worst = 0.0
 for rows in (1, 3):
     feeds = {"x": zoo.sample(sys.argv[1], rows)}
-    got, want = session.run(feeds)["y"], core.interpret(graph, feeds)["y"]
+    got, want = session.run(feeds)["y"], lathe.interpret(graph, feeds)["y"]
     worst = max(worst, float(np.abs(got - want).max() / np.abs(want).max()))
 assert " 0 on the reference" in session.explain(), session.explain()
 print(worst)
@@ -49,7 +49,7 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 def test_one_session_agrees_with_onnx_runtime_at_every_batch_size(name: str) -> None:
     model = zoo.model(name).SerializeToString()
     for threads in (1, 2):
-        with core.compile(model, threads=threads, max_batch=8) as session:
+        with lathe.compile(model, threads=threads, max_batch=8) as session:
             assert " 0 on the reference" in session.explain()
             assert session.batching.batchable, session.batching.reason
             for rows in (1, 2, 3, 8, 11):
@@ -76,7 +76,7 @@ def test_other_targets_run_here_and_agree(name: str, target: str) -> None:
 
 def test_rows_of_a_batch_do_not_depend_on_their_neighbours() -> None:
     model = zoo.model("transformer").SerializeToString()
-    session = core.compile(model, threads=2)
+    session = lathe.compile(model, threads=2)
     x = zoo.sample("transformer", 8)
     poisoned = x.copy()
     poisoned[3] = np.nan
@@ -101,9 +101,9 @@ def test_closing_a_session_gives_its_memory_back() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
     x = rng.standard_normal((64, 2048), np.float32)
-    core.compile(model, threads=1).close()  # what is allocated once stays
+    lathe.compile(model, threads=1).close()  # one-time allocations stay
     before = resident()
-    session = core.compile(model, threads=1)
+    session = lathe.compile(model, threads=1)
     session.run({"x": x})
     held = resident() - before
     session.close()

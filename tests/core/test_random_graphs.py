@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import core
-from core.frontends.export import export
-from core.ir.graph import Graph
+import lathe
+from lathe.core.frontends.export import export
+from lathe.core.ir.graph import Graph
 from tests.core.random_nets import Net, feeds
 from tests.onnx_runtime import NotImplementedByOnnxRuntime, plain_session
 
@@ -40,10 +40,10 @@ def assert_close(got: np.ndarray, want: np.ndarray, label: str) -> None:
 
 def check(graph: Graph, threads: int, max_batch: int, seed: int = 0) -> None:
     """One session agrees with the interpreter at every batch size, and with ONNX Runtime at one."""
-    with core.compile(graph, threads=threads, max_batch=max_batch, tune="off") as session:
+    with lathe.compile(graph, threads=threads, max_batch=max_batch, tune="off") as session:
         for rows in BATCHES:
             given = feeds(graph, rows, seed)
-            got, want = session.run(given), core.interpret(graph, given)
+            got, want = session.run(given), lathe.interpret(graph, given)
             assert list(got) == list(want)
             for name, array in want.items():
                 assert_close(got[name], array, f"{name} of {rows} rows")
@@ -54,8 +54,10 @@ def check(graph: Graph, threads: int, max_batch: int, seed: int = 0) -> None:
 
 
 def onnx_runtime(graph: Graph, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What ONNX Runtime makes of the exported graph, without optimizing it. Nothing where Swish, which it has no kernel
-    for, meets an operator of opset 26: it only takes functions of older opsets apart."""
+    """ONNX Runtime's outputs for the exported graph, without optimizations.
+
+    None if Swish, for which it has no kernel, meets an operator of opset 26: it expands only functions of older opsets.
+    """
     try:
         session = plain_session(export(graph))
     except NotImplementedByOnnxRuntime as error:

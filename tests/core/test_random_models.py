@@ -8,9 +8,9 @@ from collections import Counter
 import onnx
 import pytest
 
-import core
-from core.ir.equality import difference
-from core.passes.pipeline import optimize
+import lathe
+from lathe.core.ir.equality import difference
+from lathe.core.passes.pipeline import optimize
 from tests.core.conformance.round_trip import REFUSALS, answers, assert_similar
 from tests.core.random_models import OPSETS, grow
 
@@ -21,7 +21,7 @@ MANY = range(1000, 1400)
 
 
 class Refused(Exception):
-    """ONNX Runtime does not take the model."""
+    """ONNX Runtime refuses the model."""
 
 
 def check(seed: int, compiled: bool) -> tuple[int, set[str]]:
@@ -34,13 +34,13 @@ def check(seed: int, compiled: bool) -> tuple[int, set[str]]:
         want = answers(data, feeds)
     except REFUSALS as refusal:
         raise Refused(str(refusal)) from None
-    graph = core.load(data)
-    assert_similar(list(core.interpret(graph, feeds).values()), want, _TOLERANCES)
-    exported = core.export(graph)
-    assert difference(graph, core.load(exported)) == ""
-    assert_similar(answers(core.export(optimize(graph)[0]), feeds), want, _TOLERANCES)
+    graph = lathe.load(data)
+    assert_similar(list(lathe.interpret(graph, feeds).values()), want, _TOLERANCES)
+    exported = lathe.export(graph)
+    assert difference(graph, lathe.load(exported)) == ""
+    assert_similar(answers(lathe.export(optimize(graph)[0]), feeds), want, _TOLERANCES)
     if compiled:
-        with core.compile(graph, threads=1 + seed % 2, tune="off") as session:
+        with lathe.compile(graph, threads=1 + seed % 2, tune="off") as session:
             assert_similar(list(session.run(feeds).values()), want, _TOLERANCES)
     return model.opset_import[0].version, {node.op_type for node in model.graph.node}
 

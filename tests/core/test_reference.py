@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Value
-from core.ir.types import DType, TensorType
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import DType, TensorType
 
 
 def one_input(*shape: object) -> tuple[Graph, Builder, Value]:
@@ -19,7 +19,7 @@ def one_input(*shape: object) -> tuple[Graph, Builder, Value]:
     return graph, b, b.input("x", TensorType(DType.FLOAT32, shape))  # type: ignore[arg-type]
 
 
-def test_an_empty_batch_runs_through_what_is_worked_out_from_sizes() -> None:
+def test_an_empty_batch_runs_through_shape_computations() -> None:
     graph, b, x = one_input(symbol("batch"), 4, 3, 3)
     convolved = b("Conv", x, b.constant(np.ones((4, 2, 2, 2), np.float32)), group=2)
     upsampled = b("ConvTranspose", convolved, b.constant(np.ones((4, 2, 2, 2), np.float32)))
@@ -27,28 +27,28 @@ def test_an_empty_batch_runs_through_what_is_worked_out_from_sizes() -> None:
     normal = b("GroupNormalization", upsampled, scale, scale, num_groups=2)
     graph.outputs = [b("Reshape", normal, shape=(0, 2, -1))]
     feeds = {"x": np.zeros((0, 4, 3, 3), np.float32)}
-    assert core.interpret(graph, feeds)["reshape"].shape == (0, 2, 9)
-    with core.compile(graph, threads=1) as session:
+    assert lathe.interpret(graph, feeds)["reshape"].shape == (0, 2, 9)
+    with lathe.compile(graph, threads=1) as session:
         assert session.run(feeds)["reshape"].shape == (0, 2, 9)
 
 
 @pytest.mark.parametrize("values", [[1, 0, 2, 0, 3, 0], [0] * 6])
-def test_a_symbol_that_only_a_result_shows_is_known_to_later_nodes(values: list[int]) -> None:
+def test_a_symbol_found_from_a_result_is_known_to_later_nodes(values: list[int]) -> None:
     graph, b, x = one_input(6)
     places = b("Transpose", b("NonZero", x), perm=(1, 0))
     graph.outputs = [b("Reshape", places, shape=(0, -1)), b("Expand", x, shape=(places.shape[0], 6))]
     feeds = {"x": np.array(values, np.float32)}
-    reshaped, expanded = core.interpret(graph, feeds).values()
+    reshaped, expanded = lathe.interpret(graph, feeds).values()
     assert (reshaped.shape, expanded.shape) == ((np.count_nonzero(values), 1), (np.count_nonzero(values), 6))
     graph.outputs = graph.outputs[:1]
-    with core.compile(graph, threads=1) as session:
+    with lathe.compile(graph, threads=1) as session:
         assert session.run(feeds)["reshape"].shape == reshaped.shape
 
 
 def test_a_dimension_that_is_a_multiple_of_a_symbol_gives_the_symbol() -> None:
     graph, b, x = one_input(2 * symbol("half"))
     graph.outputs = [b("Reshape", x, shape=(symbol("half"), 2))]
-    assert core.interpret(graph, {"x": np.zeros(6, np.float32)})["reshape"].shape == (3, 2)
+    assert lathe.interpret(graph, {"x": np.zeros(6, np.float32)})["reshape"].shape == (3, 2)
 
 
 def test_dimensions_that_disagree_are_refused() -> None:
@@ -56,7 +56,7 @@ def test_dimensions_that_disagree_are_refused() -> None:
     y = b.input("y", TensorType(DType.FLOAT32, (symbol("batch"),)))
     graph.outputs = [b("Add", x, y)]
     with pytest.raises(FeedError, match="dimension batch is 2 in one input and 3 in 'y'"):
-        core.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
+        lathe.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
 
 
 def test_extents_that_do_not_fit_name_the_node() -> None:
@@ -64,7 +64,7 @@ def test_extents_that_do_not_fit_name_the_node() -> None:
     y = build.input("y", TensorType(DType.FLOAT32, (symbol("m"),)))
     graph.outputs = [build("Add", x, y, name="sum")]
     with pytest.raises(FeedError, match=r"node 'sum' \(Add\): operands could not be broadcast"):
-        core.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
+        lathe.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
 
 
 def test_ranks_that_numpy_cannot_broadcast_are_refused() -> None:
@@ -72,4 +72,4 @@ def test_ranks_that_numpy_cannot_broadcast_are_refused() -> None:
     shape = build.input("shape", TensorType(DType.INT64, (60,)))
     graph.outputs = [build("Expand", x, shape, name="wide")]
     with pytest.raises(FeedError, match=r"node 'wide' \(Expand\): .*dimensions"):
-        core.interpret(graph, {"x": np.zeros(1, np.float32), "shape": np.ones(60, np.int64)})
+        lathe.interpret(graph, {"x": np.zeros(1, np.float32), "shape": np.ones(60, np.int64)})

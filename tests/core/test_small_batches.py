@@ -1,4 +1,4 @@
-"""Models that cut a batch: what they give for batches that are smaller, or larger, than what they cut off."""
+"""Models that slice along the batch, with batches smaller and larger than the slice."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import core
-from core.compiler import compile_to, make_options
-from core.errors import FeedError
-from core.ir.dim import Dim, evaluate, symbol
-from core.ops.slicing import cut_of
+import lathe
+from lathe.core.compiler.compile import compile_to
+from lathe.core.compiler.options import make_options
+from lathe.core.errors import FeedError
+from lathe.core.ir.dim import Dim, evaluate, symbol
+from lathe.core.ops.tensor.slicing import slice_length
 from tests.core.small_models import assert_like_onnx_runtime, model, normal, untyped
 
 N = symbol("n")
@@ -47,11 +48,11 @@ def test_bounds_are_clamped(body: str) -> None:
 
 
 def test_from_an_artifact(tmp_path: Path) -> None:
-    """What the code supposes is kept with it."""
+    """The code's assumptions are stored with it."""
     data = model("float[n,4] x => float[m,4] y", SLICES["x[2:]"], TABLE)
     path = tmp_path / "model.lathe"
-    compile_to(path, core.load(data), make_options(cache_dir=tmp_path, tune="off"))
-    with core.load_compiled(path, cache_dir=tmp_path) as session:
+    compile_to(path, lathe.load(data), make_options(cache_dir=tmp_path, tune="off"))
+    with lathe.load_compiled(path, cache_dir=tmp_path) as session:
         for n in (1, 0, 4, 2):
             assert session.run({"x": normal(n, 4)})["y"].shape == (max(n - 2, 0), 4)
 
@@ -59,7 +60,7 @@ def test_from_an_artifact(tmp_path: Path) -> None:
 def test_a_part_of_a_batch_is_not_the_batch() -> None:
     """x[1:n+1] has other rows than x: requests do not share a batch."""
     data = model("float[n,4] x => float[m,4] y", SLICES["x[1:n+1]"], TABLE)
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         assert not session.batching.batchable
         assert session.run({"x": normal(5, 4)})["y"].shape == (4, 4)
 
@@ -71,11 +72,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("op", REFUSED)
-def test_what_cannot_be_computed_is_refused_by_the_name_of_the_node(op: str) -> None:
+def test_the_error_of_an_impossible_batch_names_the_node(op: str) -> None:
     """A Split into parts of n and 8 - n, and a Pad by -2."""
     data = model("float[n,4] x, float[2,8] w => float[k,m] y", REFUSED[op], CONSTANTS)
     fits, refused = (3, 9) if op == "Split" else (3, 1)
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         session.run({"x": normal(fits, 4), "w": normal(2, 8)})
         with pytest.raises(FeedError, match=rf"a batch of {refused} does not fit.*\({op}\)"):
             session.run({"x": normal(refused, 4), "w": normal(2, 8)})
@@ -89,34 +90,34 @@ BOUNDS: list[tuple[Dim, Dim]] = [
 
 @pytest.mark.parametrize(("start", "end"), BOUNDS)
 def test_lengths(start: Dim, end: Dim) -> None:
-    """Where no supposition is broken, a slice has the length that Python says."""
-    cut = cut_of(N, start, end, 1)
+    """If no assumption is broken, a slice has Python's length."""
+    cut = slice_length(N, start, end, 1)
     assert cut is not None
     for n in range(4, 9):
         a, b = (evaluate(bound, {"n": n}) for bound in (start, end))
         assert evaluate(cut.length, {"n": n}) == len(np.arange(n)[a:b])
 
 
-def test_a_part_that_would_be_less_than_nothing_is_refused_where_it_is_reached() -> None:
+def test_a_part_of_negative_length_is_refused_when_it_is_reached() -> None:
     """Four even parts of five columns: two, two, two, and none left for one. Only one branch splits."""
     split = "then_branch = g () => (float[n,k] r) { a, b, c, r = Split <axis = 1, num_outputs = 4> (x) }"
     other = "else_branch = h () => (float[n,j] r) { r = Neg(x) }"
     data = untyped(model("float[n,5] x, bool t => float[n,m] y", f"y = If(t) <{split}, {other}>"))
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         x = normal(2, 5)
         np.testing.assert_array_equal(session.run({"x": x, "t": np.array(False)})["y"], -x)
         with pytest.raises(FeedError, match=r"\(Split\): an extent of 5 does not split into \[2, ?2, ?2, ?-1\]"):
             session.run({"x": x, "t": np.array(True)})
 
 
-def test_a_node_that_nobody_reads_supposes_nothing() -> None:
+def test_an_unused_node_assumes_nothing() -> None:
     """It clamps a slice of 4 columns to as many as there are rows."""
     graph = model(
         "float[N,4] x => float[N,4] y",
         "rows = Shape <end = 1> (x)  unread = Slice (x, zero, rows, one)  y = Relu (x)",
         "int64[1] zero = {0}, int64[1] one = {1}",
     )
-    with core.compile(graph, tune="off") as session:
+    with lathe.compile(graph, tune="off") as session:
         assert session.batching.batchable
         assert session.batching.supposed == ()
 
@@ -137,7 +138,7 @@ AFTER_PASSES = {
 
 
 @pytest.mark.parametrize("name", AFTER_PASSES)
-def test_what_passes_find_out_is_supposed_too(name: str) -> None:
+def test_facts_found_by_passes_are_assumed_too(name: str) -> None:
     """Rows that the code for all batches does not fit get code of their own."""
     signature, body = AFTER_PASSES[name]
     data = model(signature, body, NUMBERS)
@@ -146,14 +147,14 @@ def test_what_passes_find_out_is_supposed_too(name: str) -> None:
     assert_like_onnx_runtime(data, *({**feeds, "x": normal(n, 4)} for n in (5, 0, 1, 7, 2)))
 
 
-def test_an_artifact_of_code_that_does_not_fit_all_batches_holds_the_graph(tmp_path: Path) -> None:
+def test_artifacts_of_batch_limited_code_contain_the_graph(tmp_path: Path) -> None:
     data = model(*AFTER_PASSES["a range whose start is folded"], NUMBERS)
-    compile_to(tmp_path / "model.lathe", core.load(data), make_options(cache_dir=tmp_path, tune="off"))
-    with core.load_compiled(tmp_path / "model.lathe", cache_dir=tmp_path) as session:
+    compile_to(tmp_path / "model.lathe", lathe.load(data), make_options(cache_dir=tmp_path, tune="off"))
+    with lathe.load_compiled(tmp_path / "model.lathe", cache_dir=tmp_path) as session:
         assert [len(session.run({"x": normal(n, 4)})["y"]) for n in (5, 0, 3, 0)] == [4, 0, 2, 0]
 
 
-def test_a_branch_that_serves_another_rank_supposes_nothing() -> None:
+def test_a_branch_for_another_rank_assumes_nothing() -> None:
     """The rank of %x shows once K has a value; the branch for rank 3 fits no other."""
     data = model(
         "float[N,2] x, int64[K] extents => float[] y",

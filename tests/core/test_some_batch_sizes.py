@@ -1,5 +1,4 @@
-"""Nodes that fit some batch sizes and not others: they have kernels where sizes that must be equal are, or else in code
-of one size."""
+"""Nodes that fit only some batch sizes: their kernels run if the sizes are equal, otherwise code for one size runs."""
 
 from __future__ import annotations
 
@@ -11,9 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import core
-from core.compiler import compile_to, make_options
-from core.errors import FeedError, LatheError
+import lathe
+from lathe.core.compiler.compile import compile_to
+from lathe.core.compiler.options import make_options
+from lathe.core.errors import FeedError, LatheError
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 SUM = model("float[n,4] x, float[2,m,4] t => float[2,k,4] y", "s = Add(x, t) y = Tanh(s)")
@@ -44,20 +44,20 @@ def _states(n: int) -> dict[str, Any]:
     return {"x": normal(n, 4), "h": normal(1, n, 3), "c": normal(1, n, 3)}
 
 
-def test_a_layer_whose_states_have_a_batch_of_their_own_runs_on_its_kernel() -> None:
+def test_a_layer_with_a_separate_state_batch_runs_on_its_kernel() -> None:
     data = _layer()
     assert_like_onnx_runtime(data, *map(_states, (3, 1, 4)))
-    with core.compile(data, tune="off", new_shapes="wait") as session:
+    with lathe.compile(data, tune="off", new_shapes="wait") as session:
         session.run(_states(3))
         assert "FALLBACK" not in session.explain()
-        assert "code for any sizes serves" in session.explain()
+        assert "dynamic-shape code serves" in session.explain()
         with pytest.raises(FeedError, match=r"\(LSTM\)|\(RecurrentSteps\)"):
             session.run({**_states(3), "x": normal(2, 4)})
         session.run(_states(3))
 
 
 def test_sizes_that_broadcast_and_sizes_that_do_not() -> None:
-    with core.compile(SUM, tune="off", new_shapes="wait") as session:
+    with lathe.compile(SUM, tune="off", new_shapes="wait") as session:
         for n, m in ((3, 3), (1, 3), (2, 1), (3, 3)):
             x, t = normal(n, 4), normal(2, m, 4)
             np.testing.assert_allclose(session.run({"x": x, "t": t})["y"], np.tanh(x + t), 1e-5, 1e-6)
@@ -67,18 +67,18 @@ def test_sizes_that_broadcast_and_sizes_that_do_not() -> None:
 
 
 def test_the_first_run_waits_for_its_code() -> None:
-    """As the first one of any model does; what stands for all batch sizes is none."""
-    with core.compile(SUM, tune="off") as session:
+    """The first run waits as for any model, because the code for all batch sizes does not fit."""
+    with lathe.compile(SUM, tune="off") as session:
         session.run({"x": normal(3, 4), "t": normal(2, 3, 4)})
         assert "n=3" in session.explain()
-        assert "general version" not in session.explain()
+        assert "reference runner" not in session.explain()
 
 
 def test_from_an_artifact(tmp_path: Path) -> None:
     path = tmp_path / "model.lathe"
     fixed = model("float[n,4] x => float[2,3,4] y", "y = Add(x, t)", "float[2,3,4] t = {" + ", ".join("1" * 24) + "}")
-    compile_to(path, core.load(fixed), make_options(cache_dir=tmp_path, tune="off"))
-    with core.load_compiled(path, cache_dir=tmp_path) as session:
+    compile_to(path, lathe.load(fixed), make_options(cache_dir=tmp_path, tune="off"))
+    with lathe.load_compiled(path, cache_dir=tmp_path) as session:
         for n in (3, 1):
             want = np.broadcast_to(normal(n, 4) + np.float32(1), (2, 3, 4))
             np.testing.assert_array_equal(session.run({"x": normal(n, 4)})["y"], want)
@@ -87,24 +87,24 @@ def test_from_an_artifact(tmp_path: Path) -> None:
         assert "FALLBACK" not in session.explain()
 
 
-def test_a_branch_that_never_fits_asks_for_nothing() -> None:
+def test_a_branch_that_never_fits_has_no_influence() -> None:
     """Only the other one counts: one code serves all batch sizes."""
     wrong = "else_branch = g () => (float[n,k] r) { r = MatMul(x, v) }"
     right = "then_branch = h () => (float[n,j] r) { r = MatMul(x, w) }"
     numbers = "float[4,1] w = {1, 2, 3, 4}, float[3,1] v = {1, 2, 3}"
     data = model("float[n,c] x, bool p => float[n,m] y", f"y = If(p) <{right}, {wrong}>", numbers)
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         for n in (2, 5):
             session.run({"x": normal(n, 4), "p": np.array(True)})
         assert "every batch size" not in session.explain()
 
 
-def test_a_slice_of_what_is_too_short_for_some_sizes() -> None:
+def test_a_slice_that_is_too_short_for_some_batches() -> None:
     """For nine rows and more the extent 8 - n would be below 0: Expand refuses it, here as in ONNX Runtime."""
     shape = "s = Size (x)  d = Sub (eight, s)  t = Concat <axis = 0> (d, one)"
     body = f"{shape}  e = Expand (x, t)  y = Slice (e, zero, one, zero)"
     constants = "int64[1] eight = {8}, int64[1] one = {1}, int64[1] zero = {0}"
     data = model("float[n] x => float[a,b] y", body, constants)
     assert_like_onnx_runtime(data, {"x": normal(7)}, {"x": normal(1)})
-    with core.compile(data, tune="off") as session, pytest.raises(LatheError, match="Expand"):
+    with lathe.compile(data, tune="off") as session, pytest.raises(LatheError, match="Expand"):
         session.run({"x": normal(9)})

@@ -1,4 +1,4 @@
-"""The tuner: what it measures, when it changes its mind, and that its findings make a compilation repeatable."""
+"""The tuner: its measurements, when it changes its choice, and that its record makes a compilation reproducible."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import compiler, sizes, tune
-from core.codegen.target import host, plain
-from core.described import describe
-from core.errors import ArtifactError
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.catalog import KernelCall, KernelSpec
-from core.kernels.cpu import object_for
-from core.options import make_options
-from core.passes.pipeline import optimize
-from core.runtime import trial
-from core.runtime.trial import host_bench
-from core.tune import Choices, Problem, Record
+import lathe
+from lathe.core.codegen.target import host, plain
+from lathe.core.compiler import compile as compile_module
+from lathe.core.compiler import symbol_binding, tuner
+from lathe.core.compiler.description import describe
+from lathe.core.compiler.options import make_options
+from lathe.core.compiler.tuner import Choices, Problem, Record
+from lathe.core.errors import ArtifactError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.call import KernelCall, KernelSpec
+from lathe.core.kernels.cpu import object_for
+from lathe.core.passes.pipeline import optimize
+from lathe.core.runtime.host import trial
+from lathe.core.runtime.host.trial import host_bench
 
 BATCHES = (1, 8)
 
@@ -56,8 +57,8 @@ def image() -> Graph:
 def problems(graph: Graph) -> list[Problem]:
     """Those of the graph as the compiler plans it."""
     batching = describe(graph, make_options(threads=1)).batching
-    optimized, _ = optimize(sizes.bind(graph, batching, ()))
-    return tune.worthwhile(tune.problems(optimized, host(), 1, BATCHES).values())
+    optimized, _ = optimize(symbol_binding.bind(graph, batching, ()))
+    return tuner.worthwhile_problems(tuner.problems(optimized, host(), 1, BATCHES).values())
 
 
 def compiled(spec: KernelSpec) -> bytes:
@@ -97,23 +98,23 @@ def test_a_challenger_needs_a_clear_lead(
     monkeypatch.setattr(trial, "Trial", Clock)
     monkeypatch.setattr(Clock, "script", script)
     monkeypatch.setattr(Clock, "second", problem.calls[1])
-    assert tune.fastest(problem, BENCH) is problem.calls[1 if wins else 0]
+    assert tuner.fastest(problem, BENCH) is problem.calls[1 if wins else 0]
 
 
 def test_real_measurements_pick_one_of_the_candidates() -> None:
     (problem,) = problems(product())
-    findings = tune.tune([problem], {}, inf, BENCH)
+    findings = tuner.tune([problem], {}, inf, BENCH)
     assert findings.keys() == {problem.key} and findings[problem.key] in {c.spec.symbol for c in problem.calls}
-    assert tune.tune([problem], findings, inf, BENCH) == {}  # nothing left to find
+    assert tuner.tune([problem], findings, inf, BENCH) == {}  # nothing left to find
 
 
-def test_a_budget_bounds_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_limits_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     found = problems(image())
     assert len(found) == 2 and found[0].work > found[1].work
     now = itertools.count()
-    monkeypatch.setattr(tune.time, "perf_counter", lambda: float(next(now)))
-    monkeypatch.setattr(tune, "fastest", lambda problem, *_: problem.calls[-1])
-    assert tune.tune(found, {}, 2.5, BENCH).keys() == {found[0].few.key}
+    monkeypatch.setattr(tuner.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(tuner, "fastest", lambda problem, *_: problem.calls[-1])
+    assert tuner.tune(found, {}, 2.5, BENCH).keys() == {found[0].few.key}
 
 
 def test_late_measurements_end_after_the_fewest_rounds() -> None:
@@ -127,7 +128,7 @@ def test_late_measurements_end_after_the_fewest_rounds() -> None:
     trials: list[Any] = [Turn(), Turn()]
     for end, rounds in ((0.0, 3), (inf, 7)):
         turns.clear()
-        assert tune._gains(trials, end) == [1.0, 1.0]
+        assert tuner._speedups(trials, end) == [1.0, 1.0]
         assert len(turns) == 2 * rounds
 
 
@@ -148,7 +149,7 @@ def test_nothing_is_measured_where_there_are_no_channels(inputs: int, outputs: i
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), inputs, 8, 8)))
     graph.outputs = [b("Conv", x, b.constant(np.zeros((outputs, inputs, kernel, kernel), np.float32), "w"))]
-    session = core.compile(graph, threads=1, tune="full")
+    session = lathe.compile(graph, threads=1, tune="full")
     (result,) = session.run({"x": np.ones((2, inputs, 8, 8), np.float32)}).values()
     np.testing.assert_array_equal(result, np.zeros((2, outputs, 9 - kernel, 9 - kernel), np.float32))
 
@@ -158,28 +159,28 @@ def test_every_candidate_computes_the_same(graph: Graph, tmp_path: Path) -> None
     found = problems(graph)
     (x,) = graph.inputs
     feeds = {"x": np.random.default_rng(1).standard_normal(x.tensor.evaluate({"n": 3})).astype(np.float32)}
-    (want,) = core.interpret(graph, feeds).values()
+    (want,) = lathe.interpret(graph, feeds).values()
     for index in range(max(len(problem.calls) for problem in found)):
         chosen = [problem.calls[min(index, len(problem.calls) - 1)] for problem in found]
         findings = {problem.key: call.spec.symbol for problem, call in zip(found, chosen, strict=True)}
         options = make_options(threads=1, cache_dir=tmp_path, findings=findings)
-        with compiler.unkept(graph, options) as session:
+        with compile_module.compile_uncached(graph, options) as session:
             assert all(call.spec.summary in session.explain() for call in chosen)
             (got,) = session.run(feeds).values()
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
-def test_the_findings_of_an_artifact_give_it_again(tmp_path: Path) -> None:
+def test_the_findings_of_an_artifact_reproduce_it(tmp_path: Path) -> None:
     graph = image()
     found = problems(graph)
     findings = {problem.key: problem.calls[-1].spec.symbol for problem in found}
     record = Record(tmp_path / "cache" / "tuning", host())
     record.add(findings)
     first, second = tmp_path / "first.lathe", tmp_path / "second.lathe"
-    compiler.compile_to(first, graph, make_options(threads=1, cache_dir=tmp_path / "cache", tune=0.001))
-    assert tune.read_findings(first) == findings
-    again = make_options(threads=1, cache_dir=tmp_path / "other", findings=tune.read_findings(first))
-    compiler.compile_to(second, graph, again)
+    compile_module.compile_to(first, graph, make_options(threads=1, cache_dir=tmp_path / "cache", tune=0.001))
+    assert tuner.read_findings(first) == findings
+    again = make_options(threads=1, cache_dir=tmp_path / "other", findings=tuner.read_findings(first))
+    compile_module.compile_to(second, graph, again)
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -189,17 +190,17 @@ def test_without_tuning_only_given_findings_count(tmp_path: Path) -> None:
     record = Record(tmp_path, host())
     record.add({problem.key: problem.calls[1].spec.symbol})
     for seconds, expected in ((0.0, problem.calls[0]), (0.001, problem.calls[1])):
-        chosen = tune.choices(graph, host(), make_options(threads=1, tune=seconds), record, BENCH)(problem.request)
+        chosen = tuner.choices(graph, host(), make_options(threads=1, tune=seconds), record, BENCH)(problem.request)
         assert chosen is not None and chosen.spec == expected.spec
 
 
-def test_choices_that_no_longer_exist_are_passed_over() -> None:
+def test_recorded_choices_that_no_longer_exist_are_ignored() -> None:
     (problem,) = problems(product())
     choices = Choices({problem.key: "lathe_gemm_of_another_release"}, BATCHES)
     assert choices(problem.request) == problem.calls[0] and choices.used == {}
 
 
-def test_a_record_adds_up_and_survives_only_whole(tmp_path: Path) -> None:
+def test_a_record_accumulates_and_a_damaged_one_is_ignored(tmp_path: Path) -> None:
     record = Record(tmp_path / "tuning", host())
     assert record.read() == {}
     record.add({"a": "x"})
@@ -216,28 +217,30 @@ def test_a_record_adds_up_and_survives_only_whole(tmp_path: Path) -> None:
 def test_findings_are_only_read_from_artifacts(tmp_path: Path) -> None:
     (tmp_path / "no.lathe").write_text("{}")
     with pytest.raises(ArtifactError, match="is not a compiled model"):
-        core.compile(product(), record=tmp_path / "no.lathe")
+        lathe.compile(product(), record=tmp_path / "no.lathe")
 
 
 @pytest.mark.parametrize("wrong", ["most", -1, float("nan")])
 def test_a_budget_is_a_level_or_seconds(wrong: str | float) -> None:
     with pytest.raises(ValueError, match="expected 'off', 'default', 'full' or seconds"):
-        core.compile(product(), tune=wrong)  # type: ignore[arg-type]
+        lathe.compile(product(), tune=wrong)  # type: ignore[arg-type]
 
 
-def test_what_a_telling_family_loses_counts_for_what_was_not_measured() -> None:
+def test_a_loss_of_a_decisive_family_holds_for_unmeasured_kernels() -> None:
     graph = Graph("products")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 128, 384)))
     w = [b.constant(np.zeros(shape, np.float32)) for shape in ((384, 512), (512, 384))]
     graph.outputs = [b("MatMul", b("MatMul", x, w[0]), w[1])]
-    optimized, _ = optimize(sizes.bind(graph, describe(graph, make_options(threads=1)).batching, ()))
-    known = tune.problems(optimized, host().without_tiles, 1, BATCHES)
+    optimized, _ = optimize(symbol_binding.bind(graph, describe(graph, make_options(threads=1)).batching, ()))
+    known = tuner.problems(optimized, host().without_tiles, 1, BATCHES)
     measured, other = known.values()
     assert [problem.calls[0].spec.family for problem in known.values()] == ["strassen", "strassen"]
     for winner, family in ((measured.calls[1], "gemm"), (measured.calls[0], "strassen")):
         findings = {measured.key: winner.spec.finding}
-        picks = Choices(findings, BATCHES, looked_at=known, beaten=tune.beaten(known.values(), findings))
+        picks = Choices(
+            findings, BATCHES, problems=known, beaten_families=tuner.beaten_families(known.values(), findings)
+        )
         chosen = picks(other.request)
         assert chosen is not None and chosen.spec.family == family
         assert (other.key in picks.used) == (family == "gemm")

@@ -1,12 +1,12 @@
-"""Two names for extents that must be equal, or one of them 1. Where they are, a model runs; else it refuses."""
+"""Two symbols for extents that must be equal, or one of them 1: otherwise the model refuses the run."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError
+import lathe
+from lathe.core.errors import FeedError
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 GEMM = model("float[N,8] a, float[8,3] b, float[M,3] c => float[N,3] y", "y = Gemm <beta = 0.5> (a, b, c)")
@@ -23,7 +23,7 @@ def test_gemm_with_a_matrix_of_another_symbol() -> None:
 @pytest.mark.parametrize("others", [5, 2])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_gemm_with_a_matrix_that_does_not_fit(rows: int, others: int) -> None:
-    with core.compile(GEMM, tune="off", new_shapes="wait") as session, pytest.raises(FeedError, match="Gemm"):
+    with lathe.compile(GEMM, tune="off", new_shapes="wait") as session, pytest.raises(FeedError, match="Gemm"):
         session.run(feeds(rows, others))
 
 
@@ -61,7 +61,7 @@ def test_either_of_two_extents_that_only_a_run_shows_may_be_1() -> None:
     assert_like_onnx_runtime(split, {"sizes": np.int64([2, 2]), "x": normal(2, 4, 3)})
 
 
-def test_what_is_known_of_the_batch_once_the_other_symbol_has_a_value() -> None:
+def test_the_batch_after_the_other_symbol_has_a_value() -> None:
     """x[max(M,2):N] has N - 3 rows where M is 3, and none where that is negative: also where rows are counted later."""
     cut = model(
         "float[N,M] x => float[] y, int64[1] rows",

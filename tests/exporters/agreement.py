@@ -1,4 +1,4 @@
-"""Whether Lathe, interpreted and compiled, and ONNX Runtime give a model the outputs that its framework gave."""
+"""Compares the outputs of Lathe (interpreted and compiled) and ONNX Runtime with those of the model's framework."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-import core
+import lathe
 
 
 def agrees(data: bytes, feeds: Mapping[str, Any], expected: Sequence[Any], rtol: float = 1e-4) -> None:
-    """AssertionError where an output differs in type, shape, or by more than `rtol` of its largest element."""
-    with core.compile(data, threads=1, tune="off") as session:
-        answers = {"interpreted": core.interpret(core.load(data), feeds), "compiled": session.run(feeds)}
+    """AssertionError if an output differs in type, shape, or by more than `rtol` of its largest element."""
+    with lathe.compile(data, threads=1, tune="off") as session:
+        answers = {"interpreted": lathe.interpret(lathe.load(data), feeds), "compiled": session.run(feeds)}
     theirs = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
     answers["onnxruntime"] = dict(
         zip([output.name for output in theirs.get_outputs()], theirs.run(None, dict(feeds)), strict=True)
@@ -45,10 +45,10 @@ def same(got: Any, wanted: Any, rtol: float, label: str) -> None:
 
 
 def folder_agrees(folder: Path) -> None:
-    """The same for what the makers write: model.onnx, inputs.npz and outputs.npz, in order."""
+    """The same for a folder that a maker script wrote: model.onnx, inputs.npz and outputs.npz, in order."""
     data = (folder / "model.onnx").read_bytes()
     inputs, outputs = _arrays(folder / "inputs.npz"), _arrays(folder / "outputs.npz")
-    graph = core.load(data)
+    graph = lathe.load(data)
     agrees(data, dict(zip([value.name for value in graph.inputs], inputs, strict=True)), outputs)
 
 

@@ -1,4 +1,4 @@
-"""Runs models as others export them, and says of each: does it agree, does it batch and pack, what has no kernel.
+"""Runs exported models and reports for each: agreement, batching, packing, and nodes without a kernel.
 
     python -m tests.exporters.corpus FOLDER [--only NAME ...] [--json FILE]
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.exporters.judge import Feeds, Verdict, apart
+from tests.exporters.evaluation import Evaluation, Feeds, evaluate_in_child
 
 _LIMIT_S = 600.0
 
 
-def examined(folder: Path) -> Verdict:
-    """The verdict on the model in a folder; no times are taken."""
+def examined(folder: Path) -> Evaluation:
+    """Evaluate the model in a folder, without timing it."""
     feeds = [_arrays(file) for file in sorted(folder.glob("feeds-*.npz"))]
-    return apart(folder.name, folder / "model.onnx", feeds, _LIMIT_S, packed=True)
+    return evaluate_in_child(folder.name, folder / "model.onnx", feeds, _LIMIT_S, packed=True)
 
 
 def _arrays(path: Path) -> Feeds:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
                     file.write(json.dumps(asdict(found)) + "\n")
 
 
-def _show(found: Verdict) -> None:
+def _show(found: Evaluation) -> None:
     marks = f"{'batched' if found.batchable else '-':8} {'packed' if found.packable else '-':7}"
     truth = {True: "rows independent", False: "rows mixed", None: "?"}[found.independent]
     print(

@@ -1,4 +1,4 @@
-"""Writes models of Paddle through paddle2onnx; run by an interpreter that has them, not by Lathe's.
+"""Exports models of Paddle with paddle2onnx. Run it with an interpreter that has both, not with Lathe's.
 
 python make_paddle.py FOLDER     FOLDER/<module>/{model.onnx, inputs.npz, outputs.npz}
 """

@@ -1,4 +1,4 @@
-"""Writes models whose run takes microseconds: of scikit-learn's converter, of one operator, of one token.
+"""Writes models that run in microseconds: from scikit-learn's converter, of one operator, of one token.
 
     python -m tests.exporters.make_small FOLDER
 
@@ -32,7 +32,7 @@ X, KINDS = FLOWERS.data.astype(np.float32), FLOWERS.target
 NAMES = FLOWERS.target_names[KINDS]
 IMAGES, FIGURES = DIGITS.data.astype(np.float32), DIGITS.target
 
-# With maps from label to probability, which the converter makes of every classifier unless told not to, and without.
+# With maps from label to probability (the converter's default for classifiers), and without.
 CLASSIFIERS: Mapping[str, tuple[Any, Any, Any]] = {
     "logistic": (linear_model.LogisticRegression(max_iter=500), X, KINDS),
     "logistic_of_names": (linear_model.LogisticRegression(max_iter=500), X, NAMES),
@@ -84,7 +84,7 @@ GRAPHS: Mapping[str, str] = {
 
 
 def converted() -> Iterator[tuple[str, bytes, Any]]:
-    """Names, models and rows of what scikit-learn fits."""
+    """Names, ONNX models and rows of fitted scikit-learn models."""
     for name, (model, rows, labels) in {**CLASSIFIERS, **OTHERS}.items():
         fitted = model.fit(rows) if labels is None else model.fit(rows, labels)
         for suffix, zipmap in {"": None, "_maps": True}.items() if name in CLASSIFIERS else {"": True}.items():
@@ -101,7 +101,7 @@ def graphs() -> Iterator[tuple[str, bytes]]:
 
 
 def feeds_of(model: bytes, batch: int) -> Feeds | None:
-    """Random feeds; None where the batch is not free and there are some for another."""
+    """Random feeds; None if the model's batch is fixed at another size."""
     sizes = {"n": batch, "m": 5}
     rng, feeds, free = np.random.default_rng(batch), {}, False
     for given in onnx.load_from_string(model).graph.input:

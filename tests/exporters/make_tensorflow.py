@@ -1,4 +1,4 @@
-"""Writes models of Keras through tf2onnx; run by an interpreter that has them, not by Lathe's.
+"""Exports models of Keras with tf2onnx. Run it with an interpreter that has both, not with Lathe's.
 
 python make_tensorflow.py FOLDER     FOLDER/<module>/{model.onnx, inputs.npz, outputs.npz}
 """

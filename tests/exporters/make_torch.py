@@ -1,8 +1,8 @@
-"""Writes models of PyTorch through both its exporters; run by an interpreter that has torch, not by Lathe's.
+"""Exports models of PyTorch with both its exporters. Run it with an interpreter that has torch, not with Lathe's.
 
     python make_torch.py FOLDER     FOLDER/<module>-<exporter>/{model.onnx, inputs.npz, outputs.npz}
 
-Outputs are PyTorch's own for other sizes of the free dimensions than those it was exported with.
+Outputs are PyTorch's own, for other sizes of the dynamic dimensions than those of the export.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def one_and_three_dimensions() -> Made:
 @module
 def u_net() -> Made:
     def run(self: Any, x: Tensor) -> Tensor:
-        down = f.relu(self.down(x))
+        down = f.relu(self.down_reason(x))
         up = f.interpolate(self.middle(f.max_pool2d(down, 2)), scale_factor=2.0, mode="bilinear", align_corners=False)
         return self.last(torch.cat([up, down], dim=1)) + self.up(f.avg_pool2d(down, 2))
 

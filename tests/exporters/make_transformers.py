@@ -1,4 +1,4 @@
-"""Writes models of Transformers and torchvision through both exporters of PyTorch; for an interpreter that has these.
+"""Exports models of Transformers and torchvision with both exporters of PyTorch, in an interpreter that has them.
 
     python make_transformers.py FOLDER [NAME ...]
 
@@ -53,7 +53,7 @@ def _tensors(result: Any) -> list[Tensor]:
 
 
 def write(folder: Path, name: str, exporter: str) -> None:
-    """Write one model. ValueError where its outputs say nothing."""
+    """Write one model. ValueError if its outputs are nearly constant."""
     case = CASES[name]
     torch.manual_seed(7)
     model = Exported(case, case.build()).eval()

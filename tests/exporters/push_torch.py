@@ -1,4 +1,4 @@
-"""Pushes models of PyTorch from Python, as a user would; run by an interpreter that has torch, not by Lathe's.
+"""Pushes models of PyTorch from Python, as a user would. Run it with an interpreter that has torch, not with Lathe's.
 
     python push_torch.py URL FOLDER PACKAGES...
 
@@ -22,7 +22,7 @@ from torch import nn
 FOLDER = Path(sys.argv[2])
 sys.path += sys.argv[3:]
 
-from server.client import AsyncClient, Client, ClientError  # noqa: E402
+from lathe.server.client import AsyncClient, Client, ClientError  # noqa: E402
 
 
 class Joined(nn.Module):
@@ -63,7 +63,7 @@ def keep(name: str, inputs: dict[str, torch.Tensor], outputs: Any) -> None:
 
 
 def refused(client: Client, *pushed: Any, **options: Any) -> str:
-    """What a push that fails says."""
+    """The error message of a failing push."""
     try:
         client.push("refused", *pushed, **options)
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""Writes what was found about exported models into docs/measurements/models.md, between the marks of its table.
+"""Writes the results of exported models into docs/measurements/models.md, between the marks of its table.
 
     python -m tests.exporters.table VERDICTS FIGURES --machine TEXT
 
@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.exported import LATE, SLOWER, First, Steady
-from loadtest.report_docs import markdown, replaced
-from tests.exporters.judge import Verdict
+from loadtest.exported import MAX_FIRST_RATIO, MIN_STEADY_RATIO, First, Steady
+from loadtest.report_docs import markdown, replace_part
+from tests.exporters.evaluation import Evaluation
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "models.md"
 HEAD = ("model", "runs are shared", "without a kernel", "batch 1", "batch 8", "first runs")
 
 
-def table(verdicts: Sequence[Verdict], steady: Sequence[Steady], first: Sequence[First], machine: str) -> str:
+def table(verdicts: Sequence[Evaluation], steady: Sequence[Steady], first: Sequence[First], machine: str) -> str:
     """The summary and a row for each model, as Markdown. A ratio above 1 says that Lathe is faster, but for first runs,
     where it is Lathe's time by ONNX Runtime's: the median and the largest of the model."""
     ahead = {(row.model, row.batch): row.ahead for row in steady}
@@ -35,7 +35,7 @@ def table(verdicts: Sequence[Verdict], steady: Sequence[Steady], first: Sequence
     return "\n\n".join(parts)
 
 
-def _lines(verdicts: Sequence[Verdict], steady: Sequence[Steady], first: Sequence[First]) -> list[tuple[str, str]]:
+def _lines(verdicts: Sequence[Evaluation], steady: Sequence[Steady], first: Sequence[First]) -> list[tuple[str, str]]:
     names = [verdict.name for verdict in verdicts]
     ran = [verdict for verdict in verdicts if verdict.result != "ORT no"]
     independent = [verdict for verdict in ran if verdict.independent]
@@ -53,21 +53,24 @@ def _lines(verdicts: Sequence[Verdict], steady: Sequence[Steady], first: Sequenc
     if ratios := [row.ahead for row in steady if row.batch in (1, 8)]:
         lines += [
             ("ONNX Runtime's time by Lathe's, geometric mean", f"{statistics.geometric_mean(ratios):.2f}"),
-            (f"of {len(ratios)} cases below {SLOWER}; the lowest", f"{_below(ratios)}; {min(ratios):.2f}"),
+            (f"of {len(ratios)} cases below {MIN_STEADY_RATIO}; the lowest", f"{_below(ratios)}; {min(ratios):.2f}"),
         ]
     if times := [row.ratio for row in first]:
         lines += [
             ("first runs: Lathe's time by ONNX Runtime's, median", f"{statistics.median(times):.2f}"),
-            (f"of {len(times)} first runs above {LATE:g}", str(sum(time > LATE for time in times))),
+            (
+                f"of {len(times)} first runs above {MAX_FIRST_RATIO:g}",
+                str(sum(time > MAX_FIRST_RATIO for time in times)),
+            ),
         ]
     return lines
 
 
 def _below(ratios: Iterable[float]) -> int:
-    return sum(ratio < SLOWER for ratio in ratios)
+    return sum(ratio < MIN_STEADY_RATIO for ratio in ratios)
 
 
-def _row(verdict: Verdict, ahead: Mapping[tuple[str, int], float], late: Sequence[float]) -> list[str]:
+def _row(verdict: Evaluation, ahead: Mapping[tuple[str, int], float], late: Sequence[float]) -> list[str]:
     if verdict.result != "agrees":
         return [verdict.name, "ONNX Runtime refuses it" if verdict.result == "ORT no" else verdict.result, *[""] * 4]
     shared = "packed" if verdict.packable else "batched" if verdict.batchable else "alone"
@@ -88,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("figures", type=Path)
     parser.add_argument("--machine", required=True, help="kind of CPU, versions and commit, for readers of the page")
     options = parser.parse_args(arguments)
-    verdicts = [Verdict(**json.loads(line)) for line in options.verdicts.read_text().splitlines()]
+    verdicts = [Evaluation(**json.loads(line)) for line in options.verdicts.read_text().splitlines()]
     text = table(verdicts, *read_figures(options.figures), options.machine)
-    PAGE.write_text(replaced(PAGE.read_text(), "exported", text))
+    PAGE.write_text(replace_part(PAGE.read_text(), "exported", text))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.client import Client
+from lathe.server.client import Client
 from tests.server.api.test_cli import server_process
-from tests.server.commands.running import PROJECT, lathe
+from tests.server.commands.running import PROJECT, run_lathe
 
 pytestmark = pytest.mark.timeout(600)
 PYTHON = (Path(os.environ["LATHE_EXPORTERS"]) / "torch" / "bin" / "python").absolute()
@@ -42,36 +42,36 @@ def pushed(url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["module", "program", "onnx", "words", "asyncio"])
-def test_what_was_pushed_from_python_answers_as_pytorch(name: str, url: str, pushed: Path) -> None:
+def test_models_pushed_from_python_answer_like_pytorch(name: str, url: str, pushed: Path) -> None:
     agrees(url, name, pushed / f"{name}.npz")
 
 
 def test_an_exported_program_in_a_file(url: str, pushed: Path) -> None:
-    said = lathe("push", "file", str(pushed / "program.pt2"), "--python", str(PYTHON), "--url", url)
+    said = run_lathe("push", "file", str(pushed / "program.pt2"), "--python", str(PYTHON), "--url", url)
     assert said.startswith("file version 1 is ready, live\n")
     assert "input FP32[-1, 4]" in said and "batches  up to" in said
     agrees(url, "file", pushed / "file.npz")
 
 
-def test_a_damaged_program_is_refused_in_pytorchs_words(url: str, tmp_path: Path) -> None:
+def test_a_damaged_program_is_refused_with_pytorchs_message(url: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bad.pt2", "w") as archive:
         archive.writestr("bad/archive_format", "pt2")
-    said = lathe("push", "bad", str(tmp_path / "bad.pt2"), "--python", str(PYTHON), "--url", url, fails=True)
+    said = run_lathe("push", "bad", str(tmp_path / "bad.pt2"), "--python", str(PYTHON), "--url", url, fails=True)
     assert said.startswith(f"error: {tmp_path / 'bad.pt2'}: PyTorch: ") and said.count("\n") == 1
 
 
-def test_refusals_say_what_to_do(pushed: Path) -> None:
+def test_errors_say_how_to_fix_them(pushed: Path) -> None:
     said = json.loads((pushed / "refused.json").read_text())
     assert "static shape of 2" in said["fixed"] and "dynamic_shapes=" in said["fixed"]
     assert said["no example"] == ("example: a torch.nn.Module needs an example of its inputs: push(name, module, (x,))")
     assert "does not fit Linear.forward(input: " in said["other arguments"]
     assert "got the class torch.nn.modules.linear.Linear, not an object of it" in said["a class"]
-    assert said["an option"] == "example: says nothing about an exported program, which has its own"
+    assert said["an option"] == "example: does not apply to an exported program, which has its own inputs and shapes"
     assert not any("\n" in text for text in said.values())
 
 
 def agrees(url: str, name: str, file: Path) -> None:
-    """Whether a model answers as PyTorch does, rows sharing a batch."""
+    """Compare a model's answers with PyTorch's, with rows in one batch."""
     arrays = dict(np.load(file))
     inputs = {key[3:]: value for key, value in arrays.items() if key.startswith("in_")}
     with Client(url) as client:

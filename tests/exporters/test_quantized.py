@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-import core
+import lathe
 from tests.onnx_runtime import plain_session
 
 RANDOM = np.random.default_rng(3)
@@ -66,8 +66,8 @@ def check(path: Path, quantum: float) -> None:
     """Lathe and ONNX Runtime differ by at most `quantum` of the largest output; so do Lathe's two ways to run."""
     data, feeds = path.read_bytes(), {"x": BATCHES[0]}
     (theirs,) = plain_session(data).run(None, feeds)
-    (interpreted,) = core.interpret(core.load(data), feeds).values()
-    with core.compile(data, threads=1, tune="off") as session:
+    (interpreted,) = lathe.interpret(lathe.load(data), feeds).values()
+    with lathe.compile(data, threads=1, tune="off") as session:
         (compiled,) = session.run(feeds).values()
     for ours in (interpreted, compiled):
         assert np.abs(ours - theirs).max() <= quantum * np.abs(theirs).max()
@@ -76,7 +76,9 @@ def check(path: Path, quantum: float) -> None:
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
 @pytest.mark.parametrize("activation", [QuantType.QUInt8, QuantType.QInt8])
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_static(form: QuantFormat, activation: QuantType, per_channel: bool, model: Path, tmp_path: Path) -> None:
+def test_static_quantization(
+    form: QuantFormat, activation: QuantType, per_channel: bool, model: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "quantized.onnx"
     quantize_static(
         model, path, Reader(), quant_format=form, activation_type=activation, weight_type=QuantType.QInt8,
@@ -88,7 +90,7 @@ def test_static(form: QuantFormat, activation: QuantType, per_channel: bool, mod
 
 
 @pytest.mark.parametrize("weights", [QuantType.QUInt8, QuantType.QInt8])
-def test_dynamic(weights: QuantType, model: Path, tmp_path: Path) -> None:
+def test_dynamic_quantization(weights: QuantType, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "quantized.onnx"
     quantize_dynamic(model, path, weight_type=weights, op_types_to_quantize=["MatMul", "Gemm"])
     assert "DynamicQuantizeLinear" in {node.op_type for node in onnx.load(path).graph.node}

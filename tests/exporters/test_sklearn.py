@@ -31,8 +31,8 @@ from sklearn import (
     tree,
 )
 
-import core
-from core import children
+import lathe
+from lathe.core.compiler import child_stages
 from tests.exporters.agreement import agrees, same
 
 with warnings.catch_warnings():  # the converter's own imports
@@ -53,7 +53,7 @@ ROUND = X.round()
 
 
 class Case(NamedTuple):
-    """A model, what it is fitted to, and on what."""
+    """A model and its training data."""
 
     model: Any
     y: Any = None
@@ -117,7 +117,7 @@ CASES = {
 
 
 def converted(model: Any, *sample: Any, **given: Any) -> bytes:
-    """The model as ONNX. What the converter is warned of by scikit-learn is not for us."""
+    """The model as ONNX, without scikit-learn's warnings to the converter."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return bytes(to_onnx(model, *sample, **{"target_opset": OPSETS, **given}).SerializeToString())
@@ -128,7 +128,7 @@ def fitted(case: Case) -> Any:
 
 
 def expected(model: Any, x: Any) -> list[Any]:
-    """What scikit-learn answers, in the form of the converter's outputs."""
+    """scikit-learn's predictions, in the form of the converter's outputs."""
     if hasattr(model, "transform") and not hasattr(model, "predict"):
         return [model.transform(x).astype(np.float32)]
     answer = model.predict(x)
@@ -147,7 +147,7 @@ def test_numbers(name: str) -> None:
     theirs = ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"X": case.x})
     agrees(data, {"X": case.x}, theirs, 2e-4)
     if name != "isolation":  # whose first output the converter shapes [N,1]
-        first = core.interpret(core.load(data), {"X": case.x}).values()
+        first = lathe.interpret(lathe.load(data), {"X": case.x}).values()
         for got, wanted in zip(first, expected(model, case.x), strict=False):
             same(got.reshape(wanted.shape), wanted, 2e-3, name)
 
@@ -158,7 +158,7 @@ def test_probabilities_as_tensors(classes: Any) -> None:
     model = ensemble.RandomForestClassifier(10, random_state=0).fit(X, classes)
     data = converted(model, X[:1], options={id(model): {"zipmap": False}})
     agrees(data, {"X": X}, [model.predict(X), model.predict_proba(X).astype(np.float32)])
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         assert session.batching.batchable, session.batching.reason
 
 
@@ -166,12 +166,12 @@ def test_probabilities_as_tensors(classes: Any) -> None:
 def test_a_server_answers_with_tensors_where_the_model_gives_maps(classes: Any, tmp_path: Path) -> None:
     model = linear_model.LogisticRegression(max_iter=500).fit(X, classes)
     (tmp_path / "model.onnx").write_bytes(converted(model, X[:1]))
-    assert children.main(["parse", str(tmp_path / "model.onnx"), str(tmp_path / "ir")]) == 0
-    graph = children.read_parsed(tmp_path / "ir")
-    label, scores = core.interpret(graph, {"X": X}).values()
+    assert child_stages.main(["parse", str(tmp_path / "model.onnx"), str(tmp_path / "ir")]) == 0
+    graph = child_stages.read_parsed(tmp_path / "ir")
+    label, scores = lathe.interpret(graph, {"X": X}).values()
     assert label.tolist() == model.predict(X).tolist()
     np.testing.assert_allclose(scores, model.predict_proba(X), 1e-4, 1e-5)
-    with core.compile(graph, threads=1, tune="off") as session:
+    with lathe.compile(graph, threads=1, tune="off") as session:
         assert session.batching.batchable, session.batching.reason
 
 
@@ -179,7 +179,7 @@ def test_a_server_answers_with_tensors_where_the_model_gives_maps(classes: Any, 
 def test_maps_for_each_row_are_batched(classes: Any) -> None:
     model = ensemble.RandomForestClassifier(10, random_state=0).fit(X, classes)
     data = converted(model, X[:1])
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         assert session.batching.batchable, session.batching.reason
         for rows in (1, 0, 8, 1):
             for _ in range(3):
@@ -195,9 +195,9 @@ def test_maps_for_each_row_are_batched(classes: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["isolation", "one hot", "tree of names", "logistic of names", "ordinal", "svc of two", "adaboost", "stack"]
 )
-def test_only_words_and_maps_are_left_to_the_reference(name: str) -> None:
+def test_only_strings_and_maps_run_on_the_reference(name: str) -> None:
     case = CASES[name]
-    with core.compile(converted(fitted(case), case.x[:1]), threads=1, tune="off") as session:
+    with lathe.compile(converted(fitted(case), case.x[:1]), threads=1, tune="off") as session:
         left = [node for each in session._shapes.made().values() for node in each.shares[0].plan.fallbacks.nodes]
     assert {node.op for node in left} <= {"Gather", "ZipMap"}
     assert all(node.op == "ZipMap" or "string" in str(node.output.type) for node in left)

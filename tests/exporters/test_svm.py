@@ -46,7 +46,7 @@ def test_classifiers(probability: bool, classes: int, kernel: str, names: bool) 
         assert classes == 2 or (model.classes_[scores.argmax(axis=1)] != label).any(), "votes go with probabilities"
     else:
         scores = ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"X": rows})[1]
-    # What stops early may stop a round later where numbers are rounded otherwise: 0.005 is LIBSVM's own measure.
+    # Early stopping may come an iteration later with other rounding; 0.005 is LIBSVM's own tolerance.
     agrees(data, {"X": rows}, [label.astype(object) if names else label, scores], 2e-3 if probability else 1e-4)
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.exported import First, Rows, Steady
+from loadtest.exported import Figures, First, Steady
 from tests.exporters import table
-from tests.exporters.judge import Verdict
+from tests.exporters.evaluation import Evaluation
 
 VERDICTS = [
-    Verdict("bert.dynamo", batchable=True, independent=True, packable=True),
-    Verdict("bert.torchscript", batchable=False, independent=True, fallbacks=["NonZero"]),
-    Verdict("old.dynamo", result="ORT no"),
-    Verdict("wrong.dynamo", result="differs"),
+    Evaluation("bert.dynamo", batchable=True, independent=True, packable=True),
+    Evaluation("bert.torchscript", batchable=False, independent=True, fallbacks=["NonZero"]),
+    Evaluation("old.dynamo", result="ORT no"),
+    Evaluation("wrong.dynamo", result="differs"),
 ]
 STEADY = [Steady("bert.dynamo", "feeds-0", batch, 1.0, 2.0, ahead, 0, 0.0) for batch, ahead in ((1, 2.0), (8, 0.5))]
 FIRST = [First("bert.dynamo", "lengths-0", "1x7", ours, 1.0, 0.0, 0.0) for ours in (1.0, 1.5, 3.0)]
@@ -27,7 +27,7 @@ def test_each_model_has_a_row_and_the_summary_counts_them(tmp_path: Path, monkey
     page.write_text("before\n<!-- exported -->\nold\n<!-- /exported -->\nafter\n")
     monkeypatch.setattr(table, "PAGE", page)
     (tmp_path / "verdicts").write_text("".join(json.dumps(asdict(each)) + "\n" for each in VERDICTS))
-    (tmp_path / "figures").write_text(json.dumps(asdict(Rows(STEADY, FIRST))))
+    (tmp_path / "figures").write_text(json.dumps(asdict(Figures(STEADY, FIRST))))
     table.main([str(tmp_path / "verdicts"), str(tmp_path / "figures"), "--machine", "A kind of CPU."])
     lines = page.read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after" and "old" not in lines and "A kind of CPU." in lines

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import core
+import lathe
 from tests.exporters.corpus import examined
 from tests.onnx_runtime import plain_session
 
@@ -40,7 +40,7 @@ def test_one_code_for_all_lengths_of_a_past(tmp_path: Path, name: str, exporter:
     subprocess.run([PYTHON, maker, tmp_path, name], capture_output=True, check=True)
     path = tmp_path / f"{name}.{exporter}" / "model.onnx"
     oracle, rng = plain_session(path), np.random.default_rng(0)
-    with core.compile(path, threads=1, new_shapes="wait", tune="off", cache_dir=tmp_path / "cache") as session:
+    with lathe.compile(path, threads=1, new_shapes="wait", tune="off", cache_dir=tmp_path / "cache") as session:
         for past in (0, 1, 2, 7, 31, 32, 33, *range(8, 50)):
             kept = {each: (2, 4, past, 16) for each in session.inputs if each.startswith("past")}
             feeds = {each: rng.standard_normal(shape).astype(np.float32) for each, shape in kept.items()}
@@ -48,4 +48,4 @@ def test_one_code_for_all_lengths_of_a_past(tmp_path: Path, name: str, exporter:
             feeds["attention_mask"] = np.ones((2, past + 1), np.int64)
             for got, want in zip(session.run(feeds).values(), oracle.run(None, feeds), strict=True):
                 np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
-        assert not session._shapes.made(), "code for any sizes serves every length"
+        assert not session._shapes.made(), "dynamic-shape code serves every length"

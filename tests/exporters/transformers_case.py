@@ -18,7 +18,7 @@ BATCH_AND_LENGTH: Axes = {0: "batch", 1: "length"}
 
 @dataclass
 class Case:
-    """A model to export. `inputs` makes its inputs for a batch size and a length; `sizes` are those to compare on,
+    """A model to export. `inputs` makes its inputs for a batch size and a length; `sizes` are used for comparison,
     `lengths` others, whose first run is timed."""
 
     build: Callable[[], nn.Module]
@@ -64,7 +64,7 @@ def add_images(name: str, build: Callable[[], nn.Module], size: int = 32, input_
 
 
 def add_image_sizes(name: str, build: Callable[[], nn.Module], forward: Callable[..., Any] | None = None) -> None:
-    """A model that reads images of any size: a "length" is a height, and the width is half as much again."""
+    """A model that reads images of any size: a "length" is a height, and the width is 1.5 times as much."""
     CASES[name] = Case(
         build,
         lambda batch, height: {"pixel_values": torch.randn(batch, 3, height, height * 3 // 2)},

@@ -1,7 +1,6 @@
-"""Small files that ask for much: memory, time, depth. What loading and compiling them costs is measured in a process of
-its own.
+"""Small files that demand much memory, time or depth. A child process measures the cost of loading and compiling them.
 
-    python -m tests.fuzz.bombs            prints {name: {outcome, seconds of processor time, bytes}}
+python -m tests.fuzz.bombs            prints {name: {outcome, seconds of processor time, bytes}}
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-import core
-from core.errors import ModelError
+import lathe
+from lathe.core.errors import ModelError
 from tests.core.frontends.models import model
 from tests.fuzz import worker
 
@@ -31,7 +30,7 @@ _LARGE = 1 << 28  # elements: a gigabyte, which a machine has and the compiler m
 
 
 def makers(size: int) -> dict[str, tuple[onnx.NodeProto, dict[str, Any]]]:
-    """A node per operator that makes `size` elements of next to nothing."""
+    """One node per operator that makes `size` elements from almost no input."""
     scalar, side = np.int64(size), int(size**0.5)
     return {
         "ConstantOfShape": (N("ConstantOfShape", ["s"], ["big"]), {"s": np.int64([size])}),
@@ -86,7 +85,7 @@ def _serialized(nodes: Sequence[onnx.NodeProto], **more: Any) -> bytes:
 
 
 def functions_of_functions() -> bytes:
-    """Thirty functions, each calling the one before twice: 2**30 nodes."""
+    """Thirty functions, each calling the previous one twice: 2**30 nodes."""
     functions = [helper.make_function("local", "F0", ["a"], ["b"], [N("Relu", ["a"], ["b"])], _OPSETS)]
     for level in range(1, 30):
         calls = [N(f"F{level - 1}", [a], [b], domain="local") for a, b in (("a", "c"), ("c", "b"))]
@@ -170,20 +169,20 @@ def _attributes(count: int) -> bytes:
 def outcome(name: str, data: bytes) -> str:
     """ "refused", "loaded", "not compiled" (compiling says why) or "compiled"; anything else is an error."""
     try:
-        graph = core.load(data)
+        graph = lathe.load(data)
     except ModelError as error:
         return "refused" if error.__cause__ is None else f"refused only after {error.__cause__!r}"
     if name in NOT_COMPILED:
         return "loaded"
     try:
-        core.compile(graph, threads=1).close()
+        lathe.compile(graph, threads=1).close()
     except ModelError as error:
         return "not compiled" if error.__cause__ is None else f"not compiled only after {error.__cause__!r}"
     return "compiled"
 
 
 def measured(name: str) -> dict[str, Any]:
-    """The outcome, the processor time it took, and how much a fork of this process grew meanwhile."""
+    """The outcome, its processor time, and the memory growth of the forked process that ran it."""
     data = BOMBS[name]()
     read, write = os.pipe()
     child = os.fork()
@@ -209,13 +208,13 @@ def _measured_here(name: str, data: bytes) -> dict[str, Any]:
 
 
 def _peak() -> int:
-    """Most bytes this process ever had in physical memory."""
+    """The peak resident memory of this process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def main() -> None:
-    core.compile(model([N("Relu", ["x"], ["y"])], {"x": [2]}).SerializeToString(), threads=1).close()
+    lathe.compile(model([N("Relu", ["x"], ["y"])], {"x": [2]}).SerializeToString(), threads=1).close()
     print(json.dumps({name: measured(name) for name in sys.argv[1:] or BOMBS}))
 
 

@@ -3,7 +3,7 @@
     python -m tests.fuzz.campaign --cases 50000 --jobs 2 --seed 0
     python -m tests.fuzz.campaign --replay 0:1234 --save smallest.onnx
 
-Every bug is reported with the seed that makes it again.
+Every bug is reported with the seed that reproduces it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.fuzz import corpus, minimise
 
 _ROOT = Path(__file__).resolve().parents[2]
 WORKER = "tests.fuzz.worker"  # the module that children run
-_SILENCE = 60.0  # seconds without a word from a child: it waits for something that never comes
+_SILENCE = 60.0  # seconds without output of a child, after which it counts as hanging
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A case that was neither refused nor right."""
+    """A case that was neither refused nor correct."""
 
     seed: str
     text: str
@@ -38,7 +38,7 @@ class Bug:
 
 @dataclass
 class Findings:
-    """How many cases ended how, and the bugs."""
+    """The number of cases by outcome, and the bugs."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     bugs: list[Bug] = field(default_factory=list)
@@ -75,7 +75,7 @@ def _watch(path: Path, seed: int, cases: range) -> Findings:
 
 
 def _child(path: Path, seed: int, cases: range, findings: Findings) -> tuple[int, str]:
-    """How many cases a child finished, and how it ended if not well."""
+    """The number of cases that a child finished, and how it ended if it failed."""
     arguments = [str(path), str(seed), str(cases.start), str(cases.stop), str(cases.step)]
     cache = str(path.with_name("cache"))
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OPENBLAS_NUM_THREADS": "1", "LATHE_CACHE": cache}
@@ -95,7 +95,7 @@ def _child(path: Path, seed: int, cases: range, findings: Findings) -> tuple[int
                 _note(findings, kind, f"{seed}:{index}", rest[0].strip() if rest else "")
         watchdog.stop()
         words = child.stderr.read().strip().splitlines()
-    return done, _ending(child.returncode, watchdog.fired, words)
+    return done, _ending(child.returncode, watchdog.due_count, words)
 
 
 def _note(findings: Findings, kind: str, seed: str, text: str) -> None:
@@ -115,11 +115,11 @@ def _ending(code: int, silent: bool, words: Sequence[str]) -> str:
 
 
 class _Watchdog:
-    """Kills a child that says nothing for `_SILENCE` seconds."""
+    """Kills a child that writes nothing for `_SILENCE` seconds."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child
-        self.fired = False
+        self.due_count = False
         self._timer = self._started()
 
     def _started(self) -> threading.Timer:
@@ -129,7 +129,7 @@ class _Watchdog:
         return timer
 
     def _kill(self) -> None:
-        self.fired = True
+        self.due_count = True
         self._child.kill()
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""What must hold for any bytes at all: refused with a `ModelError`, or loaded as a graph that works."""
+"""The property of all inputs: any bytes are refused with a `ModelError`, or load as a graph that works."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-import core
-from core.errors import FeedError, LatheError, ModelError
-from core.frontends.onnx import load
-from core.ir.graph import Graph
-from core.ir.text import Weights, parse_graph, print_graph
-from core.ir.types import TensorType
-from core.ir.verify import verify
-from core.ops import registry
-from core.ops.inference import infer_graph
+import lathe
+from lathe.core.errors import FeedError, LatheError, ModelError
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import Weights, parse_graph, print_graph
+from lathe.core.ir.types import TensorType
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import infer_graph
 
 Feeds: TypeAlias = dict[str, Any]
 
-_INTERPRETED = 4  # one of so many loaded models is run ...
-_COMPILED = 40  # ... and one of so many is compiled
+_INTERPRETED = 4  # one in this many loaded models is run ...
+_COMPILED = 40  # ... and one in this many is compiled
 _MOST_BYTES = 1 << 24  # of the values of a model that is run
 
 
 class Wrong(Exception):
-    """A loaded model that is not right."""
+    """A loaded model gives wrong results."""
 
 
 def check(data: bytes) -> str:
-    """What became of a model: "refused", "loaded" or "ran". Any exception is a bug."""
+    """The outcome of a model: "refused", "loaded" or "ran". Any exception is a bug."""
     try:
         graph = load(data)
     except ModelError as error:
@@ -41,7 +41,7 @@ def check(data: bytes) -> str:
     _round_trip(graph)
     draw = zlib.crc32(data)
     feeds = _feeds(graph) if draw % _INTERPRETED == 0 or draw % _COMPILED == 1 else None
-    expected = _outcome(lambda: core.interpret(graph, feeds)) if feeds is not None else None
+    expected = _outcome(lambda: lathe.interpret(graph, feeds)) if feeds is not None else None
     if draw % _COMPILED == 1:
         _compile(graph, feeds, expected)
     return "loaded" if feeds is None else "ran"
@@ -69,7 +69,7 @@ def _outcome(run: Any) -> dict[str, Any] | LatheError:
 def _compile(graph: Graph, feeds: Feeds | None, expected: Any) -> None:
     """Whatever the sizes, compiling ends well or with a ModelError, and a run gives what the interpreter does."""
     try:
-        session = core.compile(graph, threads=1, max_batch=2, tune="off")
+        session = lathe.compile(graph, threads=1, max_batch=2, tune="off")
     except ModelError:
         return
     with session:
@@ -79,7 +79,7 @@ def _compile(graph: Graph, feeds: Feeds | None, expected: Any) -> None:
 
 
 def _feeds(graph: Graph) -> Feeds | None:
-    """Small arrays for the inputs, symbols taken as 2; None where there is no telling what fits, or it is large."""
+    """Small arrays for the inputs, with 2 for symbols; None if the types are unknown or large."""
     if not _is_small(graph):
         return None
     rng, feeds = np.random.default_rng(0), {}
@@ -103,7 +103,7 @@ def _shape(type_: TensorType) -> tuple[int, ...]:
 
 
 def _is_pure(graph: Graph) -> bool:
-    """Whether nothing in the graph is random."""
+    """True if the graph has no random operator."""
     return all(registry.get(node.op).pure and all(map(_is_pure, node.subgraphs)) for node in graph.nodes)
 
 

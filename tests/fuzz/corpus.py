@@ -1,5 +1,4 @@
-"""The models that mutations start from: ONNX's backend suite, the bundled models, random graphs, models with functions
-and nested bodies."""
+"""The seed models of mutations: ONNX's backend suite, bundled models, random graphs, functions and nested bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from core.frontends.export import export
+from lathe.core.frontends.export import export
 from tests.core.random_nets import Net
 
 _LARGEST = 40_000  # bytes: small models mutate fast, and every operator is in one
@@ -28,7 +27,7 @@ def models() -> list[bytes]:
 
 
 def save(path: Path, corpus: Sequence[bytes]) -> None:
-    """Write seeds where child processes read them: gathering them takes seconds."""
+    """Write the seed models for child processes, since collecting them takes seconds."""
     path.write_bytes(b"".join(struct.pack("<I", len(data)) + data for data in corpus))
 
 
@@ -62,7 +61,7 @@ def _random() -> Iterator[bytes]:
 
 
 def structured() -> Iterator[bytes]:
-    """What the suite has little of: functions that call functions, bodies in bodies, sparse weights, open shapes."""
+    """Features that are rare in the suite: nested functions and bodies, sparse weights, dynamic shapes."""
     for depth in (1, 2, 3):
         yield _functions(depth).SerializeToString()
         yield _bodies(depth).SerializeToString()

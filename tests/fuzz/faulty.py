@@ -1,4 +1,4 @@
-"""A worker whose cases fail in every way there is, one after the other."""
+"""A worker whose cases fail in every possible way, one after the other."""
 
 from __future__ import annotations
 

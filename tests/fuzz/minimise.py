@@ -1,4 +1,4 @@
-"""Makes a model with a bug smaller while the bug stays the same."""
+"""Minimises a model with a bug while the bug stays the same."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _parts(model: onnx.ModelProto) -> Iterator[tuple[Message, Any, int | None]]:
 
 
 def observed(data: bytes) -> str:
-    """What becomes of a model in a process of its own, under the limits of a worker."""
+    """The outcome of a model in a child process, under the limits of a worker."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

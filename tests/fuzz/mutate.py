@@ -10,7 +10,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import helper
 
-from core.ops import registry
+from lathe.core.ops.opdef import registry
 
 Mutation: TypeAlias = Callable[[random.Random, onnx.ModelProto, Sequence[bytes]], None]
 
@@ -300,7 +300,7 @@ def _constant(rng: random.Random, model: onnx.ModelProto, corpus: Sequence[bytes
 
 def _external(rng: random.Random, model: onnx.ModelProto, corpus: Sequence[bytes]) -> None:
     if rng.random() < 0.8:
-        return  # nothing else of such a model is looked at
+        return  # other parts of such a model are not read
     tensors = [t for t in messages(model) if isinstance(t, onnx.TensorProto)]
     tensor = rng.choice(tensors) if tensors else model.graph.initializer.add(name="w")
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -333,7 +333,7 @@ def _spliced(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
 
 
 def _varint_bomb(rng: random.Random, data: bytes, corpus: Sequence[bytes]) -> bytes:
-    """Lengths and numbers that never end, or are enormous."""
+    """Varints that never end or are huge."""
     at = rng.randrange(len(data) + 1)
     return data[:at] + b"\xff" * rng.choice((1, 4, 9, 10, 200)) + rng.choice((b"\x01", b"\x7f", b"")) + data[at + 1 :]
 

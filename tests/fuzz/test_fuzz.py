@@ -47,8 +47,8 @@ def test_every_way_to_fail_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings.outcomes == {"bug": 4, "refused": 2}
 
 
-def test_a_bug_is_made_small() -> None:
-    """What stays is what the symptom needs: one node of a certain kind."""
+def test_a_bug_is_minimised() -> None:
+    """Only the node that causes the symptom stays."""
     seeds = list(corpus.structured())
     data = max(seeds, key=len)
     small = minimise.reduced(data, lambda each: "bug" if b"LeakyRelu" in each or b"Add" in each else "none")

@@ -1,4 +1,4 @@
-"""A child process that checks a range of cases, and can be stopped by any of them.
+"""A child process that checks a range of cases; any of them may crash it.
 
     python -m tests.fuzz.worker CORPUS SEED FIRST LAST STEP
 
@@ -15,17 +15,17 @@ import traceback
 import warnings
 from pathlib import Path
 
-from core.errors import ShapeWarning
+from lathe.core.errors import ShapeWarning
 from tests.fuzz import corpus
 from tests.fuzz.check import check
 from tests.fuzz.mutate import mutated
 
 MOST_MEMORY = 1 << 30  # bytes of address space beyond what the process has at the start
-MOST_SECONDS = 5.0  # of processor time per case: the machine may be busy with something else
+MOST_SECONDS = 5.0  # of processor time per case, since the machine may be busy
 
 
 def limit() -> None:
-    """From here on, allocating more fails, and a case that takes longer ends the process (signal SIGPROF)."""
+    """Limit memory and time: further allocations fail, and a case that takes longer ends the process (SIGPROF)."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MOST_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -40,7 +40,7 @@ def describe(error: BaseException) -> str:
 
 
 def outcome(data: bytes) -> str:
-    """What `check` says, or "bug" and a description."""
+    """The outcome of `check`, or "bug" and a description."""
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     try:
         return f"done {check(data)}"

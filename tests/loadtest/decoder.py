@@ -1,4 +1,4 @@
-"""A decoder with a past, small enough for tests: the mean of all tokens' vectors, and the last one, choose the next."""
+"""A small decoder with a past: the mean of all tokens' vectors and the last token choose the next token."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ def test_poisson_has_the_mean_rate_and_exponential_gaps() -> None:
     assert len(times) == pytest.approx(100_000, rel=0.02)
     assert times[-1] < 100
     assert (gaps >= 0).all()
-    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.02)  # of an exponential distribution they are equal
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.02)  # equal for an exponential distribution
 
 
-def test_poisson_repeats_with_the_same_seed_only() -> None:
+def test_poisson_repeats_only_with_the_same_seed() -> None:
     assert poisson(50, 2, seed=3).tolist() == poisson(50, 2, seed=3).tolist()
     assert poisson(50, 2, seed=3).tolist() != poisson(50, 2, seed=4).tolist()
 

@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 
 from loadtest import engine, zoo
-from loadtest.build import Feeds
+from loadtest.model_builder import Feeds
 
 
 def test_ahead_is_the_median_over_rounds_against_the_best_peer() -> None:
@@ -19,7 +19,7 @@ def test_ahead_is_the_median_over_rounds_against_the_best_peer() -> None:
     assert engine.ahead([{"onnxruntime": 1.0, "openvino": 1.0}]) is None
 
 
-def test_an_engine_that_disagrees_gets_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_with_wrong_results_gets_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: bytes, feeds: Feeds, threads: int) -> engine.Run:
         return lambda: np.zeros((len(feeds["x"]), 10), np.float32)
 
@@ -36,7 +36,7 @@ def test_a_wrong_shape_is_an_infinite_error() -> None:
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_the_zoo_takes_any_batch_and_depends_on_its_input(name: str) -> None:
+def test_zoo_models_accept_any_batch_and_depend_on_their_input(name: str) -> None:
     session = onnxruntime.InferenceSession(zoo.model(name).SerializeToString(), providers=["CPUExecutionProvider"])
     one, three = (session.run(None, zoo.feeds(name, rows))[0] for rows in (1, 3))
     assert one.shape == (1, *zoo.ZOO[name].output)

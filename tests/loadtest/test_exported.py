@@ -1,4 +1,4 @@
-"""The comparison with ONNX Runtime on models of a folder."""
+"""The comparison with ONNX Runtime on a folder of models."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 from onnx.parser import parse_model
 
 from loadtest.clock import CLOCKS, call_ms
-from loadtest.exported import First, How, Rows, Steady, main, measure, measured, shape_of, summary
-from loadtest.peer import largest_error
+from loadtest.exported import Figures, First, Settings, Steady, main, measure, measure_in_child, shape_of, summary
+from loadtest.onnx_runtime_peer import largest_error
 
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>
 doubled (float[batch, length] x) => (float[batch, length] y) { y = Add(x, x) }
 """
-SHORT = How(rounds=1, seconds=0.01, tune="off")
+SHORT = Settings(rounds=1, seconds=0.01, tune="off")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """One model with feeds of three shapes, and two others for first runs."""
+    """One model with feeds of three shapes, and two other models for first runs."""
     at = tmp_path / "doubled"
     at.mkdir()
     onnx.save(parse_model(MODEL), str(at / "model.onnx"))
@@ -50,11 +50,11 @@ def test_steady_runs_of_batches_1_and_8_and_first_runs_of_other_lengths(
     assert [row["feeds"] for row in kept["first"]] == ["lengths-0", "lengths-1"]
 
 
-def test_each_kind_of_figures_alone(folder: Path) -> None:
-    steady = measure(folder / "doubled", How("steady", (3,), 1, 0.01, "processor", "off"))
+def test_each_kind_of_figure_alone(folder: Path) -> None:
+    steady = measure(folder / "doubled", Settings("steady", (3,), 1, 0.01, "processor", "off"))
     assert [row.batch for row in steady.steady] == [3]
     assert not steady.first
-    first = measure(folder / "doubled", How("first", rounds=1, clock="processor", tune="off"))
+    first = measure(folder / "doubled", Settings("first", rounds=1, clock="processor", tune="off"))
     assert not first.steady
     assert all(row.ours_ms > 0 and row.error == 0 for row in first.first)
 
@@ -62,21 +62,21 @@ def test_each_kind_of_figures_alone(folder: Path) -> None:
 def test_without_other_lengths_the_later_feeds_are_first_runs(folder: Path) -> None:
     for file in (folder / "doubled").glob("lengths-*.npz"):
         file.unlink()
-    found = measure(folder / "doubled", How("first", tune="off"))
+    found = measure(folder / "doubled", Settings("first", tune="off"))
     assert [row.feeds for row in found.first] == ["feeds-1", "feeds-2"]
 
 
-def test_all_batches_where_none_is_asked_for(folder: Path) -> None:
-    found = measure(folder / "doubled", How("steady", (2,), 1, 0.01, tune="off"))
+def test_all_batches_run_by_default(folder: Path) -> None:
+    found = measure(folder / "doubled", Settings("steady", (2,), 1, 0.01, tune="off"))
     assert [row.batch for row in found.steady] == [1, 3, 8]
 
 
-def test_a_model_that_cannot_be_read_is_one_line(folder: Path) -> None:
+def test_an_unreadable_model_is_one_line(folder: Path) -> None:
     (folder / "doubled" / "model.onnx").write_bytes(b"no model")
-    assert isinstance(measured(folder / "doubled", SHORT), str)
+    assert isinstance(measure_in_child(folder / "doubled", SHORT), str)
 
 
-def test_short_calls_are_timed_by_the_thousand() -> None:
+def test_short_calls_are_timed_in_thousands() -> None:
     calls = 0
 
     def count() -> None:
@@ -88,24 +88,24 @@ def test_short_calls_are_timed_by_the_thousand() -> None:
     assert call_ms(lambda: time.sleep(0.002), 0, CLOCKS["wall"]) >= 2
 
 
-def test_processor_time_leaves_out_what_a_call_waits_for() -> None:
+def test_processor_time_excludes_waiting() -> None:
     assert call_ms(lambda: time.sleep(0.002), 0, CLOCKS["processor"]) < 2
 
 
-def test_the_summary_is_of_batches_1_and_8() -> None:
+def test_the_summary_covers_batches_1_and_8() -> None:
     steady = [Steady("a", "", batch, 1.0, 1.0, ahead, 0, 0.0) for batch, ahead in ((1, 2.0), (3, 9.0), (8, 0.5))]
     first = [First("a", "", "", ours, 1.0, 0.0, 0.0) for ours in (1.0, 1.5, 3.0)]
-    assert summary(Rows(steady, first)) == [
+    assert summary(Figures(steady, first)) == [
         "ahead by x1.00 in the geometric mean of 2 cases, worst x0.50, 1 below x0.95",
         "first runs take x1.50 of ONNX Runtime's time in the median, at most x3.00; 1 of 3 take more than x2",
     ]
-    assert summary(Rows()) == ["nothing to compare"]
+    assert summary(Figures()) == ["nothing to compare"]
 
 
 def test_ratios_beyond_their_limits_are_counted() -> None:
     steady = [Steady("a", "", batch, 1.0, 1.0, ahead, 0, 0.0) for batch, ahead in ((1, 0.94), (3, 0.1), (8, 0.96))]
     first = [First("a", "", "", ours, 1.0, 0.0, 0.0) for ours in (1.9, 2.1, 3.0)]
-    assert Rows(steady, first).missed == 3
+    assert Figures(steady, first).missed == 3
 
 
 def test_a_model_without_figures_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,13 +114,13 @@ def test_a_model_without_figures_fails(folder: Path, capsys: pytest.CaptureFixtu
     assert "1 models have no figures" in capsys.readouterr().out
 
 
-def test_a_result_that_differs_is_told() -> None:
-    rows = Rows([Steady("a", "", 1, 1.0, 1.0, 1.0, 0, 0.5)])
+def test_a_result_that_differs_is_reported() -> None:
+    rows = Figures([Steady("a", "", 1, 1.0, 1.0, 1.0, 0, 0.5)])
     assert "DIFFERS by 5e-01" in rows.lines()[0]
     assert summary(rows)[-1] == "1 results differ"
 
 
-def test_how_far_results_are_apart() -> None:
+def test_the_distance_between_results() -> None:
     other = np.array([1.0, np.inf, -4.0], np.float32)
     assert largest_error({"y": other}, [other]) == 0
     assert largest_error({"y": other + np.float32([0, 0, 1])}, [other]) == 0.25

@@ -1,4 +1,4 @@
-"""The flood: a server that gives each client its share holds, one that does not is noticed."""
+"""The flood scenario: passes a server that shares fairly between clients, and fails one that does not."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from loadtest import flood as module
 from loadtest.flood import flood
 from loadtest.scenario import Options, Report
-from tests.loadtest.fake import Answer, Call
-from tests.loadtest.fake import run as run_against
+from tests.loadtest.fake_server import Answer, Call
+from tests.loadtest.fake_server import run as run_against
 from tests.server.data.fakes import doubler
 from tests.server.data.running import serving
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECTIONS", 120)
 
 
@@ -29,7 +29,7 @@ def test_lathe_serves_a_client_during_a_flood() -> None:
     assert verdict.held, verdict.measured
 
 
-def test_a_server_that_refuses_is_noticed() -> None:
+def test_a_server_that_refuses_the_client_fails() -> None:
     async def full(call: Call) -> Answer:
         return (200, b"{}") if call.path == "/v2/health/live" else (503, b"{}")
 

@@ -1,4 +1,4 @@
-"""Start-up, memory and reproducibility: what is measured, and which promises are told to be broken."""
+"""Start-up, memory and reproducibility: the measured figures, and which broken promises are reported."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_one_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 _UNLOAD = """
-import numpy as np, core, core.ops
+import numpy as np, lathe, lathe.core.ops
 from pathlib import Path
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
 from loadtest.one_process import resident_bytes
 graph = Graph("wide")
 b = Builder(graph)
@@ -57,7 +57,7 @@ graph.outputs = [x]
 feed = {"x": np.ones((1024, 2048), np.float32)}
 sizes = []
 for _ in range(3):
-    with core.compile(graph, threads=1, tune="off") as session:
+    with lathe.compile(graph, threads=1, tune="off") as session:
         session.run(feed)
         loaded = resident_bytes()
     sizes.append((loaded, resident_bytes()))
@@ -66,7 +66,7 @@ print(*[size for pair in sizes for size in pair])
 
 
 def test_closing_a_session_gives_its_memory_back(tmp_path: Path) -> None:
-    """80 MiB of weights and arena, three times over: what is resident after each close does not grow."""
+    """80 MiB of weights and arena, three times: the resident memory after each close does not grow."""
     done = subprocess.run(
         [sys.executable, "-c", _UNLOAD], cwd=footprint.PROJECT, capture_output=True, text=True, timeout=100, check=False
     )

@@ -1,4 +1,4 @@
-"""The measuring run on a GPU, tried on a simulated one: what it finds is kept whatever ends it, and continued later."""
+"""The GPU measurement, tested on a simulated device: it keeps its findings however it ends, and continues later."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from core.errors import DeviceLost
-from core.kernels.catalog import base
-from core.runtime.store import Store
+from lathe.core.errors import DeviceLost
+from lathe.core.kernels import order_cuda
+from lathe.core.kernels.call import VIEWS
+from lathe.core.runtime.artifact.store import Store
 from loadtest.gpu import __main__ as front
-from loadtest.gpu import families, models, peers, run, worker
+from loadtest.gpu import families, models, run, worker
+from loadtest.gpu import pytorch_peers as peers
 from loadtest.gpu.case import Bench, Case, Finding, Options
 from loadtest.gpu.parts import CASES, MEASURES, PARTS, SHARES, sanitizer, speed
 from loadtest.gpu.results import Results
 from loadtest.gpu.run import Clock, Line, Run, Start
 
 ROOT = Path(__file__).resolve().parents[2]
-# What Lathe's service and its load tests need, and an image for GPUs does not have.
+# Packages that Lathe's service and its load tests need, and that an image for GPUs lacks.
 ABSENT = (
     "orjson,httptools,uvloop,pydantic,pydantic_settings,fastapi,uvicorn,sqlalchemy,prometheus_client,typer,rich,httpx"
 )
 SMALL = replace(run._SMALL, device="simulated")
 
 
-def started(arguments: Sequence[str], tmp_path: Path, blocked: str = ABSENT) -> subprocess.CompletedProcess[str]:
-    """The run in a process of its own, and its workers in others, where packages are missing."""
+def run_measurement(
+    arguments: Sequence[str], tmp_path: Path, blocked: str = ABSENT
+) -> subprocess.CompletedProcess[str]:
+    """Run the measurement in a process of its own and its workers in others, with packages missing."""
     site = tmp_path / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(
         "import os\nif os.environ.get('LATHE_TEST_BLOCKED'):\n"
-        "    from tests.loadtest.blocked import block\n    block(os.environ['LATHE_TEST_BLOCKED'])\n"
+        "    from tests.loadtest.blocked_imports import block\n    block(os.environ['LATHE_TEST_BLOCKED'])\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))), "LATHE_TEST_BLOCKED": blocked}
     command = [sys.executable, "-m", "loadtest.gpu", *arguments]
@@ -52,9 +56,9 @@ def started(arguments: Sequence[str], tmp_path: Path, blocked: str = ABSENT) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(560)  # a run on a GPU has nine minutes
 def test_the_whole_path_runs_without_the_packages_of_the_service(tmp_path: Path) -> None:
-    """And again from its file: then nothing is measured that is known."""
+    """A second run continues its file and measures nothing that is known."""
     arguments = ["--device", "simulated", "--small", "--minutes", "8", "--out", "found.jsonl"]
-    done = started(arguments, tmp_path)
+    done = run_measurement(arguments, tmp_path)
     log = (tmp_path / "found.jsonl.log").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + log
     results = Results(tmp_path / "found.jsonl")
@@ -63,29 +67,29 @@ def test_the_whole_path_runs_without_the_packages_of_the_service(tmp_path: Path)
     assert list(found) == [case.key for part in PARTS for case in CASES[part](SMALL)]
     assert all(record["ended"] == "" and record["ok"] is not False for record in found.values())
     assert found["speed/small/float32/2"]["figures"]["whole"]["lathe"] > 0
-    again = started(arguments, tmp_path)
+    again = run_measurement(arguments, tmp_path)
     assert again.returncode == 0 and "probe      26 of 26 cases, 0 broken, 0 lost, 0 not reached" in again.stdout
     assert len(Results(tmp_path / "found.jsonl").records) == len(results.records) + 1
 
 
 def test_missing_packages_are_named(tmp_path: Path) -> None:
-    done = started([], tmp_path, "llvmlite,ml_dtypes")
+    done = run_measurement([], tmp_path, "llvmlite,ml_dtypes")
     assert done.returncode == 2
     assert "needs numpy, onnx, protobuf, llvmlite, ml-dtypes; missing: llvmlite, ml-dtypes" in done.stderr
     assert front.missing() == []
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
-    done = started(["--small", "--out", "found.jsonl", "--minutes", "2"], tmp_path, f"{ABSENT},cuda")
+    done = run_measurement(["--small", "--out", "found.jsonl", "--minutes", "2"], tmp_path, f"{ABSENT},cuda")
     assert done.returncode == 2 and "device 'cuda:0' needs" in done.stdout
     assert {record.get("part") for record in Results(tmp_path / "found.jsonl").records} == {None, "probe"}
 
 
-# -- workers that a test makes -----------------------------------------------------------------------------------------
+# -- workers that a test defines ---------------------------------------------------------------------------------------
 
 
 class Script:
-    """Workers that do what is said for a case: give a finding, die, or hang. `time` goes on as they work."""
+    """Workers that behave as said for a case: return a finding, die, or hang. `time` advances as they work."""
 
     def __init__(self, **by_name: Any) -> None:
         self.by_name, self.time = by_name, 0.0
@@ -117,8 +121,8 @@ def run_of(tmp_path: Path, script: Start, options: Options = SMALL) -> Run:
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A part of three cases."""
+def three_cases(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One part with three cases."""
     names = ["a", "b", "c"]
     monkeypatch.setitem(run.CASES, "tiles", lambda _: [Case("tiles", name, 30.0) for name in names])  # type: ignore[index]
     return names
@@ -128,54 +132,54 @@ def endings(made: Run) -> dict[str, str]:
     return {record["name"]: record["ended"] for record in made.results.cases(made.code).values()}
 
 
-def test_a_case_that_kills_its_process_costs_no_other(tmp_path: Path, three: list[str]) -> None:
+def test_a_case_that_kills_its_process_costs_no_other_case(tmp_path: Path, three_cases: list[str]) -> None:
     script = Script(b="dies")
     made = run_of(tmp_path, script)
-    made.go(["tiles"], Clock(100, script.now))
+    made.run_parts(["tiles"], Clock(100, script.now))
     assert endings(made) == {"a": "", "b": "exit status -11", "c": ""}
 
 
-def test_a_case_that_hangs_is_ended_and_tried_last_the_next_time(tmp_path: Path, three: list[str]) -> None:
+def test_a_case_that_hangs_is_killed_and_comes_last_next_time(tmp_path: Path, three_cases: list[str]) -> None:
     script = Script(a="hangs")
     made = run_of(tmp_path, script)
-    made.go(["tiles"], Clock(100, script.now))
+    made.run_parts(["tiles"], Clock(100, script.now))
     assert endings(made) == {"a": "timeout after 30 s", "b": "", "c": ""} and 30 <= script.time < 40
-    three.append("d")
+    three_cases.append("d")
     again = Script()
     made = run_of(tmp_path, again)
-    made.go(["tiles"], Clock(100, again.now))
+    made.run_parts(["tiles"], Clock(100, again.now))
     assert again.began == ["d", "a"] and set(endings(made).values()) == {""}
 
 
-def test_when_time_is_up_what_is_missing_is_left_to_the_next_run(tmp_path: Path, three: list[str]) -> None:
+def test_cases_after_the_time_limit_are_left_to_the_next_run(tmp_path: Path, three_cases: list[str]) -> None:
     script = Script(a=4.0, b="hangs")
     made = run_of(tmp_path, script)
-    made.go(["tiles"], Clock(10, script.now))
+    made.run_parts(["tiles"], Clock(10, script.now))
     assert endings(made) == {"a": ""} and script.time <= 11
 
 
-def test_every_part_has_its_share_and_what_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_gets_its_share_and_what_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in PARTS:
         cases = [Case(part, str(index)) for index in range(1000)]
         monkeypatch.setitem(run.CASES, part, lambda _, cases=cases: cases)  # type: ignore[index]
     monkeypatch.setattr(Run, "has_device", lambda self: True)
     script = Script()
     made = run_of(tmp_path, script)
-    made.go(PARTS, Clock(1000, script.now))
+    made.run_parts(PARTS, Clock(1000, script.now))
     counts = {part: sum(key.startswith(f"{part}/") for key in made.results.cases(made.code)) for part in PARTS}
     for part in PARTS:
         assert abs(counts[part] - 1000 * SHARES[part] / sum(SHARES.values())) <= 2
     assert 0.99 < sum(SHARES.values()) <= 1.01
 
 
-def test_findings_of_other_code_do_not_count(tmp_path: Path, three: list[str]) -> None:
+def test_findings_of_other_code_are_ignored(tmp_path: Path, three_cases: list[str]) -> None:
     first = Script()
     made = run_of(tmp_path, first)
     made.code = "of another commit"
-    made.go(["tiles"], Clock(100, first.now))
+    made.run_parts(["tiles"], Clock(100, first.now))
     second = Script()
-    run_of(tmp_path, second).go(["tiles"], Clock(100, second.now))
-    assert second.began == three
+    run_of(tmp_path, second).run_parts(["tiles"], Clock(100, second.now))
+    assert second.began == three_cases
 
 
 def test_errors_are_findings_and_a_lost_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +200,7 @@ def test_errors_are_findings_and_a_lost_device_ends_the_process(monkeypatch: pyt
 
 
 def test_a_real_worker_that_hangs_is_killed(tmp_path: Path) -> None:
-    """By its process, with a pipe that stays open."""
+    """The process is killed, although a pipe stays open."""
     start = run.in_process(tmp_path, tmp_path / "log")
     lines = start([Case("sanitizer", "memcheck/kernels")], Bench(SMALL))
     began = time.monotonic()
@@ -208,7 +212,7 @@ def test_a_real_worker_that_hangs_is_killed(tmp_path: Path) -> None:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_that_was_cut_off_is_dropped_and_the_file_goes_on(tmp_path: Path) -> None:
+def test_a_truncated_line_is_dropped_and_the_file_continues(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
     results = Results(path)
     results.add("case", part="tiles", name="a", code="x", ended="")
@@ -219,17 +223,17 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_file_goes_on(tmp_path: Path)
     assert list(Results(path).cases("x")) == ["tiles/a", "tiles/b"]
 
 
-def test_caches_travel_in_the_file_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.gpu.results.MOST_BYTES", 4000)
+def test_caches_are_stored_in_the_file_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.gpu.results.MAX_BYTES", 4000)
     results = Results(tmp_path / "found.jsonl")
     noise = np.random.default_rng(0).bytes(2000)
-    assert results.carry("objects/a.o", noise) and results.carry("objects/a.o", noise)
-    assert not results.carry("objects/b.o", noise)
+    assert results.add_cache_file("objects/a.o", noise) and results.add_cache_file("objects/a.o", noise)
+    assert not results.add_cache_file("objects/b.o", noise)
     again = Results(tmp_path / "found.jsonl")
     assert list(again.carried()) == [("objects/a.o", noise)] and again.without_cache() == ""
 
 
-def test_another_file_is_refused_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_file_is_refused_and_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("notes\n")
     assert run.main(["--out", str(path)]) == 2
@@ -238,25 +242,25 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, capsys: pytest.Captur
     assert "--only luck: expected probe, agreement" in capsys.readouterr().err
 
 
-# -- what is measured --------------------------------------------------------------------------------------------------
+# -- the measurements --------------------------------------------------------------------------------------------------
 
 
 def test_every_family_of_kernels_is_probed() -> None:
-    """All operators but the elementwise ones, and those that differ in an attribute from one that is there."""
-    from core.kernels.catalog.cuda import elementwise
-    from core.kernels.catalog.reduce import KINDS
+    """All operators but the elementwise ones, and operators that differ from a listed one in an attribute."""
+    from lathe.core.kernels.elementwise import cuda_spec as elementwise
+    from lathe.core.kernels.reduce.spec import KINDS
 
     like = {
-        *elementwise.OPS, *base.VIEWS, *KINDS, "MatMul", "Conv", "LogSoftmax", "GuardedSoftmax", "RMSNormalization",
+        *elementwise.OPS, *VIEWS, *KINDS, "MatMul", "Conv", "LogSoftmax", "GuardedSoftmax", "RMSNormalization",
         "GroupNormalization", "InstanceNormalization", "BatchNormalization", "ArgMin", "AveragePool", "DepthToSpace",
         "SpaceToDepth", "Expand", "Tile", "Slice", "Split", "Pad",
     }  # fmt: skip
-    assert base.covered("cuda") <= like | {op for op, *_ in families.FAMILIES}
+    assert set(order_cuda.TABLE) <= like | {op for op, *_ in families.FAMILIES}
 
 
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from core.kernels import reference
-    from core.ops.activation import Relu
+    from lathe.core.kernels.reference import cpu as reference
+    from lathe.core.ops.nn.activation import Relu
     from loadtest.gpu.parts import probe
 
     graph = families.graph_of("Relu", ("float32[n,8]",), {})
@@ -265,15 +269,15 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, grid: Any, addresses: Sequence[int], n: int, view: Any) -> None:
         right(self, grid, addresses, n, view)
-        view(addresses[-1], 4 * 8 * n).view(np.float32)[...] += 1  # in every row, as the rows are compared, too
+        view(addresses[-1], 4 * 8 * n).view(np.float32)[...] += 1  # in every row, because the rows are compared too
 
     monkeypatch.setattr(reference.ReferenceKernel, "run", wrong)
     assert Relu is not None and probe._kernel(graph, "simulated").ok is False
 
 
-def test_a_peer_that_does_not_run_costs_its_own_figure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is called compiled that was not."""
-    import loadtest.gpu.versus as versus
+def test_a_peer_that_does_not_run_costs_only_its_own_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that was not compiled is not reported as compiled."""
+    import loadtest.gpu.comparison as versus
 
     def right(name: str, model: Any, x: Any, precision: str) -> peers.Engine:
         result = np.ones((2, 2), np.float32)
@@ -288,10 +292,10 @@ def test_a_peer_that_does_not_run_costs_its_own_figure_alone(monkeypatch: pytest
     assert found.figures["refused"] == {
         "compiled": "RuntimeError: PyTorch compiled 3 graphs with 2 breaks, expected one without"
     }
-    assert found.ok is False and "off from ['eager']" in found.text  # ones are not what the model gives
+    assert found.ok is False and "off from ['eager']" in found.text  # the model does not return ones
 
 
-def test_one_graph_means_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_break_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from collections import Counter
 
     counters = {"stats": Counter(unique_graphs=1), "graph_break": Counter()}
@@ -299,14 +303,14 @@ def test_one_graph_means_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utilities)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace(utils=utilities))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_dynamo=None))  # type: ignore[arg-type]
-    peers.one_graph()
+    peers.check_one_graph()
     counters["graph_break"]["a print"] = 1
     with pytest.raises(RuntimeError, match="1 graphs with 1 breaks"):
-        peers.one_graph()
+        peers.check_one_graph()
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed: make test-cuda does not need it")
-def test_the_models_of_pytorch_are_those_of_the_files_and_compile_to_one_graph_each() -> None:
+def test_pytorch_models_match_the_files_and_compile_to_one_graph() -> None:
     """On the processor. The second model is compiled in the process of the first one."""
     import torch
 
@@ -315,12 +319,12 @@ def test_the_models_of_pytorch_are_those_of_the_files_and_compile_to_one_graph_e
         x = np.random.default_rng(0).standard_normal((rows, *models.LARGE[name].shape)).astype(np.float32)
         (want,) = ort.InferenceSession(file.SerializeToString()).run(None, {"x": x})
         network = peers.network_of(name, file, "float32", x.ndim, "cpu")
-        peers.forget_compiled()
+        peers.reset_compiler()
         made = torch.compile(network, dynamic=False, fullgraph=True, backend="aot_eager")
         with torch.inference_mode():
             for _ in range(2):
                 assert np.abs(made(torch.from_numpy(x)).numpy() - want).max() < 1e-4 * np.abs(want).max()
-        peers.one_graph()
+        peers.check_one_graph()
 
 
 def test_a_sanitizer_that_finds_something_or_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +341,7 @@ def test_a_sanitizer_that_finds_something_or_takes_too_long(tmp_path: Path, monk
     assert (race.ok, race.text) == (None, "racecheck of training: not done in 0 s")
 
 
-def test_cases_are_named_once_and_those_that_matter_come_first() -> None:
+def test_case_names_are_unique_and_important_cases_come_first() -> None:
     for part in PARTS:
         keys = [case.key for case in CASES[part](Options())]
         assert len(keys) == len(set(keys)) > 0
@@ -347,7 +351,7 @@ def test_cases_are_named_once_and_those_that_matter_come_first() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50", "minilm"])
-def test_the_large_models_are_what_onnx_runtime_takes_them_for(name: str) -> None:
+def test_the_large_models_agree_with_onnx_runtime(name: str) -> None:
     model = models.onnx_of(name)
     x = np.random.default_rng(0).standard_normal((2, *models.LARGE[name].shape)).astype(np.float32)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -355,10 +359,10 @@ def test_the_large_models_are_what_onnx_runtime_takes_them_for(name: str) -> Non
     assert result.shape == (2, *models.LARGE[name].output) and np.isfinite(result).all() and result.std() > 0
 
 
-def test_what_was_measured_can_be_shown_without_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_can_be_shown_without_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = Results(tmp_path / "found.jsonl")
     results.add("case", part="tiles", name="a", code="x", ended="")
-    results.carry("objects/a.o", b"1234")
+    results.add_cache_file("objects/a.o", b"1234")
     assert run.main(["--show", "--out", str(tmp_path / "found.jsonl")]) == 0
     [line] = capsys.readouterr().out.splitlines()
     assert json.loads(line)["name"] == "a"

@@ -1,4 +1,4 @@
-"""The scenario `json` against a stand-in that says how much processor time it has taken for requests of each form."""
+"""The scenario `json` against a fake server that reports the processor time of requests of each form."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 
 from loadtest.json_bodies import json
 from loadtest.scenario import Report
-from tests.loadtest.fake import Answer, Call, run
+from tests.loadtest.fake_server import Answer, Call, run
 
-SECONDS = 0.2  # of each of the 28 windows
+SECONDS = 0.2  # seconds of each of the 28 windows
 
 
 @dataclass
 class Lenet:
-    """Answers what it was sent; its clock of processor time goes on by what a request of its form is said to cost."""
+    """Returns the input; its processor time grows by the configured cost of each request's form."""
 
-    json_costs: float  # of what a binary request costs
-    stretch: float = 1.0  # what outputs of JSON requests are multiplied by
-    refuses: bool = False  # requests in JSON
+    json_costs: float  # relative to the cost of a binary request
+    bound_factor: float = 1.0  # factor on the outputs of JSON requests
+    refuses: bool = False  # refuse JSON requests
     has_metrics: bool = True
     session: onnxruntime.InferenceSession | None = None
     spent: float = 0.0
@@ -56,18 +56,18 @@ class Lenet:
             return 400, b'{"error": "no JSON here"}'
         self.spent += 1e-3 * (self.json_costs if size is None else 1.0)
         name = self.session.get_inputs()[0].name
-        y = self.session.run(None, {name: x.reshape(1, 1, 28, 28)})[0] * (self.stretch if size is None else 1.0)
+        y = self.session.run(None, {name: x.reshape(1, 1, 28, 28)})[0] * (self.bound_factor if size is None else 1.0)
         output = {"name": "y", "datatype": "FP32", "shape": y.shape, "data": y.ravel().tolist()}
         return 200, orjson.dumps({"model_version": "1", "outputs": [output]})
 
 
-def measured(server: Lenet) -> Report:
+def run_json_scenario(server: Lenet) -> Report:
     return run(json, server.handle, seconds=SECONDS)
 
 
 def test_json_at_more_than_half_the_speed_keeps_the_promise() -> None:
     server = Lenet(json_costs=1.5)
-    report = measured(server)
+    report = run_json_scenario(server)
     assert report.held
     figures, share, _ = report.verdicts
     assert share.measured.startswith("0.67 (0.67,")
@@ -77,11 +77,11 @@ def test_json_at_more_than_half_the_speed_keeps_the_promise() -> None:
     assert len(report.phases) == 28 and all(phase.accepted for phase in report.phases)
     kinds = {(is_json, bool(id)) for is_json, id in server.forms}
     assert kinds == {(False, False), (True, False), (True, True)}
-    assert len({id for _, id in server.forms}) > 8  # ids do differ
+    assert len({id for _, id in server.forms}) > 8  # the ids of requests differ
 
 
 def test_json_at_a_third_of_the_speed_breaks_it() -> None:
-    report = measured(Lenet(json_costs=3.0))
+    report = run_json_scenario(Lenet(json_costs=3.0))
     (broken,) = [verdict for verdict in report.verdicts if not verdict.held]
     assert broken.promise == "JSON at 0.5 of the speed of binary, by processor time"
     assert broken.measured.startswith("0.33 (0.33,")
@@ -90,12 +90,12 @@ def test_json_at_a_third_of_the_speed_breaks_it() -> None:
 @pytest.mark.parametrize(
     ("server", "error"),
     [
-        (Lenet(1.0, stretch=1.01), "JSON: the answer is 0.01"),
+        (Lenet(1.0, bound_factor=1.01), "JSON: the answer is 0.01"),
         (Lenet(1.0, refuses=True), 'JSON: HTTP 400: b\'{"error": "no JSON here"}\''),
         (Lenet(1.0, has_metrics=False), "says no process_cpu_seconds_total"),
     ],
 )
-def test_what_would_make_the_figure_worthless_ends_the_run(server: Lenet, error: str) -> None:
+def test_conditions_that_invalidate_the_figure_end_the_run(server: Lenet, error: str) -> None:
     with pytest.raises(RuntimeError) as raised:
-        measured(server)
+        run_json_scenario(server)
     assert error in str(raised.value)

@@ -11,7 +11,7 @@ from loadtest.connection import Target
 from loadtest.openloop import Check, OpenLoop, capacity
 from loadtest.stats import Log, summarise
 from loadtest.wire import Response, http_request
-from tests.loadtest.fake import Answer, Call, Handler, serving
+from tests.loadtest.fake_server import Answer, Call, Handler, serving
 
 
 def drive(handler: Handler, due: np.ndarray, connections: int, check: Check | None = None, patience: float = 5) -> Log:
@@ -28,15 +28,16 @@ async def at_once(_call: Call) -> Answer:
     return 200, b"ok"
 
 
-def test_every_request_is_sent_on_time_and_logged() -> None:
+def test_requests_are_sent_on_time_and_logged() -> None:
     log = drive(at_once, constant(500, 0.4), connections=4)
     assert log.status.tolist() == [200] * 200
     assert (log.sent >= log.due).all()
     assert (log.done >= log.sent).all()
-    assert (log.sent - log.due)[100:].min() < 0.005  # the schedule is kept, not merely followed: that would add up
+    # the generator follows the schedule itself, so that delays do not add up
+    assert (log.sent - log.due)[100:].min() < 0.005
 
 
-def test_requests_take_turns() -> None:
+def test_connections_take_turns() -> None:
     lines: list[str] = []
 
     async def remember(call: Call) -> Answer:
@@ -48,7 +49,7 @@ def test_requests_take_turns() -> None:
 
 
 def test_a_stalled_server_does_not_slow_the_arrivals_and_the_wait_is_measured() -> None:
-    """The heart of an open loop: one pause of 0.3 s is felt by every request due in it, not by a single one."""
+    """The purpose of an open loop: a pause of 0.3 s delays every request due in it, not only one."""
     pause = [0.3]
 
     async def stall_once(_call: Call) -> Answer:
@@ -68,16 +69,16 @@ def test_a_stalled_server_does_not_slow_the_arrivals_and_the_wait_is_measured() 
 def test_a_broken_connection_fails_one_request_and_is_replaced() -> None:
     count = [0]
 
-    async def break_third(_call: Call) -> Answer:
+    async def break_every_third(_call: Call) -> Answer:
         count[0] += 1
         return (0 if count[0] == 3 else 200), b""
 
-    log = drive(break_third, constant(100, 0.1), connections=1)
+    log = drive(break_every_third, constant(100, 0.1), connections=1)
     assert log.status.tolist().count(0) == 1
     assert log.status.tolist().count(200) == 9
 
 
-def test_an_answer_that_never_comes_is_a_failure() -> None:
+def test_a_missing_answer_is_a_failure() -> None:
     async def never(_call: Call) -> Answer:
         await asyncio.sleep(60)
         return 200, b""
@@ -87,7 +88,7 @@ def test_an_answer_that_never_comes_is_a_failure() -> None:
     assert np.isnan(log.done).all()
 
 
-def test_the_check_sees_each_answer_and_its_complaint_fails_it() -> None:
+def test_the_check_sees_each_answer_and_can_fail_it() -> None:
     def check(number: int, sent: float, received: float, response: Response) -> str | None:
         assert sent <= received <= time.monotonic()
         return "odd" if number % 2 else None
@@ -97,7 +98,7 @@ def test_the_check_sees_each_answer_and_its_complaint_fails_it() -> None:
     assert log.accepted.tolist() == [True, False] * 5
 
 
-def test_stop_ends_the_schedule_and_keeps_what_was_sent() -> None:
+def test_stop_ends_the_schedule_and_keeps_the_log() -> None:
     async def run() -> Log:
         async with serving(at_once) as url:
             target = Target(url)
@@ -112,7 +113,7 @@ def test_stop_ends_the_schedule_and_keeps_what_was_sent() -> None:
     assert log.accepted.all()
 
 
-def test_capacity_is_what_the_connections_can_get_answered() -> None:
+def test_capacity_is_the_rate_that_the_connections_get_answered() -> None:
     async def twentieth(_call: Call) -> Answer:
         await asyncio.sleep(0.05)
         return 200, b""
@@ -125,8 +126,8 @@ def test_capacity_is_what_the_connections_can_get_answered() -> None:
     assert asyncio.run(run()) == pytest.approx(80, rel=0.3)
 
 
-def test_answers_are_told_apart_however_they_arrive() -> None:
-    """Heads that are known and heads that are not, whole answers and halves, chunked bodies."""
+def test_answers_are_separated_however_their_bytes_arrive() -> None:
+    """Known and unknown heads, whole answers and parts, chunked bodies."""
     written = [
         [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"],
         [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno"],

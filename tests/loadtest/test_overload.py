@@ -1,4 +1,4 @@
-"""The scenarios of more than a server can do, against a stand-in that answers one request after the other."""
+"""The overload scenarios, against a fake server that answers one request after the other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from loadtest.arrivals import constant
 from loadtest.pacing import Pacer
 from loadtest.scenario import Report
 from loadtest.stats import Log, Phase, summarise
-from tests.loadtest.fake import Answer, Call, run
+from tests.loadtest.fake_server import Answer, Call, run
 
 
 @dataclass
 class Kiosk:
-    """Ten milliseconds for each, two may wait; the others are sent away, at once or after hesitating."""
+    """Takes ten milliseconds per request; two may wait, and it refuses the others at once or with a delay."""
 
-    hesitates: float = 0.0  # seconds
-    compiles: float = 0.0  # seconds that a publication takes
+    hesitates: float = 0.0  # seconds before a refusal
+    compiles: float = 0.0  # seconds per publication
     waiting: int = 0
     answered: int = 0
     published: int = 0
@@ -61,10 +61,10 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(overload, name, value)
     for name, value in {"TIMES": 1, "BEFORE": 0.1, "PAUSE": 0.0, "ENDLESS": 100_000}.items():
         monkeypatch.setattr(publishing, name, value)
-    monkeypatch.setattr(overload.zoo, "burden", lambda depth: overload.zoo.model("lenet"))
+    monkeypatch.setattr(overload.zoo, "convolution_stack", lambda depth: overload.zoo.model("lenet"))
 
 
-def test_refusals_that_take_long_are_noticed() -> None:
+def test_slow_refusals_fail() -> None:
     slow = run(overload.overload, Kiosk(hesitates=0.2).handle, connections=2, seconds=0.1)
     assert [phase.name.split()[0] for phase in slow.phases] == ["overload", "afterwards"]
     promises = {verdict.promise: verdict.held for verdict in slow.verdicts}
@@ -78,7 +78,7 @@ def phase_of(throughput: float) -> Phase:
     return replace(summarise("p", log, 1.0), throughput=throughput)
 
 
-def test_goodput_is_compared_with_the_capacity_around_it() -> None:
+def test_goodput_is_compared_with_the_capacity_before_and_after() -> None:
     report = Report("r", {})
     overload._promise_goodput(report, [phase_of(95), phase_of(50), phase_of(190)], [100, 100, 100, 300])
     (verdict,) = report.verdicts
@@ -105,7 +105,7 @@ def test_publications_are_timed_idle_and_under_load(
     assert [verdict.held for verdict in report.verdicts] == [held, True, True]
 
 
-def test_what_is_due_within_a_tick_leaves_together_and_never_early() -> None:
+def test_requests_due_within_a_tick_leave_together_and_never_early() -> None:
     fired: list[tuple[int, int, float]] = []
     pacer_start: list[float] = []
 

@@ -1,4 +1,4 @@
-"""The comparison of packed with padded runs, on a model small enough for a test."""
+"""The comparison of packed with padded runs, on a small model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 from loadtest import packing
 from loadtest.__main__ import main
-from loadtest.build import Feeds
+from loadtest.model_builder import Feeds
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORDS": 100, "WIDTH": 24, "HEADS": 2, "LAYERS": 1, "LONGEST": 32, "MEAN": 10}.items():
         monkeypatch.setattr(packing, name, value)
 
 
-@pytest.mark.usefixtures("small")
-def test_all_ways_agree_and_are_timed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("small_model")
+def test_all_methods_agree_and_are_timed(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert main(["packing", "--requests", "9", "--rounds", "2", "--json", str(out)]) == 0
     report = orjson.loads(out.read_bytes())
@@ -33,8 +33,8 @@ def test_all_ways_agree_and_are_timed(tmp_path: Path) -> None:
     assert all(0 < wait["p50"] <= wait["p99"] for wait in report["latencies"])
 
 
-@pytest.mark.usefixtures("small")
-def test_a_model_of_another_exporter_has_inputs_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("small_model")
+def test_a_model_gets_only_the_inputs_that_it_has(tmp_path: Path) -> None:
     model = packing.minilm()
     taken = [value for value in model.graph.input if value.name != "token_type_ids"]
     del model.graph.input[:]
@@ -43,7 +43,7 @@ def test_a_model_of_another_exporter_has_inputs_of_its_own(tmp_path: Path) -> No
     assert [list(feed) for feed in read] == [["input_ids", "attention_mask"]] * 2
 
 
-def test_those_that_have_arrived_run_together() -> None:
+def test_requests_that_have_arrived_run_together() -> None:
     groups: list[int] = []
 
     def run(group: Sequence[Feeds]) -> None:
@@ -56,13 +56,13 @@ def test_those_that_have_arrived_run_together() -> None:
     assert times.min() >= 0.2 and times[1] >= 0.3
 
 
-def test_what_differs_is_no_figure() -> None:
+def test_wrong_results_get_no_figure() -> None:
     right, wrong = np.ones((2, 3), np.float32), np.full((2, 3), 1.01, np.float32)
     with pytest.raises(ValueError, match=r"packed: differs from ONNX Runtime by 1\.0e-02"):
         packing.measure({packing.PACKED: lambda: wrong, "ONNX Runtime one by one": lambda: right}, 1)
 
 
-def test_lengths_are_as_said() -> None:
+def test_request_lengths_match_the_description() -> None:
     lengths = [feed["input_ids"].shape[1] for feed in packing.requests(4000)]
     assert min(lengths) >= 1 and max(lengths) == packing.LONGEST
     assert abs(np.mean(lengths) - packing.MEAN) < 2
@@ -71,7 +71,7 @@ def test_lengths_are_as_said() -> None:
 @pytest.mark.parametrize(
     ("ahead", "packed_p99", "missed"), [(1.6, 9.0, False), (1.4, 9.0, True), (1.6, 11.0, True), (1.6, 10.0, True)]
 )
-def test_limits(ahead: float, packed_p99: float, missed: bool) -> None:
+def test_limits_decide_what_is_missed(ahead: float, packed_p99: float, missed: bool) -> None:
     rows = [packing.Row(packing.PACKED, 1.0, 1.0), packing.Row("ONNX Runtime padded", ahead, ahead)]
     waits = [packing.Latency(packing.PACKED, 1.0, packed_p99), packing.Latency("ONNX Runtime padded", 1.0, 10.0)]
     assert packing.misses(rows, waits) is missed

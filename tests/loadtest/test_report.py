@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from core.charts import Axis, nice_step
+from lathe.core.drawing.charts import Axis, nice_step
+from loadtest.html_report import page
 from loadtest.output import save, show
-from loadtest.page import page
 from loadtest.scenario import Report
 from loadtest.stats import Log, summarise
 from loadtest.wrk import as_phase, lua_headers, parse_wrk
@@ -93,13 +93,13 @@ RESULT {"requests": 9000, "us": 1000000, "broken": 1, "refused": 2, "p50": 500, 
 """  # noqa: E501
 
 
-def test_wrk_figures_become_a_phase() -> None:
+def test_wrk_output_becomes_a_phase() -> None:
     phase = as_phase(parse_wrk(WRK), 8, {4: 2})
     assert (phase.sent, phase.failed, phase.throughput) == (9000, 3, 8997)
     assert (phase.latency.p50, phase.latency.p999) == (0.5, 4.0)
 
 
-def test_wrk_without_figures_is_an_error_with_its_own_words() -> None:
+def test_wrk_output_without_figures_is_an_error_that_quotes_it() -> None:
     with pytest.raises(RuntimeError, match="unable to connect"):
         parse_wrk("unable to connect to 127.0.0.1:1")
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from core.charts import Bar, lengths
+from lathe.core.drawing.charts import Bar, horizontal_bars
 from loadtest import report_docs
 from loadtest.__main__ import main
 from loadtest.engine import Row
@@ -19,12 +19,12 @@ ROWS = [
 ]
 
 
-def test_only_what_is_between_the_marks_changes() -> None:
+def test_only_the_text_between_the_marks_changes() -> None:
     page = "before\n<!-- a -->\nold\nlines\n<!-- /a -->\nafter\n<!-- b -->\n<!-- /b -->\n"
-    changed = report_docs.replaced(report_docs.replaced(page, "a", r"new \1"), "b", "more")
+    changed = report_docs.replace_part(report_docs.replace_part(page, "a", r"new \1"), "b", "more")
     assert changed == "before\n<!-- a -->\nnew \\1\n<!-- /a -->\nafter\n<!-- b -->\nmore\n<!-- /b -->\n"
     with pytest.raises(ValueError, match="no part between <!-- c -->"):
-        report_docs.replaced(page, "c", "x")
+        report_docs.replace_part(page, "c", "x")
 
 
 def test_the_table_has_a_line_per_case() -> None:
@@ -42,8 +42,10 @@ def test_the_ratio_of_a_model_is_the_mean_over_its_batches() -> None:
     assert words[1:] == ["lenet", "2.00"]
 
 
-def test_bars_are_as_long_as_their_values() -> None:
-    chart = ElementTree.fromstring(lengths([Bar("a < b", 0.5, "50%"), Bar("c", 2.0, "200%")], "title", mark=1.0))
+def test_bar_lengths_are_proportional_to_their_values() -> None:
+    chart = ElementTree.fromstring(
+        horizontal_bars([Bar("a < b", 0.5, "50%"), Bar("c", 2.0, "200%")], "title", mark=1.0)
+    )
     widths = [float(element.attrib["width"]) for element in chart.iter() if element.tag.endswith("rect")]
     assert widths[1] == pytest.approx(4 * widths[0], rel=0.01)
 
@@ -64,4 +66,4 @@ def test_one_command_writes_the_page(tmp_path: Path) -> None:
 def test_the_page_of_the_project_has_all_parts(project: Path) -> None:
     text = (project / "docs" / "performance.md").read_text()
     for name in ("engines", "layers", "footprint"):
-        report_docs.replaced(text, name, "")
+        report_docs.replace_part(text, name, "")

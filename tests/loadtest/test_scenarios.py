@@ -1,4 +1,4 @@
-"""Scenarios end to end against a stand-in for the server, which can be told to misbehave."""
+"""Scenarios from end to end against a fake server that can be told to misbehave."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from loadtest.__main__ import main
 from loadtest.admin import difference
 from loadtest.rollback import rollback
 from loadtest.scenarios import ramp, steady
-from tests.loadtest.fake import Answer, Call, run, serving
+from tests.loadtest.fake_server import Answer, Call, run, serving
 
 
 @dataclass
 class StandIn:
     """The zoo's mlp behind the calls that scenarios make; the last entry of `history` is live."""
 
-    lag: float = 0.0  # seconds during which inference goes on with the old version after a switch was acknowledged
+    lag: float = 0.0  # seconds for which the old version still answers after a switch was acknowledged
     refuse_every: int = 0  # every n-th request gets 503
-    stretch: float = 1.0  # what every output is multiplied by
+    bound_factor: float = 1.0  # factor on every output
     sessions: dict[int, onnxruntime.InferenceSession] = field(default_factory=dict)
     history: list[int] = field(default_factory=list)
     answering: int = 0
@@ -68,7 +68,7 @@ class StandIn:
         if self.refuse_every and self.batches[1] % self.refuse_every == 0:
             return 503, b'{"error": "overloaded"}'
         x = np.frombuffer(call.body[int(call.headers["inference-header-content-length"]) :], np.float32)
-        y = self.sessions[self.answering].run(None, {"x": x.reshape(-1, 256)})[0] * self.stretch
+        y = self.sessions[self.answering].run(None, {"x": x.reshape(-1, 256)})[0] * self.bound_factor
         output: dict[str, Any] = {"name": "y", "datatype": "FP32", "shape": y.shape, "data": y.ravel().tolist()}
         return 200, orjson.dumps({"model_version": str(self.answering), "outputs": [output]})
 
@@ -81,13 +81,13 @@ def model(tmp_path: Path) -> str:
 
 
 def switching(stand_in: StandIn, model: str) -> dict[str, bool]:
-    """The promises of a small rollback run."""
+    """The promises of a short rollback run."""
     report = run(rollback, stand_in.handle, onnx=model, rate=300.0, switches=4, cycles=2, requests=150)
     assert {kind: len(times) for kind, times in report.calls_ms.items()} == {"upload": 3, "alias": 2, "rollback": 4}
     return {verdict.promise: verdict.held for verdict in report.verdicts}
 
 
-def test_rollback_holds_on_a_correct_server(model: str) -> None:
+def test_rollback_passes_on_a_correct_server(model: str) -> None:
     promises = switching(StandIn(), model)
     assert len(promises) == 4
     assert all(promises.values()), promises
@@ -98,7 +98,7 @@ def test_rollback_notices_a_server_that_acknowledges_too_early(model: str) -> No
 
 
 def test_rollback_notices_wrong_values(model: str) -> None:
-    assert not switching(StandIn(stretch=1.01), model)["no request fails or is refused"]
+    assert not switching(StandIn(bound_factor=1.01), model)["no request fails or is refused"]
 
 
 def test_rollback_notices_a_single_refusal(model: str) -> None:
@@ -140,5 +140,5 @@ def test_the_command_line_ends_with_2_when_the_model_is_unknown(
     assert "no model of that name" in capsys.readouterr().out
 
 
-def test_difference_is_what_a_counter_gained() -> None:
+def test_difference_is_the_increase_of_a_counter() -> None:
     assert difference({1: 5, 8: 3, 2: 1}, {1: 2, 2: 1}) == {1: 3, 8: 3}

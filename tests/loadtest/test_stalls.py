@@ -1,4 +1,4 @@
-"""The scenario of stalls: its requests are what they say, and it sees a server that stands still."""
+"""The scenario `stalls`: its requests have the declared sizes, and it sees a server that stalls."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from lathe.server.api.grpc.messages import INFERENCE, message_class
 from loadtest import stalls, text_bodies
 from loadtest.connection import Target
-from loadtest.stalls import MIB, ROWS, Bad, bad_requests, large_answers, longest
-from server.api.grpc.messages import INFERENCE, message_class
-from tests.loadtest.fake import Answer, Call, serving
+from loadtest.stalls import MIB, ROWS, CostlyRequest, costly_requests, large_answers, longest_wait
+from tests.loadtest.fake_server import Answer, Call, serving
 
 
-def test_requests_are_small_or_as_large_as_they_say() -> None:
-    made = {request.name: request for request in bad_requests("m")}
+def test_requests_have_the_declared_sizes() -> None:
+    made = {request.name: request for request in costly_requests("m")}
     zeros = made["gzip of 255 MiB of zeros"]
     assert len(zeros.body) < MIB
     assert len(zlib.decompress(zeros.body, 31)) == 255 * MIB
@@ -39,7 +39,7 @@ def test_answers_are_large() -> None:
         assert len(request.body) < 2048
 
 
-def test_texts_come_as_they_say() -> None:
+def test_texts_have_the_declared_form() -> None:
     made = {name: (body, headers) for name, body, headers in text_bodies.http_bodies()}
     binary, as_json, shared = made.values()
     length = int(binary[1]["Inference-Header-Content-Length"])
@@ -55,7 +55,7 @@ def test_texts_come_as_they_say() -> None:
     assert session.run(None, {"x": np.array(["a", "b"], object)})[0].tolist() == ["a"]
 
 
-def test_messages_of_grpc_are_read_by_protocol_buffers() -> None:
+def test_protocol_buffers_reads_the_grpc_messages() -> None:
     message = message_class(INFERENCE.message_types_by_name["ModelInferRequest"])
     read = {name: message.FromString(data) for name, data in text_bodies.messages("m")}
     raw, elements, numbers, wrong, inputs, parameters = read.values()
@@ -69,21 +69,21 @@ def test_messages_of_grpc_are_read_by_protocol_buffers() -> None:
     assert all(len(data) <= 1.01 * text_bodies.LARGEST for _, data in text_bodies.messages("m"))
 
 
-def test_the_longest_wait_is_of_its_span() -> None:
+def test_the_longest_wait_is_of_its_interval() -> None:
     waits = [(0.0, 0.3), (1.0, 0.1), (2.0, 0.2), (3.0, 0.9)]
-    assert longest(waits, 0.9, 2.5) == 0.2
-    assert longest(waits, 0.2, 1.5) == 0.3  # one that began before and lasted into it
-    assert longest(waits, 5.0, 6.0) == 0.0
+    assert longest_wait(waits, 0.9, 2.5) == 0.2
+    assert longest_wait(waits, 0.2, 1.5) == 0.3  # a wait that began before the interval and lasted into it
+    assert longest_wait(waits, 5.0, 6.0) == 0.0
 
 
-def test_a_server_that_stands_still_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_server_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handle(call: Call) -> Answer:
         if call.path == "/blocks":
             time.sleep(0.4)  # noqa: ASYNC251  # on the event loop: that is the fault
         return (400 if call.method == "POST" else 200), b""
 
     async def measure() -> dict[str, tuple[float, float, str]]:
-        requests = [Bad("blocks", "/blocks", b"x"), Bad("passes", "/passes", b"x")]
+        requests = [CostlyRequest("blocks", "/blocks", b"x"), CostlyRequest("passes", "/passes", b"x")]
         async with serving(handle) as url:
             return await asyncio.to_thread(stalls._measure, Target(url), requests)
 

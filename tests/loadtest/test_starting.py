@@ -1,4 +1,4 @@
-"""How long a start takes: a whole server that is started, killed and started again."""
+"""The duration of a start: a whole server is started, killed and started again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest import starting
 from loadtest.__main__ import main
 
 
-def test_a_server_is_started_cold_and_once_more_after_a_kill(
+def test_a_server_starts_cold_and_again_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(starting, "COLD", 1e6)  # the machine that runs tests is busy
@@ -19,7 +19,7 @@ def test_a_server_is_started_cold_and_once_more_after_a_kill(
     assert main(["starting", "--models", "2", "--json", str(tmp_path / "out.json")]) == 0
     cold, again = json.loads((tmp_path / "out.json").read_text())
     assert [cold["name"], again["name"]] == ["cold", "again"]
-    assert 0 < again["processor"] < cold["processor"]  # the second has nothing to compile
+    assert 0 < again["processor"] < cold["processor"]  # the second start compiles nothing
     assert all(0 < start["corrected"] <= start["clock"] for start in (cold, again))
     assert "again: ready after" in capsys.readouterr().out
 

@@ -39,16 +39,16 @@ def log(due: list[float], done: list[float], status: list[int]) -> Log:
     return made
 
 
-def test_a_late_generator_counts_into_the_latency() -> None:
+def test_a_late_generator_counts_towards_the_latency() -> None:
     made = log([0.0], [0.5], [200])
-    made.taken[0], made.sent[0] = 0.3, 0.4  # sent late: the caller would have waited since 0.0
+    made.taken[0], made.sent[0] = 0.3, 0.4  # sent late: a real caller would have waited since 0.0
     phase = summarise("late", made, 1.0)
     assert phase.latency.p50 == pytest.approx(500)
     assert phase.lateness_p99_ms == pytest.approx(300)
     assert phase.unconnected_p99_ms == pytest.approx(100)
 
 
-def test_refusals_are_not_failures_and_do_not_hide_in_the_latency() -> None:
+def test_refusals_are_neither_failures_nor_latencies() -> None:
     made = log([0.0, 0.1, 0.2, 0.3], [0.01, 0.102, math.nan, 0.31], [200, 503, 0, 500])
     phase = summarise("mixed", made, 1.0)
     assert (phase.accepted, phase.rejected, phase.failed) == (1, 1, 2)
@@ -65,7 +65,7 @@ def test_a_wrong_answer_is_a_failure() -> None:
     assert phase.complaints == {"version 3 answered": 1}
 
 
-def test_throughput_is_over_the_time_that_the_answers_took() -> None:
+def test_throughput_is_over_the_duration_of_the_answers() -> None:
     phase = summarise("backlog", log([0.0, 0.5], [1.0, 4.0], [200, 200]), 1.0)
     assert phase.offered == 2
     assert phase.throughput == pytest.approx(0.5)
@@ -76,7 +76,7 @@ def test_timeline_has_a_row_per_second_of_intended_time() -> None:
     assert [(second, rate, round(ms)) for second, rate, ms in phase.timeline] == [(0, 2, 20), (1, 1, 30)]
 
 
-def test_curve_ends_where_the_sample_does() -> None:
+def test_the_curve_ends_with_the_sample() -> None:
     points = curve(np.arange(1, 1001, dtype=float))
     assert points[0] == (0.0, 1.0)
     assert points[-1][0] == pytest.approx(99.9, abs=0.03)

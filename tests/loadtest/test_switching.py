@@ -6,13 +6,13 @@ import orjson
 import pytest
 
 from loadtest import zoo
-from loadtest.switching import Moves, Oracle, reference_outputs, variant
+from loadtest.version_oracle import Moves, Oracle, reference_outputs, variant
 from loadtest.wire import Response
 
 
 @pytest.fixture
 def moves() -> Moves:
-    """Version 1 at first; the move to 2 was called at 10 and acknowledged at 11."""
+    """Version 1 first; the move to version 2 was called at 10 and acknowledged at 11."""
     made = Moves([1])
     made.start(2, 10.0)
     made.acknowledge(11.0)
@@ -22,14 +22,14 @@ def moves() -> Moves:
 @pytest.mark.parametrize(
     ("sent", "received", "allowed"),
     [
-        (5, 6, {1}),  # over before the move began
-        (5, 10.5, {1, 2}),  # in flight when it began
+        (5, 6, {1}),  # ended before the move began
+        (5, 10.5, {1, 2}),  # in flight when the move began
         (10.2, 10.4, {1, 2}),  # sent during the call
         (10.9, 12, {1, 2}),
-        (11.1, 12, {2}),  # after the acknowledgement only the new one
+        (11.1, 12, {2}),  # after the acknowledgement only the new version
     ],
 )
-def test_who_may_answer(moves: Moves, sent: float, received: float, allowed: set[int]) -> None:
+def test_which_versions_may_answer(moves: Moves, sent: float, received: float, allowed: set[int]) -> None:
     assert moves.allowed(sent, received) == allowed
 
 
@@ -38,7 +38,7 @@ def test_an_unacknowledged_move_stays_open(moves: Moves) -> None:
     assert moves.allowed(25, 26) == {2, 1}
 
 
-def test_a_slow_request_may_see_every_version_of_its_time(moves: Moves) -> None:
+def test_a_slow_request_may_see_every_version_live_during_it(moves: Moves) -> None:
     moves.start(3, 12.0)
     moves.acknowledge(13.0)
     assert moves.allowed(5, 14) == {1, 2, 3}
@@ -60,7 +60,7 @@ def test_the_oracle_refuses_old_versions_and_foreign_values(moves: Moves) -> Non
     assert oracle.seen == {2: 2, 1: 1}
 
 
-def test_a_variant_differs_in_its_values_by_the_factor_alone() -> None:
+def test_a_variants_outputs_differ_only_by_the_factor() -> None:
     base = zoo.model("mlp").SerializeToString()
     feeds = {"x": zoo.sample("mlp", 2)}
 

@@ -9,7 +9,7 @@ from loadtest.wire import Response, infer_request, read_inferred
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def test_request_is_what_tritonclient_would_send() -> None:
+def test_requests_equal_those_of_tritonclient() -> None:
     from tritonclient.http import InferenceServerClient, InferInput
 
     tensor = InferInput("x", [2, 3], "FP32")
@@ -25,7 +25,7 @@ def test_request_is_what_tritonclient_would_send() -> None:
     assert ours[our_length:] == body[json_length:] == X.tobytes()
 
 
-def test_a_name_is_quoted_and_a_version_named() -> None:
+def test_model_names_are_quoted_and_versions_named() -> None:
     assert b"POST /v2/models/a%2Fb/versions/3/infer " in infer_request("h", "a/b", {"x": X}, version="3")
 
 
@@ -58,7 +58,7 @@ def test_json_outputs_are_read() -> None:
     assert read_inferred(response).outputs["y"].tolist() == [[1], [2]]
 
 
-def test_bytes_that_the_answer_does_not_describe_are_refused() -> None:
+def test_undeclared_bytes_are_refused() -> None:
     output = {"name": "y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}
     with pytest.raises(ValueError, match="describes"):
         read_inferred(answer(output, blob=b"12345678"))

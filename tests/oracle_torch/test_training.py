@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-import core
-from core.train import losses, optimizers, step
-from core.train.optimizers import Optimizer
+import lathe
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
+from lathe.core.train.training_step.optimizers import Optimizer
 
 STEPS = 20
 
@@ -39,12 +40,12 @@ def normalized() -> Any:
     return nn.Sequential(*first, nn.Flatten(), nn.Linear(288, 20), nn.LayerNorm(20), nn.Tanh(), nn.Linear(20, 10))
 
 
-def exported(model: Any, x: Any) -> core.Graph:
+def exported(model: Any, x: Any) -> lathe.Graph:
     """The model as PyTorch's exporter writes it, still training."""
     data = io.BytesIO()
     mode = torch.onnx.TrainingMode.PRESERVE
     torch.onnx.export(model, (x,), data, input_names=["x"], dynamo=False, training=mode, do_constant_folding=False)
-    return core.load(data.getvalue())
+    return lathe.load(data.getvalue())
 
 
 @pytest.mark.parametrize("make", [lenet, normalized])

@@ -1,7 +1,6 @@
-"""As much of curl as the documentation uses, so that its commands can be run where there is no curl.
+"""The subset of curl that the documentation uses, so that its commands run where curl is not installed.
 
-Unlike curl it fails on an HTTP error: no documented command is meant to meet one.
-"""
+Unlike curl it fails on an HTTP error, because no documented command should get one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/command-line.md: its ten tasks, command by command as a reader types them, against one server."""
+"""docs/command-line.md: its ten tasks, each command run as a reader types it, against one server."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from core.train.recipe import from_toml
-from server.cli import app
-from server.client import ApiError, Client
+from lathe.core.train.recipe.recipe import from_toml
+from lathe.server.cli.app import app
+from lathe.server.client import ApiError, Client
 from tests.project.test_commands import checkout, free_port, split_commands
 
 __all__ = ["checkout"]
@@ -35,7 +35,7 @@ TABLE_END = "┘".encode()
 
 
 def tasks(project: Path) -> dict[str, list[str]]:
-    """The commands of each task, by its heading; a Python block is one that writes `ask.py`, marked by its language."""
+    """The commands of each task, by its heading. A Python block, marked by its language, writes `ask.py`."""
     text = (project / PAGE).read_text().partition("## Ten tasks\n")[2].partition("\n## ")[0]
     found = {}
     for part in text.split("\n### ")[1:]:
@@ -47,14 +47,14 @@ def tasks(project: Path) -> dict[str, list[str]]:
 
 
 class Terminal:
-    """A reader's shell: what is exported stays, and one server runs beside it."""
+    """A reader's shell: exported variables persist, and one server runs beside it."""
 
     def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
         self.folder, self.port, self.environment = folder, port, dict(environment)
         self.server: subprocess.Popen[bytes] | None = None
 
     def type(self, command: str) -> str:
-        """Run a command to its end; return what it printed to stdout."""
+        """Run a command to its end and return its stdout."""
         command = command.replace(":8080", f":{self.port}")
         if command.startswith("python\n"):
             (self.folder / "ask.py").write_text(command.removeprefix("python\n"))
@@ -81,7 +81,7 @@ class Terminal:
         return out
 
     def watch(self, command: str) -> str:
-        """Run a command that shows tables until Ctrl-C, in a terminal; press Ctrl-C once it has shown one."""
+        """Run a command that shows tables in a terminal, and press Ctrl-C once it has shown a table."""
         ours, theirs = os.openpty()
         process = subprocess.Popen(
             ["bash", "-c", command],
@@ -97,15 +97,15 @@ class Terminal:
             while TABLE_END not in shown:
                 shown += read_screen(screen)
                 assert process.poll() is None, f"{command}: {shown.decode(errors='replace')}"
-            os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all of the foreground
+            os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches the whole foreground process group
             while more := read_screen(screen):
                 shown += more
-        screen_text = shown.decode(errors="replace")  # Ctrl-C may come within a character
+        screen_text = shown.decode(errors="replace")  # Ctrl-C may arrive in the middle of a character
         assert process.wait(PATIENCE) == 130, f"{command}: {screen_text}"
         return screen_text
 
     def serve(self, command: str) -> None:
-        """Start the server, in place of the one before."""
+        """Start the server, in place of the previous one."""
         self.stop()
         secure = "--tls-cert" in command
         command = f"exec {command} --port {self.port} --threads 1"
@@ -124,11 +124,11 @@ class Terminal:
 
 
 def read_screen(screen: IO[bytes]) -> bytes:
-    """Return what a terminal's programs wrote, within `PATIENCE`; nothing once all of them have ended."""
+    """The text that a terminal's programs wrote within `PATIENCE`; nothing once all of them have ended."""
     assert select.select([screen], [], [], PATIENCE)[0], "nothing was shown in time"
     try:
         return screen.read(65536)
-    except OSError:  # EIO: the last process with the other end has closed it
+    except OSError:  # EIO: the last process with the other end closed it
         return b""
 
 
@@ -142,7 +142,7 @@ def is_ready(url: str) -> bool:
 @pytest.fixture
 def terminal(checkout: Path) -> Iterator[Terminal]:
     recipe = checkout / "docs/recipes/digits-lenet5.toml"
-    recipe.write_text(recipe.read_text().replace("epochs = 60", "epochs = 2"))  # how well it learns is tested elsewhere
+    recipe.write_text(recipe.read_text().replace("epochs = 60", "epochs = 2"))  # other tests check how well it learns
     port, project = free_port(), Path(__file__).parents[2]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
     path = f"{checkout / '.venv/bin'}{os.pathsep}{plain['PATH']}"
@@ -159,8 +159,8 @@ def terminal(checkout: Path) -> Iterator[Terminal]:
 
 
 @contextmanager
-def asking(url: str) -> Iterator[None]:
-    """Other people's requests, until the end of the block."""
+def background_requests(url: str) -> Iterator[None]:
+    """Send requests of other clients until the end of the block."""
     done, image = threading.Event(), np.random.default_rng(0).random((1, 1, 8, 8), np.float32) * 16
 
     def ask() -> None:
@@ -184,24 +184,24 @@ def test_each_of_the_ten_tasks_takes_at_most_five_commands(project: Path) -> Non
         assert 1 <= len(commands) <= 5, heading
 
 
-OF_THE_SHELL = ("mkdir", "python", "export", "openssl")  # what a task needs besides `lathe`
+SHELL_COMMANDS = ("mkdir", "python", "export", "openssl")  # what a task needs besides `lathe`
 
 
 def help_of(*command: str) -> str:
-    """The help of a command, its lines joined and without the frames around tables."""
+    """The help of a command: its lines joined, without the frames around tables."""
     shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "240"}).output
     return "\n".join(line.strip("│ ") for line in shown.splitlines())
 
 
 def calls(commands: list[str]) -> list[list[str]]:
-    """The words of each call of `lathe` in a task, those inside of `$(...)` among them."""
+    """The words of each call of `lathe` in a task, including calls inside `$(...)`."""
     lines = [line for line in commands if not line.startswith("python\n")]
     found = [part for line in lines for part in re.findall(r"(?:^|\$\()lathe ([^)\n]+)", line, re.MULTILINE)]
     return [shlex.split(call) for call in found]
 
 
 def rows(shown: str) -> dict[str, str]:
-    """What a help's tables explain: commands, arguments and options, with the text behind each."""
+    """The commands, arguments and options in a help's tables, each with its explanation."""
     found: dict[str, str] = {}
     for line in shown.splitlines():
         if entry := re.match(r"(?:\*\s+)?(--[a-z-]+|[a-z][a-z-]+|[A-Z]+)(?:\s+-\w)?\s{2,}(.+)", line):
@@ -211,7 +211,8 @@ def rows(shown: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_help_alone_leads_through_each_task(project: Path, name: str) -> None:
-    """From `lathe --help` to every command; from its help to its options and arguments, with a sentence for each."""
+    """From `lathe --help` to every command, and from its help to its options and arguments, with a sentence for
+    each."""
     commands = dict(zip(TASKS, tasks(project).values(), strict=True))[name]
     found = calls(commands)
     assert found or name == "ask"
@@ -232,11 +233,11 @@ def test_help_alone_leads_through_each_task(project: Path, name: str) -> None:
         assert len(values) <= taken + len(options), (path, values)
 
 
-def test_what_tasks_take_from_the_shell_is_in_some_help(project: Path) -> None:
-    """Variables, the certificate for tests, the smallest recipe, and the Python client."""
+def test_help_covers_what_the_tasks_take_from_the_shell(project: Path) -> None:
+    """The help covers variables, the certificate for tests, the smallest recipe, and the Python client."""
     lines = [line for commands in tasks(project).values() for line in commands]
     others = [line for line in lines if not line.startswith("lathe ")]
-    assert {line.split()[0] for line in others} == set(OF_THE_SHELL)
+    assert {line.split()[0] for line in others} == set(SHELL_COMMANDS)
     served = help_of("serve")
     for word in next(line for line in others if line.startswith("openssl ")).split():
         assert word in served, word
@@ -244,38 +245,38 @@ def test_what_tasks_take_from_the_shell_is_in_some_help(project: Path) -> None:
     for variable in re.findall(r"LATHE_\w+(?==)", "\n".join(others)):
         assert f"env var: {variable}]" in models, variable
     (client,) = [line for line in others if line.startswith("python\n")]
-    (imported,) = re.findall(r"^from server\S* import \w+$", client, re.MULTILINE)
+    (imported,) = re.findall(r"^from lathe\S* import \w+$", client, re.MULTILINE)
     assert imported in help_of("infer")
     recipe = help_of("train").partition("The smallest recipe.toml")[2].partition("\n\n")[0]
     assert from_toml("\n".join(recipe.splitlines()[1:]).encode()).epochs == 10
 
 
 @pytest.mark.timeout(600)
-def test_the_ten_tasks_work_as_they_stand(project: Path, terminal: Terminal) -> None:
-    said: dict[str, list[str]] = {}
+def test_the_ten_tasks_work_as_written(project: Path, terminal: Terminal) -> None:
+    output: dict[str, list[str]] = {}
     url = terminal.environment["LATHE_URL"]
     for name, commands in zip(TASKS, tasks(project).values(), strict=True):
         for command in commands:
             if command.startswith("lathe canary watch"):
-                with asking(url):
-                    said.setdefault(name, []).append(terminal.type(command))
+                with background_requests(url):
+                    output.setdefault(name, []).append(terminal.type(command))
             else:
-                said.setdefault(name, []).append(terminal.type(command))
-    *_, status = said["start"]
+                output.setdefault(name, []).append(terminal.type(command))
+    *_, status = output["start"]
     assert re.search(r"^ready +yes *$", status, re.MULTILINE)
-    pushed, asked = said["push"]
+    pushed, asked = output["push"]
     assert "digits version 1 is ready, live" in pushed and "image FP32[-1, 1, 8, 8]" in pushed
     assert "answered by digits version 1" in asked
-    assert said["ask"][-1] == "6\n"  # version 1 takes this five for a six
-    pushed, asked, promoted, listed = said["promote"]
+    assert output["ask"][-1] == "6\n"  # version 1 reads this five as a six
+    pushed, asked, promoted, listed = output["promote"]
     assert "not live yet" in pushed and "answered by digits version 2" in asked
     assert promoted == "digits version 2 is live (before: 1)\n" and listed.count("│ live") == 1
-    assert said["roll"] == ["digits live is version 1\n"]
-    assert "digits version 3: rolled_back: differing" in said["try"][-1]
-    assert "lenet5 version 1 is ready, live" in said["train"][-1]
-    models, top, rollout, audit = said["watch"]
+    assert output["roll"] == ["digits live is version 1\n"]
+    assert "digits version 3: rolled_back: differing" in output["try"][-1]
+    assert "lenet5 version 1 is ready, live" in output["train"][-1]
+    models, top, rollout, audit = output["watch"]
     assert "lenet5" in models and "digits" in top and "rolled_back" in rollout and "rolled_back" in audit
-    assert "lenet5" in said["add"][-1] and "lenet5" in said["switch"][-1]
+    assert "lenet5" in output["add"][-1] and "lenet5" in output["switch"][-1]
     with (
         Client(terminal.environment["LATHE_URL"], ca=terminal.folder / "server.pem") as stranger,
         pytest.raises(ApiError) as refused,

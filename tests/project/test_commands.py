@@ -1,4 +1,4 @@
-"""The commands of the documentation are run as they stand, against a real server."""
+"""The commands of the documentation run unchanged against a real server."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def runnable(page: str) -> list[str]:
-    """Whole commands, continuation lines joined, without those that set up, serve, or take minutes."""
+    """Whole commands, with continuation lines joined; without those that set up, serve, or take minutes."""
     lines = [line for block in blocks(page, "sh") for line in split_commands(block)]
     lines = [line for line in lines if not line.startswith(STARTED_ELSEWHERE) and "loadtest" not in line]
-    return [line for line in lines if not trains(line)]
+    return [line for line in lines if not is_of_training_section(line)]
 
 
-def trains(line: str) -> bool:
-    """Whether a command belongs to what the README trains, which takes too long to run with the others."""
+def is_of_training_section(line: str) -> bool:
+    """Whether a command belongs to the README's training section, which takes too long to run with the others."""
     return any(name in line for name in ("handwriting", "digits.npz", "digits-worse"))
 
 
 def split_commands(block: str) -> list[str]:
-    """A quote that is still open, or a backslash, carries a command on to the next line."""
+    """Split a block into commands. An open quote or a backslash continues a command on the next line."""
     commands, command = [], ""
     for line in block.splitlines():
         command += line + "\n"
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader has after cloning and `make serve`, with a model of their own."""
+    """A reader's checkout after cloning and `make serve`, with a model of their own."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("model_repo", "docs"):
         shutil.copytree(PROJECT / name, folder / name)
@@ -71,7 +71,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = folder / ".venv/bin"
     commands.mkdir(parents=True)
     for name, target in (
-        ("lathe", "-c 'from server.cli import app; app()'"),
+        ("lathe", "-c 'from lathe.server.cli.app import app; app()'"),
         ("curl", str(PROJECT / "tests/project/curl.py")),
         ("python", ""),
     ):
@@ -121,7 +121,7 @@ def run(command: list[str], checkout: Path, port: int) -> str:
 
 
 def test_a_rollback_changes_the_answer_as_the_readme_says(checkout: Path, port: int) -> None:
-    """First in this file: it wants the bundled versions 1 and 2 as the only ones."""
+    """Comes first in this file because it needs the bundled versions 1 and 2 to be the only ones."""
     base = f"http://127.0.0.1:{port}"
 
     def live() -> tuple[str, int]:
@@ -147,11 +147,11 @@ def test_every_command_of_the_page_works(page: str, checkout: Path, port: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # other tests go first: a job has nice 19, and may wait until they have all ended
-def test_the_way_from_data_to_a_version(checkout: Path, port: int) -> None:
-    """The README's section about training: what it says comes out of it."""
+@pytest.mark.timeout(1800)  # other tests run first: a job has nice 19, and may wait until all of them have ended
+def test_the_readmes_training_section_produces_a_version(checkout: Path, port: int) -> None:
+    """The commands of the README's training section print what the README says."""
     lines = [line for block in blocks("README.md", "sh") for line in split_commands(block)]
-    data, upload, train, ask, worse = [line for line in lines if trains(line)]
+    data, upload, train, ask, worse = [line for line in lines if is_of_training_section(line)]
     outputs = {}
     for command in (data, upload, train, ask, worse):
         here = command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")

@@ -1,4 +1,4 @@
-"""What the container promises, as far as its files tell; deploying it for real is the stack check's work."""
+"""The container's properties that its files show; the stack check deploys it for real."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.environment import strangers
+from lathe.server.environment import unknown_variables
 
 
 @pytest.fixture
@@ -27,14 +27,15 @@ def instructions(dockerfile: str, name: str) -> list[str]:
     return re.findall(rf"^{name} +(.*)$", dockerfile, re.MULTILINE)
 
 
-def test_it_is_built_in_stages_and_runs_as_an_ordinary_user(dockerfile: str) -> None:
-    assert instructions(dockerfile, "FROM")[-1] == "base"  # what nobody asks for by name is the one without GPUs
+def test_the_image_is_built_in_stages_and_runs_as_an_ordinary_user(dockerfile: str) -> None:
+    # without a target name, docker builds the image without GPU support
+    assert instructions(dockerfile, "FROM")[-1] == "base"
     assert instructions(dockerfile, "USER") == ["lathe"]
     final = dockerfile.rpartition("\nFROM ")[2]
     assert "--from=build " in final and "cuda" not in final
 
 
-def test_the_one_for_gpus_only_adds_what_they_need(dockerfile: str, compose: dict[str, Any]) -> None:
+def test_the_gpu_image_only_adds_what_gpus_need(dockerfile: str, compose: dict[str, Any]) -> None:
     stages = dict(re.findall(r"^FROM (\S+) AS (\S+)$", dockerfile, re.MULTILINE))
     assert {"build": "build-cuda", "base": "cuda"}.items() <= stages.items()
     assert "LATHE_DEVICE=cuda" in dockerfile
@@ -54,8 +55,8 @@ def test_signals_reach_the_server(dockerfile: str) -> None:
     assert json.loads(instructions(dockerfile, "CMD")[-1]) == ["serve"]
 
 
-def test_the_health_check_knows_the_settings(dockerfile: str, compose: dict[str, Any]) -> None:
-    """`lathe health` asks over TLS where the settings name a certificate; a URL written down here would not."""
+def test_the_health_check_uses_the_settings(dockerfile: str, compose: dict[str, Any]) -> None:
+    """`lathe health` uses TLS where the settings name a certificate; a URL written in the file would not."""
     command = json.loads(instructions(dockerfile, "HEALTHCHECK")[0].split("CMD", 1)[1])
     assert command == ["lathe", "health"]
     assert compose["services"]["lathe"]["healthcheck"]["test"] == ["CMD", *command]
@@ -90,12 +91,12 @@ def test_every_container_has_limits(compose: dict[str, Any]) -> None:
 
 
 def test_the_server_may_open_a_file_for_each_connection(compose: dict[str, Any]) -> None:
-    from server.settings import Settings
+    from lathe.server.settings import Settings
 
     assert compose["services"]["lathe"]["ulimits"]["nofile"] > 2 * Settings.model_fields["max_connections"].default
 
 
-def test_nothing_is_open_unless_its_owner_says_so(compose: dict[str, Any]) -> None:
+def test_ports_and_management_are_closed_by_default(compose: dict[str, Any]) -> None:
     services = compose["services"]
     for name in ("lathe", "lathe-cuda"):
         assert services[name]["environment"]["LATHE_OPEN_MANAGEMENT"] == "${LATHE_OPEN_MANAGEMENT:-false}", name
@@ -103,36 +104,36 @@ def test_nothing_is_open_unless_its_owner_says_so(compose: dict[str, Any]) -> No
     for name, service in services.items():
         for published in service["ports"]:
             assert published.startswith(("127.0.0.1:", "${LATHE_BIND:-127.0.0.1}:")), name
-    assert "default" not in services["grafana"]["networks"]  # which the server is on
+    assert "default" not in services["grafana"]["networks"]  # the network of the server
 
 
-def test_the_variables_of_the_compose_file_are_no_mistakes_for_the_server(project: Path) -> None:
-    """They stand in the same shell, or in the same `.env`, as the server's own settings."""
+def test_the_server_accepts_the_variables_of_the_compose_file(project: Path) -> None:
+    """They are in the same shell, or in the same `.env`, as the server's settings."""
     named = set(re.findall(r"\$\{(LATHE_\w+)", (project / "docker-compose.yml").read_text()))
     assert len(named) >= 5
-    assert strangers(dict.fromkeys(named, "1")) == []
+    assert unknown_variables(dict.fromkeys(named, "1")) == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
-def test_pages_say_how_to_open_management(project: Path, page: str) -> None:
+def test_the_documentation_says_how_to_open_management(project: Path, page: str) -> None:
     assert "LATHE_OPEN_MANAGEMENT=true docker compose up" in (project / page).read_text()
 
 
-def test_everything_copied_is_let_into_the_build(project: Path, dockerfile: str) -> None:
+def test_the_build_context_includes_every_copied_file(project: Path, dockerfile: str) -> None:
     let_in = {line[1:] for line in (project / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {word for line in instructions(dockerfile, "COPY") for word in line.split()[:-1] if word[0] not in "-/"}
     assert copied == let_in
     assert all((project / name).exists() for name in copied)
 
 
-def test_compose_takes_privileges_away(compose: dict[str, Any]) -> None:
+def test_compose_drops_privileges(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["read_only"] is True, name
 
 
-def test_what_must_be_written_is_a_volume_or_tmpfs(compose: dict[str, Any], dockerfile: str) -> None:
+def test_writable_paths_are_volumes_or_tmpfs(compose: dict[str, Any], dockerfile: str) -> None:
     service = compose["services"]["lathe"]
     assert service["volumes"] == ["lathe-data:/var/lib/lathe"]
     assert service["tmpfs"][0].startswith("/tmp")
@@ -146,8 +147,8 @@ def test_other_publishers_images_are_optional(compose: dict[str, Any]) -> None:
         assert "build" in service or service["profiles"], name
 
 
-def test_compose_gives_the_drain_its_time(compose: dict[str, Any]) -> None:
-    from server.settings import Settings
+def test_compose_waits_longer_than_the_drain_timeout(compose: dict[str, Any]) -> None:
+    from lathe.server.settings import Settings
 
     grace = int(compose["services"]["lathe"]["stop_grace_period"].removesuffix("s"))
     assert grace > Settings.model_fields["drain_timeout"].default

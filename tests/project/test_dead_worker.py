@@ -29,8 +29,8 @@ def test_other():
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("signal", [4, 9], ids=["illegal instruction", "killed"])
-def test_it_ends_the_run_with_an_error(project: Path, tmp_path: Path, signal: int, jobs: str) -> None:
-    """By the settings and hooks of this project, on a few tests of its own."""
+def test_a_dead_worker_fails_the_run(project: Path, tmp_path: Path, signal: int, jobs: str) -> None:
+    """Runs a few tests of its own with the settings and hooks of this project."""
     for file in ("pyproject.toml", "tests/conftest.py", "tests/batching.py", "tests/core/targets.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(project / file, tmp_path / file)
@@ -40,7 +40,7 @@ def test_it_ends_the_run_with_an_error(project: Path, tmp_path: Path, signal: in
     command = [sys.executable, "-m", "pytest", "-q", "-n", jobs, "--dist", "loadfile", "-p", "no:cacheprovider"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(project)
-    environment.pop("CI", None)  # with which pytest repeats each failure as a whole in its summary
+    environment.pop("CI", None)  # with CI set, pytest repeats each failure as a whole in its summary
     start = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert time.monotonic() - start < 60

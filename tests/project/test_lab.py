@@ -1,4 +1,4 @@
-"""docs/lab.md: its code runs as it stands, from data to a served version."""
+"""docs/lab.md: its code runs unchanged, from data to a served version."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.train import Trained
-from server.client import Client
+from lathe.core.train import Trained
+from lathe.server.client import Client
 from tests.server.api.test_cli import server_process
 
 PAGE = "docs/lab.md"
-URL = "http://127.0.0.1:8080"  # the page's
+URL = "http://127.0.0.1:8080"  # the address that the page uses
 
 
 @pytest.mark.timeout(600)
-def test_the_lab_ends_in_a_served_version(project: Path, tmp_path: Path) -> None:
+def test_the_lab_ends_with_a_served_version(project: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (project / PAGE).read_text(), re.DOTALL | re.MULTILINE)
     for name in ("lab", "repo"):
         (tmp_path / name).mkdir()
@@ -33,7 +33,7 @@ def test_the_lab_ends_in_a_served_version(project: Path, tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         with Client(url) as client:
             assert [state.version for state in client.versions("lenet")] == [1, 2]
-            assert client.infer("lenet", {"x": np.zeros((1, 1, 8, 8), np.float32)}).version == 1  # as rolled back
+            assert client.infer("lenet", {"x": np.zeros((1, 1, 8, 8), np.float32)}).version == 1  # after the rollback
     trained, better = (Trained(script.parent / name) for name in ("lenet", "lenet-2"))
     assert min(trained.metrics["accuracy"], better.metrics["accuracy"]) > 0.9
     assert trained.report.exists() and (script.parent / "lenet.onnx").read_bytes() == better.path.read_bytes()

@@ -1,4 +1,4 @@
-"""The make targets: what they would run, and that a second call does no set-up."""
+"""The make targets: the commands they would run, and that a second call does no set-up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def dry_run(folder: Path, *arguments: str) -> str:
-    """What make would do, without doing it."""
+    """The commands that make would run."""
     command = ["make", "--dry-run", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
@@ -46,14 +46,14 @@ def planned_stamp(checkout: Path) -> Path:
     return checkout / line.removeprefix("touch ")
 
 
-def test_make_test_leaves_the_slow_tests_out_and_test_all_does_not(checkout: Path) -> None:
+def test_make_test_leaves_out_slow_tests_and_test_all_does_not(checkout: Path) -> None:
     quick, slow = '-m "not slow"', "-m slow"
     assert [run in dry_run(checkout, "test") for run in (quick, slow)] == [True, False]
     assert [run in dry_run(checkout, "test-slow") for run in (quick, slow)] == [False, True]
     assert [run in dry_run(checkout, "test-all") for run in (quick, slow)] == [True, True]
 
 
-def test_each_framework_has_an_environment_of_its_own(project: Path) -> None:
+def test_each_framework_has_its_own_environment(project: Path) -> None:
     planned = dry_run(project, "--always-make", "test-exporters")
     for framework in ("torch", "paddle", "tensorflow"):
         assert f"--requirement tests/exporters/requirements/{framework}.txt" in planned

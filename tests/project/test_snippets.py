@@ -1,4 +1,4 @@
-"""Python blocks of the documentation, run as they are printed, and the shell blocks that go with them."""
+"""Python blocks of the documentation run unchanged, with the shell blocks that belong to them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import core
-from core.train.result import read_metrics
+import lathe
+from lathe.core.train.run.result import read_metrics
 from tests.project.test_commands import blocks, checkout, split_commands
 
 __all__ = ["checkout"]
@@ -24,11 +24,11 @@ PAGES = ("docs/getting-started.md", "docs/training.md")
 
 
 def python_blocks(page: str) -> list[str]:
-    """The blocks that need nothing but what `make test` installs."""
-    return [block for block in blocks(page, "python") if not RUN_ELSEWHERE.keys() & imported(block)]
+    """The blocks that need only packages that `make test` installs."""
+    return [block for block in blocks(page, "python") if not RUN_ELSEWHERE.keys() & imported_packages(block)]
 
 
-def imported(block: str) -> set[str]:
+def imported_packages(block: str) -> set[str]:
     """The packages that a block imports."""
     tree = ast.walk(ast.parse(block))
     names = [alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names]
@@ -46,8 +46,8 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_name_of_a_block_is_made_in_it(page: str) -> None:
-    """Also of blocks whose packages are not installed here: each shows its model and data."""
+def test_every_block_defines_the_names_it_uses(page: str) -> None:
+    """Checks also blocks whose packages are not installed here: each block must define its model and data."""
     for block in blocks(page, "python"):
         tree = list(ast.walk(ast.parse(block)))
         used = {node.id for node in tree if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -57,24 +57,24 @@ def test_every_name_of_a_block_is_made_in_it(page: str) -> None:
         assert used - made <= set(dir(builtins))
 
 
-def test_a_model_of_scikit_learn_becomes_a_file(tmp_path: Path) -> None:
+def test_the_scikit_learn_snippet_writes_a_model_file(tmp_path: Path) -> None:
     (block,) = python_blocks("docs/getting-started.md")
     run([sys.executable, "-c", block], tmp_path)
-    with core.compile(tmp_path / "iris.onnx", threads=1) as session:
+    with lathe.compile(tmp_path / "iris.onnx", threads=1) as session:
         outputs = session.run({"X": np.ones((5, 4), np.float32)})
     assert outputs["probabilities"].shape == (5, 3)
 
 
-def test_a_training_step_from_python(tmp_path: Path) -> None:
+def test_the_snippet_of_a_training_step_runs(tmp_path: Path) -> None:
     (block,) = [block for block in python_blocks("docs/training.md") if "step(" in block]
     inputs, *losses = run([sys.executable, "-c", block], tmp_path).splitlines()
     assert "target" in inputs and len(losses) == 500 and all(0 < float(loss) < 5 for loss in losses)
-    assert re.match(r"%x: float32\[\w+,256\]", str(core.load(tmp_path / "trained.onnx").inputs[0]))
+    assert re.match(r"%x: float32\[\w+,256\]", str(lathe.load(tmp_path / "trained.onnx").inputs[0]))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_training_from_the_command_line(checkout: Path, tmp_path: Path) -> None:
+def test_the_snippet_of_training_on_the_command_line_runs(checkout: Path, tmp_path: Path) -> None:
     commands = [line for block in blocks("docs/training.md", "sh") for line in split_commands(block)]
     shutil.copytree(checkout, tmp_path / "checkout", symlinks=True)
     for command in commands:

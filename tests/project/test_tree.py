@@ -1,4 +1,4 @@
-"""Rules for every source file that a linter does not know."""
+"""Rules for source files that a linter does not check."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-PRODUCT = ("core", "server", "loadtest", "tools")
+PRODUCT = ("lathe", "core", "server", "loadtest", "tools")
 SOURCES = sorted(str(path.relative_to(PROJECT)) for folder in PRODUCT for path in (PROJECT / folder).rglob("*.py"))
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_source_file_is_one_noun_and_finished(name: str) -> None:
+def test_source_files_are_short_and_have_no_open_tasks(name: str) -> None:
     text = (PROJECT / name).read_text()
     assert len(text.splitlines()) <= 600, "a file past 600 lines is usually two nouns"
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), "nothing is left for later"
@@ -25,6 +25,6 @@ def test_every_package_of_the_product_has_an_init(project: Path) -> None:
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-def test_the_checkout_stays_small(project: Path) -> None:
+def test_the_checkout_is_small(project: Path) -> None:
     bundled = [path for path in (project / "model_repo").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in bundled) < 500_000

@@ -1,4 +1,4 @@
-"""What all tests of the server share."""
+"""Fixtures for all tests of the server."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.repository import builder
-from server.repository.artifacts import compiler_at_start
-from server.telemetry import logs
+from lathe.server.repository import builder
+from lathe.server.repository.artifacts import compiler_digest_at_start
+from lathe.server.telemetry import logs
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _sources_lie_still() -> Iterator[None]:
-    """Whoever edits the compiler while the tests run does not upgrade servers, those of whole modules included."""
+def _ignore_source_changes() -> Iterator[None]:
+    """Changes to the compiler's sources during the run do not count as upgrades, not even for servers of whole
+    modules."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(builder, "compiler_now", compiler_at_start)
+        patched.setattr(builder, "compiler_digest", compiler_digest_at_start)
         yield
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_logged_to_a_stream_of_an_earlier_test() -> Iterator[None]:
-    """`lathe serve` in this process logs to what is stderr then; a runner of commands closes that at its end."""
+def _reset_log_streams() -> Iterator[None]:
+    """`lathe serve` in this process logs to the current stderr, which a test runner of commands closes at its end."""
     levels = {name: logging.getLogger(name).level for name in logs.LOGGERS}
     yield
     root = logging.getLogger()

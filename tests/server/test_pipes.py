@@ -1,4 +1,4 @@
-"""Pipes of child processes are closed once: a second close would hit whatever another thread has opened meanwhile."""
+"""Pipes of child processes are closed only once: a second close would hit a file that another thread just opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCRIPT = """
 import asyncio, os, threading, time
 from pathlib import Path
 import uvloop
-from server.process import open_reader
+from lathe.server.processes.child_process import open_reader
 
 wrong, ending = [], threading.Event()
 
@@ -44,7 +44,7 @@ uvloop.run(main())
 """
 
 
-def test_what_other_threads_open_stays_open(tmp_path: Path) -> None:
+def test_files_of_other_threads_stay_open(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "0\n", done.stderr[-500:]

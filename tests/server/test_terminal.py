@@ -1,4 +1,4 @@
-"""What commands print where nobody looks at a terminal."""
+"""The output of commands that do not write to a terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-from server.terminal import Output
+from lathe.server.cli.terminal import Output
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(None, 1), ("80", 5)])
-def test_lines_in_a_pipe_stay_whole(columns: str | None, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_in_a_pipe_are_not_wrapped(columns: str | None, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", columns)

@@ -1,4 +1,4 @@
-"""`lathe serve` in a folder whose files are named as Lathe's packages: a FastAPI project has a server.py."""
+"""`lathe serve` in a folder with files named like Lathe's packages: a FastAPI project has a server.py."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-import server
-from server.client import Client
+import lathe.server
+from lathe.server.client import Client
 from tests.core.small_models import model
-from tests.server.threaded import until
+from tests.server.server_thread import until
 
-PROJECT = Path(server.__file__).parents[1]
-LATHE = [sys.executable, "-P", "-c", "from server.cli import app; app()"]  # as the installed script: without the cwd
+PROJECT = Path(lathe.server.__file__).parents[1]
+LATHE = [
+    sys.executable,
+    "-P",
+    "-c",
+    "from lathe.server.cli.app import app; app()",
+]  # as the installed script does: without the working directory on the path
 
 
-def test_a_users_server_py_and_core_are_not_taken_for_lathes(tmp_path: Path) -> None:
+def test_server_py_and_core_of_the_user_do_not_replace_lathes(tmp_path: Path) -> None:
     for name in ("server.py", "core/__init__.py", "json.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("raise SystemExit(f'{__file__} was imported')\n")

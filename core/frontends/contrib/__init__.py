@@ -1,7 +1,8 @@
-"""Operators of the domain `com.microsoft` that exporters and optimizers write, in terms of ONNX's own; and Gradient."""
+"""Lowerings of ONNX Runtime's contributed operators (domain `com.microsoft`), and of Gradient, to ONNX operators."""
 
-from core.frontends.contrib import (
+from lathe.core.frontends.contrib import (
     attention,
+    block_quantized,
     experts,
     gates,
     group_query,
@@ -10,29 +11,28 @@ from core.frontends.contrib import (
     quantized,
     recurrent,
     rotary,
-    same,
-    tables,
     training,
+    variants,
 )
-from core.frontends.contrib.renamed import as_standard, renamed
-from core.frontends.contrib.table import DOMAIN, find_lowering, lowered
+from lathe.core.frontends.contrib.adopted import adopted_operators, as_standard
+from lathe.core.frontends.contrib.lowering_table import DOMAIN, find_lowering, lowered_operators
 
 __all__ = [
     "DOMAIN",
+    "adopted_operators",
     "as_standard",
     "attention",
+    "block_quantized",
     "experts",
     "find_lowering",
     "gates",
     "group_query",
     "layers",
     "legacy",
-    "lowered",
+    "lowered_operators",
     "quantized",
     "recurrent",
-    "renamed",
     "rotary",
-    "same",
-    "tables",
     "training",
+    "variants",
 ]

@@ -1,6 +1,6 @@
-"""Attention over several heads, and embeddings, in terms of products and Softmax.
+"""Multi-head attention and embeddings, as matrix products and Softmax.
 
-Letters in shapes: B batch, S queries, P keys kept from before, T = P + new keys, N heads, D numbers per head.
+Letters in shapes: B batch, S queries, P past keys, T = P + new keys, N heads, D elements per head.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from core.errors import UnsupportedError
-from core.frontends.contrib.quantized import dequantized, integer_product
-from core.frontends.contrib.table import constant, int64s, last, lowers, refuse
-from core.frontends.opsets import OnnxNode
-from core.frontends.scope import Emitter
-from core.ir.graph import Value
-from core.ir.types import DType
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.contrib.lowering_table import constant, emit_output, int64s, lowers, refuse_attributes
+from lathe.core.frontends.contrib.quantized import dequantize, integer_product
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Value
+from lathe.core.ir.types import DType
 
 _MASKED = -10000.0
 _EPSILON = 9.999999960041972e-13  # 1e-12 as float32
@@ -25,7 +25,8 @@ _EPSILON = 9.999999960041972e-13  # 1e-12 as float32
 def _attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Self-attention of [B,S,K] with one weight [K,3*N*D] for queries, keys and values.
 
-    The mask is int32: keys to attend to, [B] (their number), [B,T] or [B,S,T]. `past` and `present` are [2,B,N,P,D].
+    The mask is int32 and selects the keys to attend to: [B] (the number of keys), [B,T] or [B,S,T]. `past` is
+    [2,B,N,P,D], `present` is [2,B,N,T,D].
     """
     x = e("MatMul", node.required(0), node.required(1))
     x = x if (bias := node.input(2)) is None else e("Add", x, bias)
@@ -34,7 +35,7 @@ def _attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("QAttention")
 def _quantized_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The same with input and weight of bytes: inputs x, weight, bias, their scales, mask, their zero points, past."""
+    """Attention with quantized input and weight. Inputs: x, weight, bias, scales of both, mask, zero points, past."""
     x = integer_product(e, node, (0, 3, 6), (1, 4, 7))
     return _self_attention(e, node, e("Add", x, node.required(2)), node.input(5), node.input(8), None)
 
@@ -42,12 +43,12 @@ def _quantized_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 def _self_attention(
     e: Emitter, node: OnnxNode, x: Value, mask: Value | None, past: Value | None, bias: Value | None
 ) -> list[Value]:
-    """The outputs for queries, keys and values side by side in x [B,S,3*N*D]."""
-    refuse(node, "do_rotary", "past_present_share_buffer")
+    """The node's outputs, for queries, keys and values concatenated in x [B,S,3*N*D]."""
+    refuse_attributes(node, "do_rotary", "past_present_share_buffer")
     q, k, v = (_heads(e, node, part) for part in _parts(e, node, x))
     if past is not None:
-        k, v = (e("Concat", _at(e, past, i), new, axis=2) for i, new in enumerate((k, v)))
-    y = _attended(e, node, q, k, v, _bias(e, node, q, k, mask, bias))
+        k, v = (e("Concat", _gather_index(e, past, i), new, axis=2) for i, new in enumerate((k, v)))
+    y = _attention_output(e, node, q, k, v, _score_bias(e, node, q, k, mask, bias))
     if len(node.outputs) < 2:
         return y
     stacked = (e("Unsqueeze", each, int64s(e, 0)) for each in (k, v))
@@ -56,7 +57,7 @@ def _self_attention(
 
 @lowers("MultiHeadAttention")
 def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Attention of [B,S,N*D] over keys and values [B,L,N*D], or [B,N,L,D] as another node has left them."""
+    """Attention of queries [B,S,N*D] over keys and values, [B,L,N*D] or already split into heads, [B,N,L,D]."""
     if node.input(1) is None or node.input(2) is None or node.rank(0) != 3:
         raise UnsupportedError("has its queries, keys and values in one tensor, expected three", where=node.where)
     given = [node.required(index) for index in range(3)]
@@ -66,13 +67,13 @@ def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     q, k, v = (value if value.tensor.rank == 4 else _heads(e, node, value) for value in given)
     if (past_k := node.input(6)) is not None and (past_v := node.input(7)) is not None:
         k, v = e("Concat", past_k, k, axis=2), e("Concat", past_v, v, axis=2)
-    y = _attended(e, node, q, k, v, _bias(e, node, q, k, node.input(4), node.input(5)))
-    kept = zip((k, v), node.outputs[1:3], strict=False)
-    return [*y, *(e.emit("Identity", [value], {}, [name], node.label)[0] for value, name in kept)]
+    y = _attention_output(e, node, q, k, v, _score_bias(e, node, q, k, node.input(4), node.input(5)))
+    present = zip((k, v), node.outputs[1:3], strict=False)
+    return [*y, *(e.emit("Identity", [value], {}, [name], node.label)[0] for value, name in present)]
 
 
 def _parts(e: Emitter, node: OnnxNode, x: Value) -> list[Value]:
-    """Queries, keys and values, side by side in the last axis."""
+    """Queries, keys and values, which are concatenated along the last axis of `x`."""
     sizes: Any = node.attrs.get("qkv_hidden_sizes")
     if sizes is None:
         width = x.shape[-1]
@@ -83,31 +84,31 @@ def _parts(e: Emitter, node: OnnxNode, x: Value) -> list[Value]:
 
 
 def split(e: Emitter, node: OnnxNode, x: Value, sizes: Sequence[Value], axis: int) -> list[Value]:
-    """Parts of these sizes, int64 [1] each."""
+    """Split `x` along `axis` into parts of these sizes, each int64 [1]."""
     names = [e.session.fresh(f"{node.label}.part") for _ in sizes]
     return e.emit("Split", [x, e("Concat", *sizes, axis=0)], {"axis": axis}, names, node.label)
 
 
 def _heads(e: Emitter, node: OnnxNode, x: Value) -> Value:
-    """[B,S,N*D] to [B,N,S,D]."""
+    """`x` [B,S,N*D] split into heads, [B,N,S,D]."""
     heads: Any = node.attrs.get("num_heads")
     return e("Transpose", e("Reshape", x, int64s(e, 0, 0, heads, -1)), perm=(0, 2, 1, 3))
 
 
-def _at(e: Emitter, x: Value, index: int) -> Value:
+def _gather_index(e: Emitter, x: Value, index: int) -> Value:
     return e("Gather", x, e.constant(index, dtype=DType.INT64), axis=0)
 
 
-def _attended(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, bias: Value | None) -> list[Value]:
+def _attention_output(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, bias: Value | None) -> list[Value]:
     """The first output, [B,S,N*D]: softmax(q @ k^T * scale + bias) @ v."""
-    scores = e("Mul", e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2))), scale_of(e, node, q))
+    scores = e("Mul", e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2))), score_scale(e, node, q))
     scores = scores if bias is None else e("Add", scores, bias)
     y = e("Transpose", e("MatMul", e("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
-    return last(e, node, "Reshape", y, int64s(e, 0, 0, -1))
+    return emit_output(e, node, "Reshape", y, int64s(e, 0, 0, -1))
 
 
-def scale_of(e: Emitter, node: OnnxNode, q: Value) -> Value:
-    """The factor of the products of queries q [B,N,S,D] and keys: the attribute `scale`, or 1 / sqrt(D)."""
+def score_scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
+    """The factor of the scores for queries q [B,N,S,D]: the attribute `scale`, or 1 / sqrt(D) by default."""
     given: Any = node.attrs.get("scale", 0.0)
     depth = q.shape[-1]
     if given:
@@ -118,24 +119,24 @@ def scale_of(e: Emitter, node: OnnxNode, q: Value) -> Value:
     return e("Cast", e("Reciprocal", e("Sqrt", size)), to=q.dtype.onnx_code)
 
 
-def _bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask: Value | None, given: Value | None) -> Value | None:
-    """What is added to the scores [B,N,S,T]: the mask, the order of steps, and a bias that the node is given."""
-    found = [] if given is None else [given]
+def _score_bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask: Value | None, bias: Value | None) -> Value | None:
+    """The sum to add to the scores [B,N,S,T]: the mask, the causal mask, and the node's own bias; None if none."""
+    terms = [] if bias is None else [bias]
     if mask is not None:
-        found.append(_mask_bias(e, node, _keep(e, node, mask, k), q))
+        terms.append(_mask_bias(e, node, _attended_keys(e, node, mask, k), q))
     if node.attrs.get("unidirectional"):
-        found.append(_mask_bias(e, node, _earlier(e, q, k), q))
-    return reduce(lambda a, b: e("Add", a, b), found) if found else None
+        terms.append(_mask_bias(e, node, _causal_mask(e, q, k), q))
+    return reduce(lambda a, b: e("Add", a, b), terms) if terms else None
 
 
 def _mask_bias(e: Emitter, node: OnnxNode, keep: Value, like: Value) -> Value:
-    """0 where `keep` is true, else `mask_filter_value`."""
+    """0 where `keep` is true, otherwise the attribute `mask_filter_value`."""
     filtered = constant(e, node.attrs.get("mask_filter_value", _MASKED), like)
     return e("Where", keep, constant(e, 0.0, like), filtered)
 
 
-def _keep(e: Emitter, node: OnnxNode, mask: Value, k: Value) -> Value:
-    """Which keys to attend to, as bool [B,1,1,T] or [B,1,S,T]."""
+def _attended_keys(e: Emitter, node: OnnxNode, mask: Value, k: Value) -> Value:
+    """Whether each key is attended to: bool [B,1,1,T] or [B,1,S,T]."""
     match mask.tensor.rank:
         case 1:
             ends = e("Unsqueeze", e("Cast", mask, to=DType.INT64.onnx_code), int64s(e, 1, 2, 3))
@@ -147,64 +148,67 @@ def _keep(e: Emitter, node: OnnxNode, mask: Value, k: Value) -> Value:
 
 
 def positions(e: Emitter, x: Value) -> Value:
-    """0, 1 .. along the third axis of [B,N,T,D], as int64 [T]."""
+    """The indices 0 to T - 1 of the third axis of `x` [B,N,T,D]: int64 [T]."""
     size = e("Squeeze", e("Shape", x, start=2, end=3))
     return e("Range", e.constant(0, dtype=DType.INT64), size, e.constant(1, dtype=DType.INT64))
 
 
-def _earlier(e: Emitter, q: Value, k: Value) -> Value:
-    """Whether a key is no later than a query, the last of which is the last of the keys: bool [S,T]."""
-    ahead = e("Sub", e("Shape", k, start=2, end=3), e("Shape", q, start=2, end=3))
-    queries = e("Unsqueeze", e("Add", positions(e, q), ahead), int64s(e, 1))
+def _causal_mask(e: Emitter, q: Value, k: Value) -> Value:
+    """Whether a key is no later than a query: bool [S,T]. The last query is at the position of the last key."""
+    past_length = e("Sub", e("Shape", k, start=2, end=3), e("Shape", q, start=2, end=3))
+    queries = e("Unsqueeze", e("Add", positions(e, q), past_length), int64s(e, 1))
     return e("LessOrEqual", positions(e, k), queries)
 
 
 @lowers("EmbedLayerNormalization")
 def _embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """LayerNormalization of the sum of embeddings of words, places and segments; the mask as numbers of words."""
+    """LayerNormalization of the sum of word, position and segment embeddings; output 1 counts the words in the mask."""
     ids, segments = node.required(0), node.input(1)
-    places = node.input(8)
-    if places is None:
-        places = _places(e, ids)
-    rows = [e("Gather", node.required(2), ids), e("Gather", node.required(3), places)]
+    position_ids = node.input(8)
+    if position_ids is None:
+        position_ids = _default_position_ids(e, ids)
+    rows = [e("Gather", node.required(2), ids), e("Gather", node.required(3), position_ids)]
     if segments is not None and (table := node.input(4)) is not None:
         rows.append(e("Gather", table, segments))
-    return _embedded(e, node, rows, node.required(5), node.required(6))
+    return _embedding_outputs(e, node, rows, node.required(5), node.required(6))
 
 
 @lowers("QEmbedLayerNormalization")
 def _quantized_embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The same with tables, gamma and beta of bytes: inputs 2 to 6, their scales from 8 on, zero points from 13 on."""
+    """EmbedLayerNormalization with quantized tables, gamma and beta.
+
+    These are inputs 2 to 6; their scales are inputs 8 to 12, their zero points inputs 13 to 17.
+    """
     ids, segments = node.required(0), node.input(1)
 
-    def real(index: int, picked: Value | None = None) -> Value:
+    def dequantize_input(index: int, rows: Value | None = None) -> Value:
         x = node.required(index)
-        x = x if picked is None else e("Gather", x, picked)
-        return dequantized(e, x, node.required(index + 6), node.required(index + 11))
+        x = x if rows is None else e("Gather", x, rows)
+        return dequantize(e, x, node.required(index + 6), node.required(index + 11))
 
-    rows = [real(2, ids), real(3, _places(e, ids))]
+    rows = [dequantize_input(2, ids), dequantize_input(3, _default_position_ids(e, ids))]
     if segments is not None and node.input(4) is not None:
-        rows.append(real(4, segments))
-    return _embedded(e, node, rows, real(5), real(6))
+        rows.append(dequantize_input(4, segments))
+    return _embedding_outputs(e, node, rows, dequantize_input(5), dequantize_input(6))
 
 
-def _places(e: Emitter, ids: Value) -> Value:
-    """0, 1 .. for each word of [B,S]."""
+def _default_position_ids(e: Emitter, ids: Value) -> Value:
+    """The positions 0 to S - 1 of words with ids [B,S]."""
     zero, one = (e.constant(i, dtype=DType.INT64) for i in (0, 1))
     return e("Range", zero, e("Squeeze", e("Shape", ids, start=1, end=2)), one)
 
 
-def _embedded(e: Emitter, node: OnnxNode, rows: Sequence[Value], gamma: Value, beta: Value) -> list[Value]:
-    """The outputs: the normalized sum of rows, the number of words that the mask leaves, the sum."""
+def _embedding_outputs(e: Emitter, node: OnnxNode, rows: Sequence[Value], gamma: Value, beta: Value) -> list[Value]:
+    """The outputs: the normalized sum of `rows`, the sum of the mask for each sequence, and the sum of `rows`."""
     ids, mask = node.required(0), node.input(7)
     total = reduce(lambda a, b: e("Add", a, b), rows)
     epsilon = node.attrs.get("epsilon", _EPSILON)
-    found = last(e, node, "LayerNormalization", total, gamma, beta, epsilon=epsilon)
+    found = emit_output(e, node, "LayerNormalization", total, gamma, beta, epsilon=epsilon)
     if len(node.outputs) > 1:
-        counted = e("Mul", ids, constant(e, 0, ids)) if mask is None else mask
-        found = [*found, _named(e, node, 1, e("ReduceSum", counted, int64s(e, 1), keepdims=0))]
-    return found if len(node.outputs) < 3 else [*found, _named(e, node, 2, total)]
+        words = e("Mul", ids, constant(e, 0, ids)) if mask is None else mask
+        found = [*found, _with_output_name(e, node, 1, e("ReduceSum", words, int64s(e, 1), keepdims=0))]
+    return found if len(node.outputs) < 3 else [*found, _with_output_name(e, node, 2, total)]
 
 
-def _named(e: Emitter, node: OnnxNode, output: int, value: Value) -> Value:
+def _with_output_name(e: Emitter, node: OnnxNode, output: int, value: Value) -> Value:
     return e.emit("Identity", [value], {}, node.outputs[output : output + 1], node.label)[0]

@@ -1,7 +1,7 @@
-"""Attention whose queries have more heads than its keys and values: what models of ONNX Runtime GenAI are made of.
+"""Grouped-query attention, with more heads of queries than of keys and values, as in models of ONNX Runtime GenAI.
 
-Letters in shapes: B batch, S queries, P places of the keys kept from before, L places of those kept afterwards, K heads
-of keys, G heads of queries for each of them, D numbers per head.
+Letters in shapes: B batch, S queries, P length of the past key cache, L length of the present one, K heads of keys, G
+heads of queries per head of keys, D elements per head.
 """
 
 from __future__ import annotations
@@ -11,54 +11,56 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import UnsupportedError
-from core.frontends.contrib.attention import scale_of, split
-from core.frontends.contrib.rotary import turned_in_part
-from core.frontends.contrib.table import constant, int64s, last, lowers, refuse
-from core.frontends.opsets import OnnxNode
-from core.frontends.scope import Emitter
-from core.ir.graph import Value
-from core.ir.types import DType
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.contrib.attention import score_scale, split
+from lathe.core.frontends.contrib.lowering_table import constant, emit_output, int64s, lowers, refuse_attributes
+from lathe.core.frontends.contrib.rotary import rotate_first_elements
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Value
+from lathe.core.ir.types import DType
 
 _I64 = DType.INT64
-_PAST, _LENGTHS, _TOTAL, _ANGLES, _PLACES, _BIAS, _SINK, _NORMS = 3, 5, 6, 7, 9, 10, 11, 14
-_REFUSED = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
+# The indices of inputs; _ANGLES is the table of cosines, followed by that of sines.
+_PAST, _LENGTHS, _TOTAL, _ANGLES, _POSITIONS, _BIAS, _SINK, _NORMS = 3, 5, 6, 7, 9, 10, 11, 14
+_UNSUPPORTED = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
 
 
 @lowers("GroupQueryAttention")
 def _group_query_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Attention over keys kept from before and new ones, each query over those up to its own place.
+    """Causal attention over cached and new keys.
 
-    `seqlens_k` [B] counts the keys of each row, less one. Row b keeps `before` of its keys from the past, the new ones
-    follow; what lies behind them in the past stays as it is. A prompt has as many queries as keys in all, and no past.
+    `seqlens_k` [B] is the number of keys of each row, minus 1. The new keys of a row follow its cached ones (their
+    number is `cached`); entries of the past cache after them are unchanged. For a prompt, the number of queries is the
+    total number of keys, and no cached keys are used.
     """
-    refuse(node, "qk_output", "kv_cache_bit_width", "sliding_window_cache")
+    refuse_attributes(node, "qk_output", "kv_cache_bit_width", "sliding_window_cache")
     if not node.attrs.get("causal", 1):
         raise UnsupportedError("attribute 'causal' = 0 is not supported", where=node.where)
-    for index, name in _REFUSED.items():
+    for index, name in _UNSUPPORTED.items():
         if node.input(index) is not None:
             raise UnsupportedError(f"input {index} ({name}) is not supported", where=node.where)
-    q, k, v = _given(e, node)
+    q, k, v = _heads(e, node)
     if node.input(_NORMS) is not None:
-        q, k = (_normalized(e, node, x, index) for index, x in enumerate((q, k)))
-    before = _before(e, node, q)
+        q, k = (_normalize(e, node, x, index) for index, x in enumerate((q, k)))
+    cached = _cached_count(e, node, q)
     if node.attrs.get("do_rotary"):
-        q, k = (_rotated(e, node, x, before) for x in (q, k))
+        q, k = (_rotate(e, node, x, cached) for x in (q, k))
     if node.input(_PAST) is not None:
-        places = _kept_places(e, node, before, k)
-        k, v = (_joined(e, node.required(_PAST + i), new, places) for i, new in enumerate((k, v)))
-    found = _attended(e, node, q, k, v, before)
+        indices = _cache_indices(e, node, cached, k)
+        k, v = (_present_cache(e, node.required(_PAST + i), new, indices) for i, new in enumerate((k, v)))
+    found = _attention_output(e, node, q, k, v, cached)
     names = zip((k, v), node.outputs[1:3], strict=False)
-    return [*found, *(_named(e, node, value, name) for value, name in names)]
+    return [*found, *(_with_name(e, node, value, name) for value, name in names)]
 
 
-def _named(e: Emitter, node: OnnxNode, value: Value, name: str) -> Value:
+def _with_name(e: Emitter, node: OnnxNode, value: Value, name: str) -> Value:
     return e.emit("Identity", [value], {}, [name], node.label)[0] if name else value
 
 
-def _given(e: Emitter, node: OnnxNode) -> list[Value]:
-    """Queries [B,G*K,S,D], keys and values [B,K,S,D], from three inputs or from one."""
-    heads, shared = _counts(node)
+def _heads(e: Emitter, node: OnnxNode) -> list[Value]:
+    """Queries [B,G*K,S,D], keys and values [B,K,S,D], from three inputs or from one that has all three."""
+    heads, shared = _head_counts(node)
     if node.input(1) is not None and node.input(2) is not None:
         given = [node.required(index) for index in range(3)]
     else:
@@ -74,16 +76,16 @@ def _given(e: Emitter, node: OnnxNode) -> list[Value]:
     ]
 
 
-def _counts(node: OnnxNode) -> tuple[int, int]:
-    """How many heads queries have, and keys."""
+def _head_counts(node: OnnxNode) -> tuple[int, int]:
+    """The number of heads of queries and of keys."""
     heads, shared = (node.attrs.get(name) for name in ("num_heads", "kv_num_heads"))
     if not isinstance(heads, int) or not isinstance(shared, int) or shared < 1 or heads % shared:
         raise UnsupportedError(f"has {heads!r} heads of queries for {shared!r} of keys", where=node.where)
     return heads, shared
 
 
-def _before(e: Emitter, node: OnnxNode, q: Value) -> Value:
-    """How many keys of each row are kept from the past: int64 [B,1]."""
+def _cached_count(e: Emitter, node: OnnxNode, q: Value) -> Value:
+    """The number of cached keys that each row uses: int64 [B,1]."""
     count = e("Shape", q, start=2, end=3)
     lengths = e("Add", e("Cast", node.required(_LENGTHS), to=_I64.onnx_code), e.constant(1, dtype=_I64))
     total = e("Cast", node.required(_TOTAL), to=_I64.onnx_code)
@@ -92,77 +94,83 @@ def _before(e: Emitter, node: OnnxNode, q: Value) -> Value:
 
 
 def _range(e: Emitter, size: Value) -> Value:
-    """0, 1 .. as int64, as many as an int64 [1] says."""
+    """The integers from 0 to `size` - 1 as int64, for a `size` of type int64 [1]."""
     return e("Range", e.constant(0, dtype=_I64), e("Squeeze", size), e.constant(1, dtype=_I64))
 
 
-def _normalized(e: Emitter, node: OnnxNode, x: Value, index: int) -> Value:
-    """Queries (index 0) or keys (1) after RMSNormalization of each head."""
+def _normalize(e: Emitter, node: OnnxNode, x: Value, index: int) -> Value:
+    """Queries (index 0) or keys (index 1) after RMSNormalization of each head."""
     own = ("q_norm_epsilon", "k_norm_epsilon")[index]
     epsilon = node.attrs.get(own, node.attrs.get("qk_norm_epsilon", 1e-6))
     return e("RMSNormalization", x, node.required(_NORMS + index), epsilon=epsilon)
 
 
-def _rotated(e: Emitter, node: OnnxNode, x: Value, before: Value) -> Value:
-    """x [B,.,S,D] turned by the angles of its places; where those are of fewer numbers, only the first of D."""
-    places = node.input(_PLACES)
-    if places is None:
-        places = e("Add", before, _range(e, e("Shape", x, start=2, end=3)))
+def _rotate(e: Emitter, node: OnnxNode, x: Value, cached: Value) -> Value:
+    """x [B,.,S,D] rotated by the angles of its positions; only its first elements if the tables are narrow."""
+    position_ids = node.input(_POSITIONS)
+    if position_ids is None:
+        position_ids = e("Add", cached, _range(e, e("Shape", x, start=2, end=3)))
     tables = [node.required(index) for index in (_ANGLES, _ANGLES + 1)]
-    cos, sin = (e("Unsqueeze", e("Gather", table, places), int64s(e, 1)) for table in tables)
-    return turned_in_part(e, node, x, cos, sin, bool(node.attrs.get("rotary_interleaved")))
+    cos, sin = (e("Unsqueeze", e("Gather", table, position_ids), int64s(e, 1)) for table in tables)
+    return rotate_first_elements(e, node, x, cos, sin, bool(node.attrs.get("rotary_interleaved")))
 
 
-def _kept_places(e: Emitter, node: OnnxNode, before: Value, k: Value) -> Value:
-    """Where each kept key stands in the past [B,K,P,D] and the new ones behind it: int64 [B,K,L,1]."""
+def _cache_indices(e: Emitter, node: OnnxNode, cached: Value, k: Value) -> Value:
+    """For each entry of the present cache, its index in the past cache [B,K,P,D] followed by the new keys.
+
+    int64 [B,K,L,1], as GatherND needs it.
+    """
     past, new = (e("Shape", x, start=2, end=3) for x in (node.required(_PAST), k))
     total = e("Reshape", e("Cast", node.required(_TOTAL), to=_I64.onnx_code), int64s(e, 1))
-    place = _range(e, e("Max", past, total))
-    ahead = e("Sub", place, before)
-    is_new = e("And", e("GreaterOrEqual", ahead, int64s(e, 0)), e("Less", ahead, new))
-    found = e("Where", is_new, e("Add", ahead, past), place)
+    entry = _range(e, e("Max", past, total))
+    new_index = e("Sub", entry, cached)
+    is_new = e("And", e("GreaterOrEqual", new_index, int64s(e, 0)), e("Less", new_index, new))
+    found = e("Where", is_new, e("Add", new_index, past), entry)
     found = e("Min", found, e("Sub", e("Add", past, new), int64s(e, 1)))
-    return e("Expand", e("Unsqueeze", found, int64s(e, 1, 3)), int64s(e, 1, _counts(node)[1], 1, 1))
+    return e("Expand", e("Unsqueeze", found, int64s(e, 1, 3)), int64s(e, 1, _head_counts(node)[1], 1, 1))
 
 
-def _joined(e: Emitter, past: Value, new: Value, places: Value) -> Value:
-    """The past and what is new, as far as it is kept: [B,K,L,D]."""
-    return e("GatherND", e("Concat", past, new, axis=2), places, batch_dims=2)
+def _present_cache(e: Emitter, past: Value, new: Value, indices: Value) -> Value:
+    """The present cache, [B,K,L,D], from the past cache and the new entries."""
+    return e("GatherND", e("Concat", past, new, axis=2), indices, batch_dims=2)
 
 
-def _attended(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, before: Value) -> list[Value]:
-    """The first output, [B,S,G*K*D]. Queries of the heads that share keys are rows of one product."""
-    heads, shared = _counts(node)
-    together = e("Reshape", q, int64s(e, 0, shared, -1, 0))
-    scores = e("Mul", e("MatMul", together, e("Transpose", k, perm=(0, 1, 3, 2))), scale_of(e, node, q))
+def _attention_output(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, cached: Value) -> list[Value]:
+    """The first output, [B,S,G*K*D]. The queries of all heads that share keys are rows of one matrix product."""
+    heads, shared = _head_counts(node)
+    grouped = e("Reshape", q, int64s(e, 0, shared, -1, 0))
+    scores = e("Mul", e("MatMul", grouped, e("Transpose", k, perm=(0, 1, 3, 2))), score_scale(e, node, q))
     scores = e("Reshape", scores, int64s(e, 0, heads, -1, 0))
     if cap := node.attrs.get("softcap"):
         limit = constant(e, cap, scores)
         scores = e("Mul", e("Tanh", e("Div", scores, limit)), limit)
     if (bias := node.input(_BIAS)) is not None:
         scores = e("Add", scores, bias)
-    scores = e("Where", _keep(e, node, q, k, before), scores, constant(e, -np.inf, scores))
-    weights = _weights(e, node, scores)
+    scores = e("Where", _attended_keys(e, node, q, k, cached), scores, constant(e, -np.inf, scores))
+    weights = _attention_weights(e, node, scores)
     y = e("MatMul", e("Reshape", weights, int64s(e, 0, shared, -1, 0)), v)
     y = e("Transpose", e("Reshape", y, int64s(e, 0, heads, -1, 0)), perm=(0, 2, 1, 3))
-    return last(e, node, "Reshape", y, int64s(e, 0, 0, -1))
+    return emit_output(e, node, "Reshape", y, int64s(e, 0, 0, -1))
 
 
-def _weights(e: Emitter, node: OnnxNode, scores: Value) -> Value:
-    """The softmax of scores [B,N,S,L], in which a sink takes part: a score per head, or 0 with `smooth_softmax`."""
-    given, smooth = node.input(_SINK), node.attrs.get("smooth_softmax", -1)
-    if given is None and smooth != 1:
+def _attention_weights(e: Emitter, node: OnnxNode, scores: Value) -> Value:
+    """The softmax of scores [B,N,S,L]. An attention sink, if any, adds a further score to its denominator.
+
+    The sink is an input with a score per head, or 0 with `smooth_softmax`.
+    """
+    head_sink, smooth = node.input(_SINK), node.attrs.get("smooth_softmax", -1)
+    if head_sink is None and smooth != 1:
         return e("Softmax", scores, axis=-1)
-    sink = constant(e, 0.0, scores) if given is None else e("Reshape", given, int64s(e, 1, -1, 1, 1))
+    sink = constant(e, 0.0, scores) if head_sink is None else e("Reshape", head_sink, int64s(e, 1, -1, 1, 1))
     most = e("Max", e("ReduceMax", scores, int64s(e, -1), keepdims=1), sink)
     powers = e("Exp", e("Sub", scores, most))
     total = e("Add", e("ReduceSum", powers, int64s(e, -1), keepdims=1), e("Exp", e("Sub", sink, most)))
     return e("Div", powers, total)
 
 
-def _keep(e: Emitter, node: OnnxNode, q: Value, k: Value, before: Value) -> Value:
-    """Whether a query looks at a key: bool [B,1,S,L]. A window counts the query's own place."""
-    own = e("Unsqueeze", e("Add", before, _range(e, e("Shape", q, start=2, end=3))), int64s(e, 1, 3))
+def _attended_keys(e: Emitter, node: OnnxNode, q: Value, k: Value, cached: Value) -> Value:
+    """Whether a query attends to a key: bool [B,1,S,L]. A local window includes the query's own position."""
+    own = e("Unsqueeze", e("Add", cached, _range(e, e("Shape", q, start=2, end=3))), int64s(e, 1, 3))
     keys = _range(e, e("Shape", k, start=2, end=3))
     found = e("LessOrEqual", keys, own)
     window: Any = node.attrs.get("local_window_size", -1)

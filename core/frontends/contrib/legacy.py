@@ -1,16 +1,15 @@
-"""Operators of ONNX's own domain that the standard tried and dropped; ONNX Runtime still runs them, and old files have
-them."""
+"""Experimental operators that the ONNX standard has removed. ONNX Runtime still runs them, and old files use them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from core.errors import ModelError
-from core.frontends.contrib.table import constant, int64s, last, lowers
-from core.frontends.opsets import OnnxNode
-from core.frontends.scope import Emitter
-from core.ir.graph import Value
+from lathe.core.errors import ModelError
+from lathe.core.frontends.contrib.lowering_table import constant, emit_output, int64s, lowers
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Value
 
 _EXPERIMENTAL = ""
 
@@ -23,26 +22,26 @@ def _number(e: Emitter, node: OnnxNode, name: str, preset: float) -> Value:
 @lowers("Affine", domain=_EXPERIMENTAL)
 def _affine(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     scaled = e("Mul", node.required(0), _number(e, node, "alpha", 1.0))
-    return last(e, node, "Add", scaled, _number(e, node, "beta", 0.0))
+    return emit_output(e, node, "Add", scaled, _number(e, node, "beta", 0.0))
 
 
 @lowers("ScaledTanh", domain=_EXPERIMENTAL)
 def _scaled_tanh(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """alpha * tanh(beta * x)"""
     y = e("Tanh", e("Mul", node.required(0), _number(e, node, "beta", 1.0)))
-    return last(e, node, "Mul", y, _number(e, node, "alpha", 1.0))
+    return emit_output(e, node, "Mul", y, _number(e, node, "alpha", 1.0))
 
 
 @lowers("ParametricSoftplus", domain=_EXPERIMENTAL)
 def _parametric_softplus(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """alpha * log(1 + exp(beta * x))"""
     y = e("Softplus", e("Mul", node.required(0), _number(e, node, "beta", 1.0)))
-    return last(e, node, "Mul", y, _number(e, node, "alpha", 1.0))
+    return emit_output(e, node, "Mul", y, _number(e, node, "alpha", 1.0))
 
 
 @lowers("Scale", domain=_EXPERIMENTAL)
 def _scale(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    return last(e, node, "Mul", node.required(0), _number(e, node, "scale", 1.0))
+    return emit_output(e, node, "Mul", node.required(0), _number(e, node, "scale", 1.0))
 
 
 @lowers("ImageScaler", domain=_EXPERIMENTAL)
@@ -50,12 +49,15 @@ def _image_scaler(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Images [N,C,H,W] times `scale`, plus a number for each channel."""
     bias: Any = node.attrs.get("bias", ())
     shift = constant(e, [[[number]] for number in bias], node.required(0))
-    return last(e, node, "Add", e("Mul", node.required(0), _number(e, node, "scale", 1.0)), shift)
+    return emit_output(e, node, "Add", e("Mul", node.required(0), _number(e, node, "scale", 1.0)), shift)
 
 
 @lowers("Crop", domain=_EXPERIMENTAL)
 def _crop(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Images without `border` (left, top, right, bottom), or of the size `scale` (height, width) from left and top."""
+    """Images without `border` (left, top, right, bottom).
+
+    With `scale` (height, width), the result has this size from left and top on, and right and bottom are ignored.
+    """
     border: Any = node.attrs.get("border", ())
     size: Any = node.attrs.get("scale", ())
     if len(border) != 4 or len(size) not in (0, 2):
@@ -67,9 +69,9 @@ def _crop(e: Emitter, node: OnnxNode) -> Sequence[Value]:
         ends = int64s(e, top + size[0], left + size[1])
     else:
         ends = e("Sub", e("Shape", node.required(0), start=2, end=4), int64s(e, bottom, right))
-    return last(e, node, "Slice", node.required(0), starts, ends, int64s(e, 2, 3))
+    return emit_output(e, node, "Slice", node.required(0), starts, ends, int64s(e, 2, 3))
 
 
 @lowers("DynamicSlice", domain=_EXPERIMENTAL)
 def _dynamic_slice(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    return last(e, node, "Slice", *node.inputs)
+    return emit_output(e, node, "Slice", *node.inputs)

@@ -1,6 +1,6 @@
-"""Quantized operators: their inputs dequantized, ONNX's operator, the result quantized.
+"""Quantized operators, as DequantizeLinear of their inputs, a float operator, and QuantizeLinear of the result.
 
-Passes may make integer kernels of that again. Scales and zero points are those of one tensor, or of a weight's columns.
+Passes may turn these into integer kernels again. Scales and zero points are per tensor, or per column of a weight.
 """
 
 from __future__ import annotations
@@ -10,38 +10,40 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from core.errors import UnsupportedError
-from core.frontends.contrib.table import kept, last, lowers, refuse
-from core.frontends.opsets import OnnxNode
-from core.frontends.scope import Emitter
-from core.ir.graph import Value
-from core.ir.types import DType
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.contrib.lowering_table import emit_output, lowers, present_attrs, refuse_attributes
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Value
+from lathe.core.ir.types import DType
 
 
-def _real(e: Emitter, node: OnnxNode, at: int, **attrs: Any) -> Value:
-    """The quantized input at `at`, whose scale and zero point follow it, as floats."""
+def _dequantize_input(e: Emitter, node: OnnxNode, at: int, **attrs: Any) -> Value:
+    """The quantized input at index `at`, dequantized. Its scale and zero point are the next two inputs."""
     return e("DequantizeLinear", node.required(at), node.required(at + 1), node.input(at + 2), **attrs)
 
 
-def _quantized(e: Emitter, node: OnnxNode, y: Value, at: int) -> list[Value]:
-    """The output, with the scale and the zero point at `at`."""
-    return last(e, node, "QuantizeLinear", y, node.required(at), node.input(at + 1))
+def _quantize_output(e: Emitter, node: OnnxNode, y: Value, at: int) -> list[Value]:
+    """The output, quantized with the scale and zero point that are the inputs at index `at` and after it."""
+    return emit_output(e, node, "QuantizeLinear", y, node.required(at), node.input(at + 1))
 
 
 @lowers("QuantizeLinear", "DequantizeLinear")
-def _same(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """ONNX's own, from before those took 16 and 4 bits."""
-    return last(e, node, node.op, *node.inputs, **kept(node, "axis", "block_size", "saturate"))
+def _same_as_onnx(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """The operators of the same names, which ONNX Runtime contributed before ONNX's took types of 16 and 4 bits."""
+    return emit_output(e, node, node.op, *node.inputs, **present_attrs(node, "axis", "block_size", "saturate"))
 
 
 @lowers("QLinearAdd", "QLinearMul")
 def _arithmetic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    return _quantized(e, node, e(node.op.removeprefix("QLinear"), _real(e, node, 0), _real(e, node, 3)), 6)
+    a, b = (_dequantize_input(e, node, at) for at in (0, 3))
+    return _quantize_output(e, node, e(node.op.removeprefix("QLinear"), a, b), 6)
 
 
 @lowers("QLinearSigmoid", "QLinearLeakyRelu")
 def _activation(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    return _quantized(e, node, e(node.op.removeprefix("QLinear"), _real(e, node, 0), **kept(node, "alpha")), 3)
+    x = _dequantize_input(e, node, 0)
+    return _quantize_output(e, node, e(node.op.removeprefix("QLinear"), x, **present_attrs(node, "alpha")), 3)
 
 
 @lowers("QLinearSoftmax")
@@ -50,103 +52,109 @@ def _softmax(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     opset: Any = node.attrs.get("opset", 13)
     if opset < 13 and axis % node.rank(0) != node.rank(0) - 1:
         raise UnsupportedError(f"axis is {axis} of opset {opset}, expected the last axis", where=node.where)
-    return _quantized(e, node, e("Softmax", _real(e, node, 0), axis=axis), 3)
+    return _quantize_output(e, node, e("Softmax", _dequantize_input(e, node, 0), axis=axis), 3)
 
 
 @lowers("QLinearGlobalAveragePool", "QLinearAveragePool")
 def _pool(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The average over windows, with channels in axis 1 or last."""
-    attrs = kept(node, "auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+    """Average pooling, with channels in axis 1 or last."""
+    attrs = present_attrs(node, "auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
     rank, is_last = node.rank(0), bool(node.attrs.get("channels_last"))
-    x = _real(e, node, 0)
+    x = _dequantize_input(e, node, 0)
     x = e("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1))) if is_last else x
     y = e(node.op.removeprefix("QLinear"), x, **attrs)
-    return _quantized(e, node, e("Transpose", y, perm=(0, *range(2, rank), 1)) if is_last else y, 3)
+    return _quantize_output(e, node, e("Transpose", y, perm=(0, *range(2, rank), 1)) if is_last else y, 3)
 
 
 @lowers("QLinearConcat")
 def _concat(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Scale and zero point of the result come first, then each input with its own."""
-    parts = [_real(e, node, at) for at in range(2, len(node.inputs), 3)]
-    return _quantized(e, node, e("Concat", *parts, axis=node.attrs["axis"]), 0)
+    """The first inputs are scale and zero point of the result; then each part follows with its own."""
+    parts = [_dequantize_input(e, node, at) for at in range(2, len(node.inputs), 3)]
+    return _quantize_output(e, node, e("Concat", *parts, axis=node.attrs["axis"]), 0)
 
 
 @lowers("QLinearWhere")
 def _where(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    return _quantized(e, node, e("Where", node.required(0), _real(e, node, 1), _real(e, node, 4)), 7)
+    x, y = (_dequantize_input(e, node, at) for at in (1, 4))
+    return _quantize_output(e, node, e("Where", node.required(0), x, y), 7)
 
 
 @lowers("QGemm")
 def _gemm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """alpha * (A @ B + C); C is int32 in units of the product of the scales. Without an output scale it is float."""
-    b = _real(e, node, 3, axis=0 if node.attrs.get("transB") else 1)
-    y = e("Gemm", _real(e, node, 0), b, **kept(node, "transA", "transB"))
+    """alpha * (A @ B + C), where C is int32 in units of scale_A * scale_B. Without an output scale, it is float."""
+    b = _dequantize_input(e, node, 3, axis=0 if node.attrs.get("transB") else 1)
+    y = e("Gemm", _dequantize_input(e, node, 0), b, **present_attrs(node, "transA", "transB"))
     if (c := node.input(6)) is not None:
         unit = e("Mul", node.required(1), node.required(4))
         y = e("Add", y, e("Mul", e("Cast", c, to=DType.FLOAT32.onnx_code), unit))
     y = e("Mul", y, e.constant(node.attrs.get("alpha", 1.0), dtype=DType.FLOAT32))
-    return last(e, node, "Identity", y) if node.input(7) is None else _quantized(e, node, y, 7)
+    return emit_output(e, node, "Identity", y) if node.input(7) is None else _quantize_output(e, node, y, 7)
 
 
 @lowers("MatMulIntegerToFloat")
 def _integer_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Inputs A, B, their scales, their zero points, a bias."""
-    return _biased(e, node, integer_product(e, node, (0, 2, 4), (1, 3, 5)), 6)
+    """A @ B + bias. Inputs: A, B, the scales of both, the zero points of both, bias."""
+    return _add_bias(e, node, integer_product(e, node, (0, 2, 4), (1, 3, 5)), 6)
 
 
 @lowers("DynamicQuantizeMatMul")
 def _dynamic_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A is quantized to uint8 by its own range first. Inputs A, B, B's scale, B's zero point, a bias."""
-    a, scale, zero = dynamically_quantized(e, node.required(0))
-    return _biased(e, node, _product(e, a, scale, zero, *_of_bytes(node, (1, 2, 3))), 4)
+    """A @ B + bias, with A quantized dynamically to uint8. Inputs: A, B, B's scale, B's zero point, bias."""
+    a, scale, zero = quantize_dynamically(e, node.required(0))
+    return _add_bias(e, node, _product(e, a, scale, zero, *_quantized_input(node, (1, 2, 3))), 4)
 
 
-_Bytes: TypeAlias = tuple[Value, Value, Value | None]  # a tensor, its scale, its zero point
+_Quantized: TypeAlias = tuple[Value, Value, Value | None]  # a tensor, its scale, its zero point
 
 
 def integer_product(e: Emitter, node: OnnxNode, a: Sequence[int], b: Sequence[int]) -> Value:
-    """The product as floats of two inputs of bytes; `a` and `b` say where they, their scales and zero points stand."""
-    return _product(e, *_of_bytes(node, a), *_of_bytes(node, b))
+    """The product of two quantized inputs, as floats.
+
+    `a` and `b` are the input indices of the tensors, their scales and their zero points.
+    """
+    return _product(e, *_quantized_input(node, a), *_quantized_input(node, b))
 
 
-def _of_bytes(node: OnnxNode, at: Sequence[int]) -> _Bytes:
+def _quantized_input(node: OnnxNode, at: Sequence[int]) -> _Quantized:
     return node.required(at[0]), node.required(at[1]), node.input(at[2])
 
 
 def _product(
     e: Emitter, a: Value, a_scale: Value, a_zero: Value | None, b: Value, b_scale: Value, b_zero: Value | None
 ) -> Value:
-    whole = e("Cast", e("MatMulInteger", a, b, a_zero, b_zero), to=DType.FLOAT32.onnx_code)
-    return e("Mul", whole, e("Mul", a_scale, b_scale))
+    product = e("Cast", e("MatMulInteger", a, b, a_zero, b_zero), to=DType.FLOAT32.onnx_code)
+    return e("Mul", product, e("Mul", a_scale, b_scale))
 
 
-def _biased(e: Emitter, node: OnnxNode, y: Value, bias_at: int) -> list[Value]:
+def _add_bias(e: Emitter, node: OnnxNode, y: Value, bias_at: int) -> list[Value]:
     bias = node.input(bias_at)
-    return last(e, node, "Identity", y) if bias is None else last(e, node, "Add", y, bias)
+    return emit_output(e, node, "Identity", y) if bias is None else emit_output(e, node, "Add", y, bias)
 
 
-def dequantized(e: Emitter, x: Value, scale: Value, zero: Value) -> Value:
-    """(x - zero) * scale as floats, for the one scale of a whole tensor, which may be a vector of one number."""
+def dequantize(e: Emitter, x: Value, scale: Value, zero: Value) -> Value:
+    """(x - zero) * scale as floats. `scale` and `zero` are per tensor: scalars, or vectors of one element."""
     scale, zero = (e("Reshape", each, e.constant([], dtype=DType.INT64)) for each in (scale, zero))
     return e("DequantizeLinear", x, scale, zero)
 
 
 @lowers("DynamicQuantizeLinear", domain="")
 def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    values = dynamically_quantized(e, node.required(0))
+    values = quantize_dynamically(e, node.required(0))
     return [e.emit("Identity", [value], {}, [name])[0] for value, name in zip(values, node.outputs, strict=False)]
 
 
-def dynamically_quantized(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
-    """x as uint8, its scale, its zero point: DynamicQuantizeLinear as ONNX's reference computes it, which takes a range
-    of 1 where all of x is zero. (The function body that ONNX has for it would divide by zero.)"""
+def quantize_dynamically(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
+    """`x` quantized to uint8, with its scale and zero point, as in ONNX's reference of DynamicQuantizeLinear.
+
+    If all of `x` is zero, the range is taken to be 1; ONNX's function body would divide by zero.
+    """
     scale, point = _dynamic_range(e, x)
     zero = e("Cast", point, to=DType.UINT8.onnx_code)
     return e("QuantizeLinear", x, scale, zero), scale, zero
 
 
 def _dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
-    """The scale and the zero point, as a float, that x has as uint8."""
+    """The scale and the zero point (as a float) for `x` as uint8."""
     zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
     low = e("Min", e("ReduceMin", x, keepdims=0), zero)
     high = e("Max", e("ReduceMax", x, keepdims=0), zero)
@@ -157,32 +165,35 @@ def _dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
 
 @lowers("MatMulNBits")
 def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A [.., K] times a weight of 4 or 8 bits in blocks along K: B uint8 [N, blocks, bytes], a scale for each block.
+    """A [..,K] times a weight of 4 or 8 bits, quantized in blocks along K: B uint8 [N,blocks,bytes], a scale per block.
 
-    Zero points are packed like the weights, or floats; without them the middle of the range is zero.
+    Zero points are packed like the weights, or floats. Without them, the middle of the range represents zero.
     """
-    refuse(node, "weight_prepacked")
+    refuse_attributes(node, "weight_prepacked")
     sizes = [node.attrs.get(name) for name in ("K", "N", "bits", "block_size")]
     k, n, bits, block = (size if isinstance(size, int) else 0 for size in sizes)
     packed = e.value_of(node.input(1))
     if packed is None or bits not in (4, 8) or block < 16 or node.input(4) is not None:
         raise UnsupportedError("needs constant weights of 4 or 8 bits, not reordered", where=node.where)
     blocks = -(-k // block)
-    weights = e.constant(unpacked(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
+    weights = e.constant(unpack(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
     scales = e("Reshape", node.required(2), e.constant([n, blocks, 1], dtype=DType.INT64))
     steps = e("Sub", e("Cast", weights, to=scales.dtype.onnx_code), _zero_points(e, node, n, blocks, bits, scales))
     dense = e("Reshape", e("Mul", steps, scales), e.constant([n, blocks * block], dtype=DType.INT64))
     dense = dense if blocks * block == k else _first_columns(e, dense, k)
     y = (node.required(0), e("Transpose", dense, perm=(1, 0)))
     if (bias := node.input(5)) is None:
-        return last(e, node, "MatMul", *y)
-    return last(e, node, "Add", e("MatMul", *y), bias)
+        return emit_output(e, node, "MatMul", *y)
+    return emit_output(e, node, "Add", e("MatMul", *y), bias)
 
 
 @lowers("MatMulBnb4")
 def _bits_and_bytes_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A times a weight [N,K] of 4 bits as bitsandbytes packs them, the upper half of a byte first: each number stands
-    for one of 16 floats, times the greatest magnitude of its block in the flat weight."""
+    """A times a weight [N,K] in bitsandbytes' format of 4 bits, with the upper half of each byte first.
+
+    Each number is the index of one of 16 floats, which is multiplied by the largest magnitude of its block. Blocks are
+    those of the flat weight.
+    """
     given: dict[str, Any] = {"transB": 1, **node.attrs}
     n, k, block = (given[name] for name in ("N", "K", "block_size"))
     packed, floats = e.value_of(node.input(1)), _FLOATS.get(given["quant_type"])
@@ -193,11 +204,11 @@ def _bits_and_bytes_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     table = e.constant(floats, dtype=most.dtype)
     weight = e("Reshape", e("Mul", e("Gather", table, e.constant(codes)), most), e.constant([n, k], dtype=DType.INT64))
     b = e("Transpose", weight, perm=(1, 0)) if given["transB"] else weight
-    return last(e, node, "MatMul", node.required(0), b)
+    return emit_output(e, node, "MatMul", node.required(0), b)
 
 
-# The 16 floats of each type of bitsandbytes: FP4 (a sign, two bits of exponent, one of mantissa), and NF4 (the middles
-# of 16 equally likely pieces of a normal distribution).
+# The 16 floats of each type of bitsandbytes: FP4 (a sign, two bits of exponent, one of mantissa), and NF4 (for 16
+# equally likely intervals of a normal distribution).
 _MAGNITUDES = (0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 _FLOATS = {
     0: (*_MAGNITUDES, *(-number for number in _MAGNITUDES)),
@@ -214,8 +225,8 @@ def _first_columns(e: Emitter, x: Value, count: int) -> Value:
     return e("Slice", x, starts, ends, axes)
 
 
-def unpacked(packed: Any, bits: int) -> Any:
-    """Numbers of 4 bits from bytes, the lower half first."""
+def unpack(packed: Any, bits: int) -> Any:
+    """Unpack numbers of 4 bits from bytes, the lower half first; numbers of 8 bits are returned as they are."""
     if bits == 8:
         return packed
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)
@@ -230,5 +241,5 @@ def _zero_points(e: Emitter, node: OnnxNode, n: int, blocks: int, bits: int, sca
     if points is None:
         raise UnsupportedError("needs constant zero points", where=node.where)
     if points.dtype == np.uint8:
-        points = unpacked(points.reshape(n, -1), bits)[:, :blocks]
+        points = unpack(points.reshape(n, -1), bits)[:, :blocks]
     return e.constant(points.reshape(n, blocks, 1), dtype=scales.dtype)

@@ -1,4 +1,4 @@
-"""Recurrent layers whose products ONNX Runtime computes with bytes."""
+"""The dynamically quantized LSTM of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.errors import UnsupportedError
-from core.frontends.contrib.quantized import dynamically_quantized
-from core.frontends.contrib.table import int64s, lowers, refuse
-from core.frontends.opsets import OnnxNode
-from core.frontends.scope import Emitter
-from core.ir.graph import Attr, Graph, Value
-from core.ir.types import DType, TensorType
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.contrib.lowering_table import int64s, lowers, refuse_attributes
+from lathe.core.frontends.contrib.quantized import quantize_dynamically
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Attr, Graph, Value
+from lathe.core.ir.types import DType, TensorType
 
-_GATES = 4  # i, o, f, c
+_GATES = 4  # input, output, forget, cell
 _ACTIVATIONS = ["sigmoid", "tanh", "tanh"]
 
 
 @lowers("DynamicQuantizeLSTM")
 def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """LSTM of ONNX with weights [directions, inputs, gates] of bytes. ONNX Runtime quantizes the other factor of each
-    product to uint8 by its own range: X once, and the state of the whole batch in every step. So the rows of a batch
-    depend on each other."""
-    refuse(node, "clip")
+    """ONNX's LSTM with quantized weights [directions,inputs,gates].
+
+    ONNX Runtime quantizes the other factor of each product dynamically to uint8: X once, and the state of the whole
+    batch in every step. So the rows of a batch depend on each other.
+    """
+    refuse_attributes(node, "clip")
     if node.input(4) is not None or node.input(7) is not None:
         raise UnsupportedError("has sequence lengths or peepholes, expected neither", where=node.where)
     directions = {"forward": [False], "reverse": [True]}.get(str(node.attrs.get("direction", "forward")), [False, True])
     named: Any = node.attrs.get("activations", ())
     if named and [name.lower() for name in named] != _ACTIVATIONS * len(directions):
         raise UnsupportedError(f"activations are {', '.join(named)}, expected those of an LSTM", where=node.where)
-    x = _Rounded(e, node.required(0))
+    x = _DynamicallyQuantized(e, node.required(0))
     layers = [_direction(e, node, x, index, backward) for index, backward in enumerate(directions)]
-    return [_stacked(e, node, at, [layer[at] for layer in layers], axis) for at, axis in enumerate((1, 0, 0))][
+    return [_stack(e, node, at, [layer[at] for layer in layers], axis) for at, axis in enumerate((1, 0, 0))][
         : len(node.outputs)
     ]
 
 
-def _stacked(e: Emitter, node: OnnxNode, at: int, parts: Sequence[Value], axis: int) -> Value:
-    """An output, of what all directions give."""
+def _stack(e: Emitter, node: OnnxNode, at: int, parts: Sequence[Value], axis: int) -> Value:
+    """Output `at`: the results of all directions, stacked along a new axis."""
     axes = int64s(e, axis)
     names = node.outputs[at : at + 1] or [e.session.fresh(f"{e.label}.unused")]
     if len(parts) == 1:
@@ -48,36 +50,38 @@ def _stacked(e: Emitter, node: OnnxNode, at: int, parts: Sequence[Value], axis: 
 
 @dataclass(frozen=True)
 class _Weight:
-    """Bytes [K, N] of a direction, and for all of them or by column: the size of a step, and which byte is zero."""
+    """The quantized weight [K,N] of one direction; scale and zero point are per tensor or per column."""
 
-    steps: Value
+    integers: Value
     scale: Value
     zero: Value | None
 
 
-class _Rounded:
-    """A tensor as uint8: in whole steps of its range."""
+class _DynamicallyQuantized:
+    """A tensor quantized to uint8 by its own range."""
 
     def __init__(self, e: Emitter, x: Value) -> None:
-        self.steps, self.scale, self.zero = dynamically_quantized(e, x)
+        self.integers, self.scale, self.zero = quantize_dynamically(e, x)
 
     def times(self, e: Emitter, weight: _Weight) -> Value:
         """The product with a weight, as floats."""
-        total = e("MatMulInteger", self.steps, weight.steps, self.zero, weight.zero)
+        total = e("MatMulInteger", self.integers, weight.integers, self.zero, weight.zero)
         return e("Mul", e("Cast", total, to=DType.FLOAT32.onnx_code), e("Mul", self.scale, weight.scale))
 
 
-def _direction(e: Emitter, node: OnnxNode, x: _Rounded, index: int, backward: bool) -> tuple[Value, Value, Value]:
-    """All hidden states of a direction [T, B, H], and its last states [B, H]."""
+def _direction(
+    e: Emitter, node: OnnxNode, x: _DynamicallyQuantized, index: int, backward: bool
+) -> tuple[Value, Value, Value]:
+    """For one direction: all hidden states [T,B,H], the last hidden state and the last cell state, [B,H] each."""
     w, r = (_weight(e, node, at, scale, index) for at, scale in ((1, 8), (2, 10)))
     gates = x.times(e, w)
     if (bias := node.input(3)) is not None:
-        halves = e("Reshape", _one(e, bias, index), int64s(e, 2, -1))
+        halves = e("Reshape", _of_direction(e, bias, index), int64s(e, 2, -1))
         gates = e("Add", gates, e("ReduceSum", halves, int64s(e, 0), keepdims=0))
-    hidden = r.steps.tensor.dims[0]
+    hidden = r.integers.tensor.dims[0]
     if not isinstance(hidden, int):
         raise UnsupportedError(f"the hidden size is {hidden}, expected a number", where=node.where)
-    starts = [_start(e, node, at, index, hidden) for at in (5, 6)]
+    initial = [_initial_state(e, node, at, index, hidden) for at in (5, 6)]
     body = _step(e, gates.tensor, hidden, r, bool(node.attrs.get("input_forget", 0)))
     order = (int(backward),)
     attrs: dict[str, Attr] = {
@@ -87,46 +91,48 @@ def _direction(e: Emitter, node: OnnxNode, x: _Rounded, index: int, backward: bo
         "scan_output_directions": order,
     }
     names = [e.session.fresh(f"{e.label}.{name}") for name in ("h", "c", "y")]
-    h, c, y = e.emit("Scan", [*starts, gates], attrs, names)
+    h, c, y = e.emit("Scan", [*initial, gates], attrs, names)
     return y, h, c
 
 
 def _step(e: Emitter, gates: TensorType, hidden: int, r: _Weight, input_forget: bool) -> Graph:
-    """(hidden state, memory, what the input gives to the gates) to (both, and the hidden state once more)."""
+    """The body of the Scan: from (hidden state, cell state, gate inputs of X) to (both states, hidden state again)."""
     body = Graph("step")
     inner = Emitter(body, e.session, e.label)
     batch = gates.dims[1]
     types = [TensorType(DType.FLOAT32, (batch, hidden))] * 2 + [TensorType(DType.FLOAT32, gates.dims[1:])]
     body.inputs = [Value(e.session.fresh(f"{e.label}.{name}"), type_) for name, type_ in zip("hcx", types, strict=True)]
-    state, memory, x = body.inputs
-    total = inner("Add", x, _Rounded(inner, state).times(inner, r))
+    state, cell, x = body.inputs
+    total = inner("Add", x, _DynamicallyQuantized(inner, state).times(inner, r))
     names = [e.session.fresh(f"{e.label}.gate") for _ in range(_GATES)]
     i, o, f, c = inner.emit("Split", [total], {"axis": 1, "num_outputs": _GATES}, names)
     enter = inner("Sigmoid", i)
-    kept = inner("Sub", inner.constant(1.0, dtype=DType.FLOAT32), enter) if input_forget else inner("Sigmoid", f)
-    after = inner("Add", inner("Mul", kept, memory), inner("Mul", enter, inner("Tanh", c)))
-    h = inner("Mul", inner("Sigmoid", o), inner("Tanh", after))
-    body.outputs = [h, after, inner("Identity", h)]
+    forget = inner("Sub", inner.constant(1.0, dtype=DType.FLOAT32), enter) if input_forget else inner("Sigmoid", f)
+    new_cell = inner("Add", inner("Mul", forget, cell), inner("Mul", enter, inner("Tanh", c)))
+    h = inner("Mul", inner("Sigmoid", o), inner("Tanh", new_cell))
+    body.outputs = [h, new_cell, inner("Identity", h)]
     return body
 
 
 def _weight(e: Emitter, node: OnnxNode, at: int, scale_at: int, index: int) -> _Weight:
-    """The weights of a direction."""
+    """The weight of one direction."""
     zero = node.input(scale_at + 1)
-    scale = _one(e, node.required(scale_at), index)
-    return _Weight(_one(e, node.required(at), index), scale, _one(e, zero, index) if zero is not None else None)
+    scale = _of_direction(e, node.required(scale_at), index)
+    zero_point = _of_direction(e, zero, index) if zero is not None else None
+    return _Weight(_of_direction(e, node.required(at), index), scale, zero_point)
 
 
-def _one(e: Emitter, x: Value, index: int) -> Value:
-    """What belongs to one direction. Of weights it is a constant: products of bytes have kernels for those."""
+def _of_direction(e: Emitter, x: Value, index: int) -> Value:
+    """The part of `x` for one direction. It is a constant if `x` is: integer products have kernels for constants."""
     if (known := e.value_of(x)) is not None:
         return e.constant(known[index])
     return e("Gather", x, e.constant(index, dtype=DType.INT64), axis=0)
 
 
-def _start(e: Emitter, node: OnnxNode, at: int, index: int, hidden: int) -> Value:
-    if (given := node.input(at)) is not None:
-        return _one(e, given, index)
+def _initial_state(e: Emitter, node: OnnxNode, at: int, index: int, hidden: int) -> Value:
+    """The initial state of one direction, from input `at`, or zeros."""
+    if (state := node.input(at)) is not None:
+        return _of_direction(e, state, index)
     batch = e("Shape", node.required(0), start=1, end=2)
     shape = e("Concat", batch, int64s(e, hidden), axis=0)
     return e("Expand", e.constant(0.0, dtype=DType.FLOAT32), shape)

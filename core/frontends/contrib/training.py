@@ -1,29 +1,29 @@
-"""Gradient, of ONNX's training domain: the graph is differentiated on import."""
+"""Gradient, of ONNX's training domain: the importer differentiates the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from core.autodiff import derivatives
-from core.errors import ModelError, UnsupportedError
-from core.frontends.contrib.table import lowers
-from core.frontends.opsets import OnnxNode
-from core.frontends.scope import Emitter
-from core.ir.graph import Value
-from core.ops.terms import Writer
+from lathe.core.autodiff import derivatives
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.frontends.contrib.lowering_table import lowers
+from lathe.core.frontends.opsets import OnnxNode
+from lathe.core.frontends.scope import Emitter
+from lathe.core.ir.graph import Value
+from lathe.core.ops.opdef.terms import Writer
 
 
 @lowers("Gradient", domain="ai.onnx.preview.training")
 def gradient(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """dy/dx for every x of `xs`, at the values that the graph itself gives to `xs` and `zs`."""
+    """dy/dx for every x in `xs`, at the values that `xs` and `zs` have in the graph."""
     named = {value.name: value for value in e.graph.values()}
     y = named.get(str(node.attrs.get("y")))
     if y is None:
         raise ModelError(f"y is {node.attrs.get('y')!r}, which nothing before it defines", where=node.where)
-    targets = [_same(node, index, str(name), named) for index, name in enumerate(_names(node, "xs"))]
+    targets = [_input_named(node, index, str(name), named) for index, name in enumerate(_names(node, "xs"))]
     for index, name in enumerate(_names(node, "zs"), start=len(targets)):
-        _same(node, index, str(name), named)
+        _input_named(node, index, str(name), named)
     writer = Writer(e.graph, e.session.known, e.session.names)
     found = derivatives(writer, [y], targets)
     e.session.known.update(writer.known)
@@ -37,8 +37,8 @@ def _names(node: OnnxNode, attribute: str) -> Sequence[Any]:
     return names if isinstance(names, tuple) else ()
 
 
-def _same(node: OnnxNode, index: int, name: str, named: dict[str, Value]) -> Value:
-    """An input, which must be the very tensor that is named."""
+def _input_named(node: OnnxNode, index: int, name: str, named: dict[str, Value]) -> Value:
+    """The input at `index`. UnsupportedError unless it is the value with this name."""
     value = node.required(index)
     if named.get(name) is not value:
         message = f"input {index} is %{value.name}: gradients at other values than '{name}' itself are not supported"

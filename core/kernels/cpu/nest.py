@@ -1,4 +1,4 @@
-"""How the memory-bound kernels walk a nest: even tasks over rows, vectors along a row."""
+"""Iteration over a loop nest in memory-bound kernels: tasks of equal size over rows, vectors along a row."""
 
 from __future__ import annotations
 
@@ -6,46 +6,50 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from core.codegen.lang import Index, Kernel, Val
-from core.ir.dim import product
-from core.ir.types import DType
-from core.kernels.catalog.nest import Nest
-from core.kernels.target import Target
+from lathe.core.codegen.lang import Index, Kernel, Val
+from lathe.core.ir.dim import product
+from lathe.core.ir.types import DType
+from lathe.core.kernels.shared.nest import Nest
+from lathe.core.kernels.target import Target
 
-# body(i, lanes, mask): handle `lanes` elements from i on; where a mask is given, only where it is true.
+# body(i, lanes, mask): handle `lanes` elements from i on; if there is a mask, only those where it is true.
 Step: TypeAlias = Callable[[Val, int, Val | None], None]
 
-_TASK_NS = 16_000  # a task must outlast the costs of handing it out and of waking a thread many times over
+_TASK_NS = 16_000  # a task must take many times longer than handing it out and waking a thread
 _NS_PER_BYTE = 0.04
-_NS_PER_OPERATION = 0.02  # of one lane of a vector
+_NS_PER_OPERATION = 0.02  # per vector lane
 _LINE_BYTES = 64
 
 
 def grain(nbytes: float, operations: float = 0) -> int:
-    """Steps of a loop that make a task, when each moves `nbytes` and does so many vectorised operations."""
+    """The number of loop iterations per task, if each moves `nbytes` and does `operations` vectorised operations."""
     return max(1, int(_TASK_NS / (_NS_PER_BYTE * nbytes + _NS_PER_OPERATION * operations + 1e-3)))
 
 
 @contextmanager
 def even_chunks(k: Kernel, extent: Index, steps: Index, multiple: int = 1) -> Iterator[tuple[Val, Val]]:
-    """Tasks `[start, stop)` of one size (a multiple of `multiple`), at least `steps` long unless that is all there is;
-    a thread alone takes everything at once."""
+    """Tasks `[start, stop)` of equal size, a multiple of `multiple`.
+
+    Each has at least `steps` iterations, unless `extent` has fewer. A single thread gets one task with everything.
+    """
     size = k.index(extent)
     wanted = k.ops.select(k.threads.equals(1), k.index(1), k.ops.max(size // k.ops.max(steps, k.index(1)), 1))
-    piece = (size + wanted - 1) // wanted
-    piece = k.ops.max((piece + (multiple - 1)) // multiple * multiple, 1)
-    with k.tasks((size + piece - 1) // piece) as task:
-        start = task * piece
-        yield start, k.ops.min(start + piece, size)
+    chunk = (size + wanted - 1) // wanted
+    chunk = k.ops.max((chunk + (multiple - 1)) // multiple * multiple, 1)
+    with k.tasks((size + chunk - 1) // chunk) as task:
+        start = task * chunk
+        yield start, k.ops.min(start + chunk, size)
 
 
-def each_row(k: Kernel, nest: Nest, steps: int, emit: Callable[[list[Val], Val], None]) -> None:
-    """Share a nest out in tasks of about `steps` elements; `emit(offsets, length)` handles a run of its last loop that
-    begins at these offsets of the operands."""
+def for_each_row(k: Kernel, nest: Nest, steps: int, emit: Callable[[list[Val], Val], None]) -> None:
+    """Split a nest into tasks of about `steps` elements.
+
+    `emit(offsets, length)` handles `length` iterations of the last loop, from these offsets of the operands on.
+    """
     inner = nest.extents[-1]
     if nest.rank == 1:
         with even_chunks(k, k.dim(inner), steps, _LINE_BYTES) as (start, stop):
-            emit(_moved(k, nest, start), stop - start)
+            emit(_offsets_after(k, nest, start), stop - start)
     elif isinstance(inner, int) and inner >= 2 * steps:
         _each_part_of_row(k, nest, inner, steps, emit)
     else:
@@ -58,23 +62,23 @@ def each_row(k: Kernel, nest: Nest, steps: int, emit: Callable[[list[Val], Val],
 
 
 def _each_part_of_row(k: Kernel, nest: Nest, inner: int, steps: int, emit: Callable[[list[Val], Val], None]) -> None:
-    """Rows so long that each is several tasks."""
+    """Split rows that are so long that each makes several tasks."""
     parts = inner // steps
-    piece = -(-inner // parts // _LINE_BYTES) * _LINE_BYTES + _LINE_BYTES
+    chunk = -(-inner // parts // _LINE_BYTES) * _LINE_BYTES + _LINE_BYTES
     rows = k.dim(product(nest.extents[:-1]))
-    with k.parallel(rows, -(-inner // piece)) as (row, part):
-        start = part * piece
+    with k.parallel(rows, -(-inner // chunk)) as (row, part):
+        start = part * chunk
         first = offsets_of(k, nest.take(range(nest.rank - 1)), row)
-        offsets = [a + b for a, b in zip(first, _moved(k, nest, start), strict=True)]
-        emit(offsets, k.ops.min(piece, k.index(inner) - start))
+        offsets = [a + b for a, b in zip(first, _offsets_after(k, nest, start), strict=True)]
+        emit(offsets, k.ops.min(chunk, k.index(inner) - start))
 
 
-def _moved(k: Kernel, nest: Nest, steps: Val) -> list[Val]:
+def _offsets_after(k: Kernel, nest: Nest, steps: Val) -> list[Val]:
     return [steps * k.dim(stride) for stride in nest.loop(nest.rank - 1)]
 
 
 def offsets_of(k: Kernel, nest: Nest, flat: Val) -> list[Val]:
-    """Where every operand is at a row-major position of the nest."""
+    """The offset of each operand at a row-major position of the nest."""
     if nest.rank == 0:
         return [k.index(0) for _ in nest.strides]
     places = k.unravel(flat, [k.dim(extent) for extent in nest.extents])
@@ -85,14 +89,14 @@ def offsets_of(k: Kernel, nest: Nest, flat: Val) -> list[Val]:
 
 
 def has_masks(target: Target, itemsizes: Sequence[int]) -> bool:
-    """Whether masked loads and stores of such elements are single instructions; elsewhere each lane is a branch."""
+    """Whether masked loads and stores of such elements are single instructions; otherwise each lane is a branch."""
     if target.name == "avx512":
         return True
     return target.name == "avx2" and all(size >= 4 for size in itemsizes)
 
 
-def cover(k: Kernel, length: Index, body: Step, lanes: int, masks: bool, unroll: int = 1) -> None:
-    """Cover `length` elements: blocks of `unroll` vectors, single vectors, and the tail under a mask or one by one."""
+def for_each_vector(k: Kernel, length: Index, body: Step, lanes: int, masks: bool, unroll: int = 1) -> None:
+    """Call `body` for `length` elements: in blocks of `unroll` vectors, in vectors, then masked or one by one."""
     size = k.index(length)
     done = k.index(0)
     for block in sorted({unroll * lanes, lanes}, reverse=True):
@@ -118,6 +122,6 @@ def _tail(k: Kernel, done: Val, size: Val, body: Step, lanes: int, masks: bool) 
             body(done, lanes, k.lane_mask(rest, lanes))
 
 
-def unsigned(itemsize: int) -> DType:
-    """An integer type that can stand for any element of this many bytes."""
+def unsigned_type(itemsize: int) -> DType:
+    """The unsigned integer type with this many bytes, for moving elements of any type."""
     return {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}[itemsize]

@@ -1,14 +1,13 @@
-"""Panels made while a kernel runs: of matrices whose columns are not neighbours, or that are to be narrower floats;
-and rows of narrow floats made wide."""
+"""Repacking at run time: strided or wider matrices into panels, and rows of narrow floats into float32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from core.codegen.lang import Kernel, Val
-from core.codegen.registers import Pointer, register_type
-from core.ir.types import DType
-from core.kernels.cpu.tile import transpose_rows
+from lathe.core.codegen.lang import Kernel, Val
+from lathe.core.codegen.registers import Pointer, register_type
+from lathe.core.ir.types import DType
+from lathe.core.kernels.cpu.register_shuffles import transpose_rows
 
 
 def gather_panel(
@@ -20,9 +19,11 @@ def gather_panel(
     lanes: int,
     element: DType | None = None,
 ) -> None:
-    """Copy a matrix of `shape` (depth, columns), whose elements lie `steps` apart along either axis, into a panel:
-    its rows one after the other, each padded with zeros to whole vectors. Numbers are rounded to `element`,
-    if one is given."""
+    """Copy a matrix of `shape` (depth, columns) with the strides `steps` into a panel.
+
+    A panel holds the rows one after the other, each padded with zeros to whole vectors. Numbers are rounded to
+    `element`, if it is given.
+    """
     (depth, columns), (down, across) = shape, steps
     width = -(-columns // lanes) * lanes
     for first, count in _vectors(columns, lanes):
@@ -37,17 +38,19 @@ def gather_panel(
                 values = line.load(0, lanes, mask)
             else:
                 values = line.gather(k.lane_numbers(lanes) * across, mask)
-            panel.store(_rounded(k, values, element), i * width)
+            panel.store(_round_to(k, values, element), i * width)
 
 
-def _rounded(k: Kernel, values: Val, element: DType | None) -> Val:
-    """The nearest numbers that `element` has, of the type that they were."""
+def _round_to(k: Kernel, values: Val, element: DType | None) -> Val:
+    """The values rounded to the precision of `element`; their type stays."""
     return values if element is None else k.ops.cast(k.ops.cast(values, element), values.dtype)
 
 
-def widened(k: Kernel, rows: Sequence[Pointer], scratch: Pointer, count: int, lanes: int) -> list[Pointer]:
-    """Copies of rows of `count` narrow floats as float32, `row_pitch` apart: a factor is loaded once for every vector
-    of a panel, and converting it each time would take longer than its products."""
+def widen_rows(k: Kernel, rows: Sequence[Pointer], scratch: Pointer, count: int, lanes: int) -> list[Pointer]:
+    """Copies of rows of `count` narrow floats as float32, `row_pitch` apart.
+
+    A factor is loaded once for every vector of a panel; converting it each time would take longer than its products.
+    """
     pitch = -(-count // lanes) * lanes
     whole = count // lanes * lanes
 
@@ -63,12 +66,12 @@ def widened(k: Kernel, rows: Sequence[Pointer], scratch: Pointer, count: int, la
 
 
 def _vectors(columns: int, lanes: int) -> list[tuple[int, int]]:
-    """The first column of each vector of a panel, and how many columns it has."""
+    """The first column of each vector of a panel, and its number of columns."""
     return [(first, min(lanes, columns - first)) for first in range(0, columns, lanes)]
 
 
-def _by_squares(k: Kernel, depth: int, lanes: int, square: Callable[[Val, int], None]) -> None:
-    """Call `square` with the first of each `lanes` rows, and with how many of them there are."""
+def _for_each_square(k: Kernel, depth: int, lanes: int, square: Callable[[Val, int], None]) -> None:
+    """Call `square(first, count)` for each group of at most `lanes` rows."""
     whole = depth // lanes * lanes
     with k.loop(0, whole, lanes) as i:
         square(i, lanes)
@@ -86,7 +89,7 @@ def _transpose(
     lanes: int,
     element: DType | None,
 ) -> None:
-    """At most `lanes` contiguous columns, a square of `lanes` x `lanes` at a time."""
+    """Transpose at most `lanes` columns that are contiguous along the depth, `lanes` x `lanes` at a time."""
     depth, columns = shape
 
     def square(i: Val, valid: int) -> None:
@@ -96,16 +99,18 @@ def _transpose(
             for j in range(lanes)
         ]
         for step, line in enumerate(transpose_rows(k, lines)[:valid]):
-            target.store(_rounded(k, line, element), (i + step) * width)
+            target.store(_round_to(k, line, element), (i + step) * width)
 
-    _by_squares(k, depth, lanes, square)
+    _for_each_square(k, depth, lanes, square)
 
 
 def gather_pairs(
     k: Kernel, source: Pointer, target: Pointer, shape: tuple[int, int], steps: tuple[int, int], lanes: int
 ) -> None:
-    """The same from float32 to words of two bfloat16, neighbours along the depth; `shape` counts words, `steps`
-    elements."""
+    """Like `gather_panel`, from float32 to words of two bfloat16 that are adjacent along the depth.
+
+    `shape` counts words, `steps` count elements.
+    """
     (depth, columns), (down, across) = shape, steps
     width = -(-columns // lanes) * lanes
     for first, count in _vectors(columns, lanes):
@@ -120,11 +125,11 @@ def gather_pairs(
                 lower, upper = (line.load(0, lanes, mask) for line in pair)
             else:
                 lower, upper = (line.gather(k.lane_numbers(lanes) * across, mask) for line in pair)
-            panel.store(_paired(k, lower, upper), i * width)
+            panel.store(_pack_pairs(k, lower, upper), i * width)
 
 
-def _paired(k: Kernel, lower: Val, upper: Val) -> Val:
-    """Words of which the first half comes from `lower`, the second one from `upper`, rounded to bfloat16."""
+def _pack_pairs(k: Kernel, lower: Val, upper: Val) -> Val:
+    """Words with `lower` in the lower half and `upper` in the upper half, both rounded to bfloat16."""
     halves = [k.ops.bitcast(k.ops.cast(x, DType.BFLOAT16), DType.UINT16) for x in (lower, upper)]
     first, second = (k.ops.cast(half, DType.UINT32) for half in halves)
     return k.ops.bitcast(k.ops.bit_or(first, k.ops.shift_left(second, 16)), DType.INT32)
@@ -133,7 +138,7 @@ def _paired(k: Kernel, lower: Val, upper: Val) -> Val:
 def _transpose_pairs(
     k: Kernel, source: Pointer, target: Pointer, shape: tuple[int, int], across: int, width: int, lanes: int
 ) -> None:
-    """Columns whose elements are contiguous: two become a word where they are, words are transposed by squares."""
+    """Like `_transpose`, for words: two adjacent elements become a word, then squares of words are transposed."""
     depth, columns = shape
 
     def line(j: int, i: Val, mask: Val | None) -> Val:
@@ -148,4 +153,4 @@ def _transpose_pairs(
         for step, row in enumerate(transpose_rows(k, words)[:valid]):
             target.store(row, (i + step) * width)
 
-    _by_squares(k, depth, lanes, square)
+    _for_each_square(k, depth, lanes, square)

@@ -1,15 +1,15 @@
-"""Where the sequences are whose tokens lie one after the other."""
+"""Bounds of packed sequences, whose tokens lie one after the other."""
 
 from __future__ import annotations
 
-from core.codegen.lang import Kernel, Val
-from core.codegen.registers import Pointer
+from lathe.core.codegen.lang import Kernel, Val
+from lathe.core.codegen.registers import Pointer
 
 _HALVINGS = 40  # no run has 2**40 tokens
 
 
 def segment_count(k: Kernel, offsets: Pointer) -> Val:
-    """How many sequences begin before the end, which is n: the first place of `offsets` that holds n."""
+    """The number of sequences that begin before token n: a binary search for the first of `offsets` that is n."""
     with k.fold(0, _HALVINGS, [k.index(0), k.n]) as fold:
         low, high = fold.values
         middle = (low + high) // 2

@@ -1,6 +1,6 @@
-"""The scalar algebra of `core.ops.scalar` as lines of a Triton function, on blocks of any shape.
+"""`Algebra`: the scalar algebra of `lathe.core.ops.opdef.scalar` as lines of a Triton function, on blocks of any shape.
 
-Narrow floats (float16, bfloat16) are float32 in registers, and rounded where a body casts to them and in memory.
+Narrow floats (float16, bfloat16) are float32 in registers. They are rounded by casts in a body, and by stores.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from core.ir.types import DType
-from core.kernels.cuda.source import Writer
+from lathe.core.ir.types import DType
+from lathe.core.kernels.cuda.source import Writer
 
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 F32, F64 = DType.FLOAT32, DType.FLOAT64
 
-# (tanh(x) - x) / x^3 for |x| < 0.625, in powers of x^2: as a polynomial, and to the precision of float64 as a quotient
+# (tanh(x) - x) / x^3 for |x| < 0.625, in powers of x^2: a polynomial for float32, a quotient of polynomials for float64
 _TANH = (-3.33332819422e-1, 1.33314422036e-1, -5.37397155531e-2, 2.06390887954e-2, -5.70498872745e-3)
 _TANH_UPPER_64 = (-1.61468768441708447952e3, -9.92877231001918586564e1, -9.64399179425052238628e-1)
 _TANH_LOWER_64 = (4.84406305325125486048e3, 2.23548839060100448583e3, 1.12811678491631932402e2, 1.0)
@@ -24,7 +24,7 @@ _TANH_LOWER_64 = (4.84406305325125486048e3, 2.23548839060100448583e3, 1.12811678
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A named value of a kernel."""
+    """A variable of a kernel: a block or scalar of elements of `dtype`."""
 
     name: str
     dtype: DType
@@ -50,7 +50,7 @@ def literal(value: float | int | bool) -> str:
 
 
 class Algebra:
-    """Implements `core.ops.scalar.ScalarOps`; every method writes a line."""
+    """Implements `lathe.core.ops.opdef.scalar.ScalarOps`; each method writes lines of code."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
@@ -58,7 +58,7 @@ class Algebra:
     # Memory
 
     def load(self, pointer: str, offset: str, dtype: DType, mask: str | None = None, other: str | None = None) -> Reg:
-        """Elements at `pointer + offset` where `mask` holds (`other` elsewhere), as they are in registers."""
+        """The elements at `pointer + offset` where `mask` is true, `other` elsewhere, in their register type."""
         arguments = [
             f"{pointer} + {offset}",
             *([mask] if mask else []),
@@ -67,7 +67,7 @@ class Algebra:
         return Reg(self.writer.let(self.loaded(f"tl.load({', '.join(arguments)})", dtype), "x"), dtype)
 
     def loaded(self, expression: str, dtype: DType) -> str:
-        """What was loaded, as it is in registers."""
+        """The expression of a loaded value, converted to its register type."""
         if dtype is DType.BOOL:
             return f"{expression} != 0"
         return f"{expression}.to(tl.float32)" if dtype in NARROW else expression
@@ -97,11 +97,11 @@ class Algebra:
         if dtype in NARROW:
             return self._new(f"{value.name}.to({type_name(dtype)}).to(tl.float32)", dtype)
         if source.is_float and not dtype.is_float:
-            return self._saturated(value, dtype)
+            return self._saturating_cast(value, dtype)
         return self._new(f"{value.name}.to({register_name(dtype)})", dtype)
 
-    def _saturated(self, x: Reg, dtype: DType) -> Reg:
-        """Towards zero; NaN gives 0, and what lies outside of the type its nearest end."""
+    def _saturating_cast(self, x: Reg, dtype: DType) -> Reg:
+        """A float truncated towards zero and saturated to the range of an integer type; NaN gives 0."""
         bits, signed = 8 * dtype.itemsize, dtype.label.startswith("int")
         low, end = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
         above, below = f"{x.name} >= {float(end)!r}", f"{x.name} <= {float(low)!r}"
@@ -122,21 +122,21 @@ class Algebra:
         return self._binary("{} * {}", x, y)
 
     def div(self, x: Operand, y: Operand) -> Reg:
-        """Integers by zero give 0, as on a CPU."""
+        """The quotient; an integer divided by zero gives 0, as on a CPU."""
         a, c = self._match(x, y)
         if a.dtype is F64:
             return self._new(f"{a.name} / {c.name}", a.dtype)
         if a.dtype.is_float:
             return self._new(f"tl.div_rn({a.name}, {c.name})", a.dtype)
-        return self._by_integer(a, c, "//")
+        return self._integer_division(a, c, "//")
 
     def rem(self, x: Operand, y: Operand) -> Reg:
         a, c = self._match(x, y)
         if a.dtype.is_float:
             return self._new(f"{a.name} % {c.name}", a.dtype)
-        return self._by_integer(a, c, "%")
+        return self._integer_division(a, c, "%")
 
-    def _by_integer(self, a: Reg, c: Reg, symbol: str) -> Reg:
+    def _integer_division(self, a: Reg, c: Reg, symbol: str) -> Reg:
         one, zero = self.const(1, a.dtype), self.const(0, a.dtype)
         safe = self.writer.let(f"tl.where({c.name} == 0, {one.name}, {c.name})")
         return self._new(f"tl.where({c.name} == 0, {zero.name}, {a.name} {symbol} {safe})", a.dtype)
@@ -147,7 +147,7 @@ class Algebra:
         return self._new(form.format(a.name, c.name, d.name), a.dtype)
 
     def neg(self, x: Operand) -> Reg:
-        """By multiplication, since Triton's minus subtracts from 0, which loses the sign of zero."""
+        """The negation. Floats are multiplied by -1: Triton's minus subtracts from 0, which loses the sign of zero."""
         value = self._reg(x)
         return self.mul(value, -1.0) if value.dtype.is_float else self.sub(0, value)
 
@@ -180,7 +180,10 @@ class Algebra:
         return self._unary("tl.log({})", x)
 
     def tanh(self, x: Operand) -> Reg:
-        """An odd function of its own where the quotient would cancel (S. Moshier, Cephes: tanhf and tanh)."""
+        """1 - 2 / (exp(2 |x|) + 1), and an odd polynomial or quotient for small |x|, where that would cancel.
+
+        Coefficients are those of S. Moshier, Cephes: tanhf and tanh.
+        """
         value = self._reg(x)
         size = self.abs(value)
         power = self.exp(self.add(size, size))
@@ -228,7 +231,7 @@ class Algebra:
         return self._unary("tl.ceil({})", x)
 
     def rint(self, x: Operand) -> Reg:
-        """A number so large that no fraction fits beside it is added and taken away again."""
+        """The nearest integer, ties to even: adds and subtracts a number so large that no fraction fits beside it."""
         value = self._reg(x)
         size, large = self.abs(value), 2.0**52 if value.dtype is F64 else 2.0**23
         whole = self.sub(self.add(size, large), large)
@@ -266,14 +269,17 @@ class Algebra:
         return self._unary("~{}", x)
 
     def shift_left(self, x: Operand, y: Operand) -> Reg:
-        """By the width of the type or more gives 0."""
+        """Left shift; a count of at least the width of the type gives 0."""
         a, c = self._match(x, y)
         most, zero = self.const(8 * a.dtype.itemsize - 1, a.dtype), self.const(0, a.dtype)
         within = f"tl.minimum({c.name}, {most.name})"
         return self._new(f"tl.where({c.name} > {most.name}, {zero.name}, {a.name} << {within})", a.dtype)
 
     def shift_right(self, x: Operand, y: Operand) -> Reg:
-        """Keeps the sign of signed integers; by the width of the type or more gives what all bits then are."""
+        """Right shift: arithmetic for signed integers, logical for unsigned ones.
+
+        A count of at least the width of the type gives 0, or -1 for negative integers.
+        """
         a, c = self._match(x, y)
         most = self.const(8 * a.dtype.itemsize - 1, a.dtype)
         shifted = self._new(f"{a.name} >> tl.minimum({c.name}, {most.name})", a.dtype)
@@ -281,7 +287,7 @@ class Algebra:
             return shifted
         return self._new(f"tl.where({c.name} > {most.name}, {self.const(0, a.dtype).name}, {shifted.name})", a.dtype)
 
-    # Under the surface
+    # Internals
 
     def _polynomial(self, x: Reg, coefficients: Sequence[float]) -> Reg:
         """The sum of `coefficients[i] * x**i`, by Horner's rule."""
@@ -297,7 +303,7 @@ class Algebra:
         return x if isinstance(x, Reg) else self.const(x, self.dtype(x))
 
     def _match(self, *operands: Operand) -> tuple[Reg, ...]:
-        """All operands of one type: Python numbers become constants of it."""
+        """All operands as registers of one type: Python numbers become constants. TypeError for different types."""
         dtype = next((x.dtype for x in operands if isinstance(x, Reg)), F32)
         values = tuple(x if isinstance(x, Reg) else self.const(x, dtype) for x in operands)
         if any(value.dtype is not dtype for value in values):

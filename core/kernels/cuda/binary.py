@@ -1,4 +1,4 @@
-"""A compiled kernel: machine code for one architecture, and PTX where later ones can run it."""
+"""A compiled GPU kernel: machine code for one architecture, and PTX if later architectures can run it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 import struct
 from dataclasses import dataclass
 
-from core.errors import ArtifactError
+from lathe.core.errors import ArtifactError
 
-_HEAD = struct.Struct("<4sIII")  # magic; bytes of the facts, of the machine code, of the PTX
+_HEAD = struct.Struct("<4sIII")  # magic; sizes in bytes of the facts, the machine code, the PTX
 _MAGIC = b"LGB2"
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One kernel as the driver loads it. A program is a block of `warps * 32` threads.
+    """One kernel as the driver loads it. A program is a thread block of `warps * 32` threads.
 
-    The function takes the addresses of the operands, n as int32, and two more addresses that stay null (Triton's own
-    scratch, which no kernel here uses).
+    The function takes the addresses of the operands, n as int32, and two null addresses (Triton's own scratch, which no
+    kernel here uses).
     """
 
     symbol: str
@@ -25,8 +25,8 @@ class Binary:
     warps: int
     shared_bytes: int  # dynamic shared memory of a program
     cubin: bytes
-    ptx: str  # for this architecture and all later ones; "" where only this one can run the kernel
-    compiler: str = ""  # name and version of what compiled it
+    ptx: str  # for this architecture and all later ones; "" if only this architecture can run the kernel
+    compiler: str = ""  # name and version of the compiler
 
     def to_bytes(self) -> bytes:
         facts = json.dumps([self.symbol, self.arch, self.warps, self.shared_bytes, self.compiler]).encode()
@@ -35,18 +35,18 @@ class Binary:
 
     @staticmethod
     def is_one(data: bytes) -> bool:
-        """Whether bytes begin as those of a binary."""
+        """Whether the bytes begin with the magic number of a binary."""
         return data.startswith(_MAGIC)
 
     @staticmethod
     def from_bytes(data: bytes) -> Binary:
-        """ArtifactError for anything but what `to_bytes` gave."""
+        """The binary that `to_bytes` wrote. ArtifactError for malformed bytes."""
         if len(data) < _HEAD.size or not Binary.is_one(data):
-            raise ArtifactError("these bytes are no binary of a GPU's kernel")
+            raise ArtifactError("GPU kernel: the data are not a binary of a GPU kernel")
         _, facts, cubin, ptx = _HEAD.unpack_from(data)
         ends = [_HEAD.size, _HEAD.size + facts, _HEAD.size + facts + cubin, _HEAD.size + facts + cubin + ptx]
         if ends[-1] != len(data):
-            raise ArtifactError(f"the binary of a GPU's kernel has {len(data)} bytes, expected {ends[-1]}")
+            raise ArtifactError(f"GPU kernel: expected {ends[-1]} bytes, got {len(data)}")
         symbol, arch, warps, shared, compiler = json.loads(data[ends[0] : ends[1]])
         code, text = data[ends[1] : ends[2]], data[ends[2] : ends[3]].decode()
         return Binary(symbol, arch, warps, shared, code, text, compiler)

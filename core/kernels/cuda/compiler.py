@@ -1,4 +1,4 @@
-"""From the text of a kernel to machine code, by Triton; needs no GPU."""
+"""Compilation of a kernel's text to machine code by Triton; needs no GPU."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import tempfile
 from functools import lru_cache
 from typing import Any
 
-from core.kernels.cuda.binary import Binary
-from core.kernels.cuda.source import Source
-from core.kernels.cuda.toolchain import LOCK, function_of, module, triton_version
-from core.kernels.target import GPU_ALIGNMENT, GpuTarget
+from lathe.core.kernels.cuda.binary import Binary
+from lathe.core.kernels.cuda.source import Source
+from lathe.core.kernels.cuda.toolchain import LOCK, function_of, import_triton, triton_version
+from lathe.core.kernels.target import GPU_ALIGNMENT, GpuTarget
 
-_KEPT = 4  # kernels as Triton gives them
+_CACHED = 4  # compiled kernels in the cache
 _WARP = 32
-_OWN = 90  # from here on Triton writes PTX with instructions that only one architecture has
+_ARCH_SPECIFIC = 90  # from this architecture on, Triton writes PTX with instructions of one architecture only
 
 
 def compile_source(source: Source, target: GpuTarget) -> Binary:
-    """Machine code for `target`, with the PTX where later architectures can run that. UnsupportedError without Triton;
-    RuntimeError when Triton refuses the text."""
-    kernel = _compiled(source, target.arch)
-    ptx = kernel.asm["ptx"] if target.arch < _OWN else ""
+    """Machine code for `target`, with PTX if later architectures can run it.
+
+    UnsupportedError without Triton; RuntimeError if Triton cannot compile the text.
+    """
+    kernel = _compile(source, target.arch)
+    ptx = kernel.asm["ptx"] if target.arch < _ARCH_SPECIFIC else ""
     facts = (source.symbol, target.arch, source.warps, kernel.metadata.shared)
     return Binary(*facts, kernel.asm["cubin"], ptx, f"triton {triton_version()}")
 
 
-@lru_cache(_KEPT)
-def _compiled(source: Source, arch: int) -> Any:
-    """What Triton makes of the text."""
-    triton = module()
+@lru_cache(_CACHED)
+def _compile(source: Source, arch: int) -> Any:
+    """The kernel as compiled by Triton."""
+    triton = import_triton()
     with LOCK, tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
-        triton.knobs.cache.dir = folder  # what is kept lies in Lathe's own cache
+        triton.knobs.cache.dir = folder  # Lathe has a cache of its own
         try:
             kernel = triton.compile(_ast_source(source), target=_target(arch), options=_options(source))
-        except Exception as error:  # Triton has no common class of its errors
+        except Exception as error:  # Triton's errors have no common class
             raise RuntimeError(f"kernel {source.symbol} does not compile for sm_{arch}: {error}") from error
     if kernel.metadata.global_scratch_size or kernel.metadata.profile_scratch_size:
-        raise RuntimeError(f"kernel {source.symbol} needs scratch of Triton's own, which nobody provides")
+        raise RuntimeError(f"kernel {source.symbol} needs Triton's own scratch memory, which is not supported")
     return kernel
 
 

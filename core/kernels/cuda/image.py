@@ -1,26 +1,26 @@
-"""Windows over images: where a block of output pixels meets its input."""
+"""Offsets and masks of sliding windows over images, for blocks of pixels in a GPU kernel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.kernels.catalog.cuda.image import Image
-from core.kernels.catalog.pool import Window
-from core.kernels.cuda.nest import split
-from core.kernels.cuda.product import joined
-from core.kernels.cuda.source import Writer, scaled, total
+from lathe.core.kernels.cuda.nest import split
+from lathe.core.kernels.cuda.product import join_masks
+from lathe.core.kernels.cuda.source import Writer, scaled, total
+from lathe.core.kernels.shared.cuda_image import Image
+from lathe.core.kernels.shared.window import Window
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """A block of elements of the image: their offsets without channels, and which lie inside (None: all)."""
+    """A block of image elements: their offsets without channels, and a mask of those inside the image (None: all)."""
 
     offset: str
     mask: str | None
 
 
 class Windows:
-    """The windows of some output pixels, numbered along batch and spatial axes by `pixels`, a block or a number."""
+    """The windows of output pixels, whose numbers along batch and spatial axes are in `pixels`, a block or a scalar."""
 
     def __init__(self, w: Writer, image: Image, pixels: str) -> None:
         self._w, self._image = w, image
@@ -29,8 +29,10 @@ class Windows:
         self._origins = [_origin(w, place, window) for place, window in zip(places, image.windows, strict=True)]
 
     def at(self, place: str | tuple[int, ...]) -> Taps:
-        """The elements at one place of the windows: a number for all axes together as an expression, or one for each
-        axis."""
+        """The elements at one place of the windows.
+
+        The place is an expression for its row-major number in the window, or one number per axis.
+        """
         image, w = self._image, self._w
         steps = _axes(w, place, image)
         offsets: list[str | None] = [self._batch]
@@ -41,22 +43,27 @@ class Windows:
             offsets.append(scaled(index, stride))
             if window.inside != (0, window.count):
                 masks.append(w.let(f"({index} >= 0) & ({index} < {window.size})", "inside"))
-        return Taps(w.let(total(offsets), "at"), joined(*masks))
+        return Taps(w.let(total(offsets), "at"), join_masks(*masks))
 
     def within_padding(self, place: tuple[int, ...]) -> str | None:
-        """Where one place of the windows lies in the image or its padding: a last window may reach further (None: all
-        do)."""
+        """A mask of the windows whose given place lies in the image or its padding; None if all do.
+
+        The last windows may reach beyond the padding.
+        """
         masks = [
             f"({origin} + {step * window.dilation} < {window.size + window.after})"
             for origin, step, window in zip(self._origins, place, self._image.windows, strict=True)
             if (window.count - 1) * window.stride + step * window.dilation >= window.size + window.before + window.after
         ]
-        return joined(*masks)
+        return join_masks(*masks)
 
 
-class Reach:
-    """The windows over some places, numbered along batch and spatial axes by `places`: for each place of a window, the
-    window that meets the image there. The image that is read has a pixel for each window."""
+class CoveringWindows:
+    """The windows that cover image places, for transposed convolutions and gradients.
+
+    `places` are numbers along batch and spatial axes. For each place of a window there is at most one window that has
+    the image element there. The image that is read has one pixel per window.
+    """
 
     def __init__(self, w: Writer, image: Image, places: str) -> None:
         self._w, self._image = w, image
@@ -68,17 +75,17 @@ class Reach:
         ]
 
     def at(self, place: str | tuple[int, ...]) -> Taps:
-        """The pixels of the windows that have these elements at this place, and where there are such windows."""
+        """The pixels of the windows that have the elements at this place, and a mask of where such windows exist."""
         windows, mask = self.windows_at(place)
         return Taps(self._w.let(self.offset(windows), "at"), mask)
 
     def offset(self, windows: list[str]) -> str:
-        """The pixels of windows, without channels."""
+        """The offsets of the pixels of windows, without channels."""
         steps = [scaled(each, stride) for each, stride in zip(windows, self._image.steps, strict=True)]
         return total([self._batch, *steps])
 
     def windows_at(self, place: str | tuple[int, ...]) -> tuple[list[str], str | None]:
-        """Along each axis, the number of the window; and where there is one (None: everywhere)."""
+        """The number of the window along each axis, and a mask of where there is a window (None: everywhere)."""
         w, image = self._w, self._image
         found, masks = [], []
         for axis, step, window in zip(self._places, _axes(w, place, image), image.windows, strict=True):
@@ -88,24 +95,24 @@ class Reach:
             even = "" if window.stride == 1 else f" & ({before} % {window.stride} == 0)"
             found.append(number)
             if (window.kernel, window.stride, window.before) == (1, 1, 0) and window.count == window.size:
-                continue  # each place is a window
+                continue  # each place has a window
             masks.append(w.let(f"({before} >= 0) & ({number} < {window.count}){even}", "inside"))
-        return found, joined(*masks)
+        return found, join_masks(*masks)
 
 
 def _axes(w: Writer, place: str | tuple[int, ...], image: Image) -> list[str]:
-    """A place of a window along every axis: its number along all of them may be an expression."""
+    """The coordinates of a window place, which may be an expression for its row-major number."""
     return split(w, place, image.kernel) if isinstance(place, str) else [str(each) for each in place]
 
 
 def pixel_offset(w: Writer, image: Image, pixels: str) -> str:
-    """Where pixels lie in an image that has one for each window, without channels."""
+    """The offsets of pixels in an image with one pixel per window, without channels."""
     batch, *places = split(w, pixels, (image.batch, *image.counts))
     steps = [scaled(place, stride) for place, stride in zip(places, image.steps, strict=True)]
     return total([scaled(batch, image.batch_step), *steps])
 
 
 def _origin(w: Writer, place: str, window: Window) -> str:
-    """Where a window begins along one axis."""
+    """The first image place of a window along one axis; it may lie in the padding."""
     moved = scaled(place, window.stride) or "0"
     return w.let(f"{moved} - {window.before}" if window.before else moved, "origin")

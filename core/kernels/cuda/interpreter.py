@@ -1,4 +1,4 @@
-"""Kernels on NumPy arrays, by Triton's interpreter, without a GPU and without compiling."""
+"""Execution of GPU kernels on NumPy arrays by Triton's interpreter, without a GPU and without compilation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from core.errors import UnsupportedError
-from core.ir.graph import Array
-from core.kernels.cuda.source import Source
-from core.kernels.cuda.toolchain import INTERPRETER, LOCK, function_of, interprets, module, triton_version
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.graph import Array
+from lathe.core.kernels.cuda.source import Source
+from lathe.core.kernels.cuda.toolchain import (
+    INTERPRETER,
+    LOCK,
+    function_of,
+    import_triton,
+    is_interpreter_supported,
+    triton_version,
+)
 
 
 class _Pointer:
-    """An address, as Triton reads arguments that point to elements: by `data_ptr` and `dtype`."""
+    """An address in the form in which Triton takes pointer arguments: with `data_ptr` and `dtype`."""
 
     def __init__(self, address: int, element: str) -> None:
         self.dtype = element
@@ -29,17 +36,21 @@ class _Pointer:
 
 
 def run(source: Source, grid: Sequence[int], arrays: Sequence[Array | int], n: int) -> None:
-    """All programs, one after the other. ValueError for arrays that are not dense, or not one for each operand."""
+    """Run all programs, one after the other.
+
+    ValueError if there is not one array per operand, or an array is not C-contiguous. UnsupportedError without the
+    version of Triton whose interpreter is supported.
+    """
     if len(arrays) != len(source.operands):
         raise ValueError(f"kernel {source.symbol} takes {len(source.operands)} operands, got {len(arrays)}")
     if 0 in grid:
         return
-    module()
-    if not interprets():
+    import_triton()
+    if not is_interpreter_supported():
         raise UnsupportedError(f"the interpreter of kernels needs Triton {INTERPRETER}x, found {triton_version()}")
     pointers = [_Pointer(_address(a), element) for a, element in zip(arrays, source.operands, strict=True)]
-    with LOCK, np.errstate(all="ignore"), warnings.catch_warnings():  # as on a GPU: infinities and NaN are no errors
-        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy's maximum over nothing but NaN
+    with LOCK, np.errstate(all="ignore"), warnings.catch_warnings():  # infinities and NaN are no errors on a GPU
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of a maximum over NaN only
         _executor(function_of(source), tuple(grid))(*pointers, n)
 
 
@@ -52,8 +63,8 @@ def _address(array: Array | int) -> int:
 
 
 @functools.cache
-def _rewritten(function: FunctionType) -> Any:
-    """The function as the interpreter runs it."""
+def _rewrite(function: FunctionType) -> Any:
+    """The function, rewritten for the interpreter."""
     from triton.runtime.interpreter import FunctionRewriter
 
     return FunctionRewriter(function).rewrite_ast()
@@ -63,11 +74,11 @@ def _rewritten(function: FunctionType) -> Any:
 def _executor_class() -> Any:
     from triton.runtime.interpreter import GridExecutor, interpreter_builder
 
-    _teach_bfloat16(interpreter_builder)
-    _teach_conditions(interpreter_builder)
+    _fix_bfloat16(interpreter_builder)
+    _fix_conditions(interpreter_builder)
 
     class Executor(GridExecutor):  # type: ignore[misc]
-        """Works on memory in place: Triton's own class copies tensors from and to a device."""
+        """An executor that works on memory in place; Triton's own class copies tensors from and to a device."""
 
         def _init_args_hst(self, args: Any, kwargs: Any) -> Any:
             return args, kwargs
@@ -80,11 +91,11 @@ def _executor_class() -> Any:
 
 def _executor(function: FunctionType, grid: tuple[int, ...]) -> Any:
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return _executor_class()(_rewritten(function), list(names), grid)
+    return _executor_class()(_rewrite(function), list(names), grid)
 
 
-def _teach_bfloat16(builder: Any) -> None:
-    """Triton's interpreter multiplies the bits of bfloat16 as if they were integers, and cuts instead of rounding."""
+def _fix_bfloat16(builder: Any) -> None:
+    """Fix bfloat16 in Triton's interpreter, which multiplies its bits as integers and truncates instead of rounding."""
     from triton.runtime.interpreter import TensorHandle, tl
 
     cast, dot = builder.cast_impl, builder.create_dot
@@ -101,9 +112,11 @@ def _teach_bfloat16(builder: Any) -> None:
     builder.create_dot = lambda a, b, total, *options: dot(widened(a), widened(b), total, *options)
 
 
-def _teach_conditions(builder: Any) -> None:
-    """What Triton's interpreter compares keeps the type of what was compared, so one condition spread over a block
-    turns into numbers, which no load or store takes for a mask."""
+def _fix_conditions(builder: Any) -> None:
+    """Fix conditions in Triton's interpreter: comparisons keep the type of their operands.
+
+    A scalar condition that is broadcast to a block would become numbers, which loads and stores do not take as a mask.
+    """
     from triton.runtime.interpreter import TensorHandle, tl
 
     splat = builder.create_splat

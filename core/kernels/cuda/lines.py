@@ -1,4 +1,4 @@
-"""Programs over lines: blocks of [lines, elements], in one piece or piece by piece, and what becomes of a line."""
+"""`LineWriter`: GPU programs that process lines as blocks of [lines, elements], at once or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from core.ir.types import DType
-from core.kernels.catalog.cuda.lines import Lines
-from core.kernels.cuda.algebra import NARROW, Algebra, Reg, register_name
-from core.kernels.cuda.nest import Place, split
-from core.kernels.cuda.product import depth_range
-from core.kernels.cuda.source import Writer, text_of, total
+from lathe.core.ir.types import DType
+from lathe.core.kernels.cuda.algebra import NARROW, Algebra, Reg, register_name
+from lathe.core.kernels.cuda.nest import Place, split
+from lathe.core.kernels.cuda.product import depth_range
+from lathe.core.kernels.cuda.source import Writer, text_of, total
+from lathe.core.kernels.shared.cuda_lines import Lines
 
-# Triton's own combinations: its interpreter knows them, others it would call for every single element
+# Triton's own combine functions: its interpreter knows them, and would call any other function for each element.
 SUM, PRODUCT = "tl.standard._sum_combine", "tl.standard._prod_combine"
 GREATEST, LEAST = "tl.standard._elementwise_max", "tl.standard._elementwise_min"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some elements [1, columns] of a program's lines."""
+class LineChunk:
+    """A chunk of elements [1, columns] of a program's lines."""
 
     index: str
     place: Place
@@ -28,7 +28,7 @@ class Piece:
 
 
 class LineWriter:
-    """The lines of one program. Pieces of lines that fit into registers are read once."""
+    """Generates code for the lines of one program. Lines that fit into registers are read once."""
 
     def __init__(self, w: Writer, lines: Lines, parts: int = 1) -> None:
         self.w, self.e, self.lines, self.parts = w, Algebra(w), lines, parts
@@ -41,8 +41,8 @@ class LineWriter:
         self._loaded: dict[tuple[str, int], Reg] = {}
 
     @contextmanager
-    def pieces(self) -> Iterator[Piece]:
-        """What follows happens to every piece of the lines."""
+    def pieces(self) -> Iterator[LineChunk]:
+        """Code written inside runs for each chunk of the lines."""
         if self._piece is not None:
             yield self._piece
             return
@@ -50,20 +50,20 @@ class LineWriter:
         with self.w.block(f"for start in range({steps})"):
             yield self._at("start")
 
-    def _at(self, start: str) -> Piece:
+    def _at(self, start: str) -> LineChunk:
         columns, length = self.lines.tile.columns, self.lines.length
         index = self.w.let(f"{start} + tl.arange(0, {columns})[None, :]", "k")
         full = isinstance(length, int) and length % columns == 0
         mask = None if full else self.w.let(f"{index} < {text_of(length)}", "inside")
         places = split(self.w, index, self.lines.along.extents)
-        return Piece(index, Place(tuple(places), (mask,) * len(places)), mask)
+        return LineChunk(index, Place(tuple(places), (mask,) * len(places)), mask)
 
-    def both(self, piece: Piece) -> str:
+    def both(self, piece: LineChunk) -> str:
         """The mask of a block."""
         return self.mask if piece.mask is None else f"{self.mask} & {piece.mask}"
 
-    def load(self, pointer: str, operand: int, dtype: DType, piece: Piece) -> Reg:
-        """The elements of an operand, as they are in registers."""
+    def load(self, pointer: str, operand: int, dtype: DType, piece: LineChunk) -> Reg:
+        """The elements of an operand, in its register type."""
         if piece is self._piece and (pointer, operand) in self._loaded:
             return self._loaded[pointer, operand]
         lines, along = self.lines.lines.strides[operand], self.lines.along.strides[operand]
@@ -74,38 +74,39 @@ class LineWriter:
             self._loaded[pointer, operand] = value
         return value
 
-    def store(self, pointer: str, operand: int, value: Reg, piece: Piece) -> None:
+    def store(self, pointer: str, operand: int, value: Reg, piece: LineChunk) -> None:
+        """Store a chunk of an operand, inside the lines only."""
         self.e.store(pointer, f"{self._offset(operand, piece)} + {self.index} * 0", value, self.both(piece))
 
-    def _offset(self, operand: int, piece: Piece) -> str:
+    def _offset(self, operand: int, piece: LineChunk) -> str:
         lines, along = self.lines.lines.strides[operand], self.lines.along.strides[operand]
         return total([_unless_zero(self.place.offset(lines)), _unless_zero(piece.place.offset(along))])
 
     def store_result(self, pointer: str, value: Reg, operand: int | None = None) -> None:
-        """One number [lines, 1] of each line; without an operand they lie side by side."""
+        """Store one number per line, [lines, 1]; without an `operand` they are contiguous."""
         offset = self.index if operand is None else f"{self.place.offset(self.lines.lines.strides[operand])}"
         self.e.store(pointer, f"{offset} + {self.index} * 0", value, self.mask)
 
     # Results of lines
 
     def start(self, value: str, dtype: DType) -> str:
-        """A variable for every element of a block."""
+        """A block with one accumulator per element, all with the initial `value`."""
         tile = self.lines.tile
         return self.w.let(f"tl.full(({tile.rows}, {tile.columns}), {value}, {register_name(dtype)})", "total")
 
-    def within(self, value: str, piece: Piece, other: str) -> str:
-        """A value, or `other` outside of the lines."""
+    def within(self, value: str, piece: LineChunk, other: str) -> str:
+        """`value` inside the lines, `other` outside."""
         return self.w.let(f"tl.where({self.both(piece)}, {value}, {other})")
 
     def reduce(self, value: str, combine: str, dtype: DType) -> Reg:
-        """A block [lines, columns] as one number for each line, [lines, 1]."""
+        """A block [lines, columns] reduced to one number per line, [lines, 1]."""
         return Reg(self.w.let(f"tl.reduce({value}, 1, {combine})[:, None]", "line"), dtype)
 
     def sum(self, value: str, dtype: DType = DType.FLOAT32) -> Reg:
         return self.reduce(value, SUM, dtype)
 
     def extreme(self, value: str, combine: str, dtype: DType) -> Reg:
-        """The greatest or least, or NaN where there is one: comparing alone would lose it."""
+        """The maximum or minimum of each line, or NaN if the line has one: comparisons alone would lose it."""
         best = self.reduce(value, combine, dtype)
         if not dtype.is_float:
             return best
@@ -113,16 +114,18 @@ class LineWriter:
         return Reg(self.w.let(f'tl.where({nan.name} > 0, float("nan"), {best.name})', "line"), dtype)
 
 
-def computed(dtype: DType) -> DType:
+def register_dtype(dtype: DType) -> DType:
     """The type in registers."""
     return DType.FLOAT32 if dtype in NARROW else dtype
 
 
 def lowest(dtype: DType) -> str:
+    """The least value of a type, as an expression."""
     return 'float("-inf")' if dtype.is_float else str(-(1 << (8 * dtype.itemsize - 1)) if _signed(dtype) else 0)
 
 
 def highest(dtype: DType) -> str:
+    """The greatest value of a type, as an expression."""
     bits = 8 * dtype.itemsize - (1 if _signed(dtype) else 0)
     return 'float("inf")' if dtype.is_float else str((1 << bits) - 1)
 

@@ -1,44 +1,46 @@
-"""Where a program of a GPU's kernel stands in a loop nest, and where its elements lie."""
+"""Indices and offsets of a GPU program's elements in a loop nest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.ir.dim import product
-from core.ir.types import Dim
-from core.kernels.catalog.cuda.tiling import Tiling, blocks
-from core.kernels.catalog.nest import Nest
-from core.kernels.cuda.source import Writer, scaled, text_of, total
+from lathe.core.ir.dim import product
+from lathe.core.ir.types import Dim
+from lathe.core.kernels.cuda.source import Writer, scaled, text_of, total
+from lathe.core.kernels.shared.cuda_tiling import Tiling, blocks
+from lathe.core.kernels.shared.nest import Nest
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The index along every loop, as expressions that broadcast to one block, and for each which are inside (None: it
-    is one number, and inside)."""
+    """The indices of a block of elements along each loop, and their masks.
+
+    Indices are expressions that broadcast to one block. A mask is None if the index is a scalar that is always inside.
+    """
 
     indices: tuple[str, ...]
     masks: tuple[str | None, ...]
 
     def offset(self, strides: Sequence[Dim], start: Dim = 0) -> str:
-        """How far an operand has moved, in elements, from `start` on."""
+        """The offset of an operand with these strides, in elements, plus `start`."""
         terms = [scaled(index, stride) for index, stride in zip(self.indices, strides, strict=True)]
         return total([*([text_of(start)] if start != 0 else []), *terms])
 
     def mask(self, strides: Sequence[Dim]) -> str | None:
-        """Which elements of an operand are inside, of the shape of its offset."""
+        """A mask of the elements of an operand that are inside, in the shape of its offset."""
         moved = zip(self.masks, self.indices, strides, strict=True)
         masks = dict.fromkeys(mask for mask, index, stride in moved if mask and stride != 0 and index != "0")
         return " & ".join(masks) or None
 
 
 def place(w: Writer, nest: Nest, tiling: Tiling, program: str) -> Place:
-    """The elements of the program of this number."""
+    """The elements that program number `program` handles."""
     return _squares(w, nest, tiling, program) if tiling.loops else _line(w, nest, tiling.sizes[0], program)
 
 
 def split(w: Writer, index: str, extents: Sequence[Dim]) -> list[str]:
-    """One index for all loops as one for each, the last loop fastest."""
+    """A row-major index over all loops as one index per loop."""
     indices = []
     for k in range(len(extents) - 1, 0, -1):
         extent = extents[k]
@@ -59,7 +61,7 @@ def _line(w: Writer, nest: Nest, size: int, program: str) -> Place:
 
 
 def _squares(w: Writer, nest: Nest, tiling: Tiling, program: str) -> Place:
-    """Pieces of the cut loops vary fastest from program to program."""
+    """The elements of a program for a tiling with cut loops, whose blocks vary fastest from program to program."""
     cut = dict(zip(tiling.loops, tiling.sizes, strict=True))
     order = [k for k in range(nest.rank) if k not in cut] + list(tiling.loops)
     counts = [blocks(nest.extents[k], cut[k]) if k in cut else nest.extents[k] for k in order]

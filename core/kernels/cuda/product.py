@@ -1,4 +1,4 @@
-"""What matrix products and convolutions have in common: which tile a program makes, and how sums get to memory."""
+"""Shared code of matrix products and convolutions on a GPU: tiles of programs, products, split depth, epilogue."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from core.ir.types import Dim, DType
-from core.kernels.catalog.cuda.product import ProductTile, Results
-from core.kernels.catalog.cuda.tiling import blocks
-from core.kernels.cuda.algebra import Algebra, Reg, type_name
-from core.kernels.cuda.nest import Place
-from core.kernels.cuda.source import Writer, text_of
-from core.ops.fused import scalar_body
+from lathe.core.ir.types import Dim, DType
+from lathe.core.kernels.cuda.algebra import Algebra, Reg, type_name
+from lathe.core.kernels.cuda.nest import Place
+from lathe.core.kernels.cuda.source import Writer, text_of
+from lathe.core.kernels.shared.cuda_product import ProductTile, Results
+from lathe.core.kernels.shared.cuda_tiling import blocks
+from lathe.core.ops.nn.fused import scalar_body
 
-_GROUP = 8  # tiles of rows that meet the same columns before others do: their factors are still in the cache
+_GROUP = 8  # row tiles whose programs run in turn for the same columns, so that factors are still in the cache
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTile:
-    """Names of what one program makes: its place among the batches, its rows [rows, 1] and its columns [1, columns],
-    and which of them are inside (None: all)."""
+    """Variable names of a program's tile: batch index, rows [rows, 1], columns [1, columns], and masks.
+
+    A mask is None if all rows, or columns, are inside.
+    """
 
     batch: str
     rows: str
@@ -30,7 +32,7 @@ class ProgramTile:
 
 
 def program_tile(w: Writer, tile: ProductTile, rows: Dim, columns: Dim) -> ProgramTile:
-    """Programs go through the tiles of one batch before those of the next."""
+    """The tile of this program. Programs run through all tiles of one batch before those of the next."""
     high, wide = text_of(blocks(rows, tile.rows)), text_of(blocks(columns, tile.columns))
     program = w.let("tl.program_id(0)", "program")
     batch = w.let(f"{program} // ({high} * {wide})", "batch")
@@ -45,42 +47,45 @@ def program_tile(w: Writer, tile: ProductTile, rows: Dim, columns: Dim) -> Progr
 
 
 def edge_mask(w: Writer, index: str, extent: Dim, size: int) -> str | None:
-    """Which of the indices are inside; None when pieces of `size` fill the extent."""
+    """A mask of the indices below `extent`; None if blocks of `size` fill the extent exactly."""
     if isinstance(extent, int) and extent % size == 0:
         return None
     return w.let(f"{index} < {text_of(extent)}", "inside")
 
 
-def joined(*masks: str | None) -> str | None:
+def join_masks(*masks: str | None) -> str | None:
+    """The conjunction of the masks; None if all are None."""
     return " & ".join(mask for mask in masks if mask is not None) or None
 
 
-def cleared(w: Writer, tile: ProductTile, element: DType = DType.FLOAT32) -> str:
-    """Sums of products of `element`, nothing added yet."""
+def zero_sums(w: Writer, tile: ProductTile, element: DType = DType.FLOAT32) -> str:
+    """A block of accumulators for products of `element`, all zero."""
     kind = "tl.float32" if element.is_float else "tl.int32"
     return w.let(f"tl.full(({tile.rows}, {tile.columns}), 0, {kind})", "sums")
 
 
-def factor(
+def load_factors(
     w: Writer, pointer: str, offset: str, dtype: DType, element: DType, *masks: str | None, outside: int = 0
 ) -> str:
-    """A block of factors, and what counts where the masks do not hold."""
-    mask, nothing = joined(*masks), repr(float(outside) if dtype.is_float else outside)
+    """Load a block of factors as `element`, with `outside` where a mask is false."""
+    mask, nothing = join_masks(*masks), repr(float(outside) if dtype.is_float else outside)
     loaded = w.let(f"tl.load({pointer} + {offset}{f', {mask}, other={nothing}' if mask else ''})", "factors")
-    if dtype is DType.UINT8:  # less 128
+    if dtype is DType.UINT8:  # subtract 128
         return w.let(f"({loaded} ^ 128).to(tl.int8, bitcast=True)", "factors")
     return loaded if dtype is element else w.let(f"{loaded}.to({type_name(element)})", "factors")
 
 
 def multiply(w: Writer, sums: str, left: str, right: str, precision: str, element: DType = DType.FLOAT32) -> None:
-    """Add the products of two blocks of `element` to `sums`, as `cleared` begins them. The type of the sums is written
-    out for integers: Triton 3.6 assumes float32 there."""
+    """Add the product of two blocks of `element` to `sums`, which `zero_sums` has made.
+
+    For integers the type of the sums is stated, because Triton 3.6 assumes float32.
+    """
     kind = "" if element.is_float else ", out_dtype=tl.int32"
     w.line(f'{sums} = tl.dot({left}, {right}, {sums}, input_precision="{precision}"{kind})')
 
 
 def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:
-    """The steps of a program along the depth, as the arguments of `range`. Parts are counted by the second axis."""
+    """The steps of a program along the depth, as arguments of `range`. The second axis of programs counts parts."""
     if parts == 1:
         return f"0, {text_of(depth)}, {step}"
     part = text_of(blocks(blocks(depth, step), parts) * step)
@@ -89,8 +94,8 @@ def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:
 
 
 @contextmanager
-def together(w: Writer, size: ProductTile, programs: Dim, parts: int, sums: str) -> Iterator[str]:
-    """What follows happens once for each tile, with the sums of all its parts: see `split_operands`."""
+def last_program_of_tile(w: Writer, size: ProductTile, programs: Dim, parts: int, sums: str) -> Iterator[str]:
+    """Code written inside runs once per tile, with the sums of all its parts: see `split_operands`."""
     if parts == 1:
         yield sums
         return
@@ -101,7 +106,7 @@ def together(w: Writer, size: ProductTile, programs: Dim, parts: int, sums: str)
     place = w.let(f"{rows} * {size.columns} + {columns}", "place")
     mine = f"partial + (tl.program_id(1) * {text_of(programs)} + tl.program_id(0)) * {area} + {place}"
     w.line(f"tl.store({mine}, {sums})")
-    w.line("tl.debug_barrier()")  # all threads have stored before one of them counts
+    w.line("tl.debug_barrier()")  # all threads store their sums before one of them counts
     done = w.let("tl.atomic_add(counts + tl.program_id(0), 1)", "done")
     with w.block(f"if {done} == {parts - 1}"):
         whole = w.let(f"tl.full(({size.rows}, {size.columns}), 0.0, tl.float32)", "sums")
@@ -113,6 +118,7 @@ def together(w: Writer, size: ProductTile, programs: Dim, parts: int, sums: str)
 
 
 def split_pointers(w: Writer, parts: int) -> None:
+    """Declare the pointers of `split_operands`, if the depth is split."""
     if parts > 1:
         w.operand("partial", DType.FLOAT32)
         w.operand("counts", DType.INT32)
@@ -122,13 +128,13 @@ def finish(
     w: Writer, results: Results, here: Place, moves: Sequence[tuple[Dim, ...]], pointers: Sequence[str], sums: str,
     tile: ProgramTile,
 ) -> None:  # fmt: skip
-    """Epilogue and store. `moves` are the strides of the extras and Y along the loops of `here`."""
+    """Run the epilogue and store Y. `moves` are the strides of the extras and Y along the loops of `here`."""
     e = Algebra(w)
     values = [Reg(sums, results.computed)]
     *extras, (y, to) = zip(pointers, moves, strict=True)
     for (pointer, strides), dtype in zip(extras, results.extra_dtypes, strict=True):
         values.append(e.load(pointer, here.offset(strides), dtype, here.mask(strides)))
     result = values[0] if results.epilogue is None else scalar_body(e, results.epilogue, values)[0]
-    # a result of one row does not move along it, but must have as many addresses as there are sums
+    # A Y that does not move along the rows or columns still needs one address per sum.
     whole = f"{here.offset(to)} + {tile.rows} * 0 + {tile.columns} * 0"
-    e.store(y, whole, result, joined(tile.row_mask, tile.column_mask))
+    e.store(y, whole, result, join_masks(tile.row_mask, tile.column_mask))

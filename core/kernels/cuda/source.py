@@ -1,4 +1,4 @@
-"""A kernel as the text of one Triton function. Text needs no Triton, so generators run everywhere."""
+"""The text of a kernel as one Triton function. Text needs no Triton, so generators run everywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from core.ir.types import Dim, DType
+from lathe.core.ir.types import Dim, DType
 
 _POINTERS = {
     DType.FLOAT64: "fp64", DType.FLOAT32: "fp32", DType.FLOAT16: "fp16", DType.BFLOAT16: "bf16", DType.BOOL: "i8",
@@ -18,9 +18,9 @@ _POINTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A module that defines the function `symbol` of pointers to elements of the types of `operands`, and n, an int32.
+    """A module that defines the function `symbol` of pointers to elements of the types `operands`, and of n (int32).
 
-    `warps` of 32 threads run a program; `stages` is how many loads of a loop are under way at once.
+    `warps` of 32 threads run a program; `stages` is the number of loop iterations whose loads are in flight.
     """
 
     symbol: str
@@ -39,8 +39,7 @@ class Source:
 
 
 class Writer:
-    """Collects the lines of one kernel. Names of values are given once and never assigned again, but for the variables
-    of loops."""
+    """Collects the lines of one kernel. Each name is assigned once, except for variables that loops carry."""
 
     def __init__(self, symbol: str) -> None:
         self.symbol = symbol
@@ -50,15 +49,16 @@ class Writer:
         self._count = 0
 
     def operand(self, name: str, dtype: DType) -> str:
-        """The next pointer argument."""
+        """Declare the next pointer argument; returns its name."""
         self._operands.append((name, dtype))
         return name
 
     def line(self, text: str) -> None:
+        """Add a line at the current indentation."""
         self._lines.append("    " * self._depth + text)
 
     def let(self, expression: str, hint: str = "v") -> str:
-        """A new name for the value of an expression."""
+        """Assign an expression to a new variable, whose name begins with `hint`; returns the name."""
         taken = {operand for operand, _ in self._operands}
         while (name := f"{hint}{self._count}") in taken:
             self._count += 1
@@ -68,13 +68,14 @@ class Writer:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """An indented block under `head`, such as "for k in range(0, 64, 16)"."""
+        """Code written inside is indented under `head`, such as "for k in range(0, 64, 16)"."""
         self.line(head + ":")
         self._depth += 1
         yield
         self._depth -= 1
 
     def source(self, warps: int = 4, stages: int = 1) -> Source:
+        """The source of the kernel with the lines written so far."""
         arguments = ", ".join([*(name for name, _ in self._operands), "n"])
         head = ["import triton", "import triton.language as tl", "", "", "@triton.jit"]
         text = "\n".join([*head, f"def {self.symbol}({arguments}):", *self._lines, ""])
@@ -82,18 +83,18 @@ class Writer:
 
 
 def text_of(dim: Dim) -> str:
-    """A dimension as an expression over `n`, safe beside any operator."""
+    """A dimension as an expression over `n`, in parentheses where needed."""
     text = str(dim)
     return text if text.isalnum() else f"({text})"
 
 
 def scaled(index: str, stride: Dim) -> str | None:
-    """`index * stride`; None for nothing."""
+    """The text of `index * stride`; None if the product is 0."""
     if stride == 0 or index == "0":
         return None
     return index if stride == 1 else f"{index} * {text_of(stride)}"
 
 
 def total(terms: list[str | None]) -> str:
-    """The sum of terms; "0" for none."""
+    """The text of the sum of all terms that are not None; "0" if there are none."""
     return " + ".join(term for term in terms if term is not None) or "0"

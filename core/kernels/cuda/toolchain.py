@@ -1,4 +1,4 @@
-"""The one place that imports Triton: functions out of text, and a lock."""
+"""Access to Triton: import, versions, functions from source text, and a lock."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from importlib import metadata
 from types import FunctionType
 from typing import Any
 
-from core.errors import UnsupportedError
-from core.kernels.cuda.source import Source
+from lathe.core.errors import UnsupportedError
+from lathe.core.kernels.cuda.source import Source
 
-# Triton's interpreter replaces what its language is made of while it runs, so nothing may compile at that time.
+# While Triton's interpreter runs, it replaces the functions of Triton's language, so nothing may compile meanwhile.
 LOCK = threading.RLock()
 
-TESTED = ("3.9.0", "3.6.0")  # every kernel is compiled with each of these in the tests; the newest one first
-INTERPRETER = "3.9."  # the versions whose insides the interpreter of kernels reads
+TESTED = ("3.9.0", "3.6.0")  # the tests compile every kernel with each of these versions; the newest first
+INTERPRETER = "3.9."  # the versions with whose internals `interpreter.py` works
 
-_KEPT = 256  # functions
+_CACHED = 256  # functions in the cache
 
 
-def module() -> Any:
-    """Triton, or UnsupportedError that says how to get it."""
+def import_triton() -> Any:
+    """The module `triton`. UnsupportedError if it is not installed."""
     try:
         import triton
     except ImportError as error:
@@ -31,22 +31,22 @@ def module() -> Any:
 
 
 def triton_version() -> str:
-    """The version of Triton that is installed; "" for none."""
+    """The version of the installed Triton; "" if there is none."""
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:
         return ""
 
 
-def interprets() -> bool:
+def is_interpreter_supported() -> bool:
     """Whether the installed Triton is one whose interpreter can run kernels."""
     return triton_version().startswith(INTERPRETER)
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHED)
 def function_of(source: Source) -> FunctionType:
-    """The function that a source defines, as plain Python. Triton reads its text back by way of `linecache`."""
-    triton = module()
+    """The function that a source defines, as plain Python. Triton reads its text through `linecache`."""
+    triton = import_triton()
     file = f"<lathe {source.symbol}>"
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
     names: dict[str, Any] = {"__name__": f"lathe.{source.symbol}"}

@@ -1,6 +1,6 @@
-"""python -m core.train.data describe PATH [--name NAME] [--format F] [--memory BYTES]
+"""python -m lathe.core.train.data describe PATH [--name NAME] [--format F] [--memory BYTES]
 
-Prints one line of JSON. Exit status 0, or 2 with {"error": ...} when the data are at fault.
+Prints one line of JSON. Exit status 0; 2 with {"error": ...} if the data are invalid or need too much memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from core.errors import LatheError
-from core.train.data.describe import describe
-from core.train.data.given import MOST_BYTES
-from core.train.data.opening import Format
-
-_DATA_AT_FAULT = 2
+from lathe.core.errors import LatheError
+from lathe.core.exit_status import ExitStatus
+from lathe.core.train.data.describe import describe
+from lathe.core.train.data.formats import Format
+from lathe.core.train.data.location import DEFAULT_MAX_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,25 +27,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = describe(arguments.path, arguments.format, name=arguments.name, memory=arguments.memory)
     except LatheError as error:
         print(json.dumps({"error": str(error)}))
-        return _DATA_AT_FAULT
+        return ExitStatus.INPUT_REFUSED
     except MemoryError:
-        print(json.dumps({"error": f"{arguments.name or arguments.path.name}: takes more memory than there is"}))
-        return _DATA_AT_FAULT
+        print(json.dumps({"error": f"{arguments.name or arguments.path.name}: not enough memory to read it"}))
+        return ExitStatus.INPUT_REFUSED
     print(json.dumps(found))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m core.train.data", description="Look at a dataset.")
+    parser = argparse.ArgumentParser(prog="python -m lathe.core.train.data", description="Describe a dataset.")
     parser.add_argument("task", choices=["describe"])
     parser.add_argument("path", type=Path)
-    parser.add_argument("--name", help="what errors call it")
+    parser.add_argument("--name", help="name of the dataset in error messages")
     parser.add_argument("--format", choices=get_args(Format))
-    parser.add_argument("--memory", type=int, default=MOST_BYTES, help="bytes that its columns may take")
+    parser.add_argument("--memory", type=int, default=DEFAULT_MAX_BYTES, help="most bytes of its columns in memory")
     return parser
 
 
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # pyarrow may still be reading ahead, through Python, in a thread that outlives the interpreter
+    # Skips the interpreter's shutdown, during which a thread of pyarrow may still call Python to read ahead.
+    os._exit(status)

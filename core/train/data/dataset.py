@@ -1,4 +1,4 @@
-"""`Dataset`: named columns of equal length, each from a `Source` that gives the rows asked for."""
+"""`Dataset`: named columns of equal length, each with a `Source` from which rows are read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import DataError
-from core.ir.types import DType
+from lathe.core.errors import DataError
+from lathe.core.ir.types import DType
 
 Rows: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = NDArray[Any]
 Layout: TypeAlias = Literal["", "HW", "CHW", "HWC"]
 
-_LONGEST_NAME = 1000  # characters, of a column
+_MAX_NAME_LENGTH = 1000  # most characters of a column's name
 
 
 @dataclass(frozen=True)
 class Column:
-    """One row of a column: its element type and shape, how an image lies in it, the names of the classes it counts.
+    """The type of a column's rows: element type, shape, image layout, and class names if the values are class indices.
 
-    A dimension of -1 is the length of a sequence, which differs from row to row.
+    A dimension of -1 is the length of a sequence, which varies between rows.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Column:
     shape: tuple[int, ...] = ()
     layout: Layout = ""
     classes: tuple[str, ...] | None = None
-    note: str = field(default="", compare=False)  # what was found when it was opened: why it is text, say
+    note: str = field(default="", compare=False)  # a finding from opening the file, such as why the column is text
 
     @property
     def is_number(self) -> bool:
@@ -48,7 +48,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in memory, a sequence of any length counting as one element."""
+        """Bytes of one row in memory. A sequence of variable length counts as one element."""
         return math.prod(map(abs, self.shape)) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Column:
 
 
 class Row(Protocol):
-    """The type of one row, as a model's input or a column has it."""
+    """The type of one row of a column or of a model's input."""
 
     @property
     def dtype(self) -> DType: ...
@@ -66,7 +66,7 @@ class Row(Protocol):
 
 
 class Source(Protocol):
-    """Where the rows of one column come from. `take` may be called from several threads at once."""
+    """Reads the rows of one column. `take` is thread-safe."""
 
     @property
     def column(self) -> Column: ...
@@ -74,13 +74,13 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Rows) -> Values:
-        """The rows stacked: [rows, *column.shape]; ragged sequences are an object array of arrays."""
+        """The rows as one array [rows, *column.shape]. Sequences of variable length are an object array of arrays."""
         ...
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A column that lies in memory, or in a mapped file."""
+    """A column in memory or in a memory-mapped file."""
 
     column: Column
     array: Values
@@ -89,12 +89,12 @@ class ArraySource:
         return len(self.array)
 
     def take(self, rows: Rows) -> Values:
-        taken = self.array[rows]
-        return taken if taken.dtype.kind == "O" else taken.astype(self.column.dtype.numpy, copy=False)
+        values = self.array[rows]
+        return values if values.dtype.kind == "O" else values.astype(self.column.dtype.numpy, copy=False)
 
 
 class LazySource:
-    """A column that is read, once, when its first rows are asked for."""
+    """A column that is read into memory by the first `take`."""
 
     def __init__(self, column: Column, length: int, load: Callable[[], Values]) -> None:
         self.column = column
@@ -113,8 +113,8 @@ class LazySource:
         return self._loaded.take(rows)
 
 
-class Joined:
-    """Several sources of columns that are `alike`, one after the other; numbers have a type that holds them all."""
+class ConcatSource:
+    """The concatenation of sources with `alike` columns. Its element type can hold the values of all of them."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = tuple(sources)
@@ -126,14 +126,14 @@ class Joined:
         return int(self.ends[-1])
 
     def take(self, rows: Rows) -> Values:
-        which = np.searchsorted(self.ends, rows, side="right")
+        source_of_row = np.searchsorted(self.ends, rows, side="right")
         shape, dtype = (
             ((), np.dtype(object)) if self.column.is_sequence else (self.column.shape, self.column.dtype.numpy)
         )
-        taken = np.empty((len(rows), *shape), dtype)
-        for part in np.unique(which).tolist():
-            taken[which == part] = self._from(part, rows[which == part])
-        return taken
+        values = np.empty((len(rows), *shape), dtype)
+        for part in np.unique(source_of_row).tolist():
+            values[source_of_row == part] = self._from(part, rows[source_of_row == part])
+        return values
 
     def _from(self, part: int, rows: Rows) -> Values:
         return self.sources[part].take(rows - (int(self.ends[part - 1]) if part else 0))
@@ -141,9 +141,10 @@ class Joined:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Columns of equal length. `parts` are ranges of rows that the files themselves set apart: train, validation, test.
+    """Columns of equal length.
 
-    `digest` is the sha256 of the content: of the file, or of the names and digests of a folder's files.
+    `parts` are the ranges of rows of a split that the files define themselves: `train`, `validation`, `test`. `digest`
+    is the SHA-256 of the content: of the file, or of the names and digests of a folder's files.
     """
 
     name: str
@@ -151,15 +152,16 @@ class Dataset:
     fingerprint: Callable[[], str]
     format: str = "arrays"
     parts: Mapping[str, range] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)  # columns that models cannot take, and why
-    line_of: Callable[[int], int] | None = None  # of a text file: the line of a row, counted from 1
+    left_out: Mapping[str, str] = field(default_factory=dict)  # columns that models cannot take: name and reason
+    line_of: Callable[[int], int] | None = None  # in a text file the line of a row, counted from 1
 
     def __post_init__(self) -> None:
         lengths = {name: len(source) for name, source in self.sources.items()}
         if not lengths:
             raise DataError("there are no columns", file=self.name)
-        if (longest := max(map(len, lengths))) > _LONGEST_NAME:
-            raise DataError(f"a column's name has {longest} characters, at most {_LONGEST_NAME}", file=self.name)
+        if (longest := max(map(len, lengths))) > _MAX_NAME_LENGTH:
+            message = f"a column's name has {longest} characters, expected at most {_MAX_NAME_LENGTH}"
+            raise DataError(message, file=self.name)
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(f"columns differ in their number of rows: {text}", file=self.name)
@@ -172,7 +174,7 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, where one column says so."""
+        """The class names of the first column that has any; None without one."""
         return next((column.classes for column in self.columns.values() if column.classes), None)
 
     @cached_property
@@ -182,61 +184,61 @@ class Dataset:
     def __len__(self) -> int:
         return len(next(iter(self.sources.values())))
 
-    def alike(self, other: Dataset) -> bool:
-        """Whether rows of another dataset may follow: the same columns, numbers being as good as other numbers."""
+    def has_same_columns(self, other: Dataset) -> bool:
+        """Whether another dataset has the same columns, so that its rows can be appended. Numeric types may differ."""
 
-        def essence(column: Column) -> Column:
+        def comparable(column: Column) -> Column:
             return replace(column, dtype=DType.FLOAT64 if column.is_number else column.dtype)
 
-        ours, theirs = self.columns.values(), other.columns.values()
-        return list(map(essence, ours)) == list(map(essence, theirs))
+        own, others = self.columns.values(), other.columns.values()
+        return list(map(comparable, own)) == list(map(comparable, others))
 
     def text(self) -> str:
-        """The columns and their types."""
+        """The columns and their types, for messages."""
         return ", ".join(f"'{name}' {column}" for name, column in self.columns.items())
 
     def column(self, name: str) -> Column:
-        """DataError when there is no such column."""
+        """The column of this name. DataError if there is none."""
         if name in self.columns:
             return self.columns[name]
         if name in self.left_out:
             raise self.error(self.left_out[name], name)
-        there = ", ".join(f"'{column}'" for column in list(self.columns)[:20])
-        raise self.error(f"there is no such column, only {there}", name)
+        known = ", ".join(f"'{column}'" for column in list(self.columns)[:20])
+        raise self.error(f"there is no such column, only {known}", name)
 
     def error(self, message: str, column: str = "", row: int | None = None) -> DataError:
-        """A complaint about this dataset, which names the line where rows are lines."""
+        """An error about this dataset. It names the line of the row if the file is a text file."""
         line = self.line_of(row) if self.line_of and row is not None else None
         return DataError(message, file=self.name, column=column, row=row, line=line)
 
     def place(self, row: int) -> str:
-        """What people call a row: its line, or its number."""
+        """The place of a row for messages: `line 7` in a text file, otherwise `row 5`."""
         return f"line {self.line_of(row)}" if self.line_of else f"row {row}"
 
     def take(self, rows: Rows, columns: Iterable[str] | None = None) -> dict[str, Values]:
-        """The given rows of all columns, or of some. DataError for a value that cannot be read."""
+        """The given rows of `columns`, by default of all, by name. DataError for a value that cannot be read."""
         names = list(self.sources if columns is None else columns)
         return {name: self.sources[name].take(rows) for name in names}
 
 
 def from_arrays(arrays: Mapping[str, Values], name: str = "arrays") -> Dataset:
-    """A dataset of arrays in memory, their first axis counting rows."""
+    """A dataset of arrays in memory, whose first axis is the rows. `name` is its name in error messages."""
     sources = {key: ArraySource(column_of(key, array, name), np.asarray(array)) for key, array in arrays.items()}
     return Dataset(name, sources, lambda: _digest_of_arrays(arrays))
 
 
 def column_of(name: str, array: Values, file: str) -> Column:
-    """The column that an array makes. DataError for one without rows or of a type that models cannot take."""
+    """The column of an array. DataError for rank 0, or for a type that models cannot take."""
     if array.ndim == 0:
-        raise DataError("the array has rank 0, expected rows", file=file, column=name)
+        raise DataError("the array has rank 0, expected an axis of rows", file=file, column=name)
     if array.dtype.kind not in "biufUO":
-        raise DataError(f"arrays of {array.dtype} are not read, expected numbers or text", file=file, column=name)
+        raise DataError(f"expected numbers or text, got an array of {array.dtype}", file=file, column=name)
     shape = tuple(array.shape[1:])
     return Column(name, DType.from_numpy(array.dtype.newbyteorder("=")), shape, layout_of(shape))
 
 
 def layout_of(shape: tuple[int, ...]) -> Layout:
-    """How rows of this shape may be images: [H, W], or three axes of which one counts 1, 3 or 4 channels."""
+    """The image layout of rows of this shape: HW, or CHW or HWC with 1, 3 or 4 channels; empty if it is no image."""
     if len(shape) == 2:
         return "HW"
     if len(shape) == 3:
@@ -244,16 +246,18 @@ def layout_of(shape: tuple[int, ...]) -> Layout:
     return ""
 
 
-def joined(name: str, parts: Mapping[str, Dataset], fingerprint: Callable[[], str]) -> Dataset:
-    """One dataset of parts that their files set apart; one part alone is the dataset. DataError when columns differ."""
+def join_parts(name: str, parts: Mapping[str, Dataset], fingerprint: Callable[[], str]) -> Dataset:
+    """The dataset of several parts; a single part is returned as it is. DataError if their columns differ."""
     first, *others = parts.values()
     if not others:
         return first
     for part, other in zip(list(parts)[1:], others, strict=True):
-        if not first.alike(other):
-            message = f"part '{part}' has {other.text()}, but part '{next(iter(parts))}' {first.text()}"
+        if not first.has_same_columns(other):
+            message = f"part '{part}' has {other.text()}, but part '{next(iter(parts))}' has {first.text()}"
             raise DataError(message, file=name)
-    sources: dict[str, Source] = {key: Joined([part.sources[key] for part in parts.values()]) for key in first.sources}
+    sources: dict[str, Source] = {
+        key: ConcatSource([part.sources[key] for part in parts.values()]) for key in first.sources
+    }
     ends = np.cumsum([0, *(len(part) for part in parts.values())]).tolist()
     ranges = {part: range(start, end) for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True)}
     return replace(first, name=name, sources=sources, fingerprint=fingerprint, parts=ranges)
@@ -270,7 +274,7 @@ def _digest_of_arrays(arrays: Mapping[str, Values]) -> str:
 
 
 def digest_of_path(path: Path) -> str:
-    """sha256 of a file; of a folder, that of its files' relative names and digests in the order of their names."""
+    """The SHA-256 of a file; for a folder, of its files' relative names and digests in the order of names."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

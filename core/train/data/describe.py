@@ -1,4 +1,4 @@
-"""What a dataset holds, for the one who uploaded it: every value is looked at once."""
+"""Describes the content of a dataset and finds its problems, in one pass over all values."""
 
 from __future__ import annotations
 
@@ -8,89 +8,91 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.errors import DataError
-from core.train.data.dataset import Column, Dataset, Rows, Values
-from core.train.data.examples import default_target
-from core.train.data.given import MOST_BYTES
-from core.train.data.opening import Format, open_dataset
-from core.train.data.targets import class_targets
+from lathe.core.errors import DataError
+from lathe.core.train.data.dataset import Column, Dataset, Rows, Values
+from lathe.core.train.data.examples import default_target
+from lathe.core.train.data.formats import Format, open_dataset
+from lathe.core.train.data.location import DEFAULT_MAX_BYTES
+from lathe.core.train.data.targets import class_targets
 
-_MOST_PROBLEMS = 20
-_MOST_CLASSES = 1000
-_LONGEST_NAME = 200  # characters, of a class
-_MOST_COLUMNS = 1000  # that are listed
+_MAX_PROBLEMS = 20
+_MAX_CLASSES = 1000
+_MAX_NAME_LENGTH = 200  # most characters of a class name
+_MAX_COLUMNS = 1000  # most columns that are listed
 _CHUNK_BYTES = 16 << 20
 
 
 def describe(
-    path: str | Path, format: Format | None = None, *, name: str | None = None, memory: int = MOST_BYTES
+    path: str | Path, format: Format | None = None, *, name: str | None = None, memory: int = DEFAULT_MAX_BYTES
 ) -> dict[str, Any]:
-    """Rows, format, columns, parts, the default target and its classes, digest, and the first problems, as JSON has it.
+    """A description as JSON: rows, format, columns, parts, default target and its classes, digest, first problems.
 
-    A problem matters only to those who use that column: numbers that are missing, classes without rows. DataError for
-    what makes the file useless: it cannot be read, or a column cannot.
+    Problems concern single columns only, such as missing numbers or classes without rows. DataError if the file or one
+    of its columns cannot be read.
     """
     dataset = open_dataset(path, format, name=name, memory=memory)
-    problems = _problems(dataset)  # first: what takes too much memory is found piece by piece
+    problems = _problems(dataset)  # first, since it reads in chunks and so finds out early that memory does not suffice
     target = default_target(dataset)
-    classes, gaps = _classes(dataset, target)
+    classes, empty_classes = _classes(dataset, target)
     return {
         "rows": len(dataset),
         "format": dataset.format,
-        "columns": [_column(column) for column in list(dataset.columns.values())[:_MOST_COLUMNS]],
+        "columns": [_column(column) for column in list(dataset.columns.values())[:_MAX_COLUMNS]],
         "parts": {part: len(rows) for part, rows in dataset.parts.items()},
         "target": target,
         "classes": classes,
         "digest": dataset.digest,
-        "problems": (problems + gaps)[:_MOST_PROBLEMS],
+        "problems": (problems + empty_classes)[:_MAX_PROBLEMS],
     }
 
 
 def _column(column: Column) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": column.name, "dtype": str(column.dtype), "shape": list(column.shape)}
+    result: dict[str, Any] = {"name": column.name, "dtype": str(column.dtype), "shape": list(column.shape)}
     if column.layout:
-        found["layout"] = column.layout
-    return found | ({"note": column.note} if column.note else {})
+        result["layout"] = column.layout
+    return result | ({"note": column.note} if column.note else {})
 
 
 def _problems(dataset: Dataset) -> list[str]:
-    """Columns that are left out, and numbers that are none. Reading every value also finds what cannot be read."""
+    """Columns that are left out, and columns with missing values. Reads all values; DataError if one is unreadable."""
     left_out = [f"column '{column}' is left out: it {reason}" for column, reason in dataset.left_out.items()]
-    lacking = [found for column in dataset.columns.values() if (found := _lacking(dataset, column)).rows]
-    return left_out + [_text(dataset, found) for found in lacking[:_MOST_PROBLEMS]]
+    missing = [values for column in dataset.columns.values() if (values := _missing_values(dataset, column)).rows]
+    return left_out + [_text(dataset, values) for values in missing[:_MAX_PROBLEMS]]
 
 
-class _Lacking(NamedTuple):
-    """How many rows of a column lack something, and which is the first."""
+class _MissingValues(NamedTuple):
+    """The number of rows of a column with a missing value, and the first of them."""
 
     column: Column
     rows: int
     first: int
 
 
-def _lacking(dataset: Dataset, column: Column) -> _Lacking:
+def _missing_values(dataset: Dataset, column: Column) -> _MissingValues:
     count, first = 0, 0
-    for rows, values in _pieces(dataset, column):
-        odd = _odd(column, values)
-        first = first if count or not odd.any() else int(rows[odd.argmax()])
-        count += int(odd.sum())
-    return _Lacking(column, count, first)
+    for rows, values in _chunks(dataset, column):
+        invalid = _invalid_rows(column, values)
+        first = first if count or not invalid.any() else int(rows[invalid.argmax()])
+        count += int(invalid.sum())
+    return _MissingValues(column, count, first)
 
 
-def _text(dataset: Dataset, found: _Lacking) -> str:
-    what = "missing or infinite numbers" if found.column.is_number else "missing texts"
-    return f"column '{found.column.name}': {found.rows} rows have {what}, {dataset.place(found.first)} is the first"
+def _text(dataset: Dataset, missing: _MissingValues) -> str:
+    what = "missing or infinite numbers" if missing.column.is_number else "missing text"
+    return (
+        f"column '{missing.column.name}': {missing.rows} rows have {what}, {dataset.place(missing.first)} is the first"
+    )
 
 
-def _pieces(dataset: Dataset, column: Column) -> Iterator[tuple[Rows, Values]]:
+def _chunks(dataset: Dataset, column: Column) -> Iterator[tuple[Rows, Values]]:
     size = max(_CHUNK_BYTES // max(column.row_bytes, 1), 1)
     for start in range(0, len(dataset), size):
         rows = np.arange(start, min(start + size, len(dataset)))
         yield rows, dataset.take(rows, [column.name])[column.name]
 
 
-def _odd(column: Column, values: Values) -> Values:
-    """Which rows have something that nobody can learn from."""
+def _invalid_rows(column: Column, values: Values) -> Values:
+    """bool [rows]: which rows have a missing value, a NaN or an infinite number."""
     if values.dtype.kind == "f":
         return np.logical_not(np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if values.dtype.kind != "O":
@@ -101,15 +103,15 @@ def _odd(column: Column, values: Values) -> Values:
 
 
 def _classes(dataset: Dataset, target: str) -> tuple[list[str] | None, list[str]]:
-    """The classes of the default target, where it has some, and those without rows."""
+    """The classes of the default target, None if it has none, and problems: the classes without rows."""
     if dataset.columns[target].dtype.is_float or dataset.columns[target].is_sequence:
         return None, []
     try:
         names, indices = class_targets(dataset, target, None)
     except DataError:
         return None, []
-    if len(names) > min(_MOST_CLASSES, max(len(dataset) // 2, 2)) or max(map(len, names)) > _LONGEST_NAME:
-        return None, []  # quantities or texts, rather
+    if len(names) > min(_MAX_CLASSES, max(len(dataset) // 2, 2)) or max(map(len, names)) > _MAX_NAME_LENGTH:
+        return None, []  # more likely quantities or free text than classes
     counts = np.bincount(indices.ravel(), minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     return list(names), [f"column '{target}': class '{name}' has no rows" for name in empty]

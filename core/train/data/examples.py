@@ -1,4 +1,4 @@
-"""`Examples`: which columns of a dataset a model takes, and which it learns to tell."""
+"""`Examples`: the columns of a dataset that are the inputs and the target of a model."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from core.errors import DataError
-from core.ir.types import DType
-from core.train.data.dataset import Column, Dataset, Layout, Row, Rows, Values
-from core.train.data.features import Feature, joined, longest
-from core.train.data.targets import class_targets
+from lathe.core.errors import DataError
+from lathe.core.ir.types import DType
+from lathe.core.train.data.dataset import Column, Dataset, Layout, Row, Rows, Values
+from lathe.core.train.data.features import Feature, concat_columns, longest_sequence
+from lathe.core.train.data.targets import class_targets
 
 Inputs: TypeAlias = Mapping[str, str | Sequence[str]]
 Task: TypeAlias = Literal["auto", "classes", "numbers"]
 
 TARGET = "target"
 _DEFAULT_INPUT = "x"
-_TARGETS = ("y", "target", "label", "labels")  # what a target is called when nobody says
+_TARGETS = ("y", "target", "label", "labels")  # default names of the target column
 
 
 @dataclass(frozen=True)
 class Examples:
     """Rows of named inputs and a target.
 
-    Targets are classes (int64, below `len(classes)`) or numbers (float32, of rank 1 at least: [k]). Inputs are as the
-    dataset has them (pixels of uint8 stay that), but float64, and what is joined from several columns, is float32, and
-    short sequences are filled up with zeros.
+    A target is a class index (int64, below `len(classes)`) or numbers (float32, rank 1 or more per row). Inputs keep
+    the element type of the dataset, such as uint8 for pixels; only float64 and inputs of several columns become
+    float32. Short sequences are padded with zeros.
     """
 
     dataset: Dataset
@@ -53,19 +53,22 @@ class Examples:
         return self.dataset.digest
 
     def like(self, rows: Mapping[str, Row]) -> Examples:
-        """The same examples for a model that takes such rows: numbers are cast to its floating-point types, or widened,
-        and reshaped where they are as many. DataError for inputs that are missing, superfluous or do not fit."""
+        """The same examples with rows of other types, by input.
+
+        Numbers are cast to floating-point types or to wider types, and reshaped if their number is the same. DataError
+        if names of inputs differ, or if rows do not fit.
+        """
         if rows.keys() != self.features.keys():
             message = f"inputs are {sorted(self.features)}, but the model takes {sorted(rows)}"
             raise DataError(message, file=self.dataset.name)
-        fitted = {name: self.features[name].like(name, rows[name], self.dataset.name) for name in rows}
-        return replace(self, features=fitted)
+        features = {name: self.features[name].like(name, rows[name], self.dataset.name) for name in rows}
+        return replace(self, features=features)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def take(self, rows: Rows) -> dict[str, Values]:
-        """The rows as a training step takes them: inputs by name, and `target`. DataError for what cannot be read."""
+        """A batch for a training step: inputs by name, and `target`. DataError for a row that cannot be read."""
         batch = {name: feature.take(self.dataset, rows) for name, feature in self.features.items()}
         return {**batch, TARGET: self.targets[rows]}
 
@@ -80,35 +83,38 @@ def select(
     shapes: Mapping[str, Sequence[int]] | None = None,
     layouts: Mapping[str, Layout] | None = None,
 ) -> Examples:
-    """Choose inputs and target among the columns.
+    """Select the inputs and the target among the columns.
 
-    `inputs` maps names of model inputs to a column or to several, whose numbers are joined. By default everything but
-    the target goes in: a single column as `x`; many columns of one number each joined as `x`; else each by its own
-    name. The target is by default called y, target, label or labels, or is the last column. `task` says whether it
-    counts classes: on "auto", text, truth values and whole numbers do. `classes` are those of a model that is to go on
-    learning: targets are matched by name. `shapes` gives rows of an input another shape (784 numbers as [28, 28], say),
-    or sequences a length other than the longest one's; `layouts` says how rows are images where their shape does not.
+    `inputs` maps names of model inputs to a column, or to several columns whose numbers are concatenated. By default
+    all columns but the target are inputs: a single column as `x`; columns of one number each concatenated as `x`;
+    otherwise each column under its own name. The default target is the column y, target, label or labels, otherwise the
+    last one.
+
+    `task` selects classification or regression; "auto" takes text, booleans and whole numbers as classes. `classes` are
+    the class names of a model to fine-tune, with which targets are matched by name. `shapes` reshapes the rows of an
+    input, such as 784 numbers to [28, 28], or sets the length of sequences, by default that of the longest one.
+    `layouts` gives the image layout of inputs whose shape is ambiguous.
 
     DataError for columns that do not exist or do not fit.
     """
     target = dataset.column(target or default_target(dataset)).name
     chosen = inputs if inputs is not None else _default_inputs(dataset, target)
     if not chosen or TARGET in chosen:
-        raise dataset.error(f"inputs are {list(chosen)}, expected at least one, none called '{TARGET}'")
+        raise dataset.error(f"inputs: expected at least one, none called '{TARGET}', got {list(chosen)}")
     features = {name: _feature(dataset, name, columns) for name, columns in chosen.items()}
-    features = _shaped(dataset, features, shapes or {}, layouts or {})
+    features = _reshape(dataset, features, shapes or {}, layouts or {})
     _check_sizes(dataset, features)
-    if _counts_classes(dataset, target, task):
+    if _is_classification(dataset, target, task):
         names, indices = class_targets(dataset, target, classes)
         return Examples(dataset, features, Column(TARGET, DType.INT64, indices.shape[1:], classes=names), indices)
     column = dataset.columns[target]
     if not column.is_number or column.is_sequence:
-        raise dataset.error(f"is {column}, expected numbers to learn", target)
+        raise dataset.error(f"expected a target of numbers, got {column}", target)
     numbers = Feature(Column(TARGET, DType.FLOAT32, column.shape or (1,)), (target,), dataset.sources[target])
     return Examples(dataset, features, numbers.column, numbers.take(dataset, np.arange(len(dataset))))
 
 
-def _counts_classes(dataset: Dataset, target: str, task: Task) -> bool:
+def _is_classification(dataset: Dataset, target: str, task: Task) -> bool:
     if task != "auto":
         return task == "classes"
     column = dataset.columns[target]
@@ -122,29 +128,29 @@ def default_target(dataset: Dataset) -> str:
 def _default_inputs(dataset: Dataset, target: str) -> Inputs:
     rest = [name for name in dataset.columns if name != target]
     if not rest:
-        raise dataset.error(f"the only column is '{target}', the target; there is nothing to learn from")
+        raise dataset.error(f"the only column is the target '{target}', expected a column for the input")
     if len(rest) == 1 or all(dataset.columns[name].shape == () for name in rest):
         return {_DEFAULT_INPUT: rest}
     return {name: name for name in rest}
 
 
-def _shaped(
+def _reshape(
     dataset: Dataset,
     features: dict[str, Feature],
     shapes: Mapping[str, Sequence[int]],
     layouts: Mapping[str, Layout],
 ) -> dict[str, Feature]:
-    """The features with the shapes and layouts asked for."""
+    """The features with the given shapes and layouts, by name."""
     unknown = (shapes.keys() | layouts.keys()) - features.keys()
     if unknown:
-        raise dataset.error(f"shape or layout of '{min(unknown)}', which is no input")
+        raise dataset.error(f"shapes or layouts name '{min(unknown)}', which is not an input")
     for name, shape in shapes.items():
         row = replace(features[name].column, shape=tuple(shape))
         features[name] = features[name].like(name, row, dataset.name)
     for name, layout in layouts.items():
         column = features[name].column
         if layout and len(layout) != len(column.shape):
-            raise dataset.error(f"input '{name}' is {column}, which is no image {layout}")
+            raise dataset.error(f"input '{name}' is {column}, which is not an image {layout}")
         features[name] = replace(features[name], column=replace(column, layout=layout))
     return features
 
@@ -153,7 +159,7 @@ def _check_sizes(dataset: Dataset, features: Mapping[str, Feature]) -> None:
     for name, feature in features.items():
         if 0 in feature.column.shape:
             raise dataset.error(
-                f"is {feature.column}: rows hold nothing that input '{name}' could take", feature.origin[0]
+                f"rows are empty ({feature.column}), which input '{name}' cannot take", feature.origin[0]
             )
 
 
@@ -171,9 +177,9 @@ def _feature(dataset: Dataset, name: str, columns: str | Sequence[str]) -> Featu
             raise dataset.error(message, column.name)
     first = found[0]
     if first.shape == ():
-        source = dataset.sources[first.name] if len(found) == 1 else joined(dataset, origin)
+        source = dataset.sources[first.name] if len(found) == 1 else concat_columns(dataset, origin)
         return Feature(Column(name, DType.FLOAT32, (len(found),)), origin, source)
     dtype, source = DType.FLOAT32 if first.dtype is DType.FLOAT64 else first.dtype, dataset.sources[first.name]
     if first.is_sequence:
-        return Feature(Column(name, dtype, (longest(dataset, first.name),)), origin, source, ragged=True)
+        return Feature(Column(name, dtype, (longest_sequence(dataset, first.name),)), origin, source, ragged=True)
     return Feature(Column(name, dtype, first.shape, first.layout), origin, source)

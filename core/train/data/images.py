@@ -1,4 +1,4 @@
-"""Image files, through Pillow, in folders named by their class (`cat/1.jpg`), or part and class (`train/cat/1.jpg`)."""
+"""Image files, read with Pillow, in folders per class (`cat/1.jpg`) or per part and class (`train/cat/1.jpg`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from core.ir.types import DType
-from core.train.data.dataset import ArraySource, Column, Dataset, Rows, Source, Values, joined
-from core.train.data.extra import pillow
-from core.train.data.given import Given
-from core.train.data.members import DAMAGE, Members, part_of
+from lathe.core.ir.types import DType
+from lathe.core.train.data.dataset import ArraySource, Column, Dataset, Rows, Source, Values, join_parts
+from lathe.core.train.data.location import Location
+from lathe.core.train.data.members import DAMAGE_ERRORS, Members, part_of
+from lathe.core.train.data.optional_packages import pillow
 
-MOST_PIXELS = 1 << 25  # of one image as it is stored
+MAX_PIXELS = 1 << 25  # most pixels of a stored image
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 _GRAY = ("1", "L", "LA", "I;16")
@@ -23,58 +23,59 @@ _Result = TypeVar("_Result")
 
 
 def is_images(members: Members) -> bool:
-    """Whether there are files named as images are."""
+    """Whether some file has the suffix of an image format."""
     return any(_is_image(name) for name in members.names)
 
 
-def open_images(given: Given, members: Members) -> Dataset:
-    """Columns `image`, uint8 [height, width, 1 or 3], and `label`, the number of the folder in the order of names.
+def open_images(location: Location, members: Members) -> Dataset:
+    """A dataset of the columns `image`, uint8 [height, width, 1 or 3], and `label`, the index of the class's folder.
 
-    All images have the size of the first one unless `given.image_size` says another; they are gray when the first is.
+    Folders are ordered by name. The size is `image_size`, by default that of the first image, which all others must
+    have. If the first image is grayscale, all become grayscale, otherwise all become RGB.
     """
     if not is_images(members):
-        raise given.error("holds no images")
-    places = _places(given, [name for name in members.names if _is_image(name)])
-    codes = {label: code for code, label in enumerate(sorted({place.label for place in places}))}
-    reader = _Reader.of(given, members, places[0].name)
+        raise location.error("holds no images")
+    files = _image_files(location, [name for name in members.names if _is_image(name)])
+    codes = {label: code for code, label in enumerate(sorted({place.label for place in files}))}
+    reader = _Reader.of(location, members, files[0].name)
     datasets = {}
-    for part in sorted({place.part for place in places}, key=("", "train", "validation", "test").index):
-        own = [place for place in places if place.part == part]
+    for part in sorted({place.part for place in files}, key=("", "train", "validation", "test").index):
+        own = [place for place in files if place.part == part]
         labels = np.array([codes[place.label] for place in own], np.int64)
         sources: dict[str, Source] = {
             "image": ImageSource(reader, tuple(place.name for place in own)),
             "label": ArraySource(Column("label", DType.INT64, classes=tuple(codes)), labels),
         }
-        datasets[part] = Dataset(given.name, sources, given.digest, "images")
-    return joined(given.name, datasets, given.digest)
+        datasets[part] = Dataset(location.name, sources, location.digest, "images")
+    return join_parts(location.name, datasets, location.digest)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ImageFile:
     name: str
     part: str
     label: str
 
 
-def _places(given: Given, names: Sequence[str]) -> list[_Place]:
-    """Part and class of every image. DataError when the folders do not say them for all alike."""
-    places, tops = [], dict[tuple[str, ...], str]()
+def _image_files(location: Location, names: Sequence[str]) -> list[_ImageFile]:
+    """The part and class of every image. DataError if the images are not in folders of the same depth and kind."""
+    files, tops = [], dict[tuple[str, ...], str]()
     for name in names:
         *folders, label = name.split("/")[:-1] or [""]
         if not label:
-            raise given.error(f"'{name}' lies in no folder, whose name would be its class")
+            raise location.error(f"'{name}': expected a folder with the name of its class")
         part = part_of(folders[-1]) if folders else None
         tops.setdefault((*folders[: -1 if part else None], "*" if part else ""), name)
-        places.append(_Place(name, part or "", label))
+        files.append(_ImageFile(name, part or "", label))
     if len(tops) > 1:
         one, other, *_ = tops.values()
-        raise given.error(f"'{one}' and '{other}': expected class/image or part/class/image for all alike")
-    return places
+        raise location.error(f"'{one}' and '{other}': expected class/image for all images, or part/class/image for all")
+    return files
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images that are decoded when their rows are asked for."""
+    """A column of images that `take` decodes."""
 
     reader: _Reader
     names: tuple[str, ...]
@@ -87,60 +88,64 @@ class ImageSource:
         return len(self.names)
 
     def take(self, rows: Rows) -> Values:
-        taken = np.empty((len(rows), *self.column.shape), np.uint8)
+        batch = np.empty((len(rows), *self.column.shape), np.uint8)
         for place, row in enumerate(rows.tolist()):
-            taken[place] = self.reader.pixels(self.names[row])
-        return taken
+            batch[place] = self.reader.pixels(self.names[row])
+        return batch
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads images into pixels of one size."""
+    """Decodes images to one size and number of channels."""
 
-    given: Given
+    location: Location
     members: Members
     size: tuple[int, int]
     gray: bool
 
     @classmethod
-    def of(cls, given: Given, members: Members, first: str) -> _Reader:
-        """Size and number of channels from the first image."""
-        probe = cls(given, members, (0, 0), False)
-        size, mode = probe._opened(first, lambda image: (_turned_size(image), image.mode))
-        return cls(given, members, given.image_size or size, mode in _GRAY)
+    def of(cls, location: Location, members: Members, first: str) -> _Reader:
+        """A reader with the size and number of channels of the image `first`."""
+        probe = cls(location, members, (0, 0), False)
+        size, mode = probe._with_image(first, lambda image: (_oriented_size(image), image.mode))
+        return cls(location, members, location.image_size or size, mode in _GRAY)
 
     def pixels(self, name: str) -> Values:
-        """[height, width, channels]. DataError, naming the file, for what is no image or has another size."""
-        return self._opened(name, self._decoded)
+        """The pixels [height, width, channels]. DataError if the image cannot be read or has another size."""
+        return self._with_image(name, self._decode)
 
-    def _decoded(self, image: Any) -> Values:
-        size = _turned_size(image)
-        if self.given.image_size is None and size != self.size:
-            wanted = f"{self.size[0]} x {self.size[1]}"
-            raise ValueError(f"{size[0]} x {size[1]} pixels, the first image {wanted}; `image_size` brings all to one")
+    def _decode(self, image: Any) -> Values:
+        size = _oriented_size(image)
+        if self.location.image_size is None and size != self.size:
+            first_size = f"{self.size[0]} x {self.size[1]}"
+            raise ValueError(
+                f"{size[0]} x {size[1]} pixels, the first image has {first_size}; `image_size` resizes all"
+            )
         if size != self.size and image.format == "JPEG":
-            least = max(self.size)  # either side: the image may lie on its side
-            image.draft(None, (least, least))  # decodes at a fraction of the size where that is enough
+            longest_side = max(self.size)  # for both sides, since EXIF may rotate the image by 90 degrees
+            image.draft(
+                None, (longest_side, longest_side)
+            )  # decodes at 1/2, 1/4 or 1/8 of the size if the result is large enough
         image = pillow().ImageOps.exif_transpose(image.convert("L" if self.gray else "RGB"))
         if size != self.size:
             image = image.resize(self.size[::-1], pillow().Image.Resampling.BILINEAR)
         return np.asarray(image).reshape(*self.size, -1)
 
-    def _opened(self, name: str, then: Callable[[Any], _Result]) -> _Result:
+    def _with_image(self, name: str, use: Callable[[Any], _Result]) -> _Result:
         library = pillow().Image
         try:
             with self.members.open(name) as file, library.open(file, formats=_FORMATS) as image:
-                if image.width * image.height > MOST_PIXELS:
-                    raise ValueError(f"{image.height} x {image.width} pixels, at most {MOST_PIXELS}")
-                return then(image)
-        except (*DAMAGE, ValueError, SyntaxError, library.DecompressionBombError) as error:
-            raise self.given.error(f"'{name}' cannot be read: {error}", "image") from None
+                if image.width * image.height > MAX_PIXELS:
+                    raise ValueError(f"{image.height} x {image.width} pixels, expected at most {MAX_PIXELS}")
+                return use(image)
+        except (*DAMAGE_ERRORS, ValueError, SyntaxError, library.DecompressionBombError) as error:
+            raise self.location.error(f"'{name}' cannot be read: {error}", "image") from None
 
 
-def _turned_size(image: Any) -> tuple[int, int]:
-    """Height and width as the camera's orientation (EXIF tag 274) shows the image."""
-    across = image.getexif().get(274, 1) in (5, 6, 7, 8)
-    return (image.width, image.height) if across else (image.height, image.width)
+def _oriented_size(image: Any) -> tuple[int, int]:
+    """Height and width after the rotation that the EXIF orientation (tag 274) demands."""
+    is_rotated = image.getexif().get(274, 1) in (5, 6, 7, 8)
+    return (image.width, image.height) if is_rotated else (image.height, image.width)
 
 
 def _is_image(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""`Loader`: batches of examples, read and augmented by threads while the model learns from earlier ones."""
+"""`Loader`: makes batches of examples, read and augmented by threads ahead of the training."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from typing import TypeAlias
 
 import numpy as np
 
-from core.errors import DataError
-from core.ir.types import DType
-from core.train.data.dataset import Column, Rows, Values
-from core.train.data.examples import Examples
-from core.train.data.philox import Randoms
-from core.train.data.transforms import Augment
+from lathe.core.errors import DataError
+from lathe.core.ir.types import DType
+from lathe.core.train.data.dataset import Column, Rows, Values
+from lathe.core.train.data.examples import Examples
+from lathe.core.train.data.philox import RowRandoms
+from lathe.core.train.data.transforms import Augment
 
 Batch: TypeAlias = dict[str, Values]
 
-_ORDER_STREAM = 0x0DE12
-_AHEAD = 2  # pieces of work per thread that may be waiting
-_PIECE = 512  # rows that are prepared together where they are small: NumPy costs more per call than per row
-_PIECE_BYTES = 4 << 20
+_ORDER_STREAM = 0x0DE12  # the stream of random numbers for the order of rows
+_CHUNKS_AHEAD = 2  # chunks per thread that may be prepared ahead
+_CHUNK_ROWS = 512  # most rows of a chunk of several batches: a call of NumPy costs more than a small row
+_CHUNK_BYTES = 4 << 20  # most bytes of a chunk with several batches
 
 
 class Loader:
-    """The given rows of `examples` in batches, in an order and with random numbers that `seed` and epoch decide alone.
+    """Batches of the given rows of `examples`. Order and random numbers depend on `seed` and the epoch only.
 
-    `workers` threads prepare batches ahead (0: none, batches are made when asked for). With `shuffle` off, rows come
-    as given. The last batch of an epoch is smaller where the rows do not divide, or left out with `drop_last`.
+    `workers` threads prepare batches ahead; with 0 the caller's thread makes each batch when it is needed. Without
+    `shuffle` rows keep their order. The last batch of an epoch has the remaining rows; `drop_last` leaves it out if it
+    is not full.
 
-    `transforms` change the images of the one input that holds images; it becomes float32 for that, in its own layout
-    and range: `inputs` says what comes out.
+    `transforms` augment the input that holds images, of which there must be exactly one. It becomes float32 in the same
+    layout and value range; `inputs` gives the resulting types.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Loader:
         drop_last: bool = False,
     ) -> None:
         if batch < 1 or not len(rows) or (drop_last and len(rows) < batch):
-            raise DataError(f"{len(rows)} rows do not make batches of {batch}", file=examples.dataset.name)
+            raise DataError(f"{len(rows)} rows are too few for batches of {batch}", file=examples.dataset.name)
         self.examples = examples
         self.rows = np.asarray(rows, np.int64)
         self.batch = batch
@@ -62,29 +63,30 @@ class Loader:
         self._drop_last = drop_last
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "lathe-loader") if workers else None
-        self._next: tuple[tuple[int, int], _Queue] | None = None  # epoch and skipped batches of what was begun
+        # The epoch that was begun ahead: (epoch, skip) and its queue.
+        self._next: tuple[tuple[int, int], _Queue] | None = None
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """The number of batches in an epoch."""
         return len(self.rows) // self.batch if self._drop_last else -(-len(self.rows) // self.batch)
 
     @property
     def inputs(self) -> dict[str, Column]:
-        """The columns of a batch without its target."""
+        """The types of the inputs of a batch, by name, without the target."""
         columns = self.examples.inputs
         return columns | {name: replace(columns[name], dtype=DType.FLOAT32) for name in (self._image,) if name}
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, from the one after the first `skip`: what a run that was interrupted still needs.
+        """The batches of an epoch without the first `skip`, which a resumed training has had already.
 
-        DataError when a row cannot be read, in the place of its batch (or of an earlier one, where rows are small).
+        DataError if a row cannot be read, in place of its batch or of an earlier batch in the same chunk.
         """
         if self._pool is None:
-            return chain.from_iterable(self._make(number, rows) for rows in self._pieces(number, skip))
-        return chain.from_iterable(self._ahead(self._pool, number, skip))
+            return chain.from_iterable(self._make_batches(number, rows) for rows in self._chunks(number, skip))
+        return chain.from_iterable(self._prepared_chunks(self._pool, number, skip))
 
     def close(self) -> None:
-        """End the threads. Batches that are being made are waited for."""
+        """End the threads. Waits for chunks that are being prepared."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -94,46 +96,46 @@ class Loader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _pieces(self, number: int, skip: int) -> list[Rows]:
-        """The rows of an epoch in its order, as many at a time as are prepared together."""
-        order = Randoms(self.seed, number, self.rows).order(_ORDER_STREAM) if self._shuffle else self.rows
+    def _chunks(self, number: int, skip: int) -> list[Rows]:
+        """The rows of an epoch in their order, in chunks that are prepared together."""
+        order = RowRandoms(self.seed, number, self.rows).order(_ORDER_STREAM) if self._shuffle else self.rows
         order = order[skip * self.batch : len(self) * self.batch]
-        piece = self.batch * self._batches_at_once()
-        return [order[start : start + piece] for start in range(0, len(order), piece)]
+        chunk_rows = self.batch * self._batches_at_once()
+        return [order[start : start + chunk_rows] for start in range(0, len(order), chunk_rows)]
 
-    def _begun(self, pool: ThreadPoolExecutor, number: int, skip: int) -> _Queue:
-        """What there is of an epoch already, or its beginning."""
+    def _queue_of(self, pool: ThreadPoolExecutor, number: int, skip: int) -> _Queue:
+        """The queue of an epoch: the one begun ahead if it fits, otherwise a new one."""
         (place, queue), self._next = self._next or (None, None), None
         if queue is not None and place == (number, skip):
             return queue
         if queue is not None:
             queue.cancel()
-        return _Queue(pool, partial(self._make, number), self._pieces(number, skip))
+        return _Queue(pool, partial(self._make_batches, number), self._chunks(number, skip))
 
-    def _ahead(self, pool: ThreadPoolExecutor, number: int, skip: int) -> Iterator[list[Batch]]:
-        """The first batches of the next epoch are made while the last ones of this one are used."""
-        queue, most = self._begun(pool, number, skip), _AHEAD * self._workers
+    def _prepared_chunks(self, pool: ThreadPoolExecutor, number: int, skip: int) -> Iterator[list[Batch]]:
+        """The chunks of an epoch. While its last ones are used, the first chunks of the next epoch are prepared."""
+        queue, limit = self._queue_of(pool, number, skip), _CHUNKS_AHEAD * self._workers
         try:
-            while queue.fill(most):
+            while queue.fill(limit):
                 yield queue.take()
-            following = self._begun(pool, number + 1, 0)
-            following.fill(most)
+            following = self._queue_of(pool, number + 1, 0)
+            following.fill(limit)
             self._next = ((number + 1, 0), following)
             while queue:
                 yield queue.take()
         finally:
             queue.cancel()
 
-    def _make(self, number: int, rows: Rows) -> list[Batch]:
-        """The batches of some rows that follow each other."""
+    def _make_batches(self, number: int, rows: Rows) -> list[Batch]:
+        """The batches of a chunk of rows."""
         arrays = self.examples.take(rows)
         if self.transforms:
-            arrays[self._image] = self._augmented(arrays[self._image], Randoms(self.seed, number, rows))
+            arrays[self._image] = self._augment(arrays[self._image], RowRandoms(self.seed, number, rows))
         cuts = [slice(start, start + self.batch) for start in range(0, len(rows), self.batch)]
         return [{name: array[cut] for name, array in arrays.items()} for cut in cuts]
 
-    def _augmented(self, values: Values, randoms: Randoms) -> Values:
-        """The images changed, in the layout they came in."""
+    def _augment(self, values: Values, randoms: RowRandoms) -> Values:
+        """The augmented images as float32, in their original layout."""
         layout = self.examples.inputs[self._image].layout
         images = values.astype(np.float32)
         images = images[:, None] if layout == "HW" else np.moveaxis(images, 3, 1) if layout == "HWC" else images
@@ -144,26 +146,26 @@ class Loader:
 
     def _batches_at_once(self) -> int:
         size = sum(column.row_bytes for column in self.examples.inputs.values())
-        rows = min(_PIECE, _PIECE_BYTES // max(size, 1))
+        rows = min(_CHUNK_ROWS, _CHUNK_BYTES // max(size, 1))
         return max(rows // self.batch, 1)
 
 
 class _Queue:
-    """Work on pieces of an epoch, in order, of which some are waiting for threads or for being taken."""
+    """The chunks of an epoch in order. Some are submitted to the thread pool and wait to be taken."""
 
-    def __init__(self, pool: ThreadPoolExecutor, make: Callable[[Rows], list[Batch]], pieces: Sequence[Rows]) -> None:
-        self._pool, self._make = pool, make
-        self._pieces = deque(pieces)
+    def __init__(self, pool: ThreadPoolExecutor, make: Callable[[Rows], list[Batch]], chunks: Sequence[Rows]) -> None:
+        self._pool, self._make_batches = pool, make
+        self._chunks = deque(chunks)
         self._waiting: deque[Future[list[Batch]]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def fill(self, most: int) -> bool:
-        """Let threads work on one piece more than `most`; whether there are so many."""
-        while self._pieces and len(self._waiting) <= most:
-            self._waiting.append(self._pool.submit(self._make, self._pieces.popleft()))
-        return len(self._waiting) > most
+    def fill(self, limit: int) -> bool:
+        """Submit chunks until more than `limit` are waiting; returns whether there were enough chunks."""
+        while self._chunks and len(self._waiting) <= limit:
+            self._waiting.append(self._pool.submit(self._make_batches, self._chunks.popleft()))
+        return len(self._waiting) > limit
 
     def take(self) -> list[Batch]:
         return self._waiting.popleft().result()
@@ -174,10 +176,10 @@ class _Queue:
 
 
 def _image_input(examples: Examples) -> str:
-    """The input that holds images; DataError unless exactly one does."""
-    found = [name for name, column in examples.inputs.items() if column.layout]
-    if len(found) != 1:
-        there = ", ".join(f"'{name}' {column}" for name, column in examples.inputs.items())
-        message = f"{len(found)} inputs hold images, expected the one that augmentation is for; there are {there}"
+    """The name of the input that holds images. DataError unless there is exactly one."""
+    images = [name for name, column in examples.inputs.items() if column.layout]
+    if len(images) != 1:
+        inputs = ", ".join(f"'{name}' {column}" for name, column in examples.inputs.items())
+        message = f"augmentation: expected exactly one input of images, got {len(images)}; inputs are {inputs}"
         raise DataError(message, file=examples.dataset.name)
-    return found[0]
+    return images[0]

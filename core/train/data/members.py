@@ -1,4 +1,4 @@
-"""`Members`: the files of a folder or of a zip archive, alike."""
+"""`Members`: one interface to the files of a folder and of a zip archive."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import IO, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-# What reading members may raise: RuntimeError where one is encrypted, or packed in a way that zipfile does not know;
-# UnicodeDecodeError for their names.
-DAMAGE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, UnicodeDecodeError)
+# The exceptions of reading damaged members. RuntimeError: encrypted, or a compression that zipfile does not support.
+# UnicodeDecodeError: invalid names.
+DAMAGE_ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, UnicodeDecodeError)
 
 _CHUNK = 1 << 20
-_MOST_MEMBERS = 1 << 22
+_MAX_MEMBERS = 1 << 22
 _PARTS = {
     "train": "train", "training": "train",
     "val": "validation", "valid": "validation", "validation": "validation", "dev": "validation",
@@ -30,17 +30,17 @@ _PARTS = {
 
 
 class Members(Protocol):
-    """Files by name, `/` between folders. `open` may be called from several threads at once."""
+    """Files by name, with `/` between folders. `open` is thread-safe."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The names in order, hidden files left out."""
+        """The sorted names, without hidden files."""
         ...
 
     def open(self, name: str) -> IO[bytes]: ...
 
     def path(self, name: str) -> Path | None:
-        """Where the file lies on its own, if it does."""
+        """The path of the file on the disk; None inside an archive."""
         ...
 
 
@@ -51,7 +51,7 @@ class FolderMembers:
     @cached_property
     def names(self) -> Sequence[str]:
         files = (file.relative_to(self.folder).as_posix() for file in self.folder.rglob("*") if file.is_file())
-        return _shown(files)
+        return _visible(files)
 
     def open(self, name: str) -> IO[bytes]:
         return (self.folder / name).open("rb")
@@ -67,9 +67,9 @@ class ZipMembers:
     @cached_property
     def names(self) -> Sequence[str]:
         infos = self.archive.infolist()
-        if len(infos) > _MOST_MEMBERS:
-            raise zipfile.BadZipFile(f"{len(infos)} files, at most {_MOST_MEMBERS}")
-        return _shown(info.filename for info in infos if not info.is_dir())
+        if len(infos) > _MAX_MEMBERS:
+            raise zipfile.BadZipFile(f"expected at most {_MAX_MEMBERS} files, got {len(infos)}")
+        return _visible(info.filename for info in infos if not info.is_dir())
 
     def open(self, name: str) -> IO[bytes]:
         return self.archive.open(name)
@@ -79,7 +79,7 @@ class ZipMembers:
 
 
 def members_of(path: Path) -> Members:
-    """The files of a folder, or of the archive at `path`, which is closed when nobody can read from it any more."""
+    """The files of the folder or zip archive at `path`. The archive is closed when the object is garbage-collected."""
     if path.is_dir():
         return FolderMembers(path)
     members = ZipMembers(zipfile.ZipFile(path))
@@ -88,13 +88,13 @@ def members_of(path: Path) -> Members:
 
 
 def part_of(word: str) -> str | None:
-    """The part of a dataset that a word in a name stands for: train, validation or test."""
+    """The part of a dataset that a word names (`train`, `validation` or `test`); None for other words."""
     return _PARTS.get(word.lower())
 
 
 @contextmanager
-def decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """The file from its beginning, through gzip where its first bytes say so; closed in the end."""
+def open_decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """The file from its start, decompressed if it begins with gzip's magic bytes. It is closed at the end."""
     with file:
         compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -105,15 +105,15 @@ def decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
             yield cast(IO[bytes], inner)
 
 
-def fill(file: IO[bytes], flat: NDArray[np.uint8]) -> None:
-    """Read as many bytes as `flat` has, and no more at a time than a piece. EOFError when they end early."""
+def read_into(file: IO[bytes], flat: NDArray[np.uint8]) -> None:
+    """Read the file into `flat`, at most 1 MiB per call. EOFError if the file has fewer bytes."""
     for start in range(0, len(flat), _CHUNK):
         chunk = file.read(min(_CHUNK, len(flat) - start))
         if len(chunk) != min(_CHUNK, len(flat) - start):
-            raise EOFError(f"{start + len(chunk)} bytes of data, expected {len(flat)}")
+            raise EOFError(f"expected {len(flat)} bytes of data, got {start + len(chunk)}")
         flat[start : start + len(chunk)] = np.frombuffer(chunk, np.uint8)
 
 
-def _shown(names: Iterable[str]) -> Sequence[str]:
-    """In order, without what operating systems leave behind."""
+def _visible(names: Iterable[str]) -> Sequence[str]:
+    """The sorted names without hidden files and macOS metadata (`__MACOSX`)."""
     return sorted(name for name in names if not any(part.startswith((".", "__MACOSX")) for part in name.split("/")))

@@ -1,4 +1,4 @@
-"""Mean and deviation of numbers that come in pieces."""
+"""Mean and standard deviation of numbers that arrive in chunks."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from core.train.data.dataset import Values
+from lathe.core.train.data.dataset import Values
 
 
 @dataclass
 class Moments:
-    """Of columns of numbers, merged in float64 (T. Chan, G. Golub, R. LeVeque, 1983)."""
+    """Running mean and deviation of columns of numbers, merged in float64 (T. Chan, G. Golub, R. LeVeque, 1983)."""
 
     count: int = 0
     mean: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
     _squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
 
     def add(self, samples: Values) -> None:
-        """Samples [n, columns], as many columns each time."""
+        """Add samples [n, columns]; `columns` is the same in each call."""
         if not len(samples):
             return
         mean = samples.mean(axis=0, dtype=np.float64)
         squares = np.square(samples - mean).sum(axis=0)
         total = self.count + len(samples)
-        apart = mean - self.mean
-        self._squares = self._squares + squares + apart**2 * (self.count * len(samples) / total)
-        self.mean = self.mean + apart * (len(samples) / total)
+        difference = mean - self.mean
+        self._squares = self._squares + squares + difference**2 * (self.count * len(samples) / total)
+        self.mean = self.mean + difference * (len(samples) / total)
         self.count = total
 
     @property
     def deviation(self) -> NDArray[np.float64]:
-        """Of the population: divided by the count."""
+        """The population standard deviation per column (divided by n)."""
         return np.sqrt(self._squares / max(self.count, 1))

@@ -1,7 +1,7 @@
-"""Philox4x32-10, a random generator that is a function of a counter, over whole arrays.
+"""Philox4x32-10, a counter-based random number generator, for whole arrays.
 
-J. Salmon and others: Parallel random numbers: as easy as 1, 2, 3 (SC 2011). What a row gets depends on the seed, the
-epoch and the row alone: not on who computes it, in which order, or with which version of NumPy.
+J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The numbers of a row depend on the seed, the
+epoch and the row only, not on the thread, the order of computation or the version of NumPy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from core.train.data.dataset import Rows
+from lathe.core.train.data.dataset import Rows
 
 _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -21,7 +21,7 @@ _ROUNDS = 10
 
 
 def philox(key: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Four words of 32 random bits, in uint64, for each counter: [4, ...] -> [4, ...]. `key` has 64 bits."""
+    """Four 32-bit words, as uint64, for each 128-bit counter: [4, ...] -> [4, ...]. `key` has 64 bits."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     for _ in range(_ROUNDS):
@@ -33,19 +33,19 @@ def philox(key: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
-class Randoms:
-    """Random numbers for rows: each row has as many streams as are asked for, all independent."""
+class RowRandoms:
+    """Random numbers per row. `stream` selects one of any number of independent streams."""
 
     seed: int
     epoch: int
     rows: Rows
 
     def uniform(self, stream: int, count: int) -> NDArray[np.float32]:
-        """Numbers in [0, 1): [rows, count]."""
+        """Uniform numbers in [0, 1): float32 [rows, count]."""
         return (self._words(stream, count) >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
 
     def normal(self, stream: int, count: int) -> NDArray[np.float32]:
-        """Standard normal numbers: [rows, count] (G. Box and M. Muller, 1958)."""
+        """Standard normal numbers: float32 [rows, count], by the Box-Muller transform (1958)."""
         half = -(-count // 2)
         uniform = self.uniform(stream, 2 * half)
         radius = np.sqrt(-2 * np.log1p(-uniform[:, :half]))
@@ -58,7 +58,7 @@ class Randoms:
         return self.rows[np.argsort(words[:, 0] << _HALF | words[:, 1], kind="stable")]
 
     def _words(self, stream: int, count: int) -> NDArray[np.uint64]:
-        """32 random bits each: [rows, count]."""
+        """32-bit random words, as uint64: [rows, count]."""
         blocks = -(-count // 4)
         counter = np.empty((4, len(self.rows), blocks), np.uint64)
         counter[0] = self.rows[:, None]

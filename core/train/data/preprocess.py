@@ -1,10 +1,10 @@
-"""Preprocessing inside the model: the first nodes of its graph make what it learns from out of what the data hold.
+"""Preprocessing as the first nodes of the model's graph.
 
-So the served model takes raw values, and what is served cannot differ from what was trained.
+So the served model takes raw values, and its preprocessing cannot differ from that of the training.
 
 ready = plan([Scale(factor=1 / 255)], examples, split.train)
 model = architecture(settings, ready.rows, outputs)            # takes float32, channels first
-graph = ready.write(model)                                     # takes what `examples.inputs` says
+graph = ready.write(model)                                     # takes rows of the types in `examples.inputs`
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Annotated, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from core.errors import DataError
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Term, Writer
-from core.reference import interpret
-from core.train.data.dataset import Column, Row, Rows, Values
-from core.train.data.examples import Examples
-from core.train.data.moments import Moments
-from core.train.section import Section
+from lathe.core.errors import DataError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Term, Writer
+from lathe.core.reference import interpret
+from lathe.core.train.data.dataset import Column, Row, Rows, Values
+from lathe.core.train.data.examples import Examples
+from lathe.core.train.data.moments import Moments
+from lathe.core.train.recipe.section import Section
 
-SCOPE = "preprocess."  # what the names of its constants begin with: training leaves them alone
+SCOPE = "preprocess."  # prefix of the names of its constants, which are never trained
 
 _Numbers: TypeAlias = Annotated[tuple[float, ...], Field(strict=False)]
 _TOKENS = (DType.INT32, DType.INT64)
@@ -34,21 +34,21 @@ _CHUNK_BYTES = 16 << 20
 
 
 class Step(Section):
-    """Family base."""
+    """The base class of preprocessing steps."""
 
-    input: str | None = Field(default=None, description="The input it is for; without it, all.")
+    input: str | None = Field(default=None, description="Input to preprocess; by default all inputs.")
 
     def emit(self, x: Term) -> Term:
-        """The step's nodes behind x, float32 [N, ...], images channels first."""
-        raise NotImplementedError(f"{type(self).__name__} does nothing")
+        """Write the step's nodes for `x`, float32 [N, ...], images channels first; returns their result."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement `emit`")
 
 
 class Scale(Step):
     """x * factor + offset."""
 
     kind: Literal["scale"] = Field(default="scale", description="x * factor + offset.")
-    factor: float = Field(default=1.0, description="What numbers are multiplied by.")
-    offset: float = Field(default=0.0, description="What is added afterwards.")
+    factor: float = Field(default=1.0, description="Factor of all numbers.")
+    offset: float = Field(default=0.0, description="Number that is added afterwards.")
 
     def emit(self, x: Term) -> Term:
         x = x if self.factor == 1 else x * _constant(x, np.float32(self.factor), "factor")
@@ -56,22 +56,28 @@ class Scale(Step):
 
 
 class Standardize(Step):
-    """(x - mean) / deviation, per channel of images, else per number of a row; from the training rows unless given."""
+    """(x - mean) / deviation, per channel of images, otherwise per number of a row.
+
+    Mean and standard deviation are by default those of the training rows.
+    """
 
     kind: Literal["standardize"] = Field(
-        default="standardize", description="(x - mean) / deviation, per channel or number."
+        default="standardize", description="(x - mean) / deviation, per channel of images or per number."
     )
     mean: _Numbers | None = Field(
-        default=None, description="One number, or one per channel; without it the training rows'."
+        default=None, description="One number, or one per channel; by default the mean of the training rows."
     )
-    deviation: _Numbers | None = Field(default=None, description="Likewise.")
+    deviation: _Numbers | None = Field(
+        default=None,
+        description="One number, or one per channel; by default the standard deviation of the training rows.",
+    )
 
     def emit(self, x: Term) -> Term:
-        deviation = _spread(x, self.deviation or (1.0,), "deviation")
-        return (x - _spread(x, self.mean or (0.0,), "mean")) / deviation
+        deviation = _broadcast_constant(x, self.deviation or (1.0,), "deviation")
+        return (x - _broadcast_constant(x, self.mean or (0.0,), "mean")) / deviation
 
-    def fitted(self, moments: Moments) -> Standardize:
-        """With the statistics that are not given. A number that never changes keeps deviation 1."""
+    def with_statistics(self, moments: Moments) -> Standardize:
+        """The step with missing statistics taken from `moments`. A deviation of 0 is replaced by 1."""
         deviation = np.where(moments.deviation > 0, moments.deviation, 1.0)
         mean = tuple(moments.mean.tolist()) if self.mean is None else self.mean
         given = tuple(deviation.tolist()) if self.deviation is None else self.deviation
@@ -79,11 +85,11 @@ class Standardize(Step):
 
 
 class Resize(Step):
-    """Images at another size, linear between pixels."""
+    """Resizes images with bilinear interpolation."""
 
-    kind: Literal["resize"] = Field(default="resize", description="Images at another size, linear between pixels.")
-    height: int = Field(ge=1, le=8192, description="Rows of pixels.")
-    width: int = Field(ge=1, le=8192, description="Columns of pixels.")
+    kind: Literal["resize"] = Field(default="resize", description="Resize images with bilinear interpolation.")
+    height: int = Field(ge=1, le=8192, description="Height in pixels.")
+    width: int = Field(ge=1, le=8192, description="Width in pixels.")
 
     def emit(self, x: Term) -> Term:
         sizes = (self.height, self.width)
@@ -96,17 +102,20 @@ Preprocess: TypeAlias = Annotated[Scale | Standardize | Resize, Field(discrimina
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps, their statistics known, for each input: `raw` is what comes in, `rows` what the model behind sees."""
+    """Preprocessing steps with known statistics, by input.
+
+    `raw` are the types of the raw rows, `rows` those of the preprocessed rows that the model takes.
+    """
 
     raw: Mapping[str, Column]
     steps: Mapping[str, tuple[Step, ...]]
 
     @property
     def rows(self) -> dict[str, Column]:
-        return {name: _written(column, self.steps[name])[1] for name, column in self.raw.items()}
+        return {name: _graph_of(column, self.steps[name])[1] for name, column in self.raw.items()}
 
     def write(self, model: Graph) -> Graph:
-        """A model that takes the raw inputs; `model` is left as it is. Its other inputs stay."""
+        """A copy of `model` with the preprocessing in front of it. Inputs without a plan stay as they are."""
         graph = Graph(model.name)
         writer = Writer(graph)
         arguments = []
@@ -123,24 +132,26 @@ class Plan:
 
 
 def plan(steps: Sequence[Step], examples: Examples, rows: Rows) -> Plan:
-    """Find the statistics that the steps need: those of `rows`, which are the training's.
+    """The plan for these steps, with the statistics of `rows`, the training rows.
 
-    DataError for steps of an input that does not exist, or that cannot follow each other.
+    DataError for a step of an input that does not exist, or for steps that do not fit together.
     """
     for step in steps:
         if step.input is not None and step.input not in examples.inputs:
             known = ", ".join(examples.inputs)
-            message = f"preprocess: there is no input '{step.input}', only {known}"
+            message = f"preprocess: expected an input of {known}, got '{step.input}'"
             raise DataError(message, file=examples.dataset.name)
     own = {name: [step for step in steps if step.input in (None, name)] for name in examples.inputs}
-    ready = Plan(examples.inputs, {name: _fitted(own[name], examples, name, rows) for name in own})
-    _ = ready.rows  # steps that do not fit each other are refused now
+    ready = Plan(examples.inputs, {name: _with_statistics(own[name], examples, name, rows) for name in own})
+    _ = ready.rows  # raises DataError for steps that do not fit together
     return ready
 
 
 def taking(model: Graph, rows: Mapping[str, Row]) -> Graph:
-    """The model with other element types of its inputs, where it begins by casting them: augmented pixels are float32
-    while training, and uint8 when served. DataError where it does not."""
+    """A copy of the model with other element types of its inputs, all of whose uses must be casts.
+
+    So augmented pixels can be float32 in training and uint8 in serving. DataError if an input has another use.
+    """
     copy = model.clone()
     uses = copy.uses()
     for value in copy.inputs:
@@ -148,42 +159,42 @@ def taking(model: Graph, rows: Mapping[str, Row]) -> Graph:
         if row is None or row.dtype is value.dtype:
             continue
         if any(node.op != "Cast" for node in uses.get(value, ())) or value in copy.outputs:
-            raise DataError(f"input '{value.name}' is {value.dtype}, and the model cannot take {row.dtype} instead")
+            raise DataError(f"input '{value.name}': the model takes {value.dtype} only, got {row.dtype}")
         value.type = TensorType(row.dtype, value.shape)
     return copy
 
 
-def _fitted(steps: Sequence[Step], examples: Examples, name: str, rows: Rows) -> tuple[Step, ...]:
+def _with_statistics(steps: Sequence[Step], examples: Examples, name: str, rows: Rows) -> tuple[Step, ...]:
     column = examples.inputs[name]
     done: tuple[Step, ...] = ()
     for step in steps:
         if isinstance(step, Standardize) and (step.mean is None or step.deviation is None):
-            step = step.fitted(_moments(examples, name, column, done, rows))
+            step = step.with_statistics(_moments(examples, name, column, done, rows))
         done = (*done, step)
     return done
 
 
 def _moments(examples: Examples, name: str, column: Column, before: tuple[Step, ...], rows: Rows) -> Moments:
-    """Mean and deviation of the rows as they are after the steps before."""
-    graph, after = _written(column, before)
+    """Mean and deviation of the rows after the steps `before`."""
+    graph, after = _graph_of(column, before)
     moments = Moments()
     chunk = max(_CHUNK_BYTES // max(column.row_bytes, 1), 1)
     for start in range(0, len(rows), chunk):
         raw = examples.features[name].take(examples.dataset, rows[start : start + chunk])
         (values,) = interpret(graph, {name: raw}).values() if graph.nodes else (raw,)
-        moments.add(_by_channel(values, after))
+        moments.add(_per_statistic(values, after))
     return moments
 
 
-def _by_channel(values: Values, column: Column) -> Values:
-    """[samples, numbers], of each of which there is one statistic: a channel, a number of a row, or everything."""
+def _per_statistic(values: Values, column: Column) -> Values:
+    """Values as [samples, statistics]: one column per channel, per number of a row, or a single one for all values."""
     if column.layout == "CHW":
         return np.moveaxis(values, 1, -1).reshape(-1, values.shape[1])
     return values.reshape(len(values), -1) if len(column.shape) == 1 else values.reshape(-1, 1)
 
 
-def _written(column: Column, steps: Sequence[Step]) -> tuple[Graph, Column]:
-    """The steps as a graph of their own, and the column that comes out."""
+def _graph_of(column: Column, steps: Sequence[Step]) -> tuple[Graph, Column]:
+    """The steps as a graph of their own, and the type of their result."""
     graph = Graph(SCOPE.rstrip("."))
     raw = Writer(graph).input(column.name, TensorType(column.dtype, (symbol("n"), *column.shape)))
     result = _emit(raw, column, steps)
@@ -194,22 +205,25 @@ def _written(column: Column, steps: Sequence[Step]) -> tuple[Graph, Column]:
 
 
 def _emit(x: Term, column: Column, steps: Sequence[Step]) -> Term:
-    """Numbers as float32 (but tokens stay whole numbers), channels first, then the steps."""
+    """Write the preprocessing of `x`: cast to float32, channels first, then the steps.
+
+    Tokens (integers of rank 0 or 1 per row, without steps) and text are not cast.
+    """
     tokens = column.dtype in _TOKENS and len(column.shape) < 2 and not steps
     x = x if tokens or column.dtype is DType.STRING else x.cast(DType.FLOAT32)
     x = x.transpose(0, 3, 1, 2) if column.layout == "HWC" else x
     for step in steps:
         if isinstance(step, Resize) and not column.layout:
-            raise DataError(f"resize: input '{column.name}' is {column}, which is no image")
+            raise DataError(f"resize: expected an input of images, got '{column.name}' {column}")
         x = step.emit(x)
     return x
 
 
-def _spread(x: Term, numbers: Sequence[float], name: str) -> Term:
-    """A constant beside x: one number, one per channel of [N, C, H, W], or one per number of [N, k]."""
+def _broadcast_constant(x: Term, numbers: Sequence[float], name: str) -> Term:
+    """A constant that broadcasts to `x`: one number, one per channel of [N, C, H, W], or one per number of [N, k]."""
     if len(numbers) != 1 and (x.rank not in (2, 4) or len(numbers) != x.shape[1]):
         rows = ", ".join(map(str, x.shape[1:]))
-        raise DataError(f"standardize: {len(numbers)} numbers as {name}, expected one, or one per channel of [{rows}]")
+        raise DataError(f"standardize: {name}: expected 1 number or 1 per channel of [{rows}], got {len(numbers)}")
     shape = () if len(numbers) == 1 else (-1,) + (1,) * (x.rank - 2)
     return _constant(x, np.array(numbers, np.float32).reshape(shape), name)
 

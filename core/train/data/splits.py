@@ -1,4 +1,4 @@
-"""Which rows are for training, which for choosing, which for the final judgement: deterministic by seed."""
+"""Splits rows into training, validation and test, deterministically by seed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.errors import DataError
-from core.train.data.dataset import Rows
-from core.train.data.examples import Examples
-from core.train.data.philox import Randoms
+from lathe.core.errors import DataError
+from lathe.core.train.data.dataset import Rows
+from lathe.core.train.data.examples import Examples
+from lathe.core.train.data.philox import RowRandoms
 
-_SPLIT_STREAM = 0x5B117  # splits have random numbers of their own
+_SPLIT_STREAM = 0x5B117  # the stream of random numbers for splits
 
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers, each row in one of the three; ascending."""
+    """The row numbers of each part, ascending. The parts are disjoint."""
 
     train: Rows
     validation: Rows
@@ -26,34 +26,35 @@ class Split:
 def split(
     examples: Examples, held_out: float = 0.2, validation: float = 0.0, stratified: bool = True, seed: int = 0
 ) -> Split:
-    """Set aside a `held_out` share of the rows for testing and a `validation` share for looking at while training.
+    """Split the rows: a share `held_out` for the test, a share `validation` for validation, the rest for training.
 
-    A test or validation part that the files set apart themselves stays, whatever its share. `stratified` gives each
-    class its share (to the row: largest remainders) when the target counts classes. DataError when nothing would be
-    left to train on.
+    A test or validation part that the files define themselves is used instead, whatever its share. With `stratified`
+    each class of a classification target has the same share in each part, by the largest remainder method. DataError if
+    no rows would be left for training.
     """
     if not (0 <= held_out < 1 and 0 <= validation < 1 and held_out + validation < 1):
-        raise DataError(f"shares of {held_out} and {validation} are held out, expected 0 or more and below 1 together")
-    taken = {name: np.arange(rows.start, rows.stop) for name, rows in examples.parts.items()}
-    train = taken.pop("train", None)
+        expected = "expected 0 or more with a sum below 1"
+        raise DataError(f"held_out and validation: {expected}, got {held_out} and {validation}")
+    parts = {name: np.arange(rows.start, rows.stop) for name, rows in examples.parts.items()}
+    train = parts.pop("train", None)
     if train is None:
-        train = np.setdiff1d(np.arange(len(examples)), np.concatenate([np.arange(0), *taken.values()]))
-    shuffled = Randoms(seed, 0, train).order(_SPLIT_STREAM)
+        train = np.setdiff1d(np.arange(len(examples)), np.concatenate([np.arange(0), *parts.values()]))
+    shuffled = RowRandoms(seed, 0, train).order(_SPLIT_STREAM)
     for name, share in (("test", held_out), ("validation", validation)):
-        if name not in taken:
+        if name not in parts:
             part = _share(examples, shuffled, round(share * len(train)), stratified)
-            taken[name] = np.sort(part)
+            parts[name] = np.sort(part)
             shuffled = shuffled[~np.isin(shuffled, part)]
     if not len(shuffled):
         raise DataError("no rows are left to train on", file=examples.dataset.name)
-    return Split(np.sort(shuffled), taken["validation"], taken["test"])
+    return Split(np.sort(shuffled), parts["validation"], parts["test"])
 
 
 def folds(examples: Examples, count: int, stratified: bool = True, seed: int = 0) -> list[Split]:
-    """`count` splits of all rows, each row being tested once."""
+    """`count` splits of all rows for cross-validation: each row is in the test part of exactly one split."""
     if not 2 <= count <= len(examples):
-        raise DataError(f"{count} folds of {len(examples)} rows, expected 2 folds at least and a row for each")
-    shuffled = Randoms(seed, 0, np.arange(len(examples))).order(_SPLIT_STREAM)
+        raise DataError(f"folds: expected 2 to {len(examples)} (the number of rows), got {count}")
+    shuffled = RowRandoms(seed, 0, np.arange(len(examples))).order(_SPLIT_STREAM)
     if stratified and examples.classes and examples.targets.ndim == 1:
         shuffled = shuffled[np.argsort(examples.targets[shuffled], kind="stable")]
     tests = [np.sort(shuffled[start::count]) for start in range(count)]
@@ -62,7 +63,7 @@ def folds(examples: Examples, count: int, stratified: bool = True, seed: int = 0
 
 
 def _share(examples: Examples, shuffled: Rows, count: int, stratified: bool) -> Rows:
-    """The first `count` of the shuffled rows, or so many of them that every class has its share."""
+    """The first `count` of the shuffled rows; with `stratified` the first ones of each class in proportion."""
     if not (stratified and examples.classes and examples.targets.ndim == 1):
         return shuffled[:count]
     labels = examples.targets[shuffled]
@@ -73,7 +74,7 @@ def _share(examples: Examples, shuffled: Rows, count: int, stratified: bool) -> 
 
 
 def _quotas(sizes: Rows, count: int) -> Rows:
-    """`count` dealt out in proportion to `sizes`: the whole parts, then one each to the largest remainders."""
+    """`count` divided in proportion to `sizes` by the largest remainder method."""
     exact = sizes * (count / max(sizes.sum(), 1))
     quotas = np.floor(exact).astype(np.int64)
     largest = np.argsort(quotas - exact, kind="stable")

@@ -1,4 +1,4 @@
-"""Tables: CSV or Parquet, one file or several in a folder or zip, whose names may say the part: `test.csv`."""
+"""Tables: CSV or Parquet, one file, or several in a folder or zip. File names may name the part, as `test.csv`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import IO, TypeAlias
 
-from core.train.data.dataset import Dataset, Joined, joined
-from core.train.data.given import Given
-from core.train.data.members import Members, decompressed, members_of, part_of
+from lathe.core.train.data.dataset import ConcatSource, Dataset, join_parts
+from lathe.core.train.data.location import Location
+from lathe.core.train.data.members import Members, members_of, open_decompressed, part_of
 
 _SUFFIXES = {".csv": "csv", ".csv.gz": "csv", ".tsv": "csv", ".tsv.gz": "csv", ".parquet": "parquet"}
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file of a table, which `raw` opens; `given.name` is what errors call it."""
+    """One file of a table. `raw` opens it."""
 
-    given: Given
+    location: Location
     raw: Callable[[], IO[bytes]]
-    alone: bool  # not inside an archive, where seeking is slow
+    alone: bool  # not inside an archive, in which seeking is slow
 
     def stream(self) -> AbstractContextManager[IO[bytes]]:
-        """For reading from beginning to end, decompressed."""
-        return decompressed(self.raw())
+        """The decompressed file, for sequential reading."""
+        return open_decompressed(self.raw())
 
     @contextmanager
     def seekable(self) -> Iterator[IO[bytes]]:
-        """For reading here and there."""
+        """The file for random access. A file inside an archive is read into memory first."""
         if self.alone:
             with self.raw() as file:
                 yield file
         else:
-            yield io.BytesIO(self._whole)
+            yield io.BytesIO(self._content)
 
     @cached_property
-    def _whole(self) -> bytes:
+    def _content(self) -> bytes:
         with self.raw() as file:
             size = file.seek(0, io.SEEK_END)
-            self.given.spend(size, "")
+            self.location.spend(size, "")
             file.seek(0)
             return file.read(size)
 
@@ -52,40 +52,42 @@ Reader: TypeAlias = Callable[[TableFile], Dataset]
 
 
 def format_of(members: Members) -> str | None:
-    """csv or parquet, when all files are named so."""
+    """`csv` or `parquet` if all files have a suffix of that format, otherwise None."""
     found = {_format(name) for name in members.names}
     return found.pop() if len(found) == 1 else None
 
 
-def open_tables(given: Given, read: Reader) -> Dataset:
-    """One dataset of all the files: those of one part one after the other, in the order of their names."""
-    if given.path.is_file() and not zipfile.is_zipfile(given.path):
-        return read(TableFile(given, lambda: given.path.open("rb"), alone=True))
+def open_tables(location: Location, read: Reader) -> Dataset:
+    """One dataset of all files. Files of the same part are concatenated in the order of their names."""
+    if location.path.is_file() and not zipfile.is_zipfile(location.path):
+        return read(TableFile(location, lambda: location.path.open("rb"), alone=True))
     parts: dict[str, list[Dataset]] = {}
-    members = members_of(given.path)
+    members = members_of(location.path)
     for name in members.names:
         if _format(name):
-            file = replace(given, name=f"{given.name}/{name}")
+            file = replace(location, name=f"{location.name}/{name}")
             table = TableFile(file, partial(members.open, name), members.path(name) is not None)
             parts.setdefault(_part(name), []).append(read(table))
     if not parts:
-        raise given.error("holds no tables, expected files named .csv or .parquet")
+        raise location.error("expected files named .csv or .parquet, found none")
     if len(parts) > 1 and "" in parts:
-        raise given.error(f"'{parts[''][0].name}' belongs to no part, but other files do: train, validation or test")
+        raise location.error(
+            f"'{parts[''][0].name}' has no part in its name (train, validation or test), but other files do"
+        )
     order = sorted(parts, key=("", "train", "validation", "test").index)
-    return joined(given.name, {part: _stacked(given, parts[part]) for part in order}, given.digest)
+    return join_parts(location.name, {part: _concatenate(location, parts[part]) for part in order}, location.digest)
 
 
-def _stacked(given: Given, shards: Sequence[Dataset]) -> Dataset:
-    """Files with the same columns, one after the other."""
+def _concatenate(location: Location, shards: Sequence[Dataset]) -> Dataset:
+    """The concatenation of files with the same columns. DataError if their columns differ."""
     first = shards[0]
     if len(shards) == 1:
-        return replace(first, fingerprint=given.digest)
+        return replace(first, fingerprint=location.digest)
     for other in shards[1:]:
-        if not first.alike(other):
-            raise given.error(f"'{other.name}' has {other.text()}, but '{first.name}' {first.text()}")
-    sources = {name: Joined([shard.sources[name] for shard in shards]) for name in first.sources}
-    return replace(first, name=given.name, sources=sources, fingerprint=given.digest, line_of=None)
+        if not first.has_same_columns(other):
+            raise location.error(f"'{other.name}' has {other.text()}, but '{first.name}' has {first.text()}")
+    sources = {name: ConcatSource([shard.sources[name] for shard in shards]) for name in first.sources}
+    return replace(first, name=location.name, sources=sources, fingerprint=location.digest, line_of=None)
 
 
 def _format(name: str) -> str | None:
@@ -93,6 +95,6 @@ def _format(name: str) -> str | None:
 
 
 def _part(name: str) -> str:
-    """The part that the first telling word of a name stands for, or "" where there is none."""
+    """The part named by the first word of a file name that names one, such as `train`; otherwise empty."""
     words = re.split(r"[^A-Za-z0-9]+", name)
     return next((part for word in words if (part := part_of(word))), "")

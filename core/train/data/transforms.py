@@ -1,7 +1,7 @@
-"""Augmentation: images changed at random on the host, in training only.
+"""Data augmentation: random changes of images on the host, in training only.
 
-Every transform is a table of a recipe and a function of whole batches, float32 [N, C, H, W] to the same. What happens
-to a row is decided by its random numbers alone (`Randoms`), so that order, batches and threads do not matter.
+Each transform is a table of a recipe and a function of batches, float32 [N, C, H, W] to the same type. The change of a
+row depends only on the random numbers of the row (`RowRandoms`), not on order, batch size or threads.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from core.train.data.philox import Randoms
-from core.train.data.sampling import Grid, bilinear
-from core.train.section import Section
+from lathe.core.train.data.image_sampling import Grid, bilinear
+from lathe.core.train.data.philox import RowRandoms
+from lathe.core.train.recipe.section import Section
 
 Images: TypeAlias = NDArray[np.float32]
 
@@ -25,70 +25,70 @@ _Factors: TypeAlias = Annotated[
 
 
 class Augment(Section):
-    """Family base. `stream` tells the random numbers of one step from those of the others."""
+    """The base class of transforms."""
 
     kind: str
 
-    def apply(self, images: Images, randoms: Randoms, stream: int) -> Images:
-        """The images changed: a new array, or the one given when nothing changes. `randoms` has a row per image."""
-        raise NotImplementedError(f"{type(self).__name__} changes nothing")
+    def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
+        """The transformed images. `randoms` has one row per image; `stream` selects independent random numbers."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement `apply`")
 
 
 class Flip(Augment):
-    """Some images mirrored."""
+    """Random flip: mirrors some images."""
 
-    kind: Literal["flip"] = Field(default="flip", description="Some images mirrored.")
+    kind: Literal["flip"] = Field(default="flip", description="Random flip: mirror some images.")
     axis: Literal["horizontal", "vertical"] = Field(
-        default="horizontal", description="Left and right change sides, or top and bottom."
+        default="horizontal", description="`horizontal` swaps left and right, `vertical` top and bottom."
     )
-    probability: _Share = Field(default=0.5, description="The share of the images that are mirrored.")
+    probability: _Share = Field(default=0.5, description="Probability that an image is mirrored.")
 
-    def apply(self, images: Images, randoms: Randoms, stream: int) -> Images:
+    def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
         chosen = randoms.uniform(stream, 1)[:, 0] < self.probability
         flipped = images[..., ::-1] if self.axis == "horizontal" else images[..., ::-1, :]
         return np.where(chosen[:, None, None, None], flipped, images)
 
 
 class Crop(Augment):
-    """A window of the image's own size, out of the image with a margin around it."""
+    """Random crop: pads the image and cuts out a window of the original size."""
 
     kind: Literal["crop"] = Field(
-        default="crop", description="A window somewhere in the image with a margin around it."
+        default="crop", description="Random crop: pad the image and cut out a window of the original size."
     )
-    padding: int = Field(ge=1, le=1024, description="Width of the margin, in pixels.")
-    fill: float = Field(default=0.0, description="Value of the margin's pixels.")
+    padding: int = Field(ge=1, le=1024, description="Padding on each side, in pixels.")
+    fill: float = Field(default=0.0, description="Value of the padding.")
 
-    def apply(self, images: Images, randoms: Randoms, stream: int) -> Images:
+    def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
         n, _, height, width = images.shape
         margin = (self.padding, self.padding)
         padded = np.pad(images, ((0, 0), (0, 0), margin, margin), constant_values=np.float32(self.fill))
         starts = (randoms.uniform(stream, 2) * (2 * self.padding + 1)).astype(np.intp)
         rows = starts[:, :1] + np.arange(height)
         columns = starts[:, 1:] + np.arange(width)
-        picked = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-        return np.ascontiguousarray(np.moveaxis(picked, 3, 1))
+        windows = padded[np.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+        return np.ascontiguousarray(np.moveaxis(windows, 3, 1))
 
 
 class Affine(Augment):
-    """Images turned, moved, scaled and sheared about their middle; bilinear between pixels."""
+    """Random affine transformation about the center, with bilinear interpolation."""
 
     kind: Literal["affine"] = Field(
-        default="affine", description="Images turned, moved, scaled and sheared about their middle."
+        default="affine", description="Random rotation, shift, scaling and shear about the center of the image."
     )
-    degrees: float = Field(default=0.0, ge=0, le=180, description="Turned by up to this much either way.")
-    shift: _Share = Field(default=0.0, description="Moved by up to this share of height and width, each way.")
-    scale: _Factors = Field(default=(1.0, 1.0), description="Scaled by a factor between these.")
+    degrees: float = Field(default=0.0, ge=0, le=180, description="Largest rotation in degrees, in both directions.")
+    shift: _Share = Field(default=0.0, description="Largest shift as a share of height and width, in both directions.")
+    scale: _Factors = Field(default=(1.0, 1.0), description="Smallest and largest scale factor.")
     shear: float = Field(
-        default=0.0, ge=0, lt=90, description="Sheared along the rows by up to this many degrees either way."
+        default=0.0, ge=0, lt=90, description="Largest shear along the rows in degrees, in both directions."
     )
-    fill: float = Field(default=0.0, description="Value of what comes in from outside.")
+    fill: float = Field(default=0.0, description="Value of pixels from outside the image.")
 
-    def apply(self, images: Images, randoms: Randoms, stream: int) -> Images:
+    def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
         height, width = images.shape[2:]
         angle, shear, down, right, factor = (2 * randoms.uniform(stream, 5) - 1).T
         low, high = self.scale
         factor = np.float32((low + high) / 2) + factor * np.float32((high - low) / 2)
-        matrix = inverse(
+        matrix = inverse_matrices(
             angle * np.float32(np.deg2rad(self.degrees)), shear * np.float32(np.deg2rad(self.shear)), factor
         )
         offset = np.stack([down * np.float32(self.shift * height), right * np.float32(self.shift * width)], axis=1)
@@ -96,48 +96,48 @@ class Affine(Augment):
 
 
 class Noise(Augment):
-    """Normal noise on every number."""
+    """Adds Gaussian noise."""
 
-    kind: Literal["noise"] = Field(default="noise", description="Normal noise on every number.")
-    sigma: float = Field(gt=0, description="Its standard deviation, in the units of the data as they are stored.")
+    kind: Literal["noise"] = Field(default="noise", description="Gaussian noise on every value.")
+    sigma: float = Field(gt=0, description="Standard deviation, in the units of the stored data.")
 
-    def apply(self, images: Images, randoms: Randoms, stream: int) -> Images:
+    def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
         noise = randoms.normal(stream, images[0].size).reshape(images.shape)
         return images + np.float32(self.sigma) * noise
 
 
 class Cutout(Augment):
-    """A square of the image overwritten (T. DeVries and G. Taylor, 2017); at the border, what of it lies inside."""
+    """Cutout (T. DeVries and G. Taylor, 2017): overwrites a square, which is clipped at the border of the image."""
 
-    kind: Literal["cutout"] = Field(default="cutout", description="A square somewhere in the image overwritten.")
-    size: int = Field(ge=1, le=4096, description="Its height and width, in pixels.")
-    fill: float = Field(default=0.0, description="What it is overwritten with.")
-    probability: _Share = Field(default=1.0, description="The share of the images to which it happens.")
+    kind: Literal["cutout"] = Field(default="cutout", description="Cutout: overwrite a square at a random position.")
+    size: int = Field(ge=1, le=4096, description="Height and width of the square, in pixels.")
+    fill: float = Field(default=0.0, description="Value of the square.")
+    probability: _Share = Field(default=1.0, description="Probability that an image gets a square.")
 
-    def apply(self, images: Images, randoms: Randoms, stream: int) -> Images:
+    def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
         height, width = images.shape[2:]
         down, right, chance = randoms.uniform(stream, 3).T
-        inside = self._covered(down, height)[:, :, None] & self._covered(right, width)[:, None, :]
+        inside = self._covered_pixels(down, height)[:, :, None] & self._covered_pixels(right, width)[:, None, :]
         inside &= (chance < self.probability)[:, None, None]
         return np.where(inside[:, None], np.float32(self.fill), images)
 
-    def _covered(self, place: NDArray[np.float32], size: int) -> NDArray[np.bool_]:
-        """Which of `size` pixels the square covers, whose middle lies on any of them: [N, size]."""
+    def _covered_pixels(self, place: NDArray[np.float32], size: int) -> NDArray[np.bool_]:
+        """bool [N, size]: which pixels along an axis of `size` the square covers. Its center is on one of them."""
         start = (place * size).astype(np.int64)[:, None] - self.size // 2
         pixels = np.arange(size)
         return (start <= pixels) & (pixels < start + self.size)
 
 
 class Light(Augment):
-    """Brightness and contrast changed: x -> x * factor + level."""
+    """Random brightness and contrast: x -> x * factor + level."""
 
-    kind: Literal["light"] = Field(default="light", description="Brightness and contrast changed.")
+    kind: Literal["light"] = Field(default="light", description="Random brightness and contrast.")
     brightness: float = Field(
-        default=0.0, ge=0, description="Added or taken away, up to this much, in the units of the data."
+        default=0.0, ge=0, description="Largest change of brightness in both directions, in the units of the data."
     )
-    contrast: _Factors = Field(default=(1.0, 1.0), description="Factor, between these.")
+    contrast: _Factors = Field(default=(1.0, 1.0), description="Smallest and largest contrast factor.")
 
-    def apply(self, images: Images, randoms: Randoms, stream: int) -> Images:
+    def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
         level, factor = randoms.uniform(stream, 2).T[:, :, None, None, None]
         low, high = self.contrast
         return images * (low + factor * np.float32(high - low)) + (2 * level - 1) * np.float32(self.brightness)
@@ -146,10 +146,12 @@ class Light(Augment):
 Transform: TypeAlias = Annotated[Flip | Crop | Affine | Noise | Cutout | Light, Field(discriminator="kind")]
 
 
-def inverse(angle: NDArray[np.float32], shear: NDArray[np.float32], factor: NDArray[np.float32]) -> NDArray[np.float32]:
-    """From places in the result to places in the source, as [N, 2, 2] over (down, right), relative to the middle.
+def inverse_matrices(
+    angle: NDArray[np.float32], shear: NDArray[np.float32], factor: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Matrices [N, 2, 2] from positions in the result to positions in the source, (down, right) from the center.
 
-    The result is the source sheared along its rows, then scaled, then turned (counter-clockwise as seen).
+    The result is the source sheared along its rows, then scaled, then rotated counter-clockwise.
     """
     cos, sin, tan = np.cos(angle) / factor, np.sin(angle) / factor, np.tan(shear)
     down = np.stack([cos, sin], axis=1)

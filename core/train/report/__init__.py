@@ -1,9 +1,18 @@
-"""Looking at a training: a page of HTML, event files for TensorBoard, its curves in a line of text."""
+"""Reports of a training: its history, an HTML page, and event files for TensorBoard."""
 
-from core.train.report.history import History, read_history
-from core.train.report.operators import slowest
-from core.train.report.page import FILE, page, write
-from core.train.report.search import section
-from core.train.report.tensorboard import write_tensorboard
+from lathe.core.train.report.history import History, read_history
+from lathe.core.train.report.operators import slowest_operators
+from lathe.core.train.report.page import FILE, page, write
+from lathe.core.train.report.search import search_section
+from lathe.core.train.report.tensorboard import write_tensorboard
 
-__all__ = ["FILE", "History", "page", "read_history", "section", "slowest", "write", "write_tensorboard"]
+__all__ = [
+    "FILE",
+    "History",
+    "page",
+    "read_history",
+    "search_section",
+    "slowest_operators",
+    "write",
+    "write_tensorboard",
+]

@@ -1,4 +1,4 @@
-"""`History`: the curves of a training, out of its events."""
+"""`History`: the curves of a training, built from its events."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.train.events import Event, read
+from lathe.core.train.run.events import Event, read
 
 Curve = list[tuple[float, float]]  # steps, values
 
 
 @dataclass
 class History:
-    """Values over the number of steps, by name: `train` has every report of loss, rate and throughput, `validation`
-    has the metrics after each epoch, `epochs` how many steps each of them ended at."""
+    """Curves over the number of steps, by name.
+
+    `train` has loss, rate and throughput of the `step` events, `validation` the metrics after each epoch. `epochs` has
+    the number of steps at the end of each epoch.
+    """
 
     started: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Curve] = field(default_factory=dict)
     validation: dict[str, Curve] = field(default_factory=dict)
     epochs: list[int] = field(default_factory=list)
-    seconds: float = 0.0  # in training
-    resumed: int = 0  # times
+    seconds: float = 0.0  # of training
+    resumed: int = 0  # how often the training was resumed
 
     def add(self, event: Event) -> None:
-        """Take the next event; what an earlier process did after its last checkpoint is forgotten."""
+        """Add the next event. `resumed` removes the points after the checkpoint from which the training resumed."""
         values = event.values
         match event.kind:
             case "started":
                 self.started = values
             case "resumed":
-                self._forget(values["step"])
+                self._remove_after(values["step"])
                 self.resumed += 1
             case "step":
                 for name in ("loss", "rate", "rows_per_second", "loss_scale", "skipped"):
-                    if values.get(name) is not None:  # no throughput where nothing was timed, no scale of float32
+                    if values.get(name) is not None:  # no throughput without timed steps, no loss scale in float32
                         self.train.setdefault(name, []).append((values["step"], values[name]))
                 self.seconds = values["seconds"]
             case "epoch":
@@ -45,7 +48,7 @@ class History:
                     self.validation.setdefault(name, []).append((values["step"], value))
                 self.seconds = values["seconds"]
 
-    def _forget(self, step: int) -> None:
+    def _remove_after(self, step: int) -> None:
         for curves in (self.train, self.validation):
             for name, curve in curves.items():
                 curves[name] = [point for point in curve if point[0] <= step]
@@ -53,11 +56,11 @@ class History:
 
 
 def history(events: Iterable[Event]) -> History:
-    """The history that events tell."""
-    found = History()
+    """The history of these events."""
+    result = History()
     for event in events:
-        found.add(event)
-    return found
+        result.add(event)
+    return result
 
 
 def read_history(folder: Path) -> History:

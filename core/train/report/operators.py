@@ -1,4 +1,4 @@
-"""Where a trained model's time goes when it serves, for one row and for many."""
+"""The slowest operators of a trained model in serving, for several batch sizes."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from core.compiler import compile
-from core.errors import FeedError
-from core.runtime.profile import Profile
-from core.runtime.sample import sample
+from lathe.core.compiler.compile import compile
+from lathe.core.errors import FeedError
+from lathe.core.runtime.session.profile import Profile
+from lathe.core.runtime.session.sample_inputs import sample_inputs
 
 BATCHES = (1, 16, 64)
-TOP = 10
-_RUNS = 5
+TOP = 10  # operators per batch size
+_RUNS = 5  # profiled runs per batch size
 
 
-def slowest(
+def slowest_operators(
     model: bytes | str | os.PathLike[str], batches: Sequence[int] = BATCHES, threads: int | None = None
 ) -> list[dict[str, Any]]:
-    """For each batch size: `milliseconds` of a run, and its `operators` that take longest.
+    """For each batch size the `milliseconds` of a run and its slowest `operators`.
 
     An operator has `op`, `kernel`, `outputs`, `microseconds`, its `share` of the run, `gflops` (10^9/s), `of_peak`.
-    Empty for a model whose inputs have no stand-in.
+    Empty for a model for which no sample inputs can be made.
     """
     with compile(model, threads=threads, max_batch=max(batches), tune="off") as session:
         try:
-            return [_told(batch, session.profile(sample(session, batch), _RUNS)) for batch in batches]
+            return [_summary(batch, session.profile(sample_inputs(session, batch), _RUNS)) for batch in batches]
         except FeedError:
             return []
 
 
-def _told(batch: int, profile: Profile) -> dict[str, Any]:
+def _summary(batch: int, profile: Profile) -> dict[str, Any]:
     operators = [
         {
             "op": node.op,

@@ -1,4 +1,4 @@
-"""The report of a training: one page of HTML with its curves, metrics, confusions, operators and graph."""
+"""The report of a training: one HTML page with metrics, curves, confusion matrix, slowest operators and graph."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from core import charts
-from core.charts import Axis, figure, table
-from core.frontends.onnx import load
-from core.picture import draw
-from core.train.durable import write_file
-from core.train.report.history import Curve, History, read_history
-from core.train.report.operators import slowest
-from core.train.result import FOLDER, MODEL, read_metrics
+from lathe.core.drawing import charts
+from lathe.core.drawing.charts import Axis, figure, table
+from lathe.core.drawing.graphs import draw
+from lathe.core.frontends.onnx import load
+from lathe.core.train.report.history import Curve, History, read_history
+from lathe.core.train.report.operators import slowest_operators
+from lathe.core.train.run.durable_files import write_file
+from lathe.core.train.run.result import FOLDER, MODEL, read_metrics
 
 FILE = "report.html"
-_CLASSES_SHOWN = 40  # a larger table of confusions cannot be read
+_CLASSES_SHOWN = 40  # most classes of a confusion matrix that is drawn: a larger one is unreadable
 
 
 def write(folder: Path, threads: int | None = None) -> Path:
-    """Write the report of a finished training beside its result; the file is there whole or not at all.
+    """Write the report of a finished training into its result folder, atomically; returns its path.
 
-    OSError where there is no room.
+    OSError if there is no disk space.
     """
     path = folder / FOLDER / FILE
-    aside = path.with_suffix(".new")
-    write_file(aside, page(folder, slowest((folder / FOLDER / MODEL).read_bytes(), threads=threads)).encode())
-    aside.replace(path)
+    write_file(path, page(folder, slowest_operators((folder / FOLDER / MODEL).read_bytes(), threads=threads)).encode())
     return path
 
 
 def page(folder: Path, operators: Sequence[Mapping[str, Any]] = (), opening: str = "") -> str:
-    """The whole document, from a folder with a result. `opening` is HTML that stands before all else."""
+    """The HTML document for a folder with a result. `opening` is HTML that comes first."""
     record, history = read_metrics(folder), read_history(folder)
     parts = [opening, _summary(record, history), _plots(history, record)]
     parts += [_operators(entry) for entry in operators]
@@ -51,35 +49,39 @@ def _summary(record: Mapping[str, Any], history: History) -> str:
     rows = ", ".join(f"{count} {part}" for part, count in record["rows"].items())
     facts = [
         ("rows", rows),
-        ("trained for", f"{len(history.epochs)} epochs in {history.seconds:.1f} s"),
+        ("training", f"{len(history.epochs)} epochs in {history.seconds:.1f} s"),
         ("interrupted", f"{history.resumed} times"),
         ("parameters", f"{history.started.get('parameters', '')}"),
         ("data", f"{record['data']}"),
         ("seed", f"{record['seed']}"),
         ("Lathe", f"{record['version']}"),
     ]
-    metrics = [(name, charts.number(value)) for name, value in record["metrics"].items()]
-    return table(("on the held-out rows", ""), metrics) + table(("training", ""), facts)
+    metrics = [(name, charts.format_number(value)) for name, value in record["metrics"].items()]
+    return table(("metrics on the test rows", ""), metrics) + table(("training", ""), facts)
 
 
 def _plots(history: History, record: Mapping[str, Any]) -> str:
     losses = {"loss": history.train.get("loss", []), "validation": history.validation.get("loss", [])}
-    shown = [("Loss", _curves("loss", losses))]
-    shown += [(name, _curves(name, {name: curve})) for name, curve in history.validation.items() if name != "loss"]
+    charts_by_title = [("Loss", _curves("loss", losses))]
+    charts_by_title += [
+        (name, _curves(name, {name: curve})) for name, curve in history.validation.items() if name != "loss"
+    ]
     rates = {
         "rate": ("Learning rate", "rate"), "rows_per_second": ("Throughput", "rows/s"),
         "loss_scale": ("Loss scale", "factor"),
     }  # fmt: skip
-    shown += [(title, _curves(unit, {unit: history.train.get(name, [])})) for name, (title, unit) in rates.items()]
+    charts_by_title += [
+        (title, _curves(unit, {unit: history.train.get(name, [])})) for name, (title, unit) in rates.items()
+    ]
     if "confusion" in record and len(record["confusion"]) <= _CLASSES_SHOWN:
         names = [str(name) for name in record["classes"]]
-        shown.append(("Confusions", charts.heatmap(record["confusion"], names, "predicted", "true")))
-    plots = "\n".join(figure(title, drawing) for title, drawing in shown if drawing)
+        charts_by_title.append(("Confusion matrix", charts.heatmap(record["confusion"], names, "predicted", "true")))
+    plots = "\n".join(figure(title, drawing) for title, drawing in charts_by_title if drawing)
     return f'<div class="plots">\n{plots}\n</div>'
 
 
 def _curves(label: str, curves: Mapping[str, Curve]) -> str:
-    """Curves over steps; nothing where there is no point."""
+    """A chart of curves over steps; empty if no curve has a point."""
     lines = [(name, curve) for name, curve in curves.items() if curve]
     if not lines:
         return ""
@@ -90,7 +92,7 @@ def _curves(label: str, curves: Mapping[str, Curve]) -> str:
 
 
 def _operators(entry: Mapping[str, Any]) -> str:
-    title = f"Operators that take longest, batch {entry['batch']} ({entry['milliseconds']:.3g} ms)"
+    title = f"Slowest operators, batch {entry['batch']} ({entry['milliseconds']:.3g} ms)"
     rows = [
         (
             f"{operator['op']} → {', '.join(operator['outputs'])}",

@@ -1,4 +1,4 @@
-"""What the report of a search says above that of its best trial: what was tried, what it was worth, what mattered."""
+"""The section on a hyper-parameter search in the report: its trials, their merits, and the importance of settings."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from core import charts
-from core.charts import Axis, Line, figure, table
+from lathe.core.drawing import charts
+from lathe.core.drawing.charts import Axis, Line, figure, table
 
-_ROWS = 200  # of the table: the best trials
-_CURVES = 5  # trials whose epochs are drawn
+_ROWS = 200  # most trials in the table
+_CURVES = 5  # most trials whose curves are drawn
 
 Trials = Sequence[Mapping[str, Any]]  # of metrics.json: trial, state, merit, values
 
 
-def section(search: Mapping[str, Any], merits: Mapping[int, Mapping[int, float]]) -> str:
-    """HTML out of what metrics.json says of a search, and the merits of its trials by epoch."""
+def search_section(search: Mapping[str, Any], merits: Mapping[int, Mapping[int, float]]) -> str:
+    """The section as HTML. `search` is the entry `sweep` of metrics.json; `merits` are by trial and epoch."""
     trials = sorted(search["trials"], key=_rank)
-    drawn = [trial["trial"] for trial in trials[:_CURVES] if merits.get(trial["trial"])]
+    best = [trial["trial"] for trial in trials[:_CURVES] if merits.get(trial["trial"])]
     plots = [figure("Best so far", _best_so_far(search["trials"]))]
-    if any(len(merits[number]) > 1 for number in drawn):
-        plots.append(figure("The best trials by epoch", _curves([(f"trial {n}", _points(merits[n])) for n in drawn])))
+    if any(len(merits[number]) > 1 for number in best):
+        plots.append(figure("The best trials by epoch", _curves([(f"trial {n}", _points(merits[n])) for n in best])))
     importance = [(path, f"{share:.0%}") for path, share in search["importance"].items()]
     parts = [f'<div class="plots">{"".join(plots)}</div>']
     if importance:
-        parts.append(figure("What mattered", table(("setting", "share"), importance)))
+        parts.append(figure("Importance of settings", table(("setting", "share"), importance)))
     left_out = len(trials) - _ROWS
     title = f"The best {_ROWS} of {len(trials)} trials" if left_out > 0 else f"{len(trials)} trials"
     parts.append(figure(title, _table(trials[:_ROWS])))
@@ -34,7 +34,7 @@ def section(search: Mapping[str, Any], merits: Mapping[int, Mapping[int, float]]
 
 
 def _rank(trial: Mapping[str, Any]) -> tuple[bool, float, int]:
-    """Complete trials come first, the best of them before others."""
+    """A sort key: complete trials first, then by merit, the best first."""
     merit = trial["merit"]
     return trial["state"] != "complete", float("inf") if merit is None else -merit, trial["trial"]
 
@@ -61,7 +61,7 @@ def _table(trials: Trials) -> str:
         (
             f"{trial['trial']}",
             trial["state"],
-            "" if trial["merit"] is None else charts.number(trial["merit"]),
+            "" if trial["merit"] is None else charts.format_number(trial["merit"]),
             *(_setting(trial["values"][path]) for path in paths),
         )
         for trial in trials
@@ -70,4 +70,4 @@ def _table(trials: Trials) -> str:
 
 
 def _setting(value: Any) -> str:
-    return charts.number(value) if isinstance(value, float) else json.dumps(value)
+    return charts.format_number(value) if isinstance(value, float) else json.dumps(value)

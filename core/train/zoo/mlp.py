@@ -7,34 +7,34 @@ from typing import Literal
 
 from pydantic import Field
 
-from core import nn
-from core.train.zoo.settings import (
+from lathe import nn
+from lathe.core.train.zoo.settings import (
     ActivationName,
-    Entry,
+    InputLayer,
+    Probability,
     Row,
     Settings,
-    Share,
     Width,
     activation,
     holds_numbers,
-    refuse,
+    row_error,
 )
 
 
 class MLP(Settings):
-    """Linear layers with activations between them; rows of any shape are taken as one vector."""
+    """Linear layers with activations between them. Rows of any shape are flattened."""
 
-    architecture: Literal["mlp"] = Field("mlp", description="Linear layers, for rows of numbers.")
-    hidden: tuple[Width, ...] = Field((128, 64), strict=False, description="Widths of the layers before the last.")
-    activation: ActivationName = Field("relu", description="The activation after each layer but the last.")
-    dropout: Share = Field(0.0, description="The share of each hidden layer's results that training leaves out.")
-    batch_norm: bool = Field(False, description="Whether each hidden layer's sums are normalized over the batch.")
+    architecture: Literal["mlp"] = Field("mlp", description="Multi-layer perceptron, for rows of numbers.")
+    hidden: tuple[Width, ...] = Field((128, 64), strict=False, description="Widths of the hidden layers.")
+    activation: ActivationName = Field("relu", description="Activation after each layer but the last.")
+    dropout: Probability = Field(0.0, description="Dropout probability after each hidden layer.")
+    batch_norm: bool = Field(False, description="Whether batch normalization follows each hidden layer.")
 
     def module(self, row: Row, outputs: int) -> nn.Module:
         if not holds_numbers(row):
-            raise refuse("mlp", "numbers", row)
+            raise row_error("mlp", "numbers", row)
         width = math.prod(row.shape)
-        layers: list[nn.Module] = [Entry(width)]
+        layers: list[nn.Module] = [InputLayer(width)]
         for hidden in self.hidden:
             layers += [nn.Linear(width, hidden), *self._between(hidden)]
             width = hidden

@@ -1,4 +1,4 @@
-"""Which architectures there are, and their way to a graph."""
+"""The table of architectures, and how their graphs are built."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from core import nn
-from core.errors import ModelError
-from core.ir.graph import Graph
-from core.ir.types import TensorType, symbol
-from core.train.zoo.lenet import LeNet5
-from core.train.zoo.mlp import MLP
-from core.train.zoo.resnet import ResNetSmall
-from core.train.zoo.settings import Row, Settings
-from core.train.zoo.transformer import TransformerEncoder
+from lathe import nn
+from lathe.core.errors import ModelError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import TensorType, symbol
+from lathe.core.train.zoo.lenet import LeNet5
+from lathe.core.train.zoo.mlp import MLP
+from lathe.core.train.zoo.resnet import ResNetSmall
+from lathe.core.train.zoo.settings import Row, Settings
+from lathe.core.train.zoo.transformer import TransformerEncoder
 
 ARCHITECTURES: dict[str, type[Settings]] = {
     "lenet5": LeNet5,
@@ -24,7 +24,7 @@ ARCHITECTURES: dict[str, type[Settings]] = {
     "transformer-encoder": TransformerEncoder,
 }
 
-# As a field of a recipe: `architecture` says which settings there are.
+# The type of a field of a recipe, discriminated by `architecture`.
 Architecture: TypeAlias = Annotated[
     LeNet5 | MLP | ResNetSmall | TransformerEncoder, Field(discriminator="architecture")
 ]
@@ -33,11 +33,13 @@ Architecture: TypeAlias = Annotated[
 def architecture(
     settings: Settings, inputs: Mapping[str, Row], outputs: int, *, output: str = "logits", seed: int = 0
 ) -> Graph:
-    """A model with fresh weights, decided by `seed`: inputs [batch, row...] under their names, one output
-    float32[batch, outputs]. ModelError for rows that the architecture cannot take."""
+    """A model with initial weights drawn with `seed`: one input [batch, row...], one output float32[batch, outputs].
+
+    ModelError for several inputs, or for rows that the architecture cannot take.
+    """
     if len(inputs) != 1:
         name = type(settings).__name__
-        raise ModelError(f"takes one input, the data have {len(inputs)}: {', '.join(inputs)}", where=name)
+        raise ModelError(f"expected one input, the data have {len(inputs)}: {', '.join(inputs)}", where=name)
     ((_, row),) = inputs.items()
     with nn.seeded(seed):
         module = settings.module(row, outputs)

@@ -1,4 +1,4 @@
-"""What the settings of all architectures share."""
+"""The base class of the settings of architectures, and what their modules share."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
-from core import nn
-from core.errors import ModelError
-from core.ir.types import DType
-from core.train.section import Section
+from lathe import nn
+from lathe.core.errors import ModelError
+from lathe.core.ir.types import DType
+from lathe.core.train.recipe.section import Section
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
-Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 ActivationName: TypeAlias = Literal["relu", "gelu", "silu", "tanh"]
 
 
 class Row(Protocol):
-    """The type of one row of an input, without the batch."""
+    """The type of one row of an input: dtype, and shape without the batch dimension."""
 
     @property
     def dtype(self) -> DType: ...
@@ -27,39 +27,39 @@ class Row(Protocol):
 
 
 class Settings(Section):
-    """Family base: the hyper-parameters of an architecture. `module` makes it for rows of some type."""
+    """The hyper-parameters of an architecture. `module` builds it for rows of a given type."""
 
     architecture: str
 
     def module(self, row: Row, outputs: int) -> nn.Module:
-        """A module with fresh weights. ModelError for rows it cannot take."""
-        raise NotImplementedError(f"{type(self).__name__} makes no module")
+        """A module with new weights and `outputs` outputs per row. ModelError for rows that it cannot take."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement `module`")
 
 
 def activation(name: ActivationName) -> nn.Module:
     return nn.ACTIVATIONS[name]()
 
 
-def image(architecture: str, row: Row) -> tuple[int, int, int]:
-    """Channels, height and width of rows [C, H, W] or [H, W] of numbers; ModelError for others."""
+def image_shape(architecture: str, row: Row) -> tuple[int, int, int]:
+    """Channels, height and width of rows [C, H, W] or [H, W] of numbers. ModelError for other rows."""
     if not holds_numbers(row) or len(row.shape) not in (2, 3):
-        raise refuse(architecture, "images, numbers [C,H,W] or [H,W]", row)
+        raise row_error(architecture, "images, numbers [C,H,W] or [H,W]", row)
     channels, height, width = (1, *row.shape) if len(row.shape) == 2 else row.shape
     return channels, height, width
 
 
-def refuse(architecture: str, expected: str, row: Row) -> ModelError:
+def row_error(architecture: str, expected: str, row: Row) -> ModelError:
     """The error for rows that an architecture cannot take."""
     text = ",".join(map(str, row.shape))
-    return ModelError(f"takes {expected}; rows are {row.dtype}[{text}]", where=f"architecture '{architecture}'")
+    return ModelError(f"expected {expected}, got rows {row.dtype}[{text}]", where=f"architecture '{architecture}'")
 
 
 def holds_numbers(row: Row) -> bool:
     return row.dtype.is_float or row.dtype.is_integer
 
 
-class Entry(nn.Module):
-    """Rows of numbers as float32, in the shape that the next layer takes."""
+class InputLayer(nn.Module):
+    """The first layer: converts rows to float32 and reshapes them for the next layer."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape

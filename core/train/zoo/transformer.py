@@ -7,32 +7,34 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from core import nn
-from core.errors import ModelError
-from core.ir.types import DType
-from core.train.zoo.settings import Row, Settings, Share, Width, refuse
+from lathe import nn
+from lathe.core.errors import ModelError
+from lathe.core.ir.types import DType
+from lathe.core.train.zoo.settings import Probability, Row, Settings, Width, row_error
 
 _NAME = "transformer-encoder"
 
 
 class TransformerEncoder(Settings):
-    """Self-attention over a sequence, its mean, and a linear layer.
+    """Transformer encoder layers over a sequence, mean pooling, and a linear layer.
 
-    Rows int64[L] are tokens; float32[L,F] are sequences of vectors; of float32[F] every feature becomes a vector of its
-    own (Gorishniy et al., 2021: FT-Transformer).
+    Rows int64[L] or int32[L] are tokens. Rows float32[L,F] are sequences of vectors. Of rows float32[F] each feature is
+    embedded as a vector of its own (Gorishniy et al., 2021: FT-Transformer).
     """
 
     architecture: Literal["transformer-encoder"] = Field(
-        "transformer-encoder", description="Self-attention over tokens, vectors or features."
+        "transformer-encoder", description="Transformer encoder, for tokens, vectors or features."
     )
-    width: Width = Field(64, description="The length of the vectors that stand for tokens.")
+    width: Width = Field(64, description="Embedding dimension.")
     heads: int = Field(4, ge=1, le=256, description="Attention heads; a divisor of the width.")
-    layers: int = Field(2, ge=1, le=64, description="Encoder layers, one after the other.")
-    feedforward: Width = Field(128, description="The width between the two linear layers of an encoder layer.")
-    dropout: Share = Field(0.1, description="The share of each layer's results that training leaves out.")
-    activation: Literal["relu", "gelu", "silu", "tanh"] = Field("gelu", description="Between the two linear layers.")
-    vocabulary: Width | None = Field(None, description="How many different tokens there are; tokens need it.")
-    padding: int | None = Field(None, ge=0, description="The token that fills up short rows, and is not looked at.")
+    layers: int = Field(2, ge=1, le=64, description="Number of encoder layers.")
+    feedforward: Width = Field(128, description="Hidden width of the feed-forward network in each encoder layer.")
+    dropout: Probability = Field(0.1, description="Dropout probability in each layer.")
+    activation: Literal["relu", "gelu", "silu", "tanh"] = Field(
+        "gelu", description="Activation of the feed-forward networks."
+    )
+    vocabulary: Width | None = Field(None, description="Number of different tokens; required for tokens.")
+    padding: int | None = Field(None, ge=0, description="The token that pads short rows; it is masked.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -49,18 +51,18 @@ class TransformerEncoder(Settings):
         match row.dtype, len(row.shape):
             case DType.INT64 | DType.INT32, 1:
                 if self.vocabulary is None:
-                    raise ModelError("needs the setting vocabulary for tokens", where=f"architecture '{_NAME}'")
+                    raise ModelError("needs the setting `vocabulary` for tokens", where=f"architecture '{_NAME}'")
                 table = nn.Embedding(self.vocabulary, self.width, self.padding)
-                return Placed(table, row.shape[0], self.width)
+                return PositionEmbedding(table, row.shape[0], self.width)
             case DType.FLOAT32, 2:
-                return Placed(nn.Linear(row.shape[1], self.width), row.shape[0], self.width)
+                return PositionEmbedding(nn.Linear(row.shape[1], self.width), row.shape[0], self.width)
             case DType.FLOAT32, 1:
-                return Features(row.shape[0], self.width)
-        raise refuse(_NAME, "tokens int64[L], sequences float32[L,F] or features float32[F]", row)
+                return FeatureEmbedding(row.shape[0], self.width)
+        raise row_error(_NAME, "tokens int64[L], sequences float32[L,F] or features float32[F]", row)
 
 
 class Encoder(nn.Module):
-    """Vectors [N, L, width] from an embedding, through encoder layers, to [N, outputs]."""
+    """An embedding to [N, L, width], encoder layers, masked mean pooling and a linear layer to [N, outputs]."""
 
     def __init__(self, settings: TransformerEncoder, embedding: nn.Module, outputs: int) -> None:
         width, self.padding = settings.width, settings.padding
@@ -77,11 +79,11 @@ class Encoder(nn.Module):
         y = self.embedding(x)
         for layer in self.layers:
             y = layer(y, src_key_padding_mask=padding)
-        return self.head(_mean(self.norm(y), padding))
+        return self.head(_mean_pooling(self.norm(y), padding))
 
 
-class Placed(nn.Module):
-    """What embeds each element of a row, plus a vector for its place."""
+class PositionEmbedding(nn.Module):
+    """An embedding of each element plus a learned position embedding."""
 
     def __init__(self, embed: nn.Module, length: int, width: int) -> None:
         self.embed = embed
@@ -92,20 +94,20 @@ class Placed(nn.Module):
         return y + self.place
 
 
-class Features(nn.Module):
-    """[N, F] -> [N, F, width]: every feature times a vector of its own, plus another."""
+class FeatureEmbedding(nn.Module):
+    """[N, F] -> [N, F, width]: each feature times a learned vector of its own, plus a learned bias vector."""
 
     def __init__(self, features: int, width: int) -> None:
-        self.weight = nn.init.spread(width, features, width)
-        self.bias = nn.init.spread(width, features, width)
+        self.weight = nn.init.new_uniform(width, features, width)
+        self.bias = nn.init.new_uniform(width, features, width)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         return x.unsqueeze(2) * self.weight + self.bias
 
 
-def _mean(x: nn.Tensor, padding: nn.Tensor | None) -> nn.Tensor:
-    """The mean of the vectors that are no padding; zeros where all are."""
+def _mean_pooling(x: nn.Tensor, padding: nn.Tensor | None) -> nn.Tensor:
+    """The mean over the vectors that are not padding: [N, L, width] -> [N, width]; zeros if all are padding."""
     if padding is None:
         return x.mean(1)
-    kept = (~padding).to("float32").unsqueeze(2)
-    return (x * kept).sum(1) / kept.sum(1).clamp(min=1.0)
+    mask = (~padding).to("float32").unsqueeze(2)
+    return (x * mask).sum(1) / mask.sum(1).clamp(min=1.0)

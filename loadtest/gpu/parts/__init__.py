@@ -1,6 +1,6 @@
-"""The parts of a run, in their order: first what shows whether anything works, then speed, last what takes longest.
+"""The parts of a run, in order: first correctness, then speed, last the slowest measurements.
 
-Each module has `SHARE`, its part of the time; `cases(options)`, known without a device; and `measure(case, bench)`.
+Each module has `SHARE`, its share of the time; `cases(options)`, which needs no device; and `measure(case, bench)`.
 """
 
 from __future__ import annotations

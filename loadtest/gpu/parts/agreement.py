@@ -1,4 +1,4 @@
-"""The zoo on the device and on the CPU: the largest difference, as a share of the largest output."""
+"""Compares the zoo's results on the device with the CPU's: the largest difference over the largest output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-import core
+import lathe
 from loadtest import zoo
 from loadtest.gpu.case import Bench, Case, Finding, Options
 from loadtest.timing import relative_error
@@ -15,7 +15,7 @@ from loadtest.timing import relative_error
 SHARE = 0.14
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 _ROWS = 3
-_LEFT_OUT = ("heavy",)  # made to load a server, and of nothing that the others have not
+_LEFT_OUT = ("heavy",)  # made to load a server; it has no operator that the others lack
 
 
 def cases(options: Options) -> list[Case]:
@@ -24,11 +24,11 @@ def cases(options: Options) -> list[Case]:
 
 
 def measure(case: Case, bench: Bench) -> Finding:
-    """The largest error of runs that were launched step by step, and by a graph."""
+    """The largest error over runs launched kernel by kernel and runs launched as a CUDA graph."""
     name, precision = case.words
     kind: Any = precision
     want, feeds = _wanted(name), zoo.feeds(name, _ROWS)
-    with core.compile(
+    with lathe.compile(
         zoo.model(name).SerializeToString(), device=bench.options.device, precision=kind, tune="off",
         max_batch=4,
     ) as session:  # fmt: skip
@@ -44,12 +44,12 @@ def measure(case: Case, bench: Bench) -> Finding:
 
 @lru_cache(2)
 def _wanted(name: str) -> NDArray[Any]:
-    """What the CPU gives: its compiled code, or the references where LLVM is another one than Lathe's."""
+    """The CPU's result, from compiled code, or from the reference operators if the llvmlite version does not fit."""
     model, feeds = zoo.model(name).SerializeToString(), zoo.feeds(name, _ROWS)
     try:
-        with core.compile(model, tune="off") as session:
+        with lathe.compile(model, tune="off") as session:
             found: NDArray[Any] = session.run(feeds)["y"]
             return found
-    except Exception:  # llvmlite of another version raises whatever its functions do
-        interpreted: NDArray[Any] = core.interpret(core.load(model), feeds)["y"]
+    except Exception:  # another version of llvmlite can raise any exception
+        interpreted: NDArray[Any] = lathe.interpret(lathe.load(model), feeds)["y"]
         return interpreted

@@ -1,4 +1,4 @@
-"""What a run costs the host, besides waiting for the device."""
+"""The host's time for a run, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import core
-from core.runtime.device_executable import DeviceExecutable
+import lathe
+from lathe.core.runtime.device.device_executable import DeviceExecutable
 from loadtest.gpu.case import Bench, Case, Finding, Options
-from loadtest.gpu.lathe import elementwise, only_part
+from loadtest.gpu.lathe import elementwise, only_executable
 
 SHARE = 0.03
-MOST = 15.0  # microseconds
+MOST = 15.0  # microseconds, limit of the median
 _RUNS = 500
 
 
@@ -25,7 +25,7 @@ def cases(options: Options) -> list[Case]:
 
 
 class _Waiting:
-    """Counts how long the host waits for an event."""
+    """Wraps an event's `synchronize` and sums the time that the host waits in it."""
 
     def __init__(self, event: Any) -> None:
         self.seconds = 0.0
@@ -39,8 +39,8 @@ class _Waiting:
 
 
 def measure(case: Case, bench: Bench) -> Finding:
-    with core.compile(elementwise(64), device=bench.options.device, tune="off") as session:
-        executable = only_part(session)
+    with lathe.compile(elementwise(64), device=bench.options.device, tune="off") as session:
+        executable = only_executable(session)
         x = np.ones((1, 64), np.float32)
         for _ in range(3):
             executable.run(1, [x])

@@ -1,4 +1,4 @@
-"""What is installed, which device this is, and one kernel of every family against its NumPy reference."""
+"""Installed packages, the device, and one kernel of every family checked against its NumPy reference."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import core
-from core.ir.graph import Graph
-from core.runtime.cublaslt import LEAST_VERSION
-from core.runtime.devices import open_device
+import lathe
+from lathe.core.ir.graph import Graph
+from lathe.core.runtime.device.cublaslt import LEAST_VERSION
+from lathe.core.runtime.device.devices import open_device
 from loadtest.gpu import families
 from loadtest.gpu.case import Bench, Case, Finding, Options
 
@@ -24,7 +24,7 @@ TOLERANCES = {
     "float32": 1e-4,
     "bfloat16": 1e-2,
     "float16": 2e-3,
-}  # of the largest result, by the narrowest type of a node
+}  # relative to the largest result, by the narrowest type of a node
 
 
 def cases(options: Options) -> list[Case]:
@@ -57,20 +57,20 @@ def _versions() -> Finding:
 def _device(name: str) -> Finding:
     device = open_device(name)
     memory, target = device.memory(), device.target
-    library = device.library()
+    library = device.library_version()
     facts = {"target": str(target), "free": memory.free, "total": memory.total, "cublaslt": library}
     return Finding(f"{device.name}: {target}, {memory.free / 2**30:.0f} of {memory.total / 2**30:.0f} GiB free, "
                    f"cuBLASLt {library or 'none'}", None, facts)  # fmt: skip
 
 
 def _kernel(graph: Graph, device: str) -> Finding:
-    """The largest error over some batch sizes, launched and by a graph."""
+    """The largest error over BATCHES, of runs launched kernel by kernel and as a CUDA graph."""
     worst, tolerance = 0.0, max(TOLERANCES.get(str(value.dtype), 0.0) for value in (*graph.inputs, *graph.outputs))
-    with core.compile(graph, device=device, tune="off", max_batch=max(BATCHES)) as session:
+    with lathe.compile(graph, device=device, tune="off", max_batch=max(BATCHES)) as session:
         kernel = session.profile(families.feeds_of(graph, BATCHES[0]), runs=1).nodes[-1].kernel
         for n in BATCHES:
             feeds = families.feeds_of(graph, n)
-            want = core.interpret(graph, feeds)
+            want = lathe.interpret(graph, feeds)
             for _ in range(2):
                 got = session.run(feeds)
                 session.settle(20)
@@ -80,7 +80,7 @@ def _kernel(graph: Graph, device: str) -> Finding:
 
 
 def _error(got: NDArray[Any], want: NDArray[Any], tolerance: float) -> float:
-    """As a share of what is tolerated: of numbers, relative to the largest; integers have to be equal."""
+    """The error over the tolerance. Floats: relative to the largest element; integers must be equal."""
     if got.dtype != want.dtype or str(want.dtype) not in TOLERANCES:
         return 0.0 if got.dtype == want.dtype and np.array_equal(got, want) else float("inf")
     got, want = got.astype(np.float64), want.astype(np.float64)

@@ -1,5 +1,7 @@
-"""The kernels of all families and a training step once more under NVIDIA's compute-sanitizer, where it is installed: no
-access outside of memory, no race for shared memory. It makes everything slow, so it comes last."""
+"""Kernels of all families and a training step under NVIDIA's compute-sanitizer, if it is installed.
+
+It checks for accesses outside of memory and for races in shared memory. It is slow, so this part comes last.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from loadtest.gpu.case import Bench, Case, Finding, Options
 
 SHARE = 0.06
 TOOL, TOOLKIT = "compute-sanitizer", "/usr/local/cuda/bin"
-_FOUND = 9  # the exit status that the tool is asked for
+_FOUND = 9  # exit status that the tool uses for its findings
 _LIMIT = 100.0
 
 
@@ -25,8 +27,10 @@ def cases(options: Options) -> list[Case]:
 
 
 def measure(case: Case, bench: Bench) -> Finding:
-    """A race is reported, not counted as a broken promise: the tool takes asynchronous copies to shared memory for
-    races at times. All it says is kept."""
+    """Run the tool and record its output.
+
+    A race does not count as a broken promise: the tool sometimes reports asynchronous copies to shared memory as races.
+    """
     check, what = case.words
     tool = shutil.which(TOOL) or shutil.which(TOOL, path=TOOLKIT)
     if tool is None or not bench.options.device.startswith("cuda"):

@@ -1,10 +1,10 @@
-"""ResNet-50 and MiniLM beside PyTorch, eager and as a CUDA graph: what needs no compiler of the peer's."""
+"""Compares ResNet-50 and MiniLM with PyTorch, eager and as a CUDA graph, without PyTorch's compiler."""
 
 from __future__ import annotations
 
-from loadtest.gpu import peers
+from loadtest.gpu import pytorch_peers as peers
 from loadtest.gpu.case import Bench, Case, Finding, Options
-from loadtest.gpu.versus import compare
+from loadtest.gpu.comparison import compare
 
 SHARE = 0.22
 _PEERS = {"eager": peers.eager, "graphed": peers.graphed}

@@ -1,5 +1,4 @@
-"""Every kernel that the catalog offers for the heaviest nodes of the timed models, at every batch size: which tile is
-the fastest where."""
+"""Times every candidate kernel of the heaviest nodes of the timed models, at every batch size."""
 
 from __future__ import annotations
 
@@ -7,17 +6,17 @@ import statistics
 from functools import lru_cache
 from math import inf
 
-from core.described import describe
-from core.errors import DeviceMemoryError
-from core.frontends.onnx import load
-from core.options import make_options
-from core.rewriting import rewritten
-from core.runtime.device_trial import device_bench
-from core.runtime.devices import canonical, open_device
-from core.runtime.store import open_store
-from core.sizes import bind
-from core.split import placement_of, target_on
-from core.tune import Problem, problems
+from lathe.core.compiler.description import describe
+from lathe.core.compiler.options import make_options
+from lathe.core.compiler.placement import placement_of, target_on
+from lathe.core.compiler.run_passes import run_passes
+from lathe.core.compiler.symbol_binding import bind
+from lathe.core.compiler.tuner import Problem, problems
+from lathe.core.errors import DeviceMemoryError
+from lathe.core.frontends.onnx import load
+from lathe.core.runtime.artifact.store import open_store
+from lathe.core.runtime.device.device_trial import device_bench
+from lathe.core.runtime.device.devices import canonical, open_device
 from loadtest.gpu import models
 from loadtest.gpu.case import Bench, Case, Finding, Options
 
@@ -26,7 +25,7 @@ _SAMPLES = 3
 
 
 def cases(options: Options) -> list[Case]:
-    """The heaviest problem of every model first, then the next ones."""
+    """The cases: the heaviest problem of every model first, then the second heaviest, and so on."""
     return [
         Case("tiles", f"{model}/{precision}/{index}", 40.0)
         for precision in options.precisions for index in range(options.problems) for model in options.models
@@ -50,11 +49,11 @@ def measure(case: Case, bench: Bench) -> Finding:
 
 @lru_cache(4)
 def _problems(model: str, precision: str, device: str, batches: tuple[int, ...]) -> list[Problem]:
-    """Distinct choices by work, the heaviest first."""
+    """The distinct tuning problems of a model with more than one candidate, by work, the heaviest first."""
     graph = load(models.onnx_of(model).SerializeToString())
     options = make_options(device, precision, max_batch=max(batches), tune="default")
     batching = describe(graph, options).batching
-    ready, _ = rewritten(bind(graph, batching, ()), options)
+    ready, _ = run_passes(bind(graph, batching, ()), options)
     target = target_on(canonical(device), options)
     parts = [part for part in placement_of(ready, options, {}).parts if part.device == canonical(device)]
     found = {each.key: each for part in parts for each in problems(part.graph, target, 1, batches).values()}
@@ -62,7 +61,7 @@ def _problems(model: str, precision: str, device: str, batches: tuple[int, ...])
 
 
 def _times(problem: Problem, options: Options) -> dict[int, dict[str, float]]:
-    """Microseconds by batch size and kernel; none for a batch that the device has no room for."""
+    """Microseconds by batch size and kernel. Batch sizes that do not fit into device memory are left out."""
     device, store = open_device(options.device), open_store(None)
     objects = store.objects if store is not None else None
     device.prepare((call.spec for call in problem.calls), objects)

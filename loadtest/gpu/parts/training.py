@@ -1,8 +1,7 @@
-"""Training steps on the device: the same as on the CPU, and how long they take beside PyTorch's.
+"""Training steps on the device: agreement with the CPU, and speed compared with PyTorch.
 
-Agreement is that of losses and parameters after a few steps of SGD with momentum, which magnifies no rounding (Adam
-divides by what may be next to nothing); speed is that of Adam, from the host's memory and back, as in
-`loadtest.training`.
+Agreement compares losses and parameters after a few steps of SGD with momentum, which does not magnify rounding errors
+(Adam divides by values near zero). Speed is that of Adam, from host memory and back, as in `loadtest.training`.
 """
 
 from __future__ import annotations
@@ -12,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-import core
-from core.train import TrainStep, losses, optimizers, step
-from loadtest import build, training
+import lathe
+from lathe.core.train import TrainStep, step
+from lathe.core.train.training_step import losses, optimizers
+from loadtest import model_builder as build
+from loadtest import training
 from loadtest.gpu import torch_training
 from loadtest.gpu.case import Bench, Case, Finding, Options
-from loadtest.gpu.peers import torch_is_usable
-from loadtest.gpu.versus import OURS, turns
+from loadtest.gpu.comparison import OURS, time_in_turns
+from loadtest.gpu.pytorch_peers import torch_is_usable
 
 SHARE = 0.1
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
@@ -40,19 +41,19 @@ def measure(case: Case, bench: Bench) -> Finding:
 
 
 def _agreement(name: str, precision: str, bench: Bench) -> Finding:
-    """Losses relative to the first one, parameters to the largest of each tensor."""
+    """The largest error of losses, relative to the first loss, and of parameters, relative to each tensor's largest."""
     wanted = _after_steps(name, "cpu", "float32")
     found = _after_steps(name, bench.options.device, precision)
     loss = max(abs(a - b) for a, b in zip(wanted[0], found[0], strict=True)) / abs(wanted[0][0])
-    parameters = max(_apart(found[1][key], array) for key, array in wanted[1].items())
+    parameters = max(_relative_error(found[1][key], array) for key, array in wanted[1].items())
     most = TOLERANCES[precision]
     text = f"training {name} in {precision}: losses {loss:.1e}, parameters {parameters:.1e}, at most {most:.0e}"
     return Finding(text, max(loss, parameters) <= most, {"losses": loss, "parameters": parameters})
 
 
 def _after_steps(name: str, device: str, precision: Any) -> tuple[list[float], Mapping[str, Any]]:
-    """Every loss, and the parameters at the end."""
-    graph = core.load(build.build(name, training.MODELS[name]).SerializeToString())
+    """The loss of every step, and the final parameters."""
+    graph = lathe.load(build.build(name, training.MODELS[name]).SerializeToString())
     learner: TrainStep = step(graph, losses.CrossEntropy(), SGD, device=device, precision=precision)
     feeds = {"x": training.sample(name), "target": training.targets()}
     try:
@@ -62,30 +63,30 @@ def _after_steps(name: str, device: str, precision: Any) -> tuple[list[float], M
         learner.close()
 
 
-def _apart(found: Any, wanted: Any) -> float:
+def _relative_error(found: Any, wanted: Any) -> float:
     return float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-3))
 
 
 def _is_parameter(name: str, array: Any) -> bool:
-    """Not what the optimizer keeps beside them: sums of gradients, for which nothing was promised."""
+    """True for parameters, false for the optimizer's own state, which has no promise."""
     return "." not in name and array.dtype == np.float32
 
 
 def _speed(name: str, precision: str, bench: Bench) -> Finding:
-    """Milliseconds of a step of 64 rows."""
+    """Milliseconds of a training step of 64 rows, compared with PyTorch's."""
     options, narrow = bench.options, precision == "bfloat16"
     usable = torch_is_usable(options.device)
     steps: dict[str, Callable[[], float]] = {OURS: training.lathe(name, 1, narrow, options.device)}
     refused: dict[str, str] = {}
-    for who, make in torch_training.PEERS.items() if usable else ():
+    for engine, make in torch_training.PEERS.items() if usable else ():
         try:
-            steps[who] = make(name, narrow)
-            steps[who]()
-        except Exception as error:  # of whatever kind: another project's
-            steps.pop(who, None)
-            refused[who] = f"{type(error).__name__}: {str(error)[:200]}"
-    times = turns(steps, options.rounds, options.slice)
-    line = ", ".join(f"{who} {'x' if who == 'ahead' else ''}{value:.3f}" for who, value in times.items())
-    why = "".join(f"; {who}: {text}" for who, text in refused.items())
+            steps[engine] = make(name, narrow)
+            steps[engine]()
+        except Exception as error:  # any kind: the peer is another project
+            steps.pop(engine, None)
+            refused[engine] = f"{type(error).__name__}: {str(error)[:200]}"
+    times = time_in_turns(steps, options.rounds, options.slice)
+    line = ", ".join(f"{engine} {'x' if engine == 'ahead' else ''}{value:.3f}" for engine, value in times.items())
+    why = "".join(f"; {engine}: {text}" for engine, text in refused.items())
     figures = {"ms": times, "refused": refused}
     return Finding(f"training {name}, {training.ROWS} rows, {precision} [ms]: {line}{why}", None, figures)

@@ -1,8 +1,8 @@
-"""The connections of gRPC: how many one client address has, and which of them make room.
+"""Limits gRPC connections per client address and in total, and shuts down those beyond the limits.
 
-The rules are those of HTTP (:mod:`server.api.slots`). gRPC accepts its connections itself, and hands over calls only,
-so a connection that makes none would never be seen here. They are found among the descriptors of this process instead,
-a few times a second, and those beyond the limits are shut.
+The rules are those of HTTP (`lathe.server.api.connection.connection_slots`). gRPC accepts connections itself and passes
+on only calls, so a connection without calls would be invisible. Therefore the connections are found among the file
+descriptors of this process, a few times per second.
 """
 
 from __future__ import annotations
@@ -12,77 +12,79 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from server.access.addresses import address_of_peer, client_of
-from server.api.grpc.sockets import Peer, peers, shut
-from server.api.slots import GRACE
+from lathe.server.access.addresses import client_of, parse_peer
+from lathe.server.api.connection.connection_slots import GRACE
+from lathe.server.api.grpc.sockets import Peer, peers, shut_down
 
-TICK, FLOODED = 0.25, 0.02  # seconds between two looks, and while there are more than may be
-SHARE = 0.05  # of one thread's time that looking may take
+TICK, FLOODED = 0.25, 0.02  # seconds between two scans: usually, and while connections exceed the limits
+SHARE = 0.05  # the most of one thread's time that scanning may take
 
 
 class Connection:
-    """A connection, as its socket and its calls tell of it."""
+    """The state of a connection, by its socket and its calls."""
 
-    __slots__ = ("calls", "came", "client", "idle_since", "is_known")
+    __slots__ = ("calls", "came", "client", "has_key", "idle_since")
 
     def __init__(self, client: str, now: float) -> None:
         self.client = client
-        self.calls = 0  # under way
+        self.calls = 0  # running calls
         self.came = self.idle_since = now
-        self.is_known = False  # its latest call showed a key
+        self.has_key = False  # its latest call had a valid key
 
     def begin(self, *, has_key: bool) -> None:
-        """A call begins."""
+        """Count a call that begins."""
         self.calls += 1
-        self.is_known = has_key
+        self.has_key = has_key
 
     def end(self) -> None:
-        """A call has ended."""
+        """Count a call that has ended."""
         self.calls -= 1
         self.idle_since = time.monotonic()
 
     def rank(self, now: float) -> tuple[int, float]:
-        """Return a number that is less for one that makes room before another: who has been idle for longest, but who
-        only just came only if no other is idle; last the newest of those that are not idle, for whom there is no room.
+        """The sort key of eviction, the lowest first.
+
+        Idle connections older than `GRACE` come first, the longest idle in front; then newer idle ones; then those with
+        running calls or a valid key, the newest in front.
         """
-        if self.calls or self.is_known:
+        if self.calls or self.has_key:
             return 2, -self.came
         return (0 if now - self.came > GRACE else 1), self.idle_since
 
 
 class Connections:
-    """All of one server's; for the event loop's thread alone, but for what looks at sockets."""
+    """All gRPC connections of one server. Used on the event loop's thread only; sockets are scanned on another."""
 
     def __init__(self, most: int, each: int) -> None:
-        """``most`` connections at once, ``each`` of one client address."""
+        """`most`: connections in total; `each`: connections per client address."""
         self.most = most
         self.each = each
-        self.evicted = 0  # shut to keep to that
+        self.evicted = 0  # connections that were shut down
         self._found: dict[Peer, Connection] = {}
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def taken(self) -> int:
-        """Connections that are there, as last looked at."""
+        """The number of connections at the last scan."""
         return len(self._found)
 
     def of(self, peer: str) -> Connection:
-        """Return the connection of a call whose context says this of its peer."""
-        found = address_of_peer(peer)
+        """The connection of a call with this peer string (`context.peer()`)."""
+        found = parse_peer(peer)
         now = time.monotonic()
         if found is None:
             return Connection("", now)
         known = self._found.get(Peer(*found))
-        if known is None:  # not looked at yet
+        if known is None:  # newer than the last scan
             known = self._found[Peer(*found)] = Connection(client_of(found[0]), now)
         return known
 
     def start(self, port: int) -> None:
-        """Begin to look at the connections to gRPC's port; call on the event loop."""
+        """Start to scan the connections to the gRPC port; call on the event loop."""
         self._watching = asyncio.ensure_future(self._watch(port))
 
     def stop(self) -> None:
-        """End no more of them."""
+        """Stop scanning."""
         if self._watching is not None:
             self._watching.cancel()
 
@@ -94,12 +96,12 @@ class Connections:
                 found = await loop.run_in_executor(thread, peers, port)
                 victims = self.look(found, began)
                 if victims:
-                    await loop.run_in_executor(thread, shut, port, [(peer, found[peer]) for peer in victims])
+                    await loop.run_in_executor(thread, shut_down, port, [(peer, found[peer]) for peer in victims])
                 took = time.monotonic() - began
                 await asyncio.sleep(max(FLOODED if victims else TICK, took / SHARE))
 
     def look(self, found: Iterable[Peer], began: float) -> list[Peer]:
-        """Take in which connections there were (monotonic time ``began``); return those that have to make room."""
+        """Record the connections found by a scan that began at `began` (monotonic); return those to shut down."""
         there = dict.fromkeys(found)
         for peer in there:
             if peer not in self._found:
@@ -112,7 +114,7 @@ class Connections:
         return victims
 
     def _surplus(self, there: Iterable[Peer], now: float) -> list[Peer]:
-        """Return which of these connections are too many, of one client or of all."""
+        """The connections beyond the limit of their client, or of the server."""
         clients: dict[str, list[Peer]] = {}
         for peer in there:
             clients.setdefault(self._found[peer].client, []).append(peer)
@@ -125,7 +127,7 @@ class Connections:
         return found + self._split(left, self.most, now)[0]
 
     def _split(self, of: list[Peer], most: int, now: float) -> tuple[list[Peer], list[Peer]]:
-        """Return which make room so that at most so many are left, and those."""
+        """Split connections into those to shut down and the `most` that stay."""
         if len(of) <= most:
             return [], of
         ordered = sorted(of, key=lambda peer: self._found[peer].rank(now))

@@ -1,4 +1,4 @@
-"""The gRPC server beside the HTTP one, on the same event loop."""
+"""The gRPC server, on the same event loop as the HTTP server."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ import grpc
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
-from server.access.authority import Authority
-from server.access.nearest import hinted
-from server.access.scopes import CALLS, Scope
-from server.api.grpc.accessed import Accessed
-from server.api.grpc.calls import RESERVE, Calls
-from server.api.grpc.connections import Connections
-from server.api.grpc.entrance import Entrance
-from server.api.grpc.gate import Gate
-from server.api.grpc.health import WATCHERS, HealthService
-from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
-from server.api.grpc.sent import glance
-from server.api.grpc.service import InferenceService, Parts
-from server.api.grpc.status import errors_as_status
-from server.api.received import DOCUMENT
-from server.errors import BadRequest, ServerError, TooLarge, UnknownModel
-from server.settings import Settings
-from server.telemetry.access import AccessLog
+from lathe.server.access.authority import Authority
+from lathe.server.access.scopes import GRPC_METHODS, Scope
+from lathe.server.access.suggestions import with_suggestion
+from lathe.server.api.grpc.access_log import CallLogging
+from lathe.server.api.grpc.call_admission import CallAdmission
+from lathe.server.api.grpc.calls import RESERVE, Calls
+from lathe.server.api.grpc.connections import Connections
+from lathe.server.api.grpc.early_authorization import EarlyAuthorization
+from lathe.server.api.grpc.health import WATCHERS, HealthService
+from lathe.server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
+from lathe.server.api.grpc.service import InferenceService, ServiceContext
+from lathe.server.api.grpc.split_message import split_small
+from lathe.server.api.grpc.status import errors_as_status
+from lathe.server.api.middleware.body_limits import MAX_DOCUMENT
+from lathe.server.errors import BadRequest, ServerError, TooLarge, UnknownModel
+from lathe.server.settings import Settings
+from lathe.server.telemetry.access_log import AccessLog
 
-ENDING = 2 * RESERVE  # calls of health beyond the limit, and those that have just made room
-CROWDED = RESERVE  # connections beyond the limit, until one is seen to be idle
-LONGEST = 2**31 - 1  # milliseconds
+EXTRA_CALLS = 2 * RESERVE  # calls beyond the limit: health checks, and calls that are being ended to make room
+EXTRA_CONNECTIONS = RESERVE  # connections beyond the limit, until the next scan shuts some down
+LONGEST = 2**31 - 1  # milliseconds; the largest value of gRPC's options
 
 Read: TypeAlias = Callable[[bytes], Any]
-Permit: TypeAlias = Callable[[Any, Any], None]  # of a message and its call's context; raises
+Permit: TypeAlias = Callable[[Any, Any], None]  # of a message and the call's context; raises if it is not permitted
 
 log = logging.getLogger("lathe.api")
 
 
 class GrpcEndpoint:
-    """Listens from :meth:`start` on; :meth:`stop` ends it as gracefully as the settings' drain time allows."""
+    """The gRPC server: `start` listens, `stop` ends it gracefully within the setting `drain_timeout`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ServiceContext) -> None:
         self._parts = parts
         self._server: Any = None
-        self._calls = Calls(parts.settings.max_connections, parts.settings.connections_each)
-        self.connections = Connections(parts.settings.max_connections, parts.settings.connections_each)
+        self._calls = Calls(parts.settings.max_connections, parts.settings.connections_per_client)
+        self.connections = Connections(parts.settings.max_connections, parts.settings.connections_per_client)
         self._stopping = asyncio.Event()
         self._stopped: asyncio.Future[None] | None = None
         self.port = 0  # set once it listens
 
     async def start(self) -> None:
-        """Listen; raises RuntimeError when the address is taken."""
+        """Start to listen; RuntimeError if the address is in use."""
         settings = self._parts.settings
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=settings.max_connections + ENDING,  # whose they are is looked at in Calls
+            maximum_concurrent_rpcs=settings.max_connections + EXTRA_CALLS,  # `Calls` limits the calls of each client
             options=list(options(settings).items()),
         )
         authority = self._parts.plane.authority
-        entrance = Entrance(self._calls, self.connections, authority, settings)
+        entrance = CallAdmission(self._calls, self.connections, authority, settings)
         inference = InferenceService(self._parts, self._stopping)
         health = HealthService(
-            self._parts.plane, self._stopping, watchers=min(WATCHERS, share_of(settings.max_connections))
+            self._parts.plane, self._stopping, watchers=min(WATCHERS, quarter_of(settings.max_connections))
         )
         self._server.add_generic_rpc_handlers(
             tuple(
@@ -84,7 +84,7 @@ class GrpcEndpoint:
         log.info("gRPC on %s:%d", host, self.port)
 
     async def stop(self) -> None:
-        """Take no more calls, end idle streams, wait for those at work; may be called twice."""
+        """Refuse new calls, end idle streams, and wait for running calls; may be called twice."""
         if self._stopped is None:
             self._stopping.set()
             self._calls.stop()
@@ -94,13 +94,13 @@ class GrpcEndpoint:
 
 
 def options(settings: Settings) -> dict[str, int]:
-    """Return gRPC's options; those of connections have Triton's meanings."""
+    """gRPC's channel options from the settings; those of connections have the same meaning as in Triton."""
     found = {
         "grpc.max_receive_message_length": settings.max_body,
         "grpc.max_metadata_size": settings.max_header,
-        "grpc.max_concurrent_streams": share_of(settings.max_connections),
-        "grpc.so_reuseport": 0,  # else a second server would silently take half of the calls
-        "grpc.max_allowed_incoming_connections": settings.max_connections + CROWDED,  # see Connections
+        "grpc.max_concurrent_streams": quarter_of(settings.max_connections),
+        "grpc.so_reuseport": 0,  # otherwise a second server on the port would silently get half of the calls
+        "grpc.max_allowed_incoming_connections": settings.max_connections + EXTRA_CONNECTIONS,  # see Connections
         "grpc.server_handshake_timeout_ms": _ms(settings.header_timeout),
         "grpc.max_connection_idle_ms": _ms(settings.keep_alive),
         "grpc.keepalive_time_ms": _ms(settings.grpc_keepalive_time),
@@ -116,13 +116,13 @@ def _ms(seconds: float) -> int:
     return min(int(seconds * 1000), LONGEST)
 
 
-def share_of(calls: int) -> int:
-    """Return how many of all calls at once may be one connection's, or streams of health."""
+def quarter_of(calls: int) -> int:
+    """The most calls of one connection, and the most health watchers, of a total of `calls`."""
     return max(1, calls // 4)
 
 
 def _credentials(settings: Settings) -> Any:
-    """The certificate as gRPC wants it, None without one."""
+    """gRPC's TLS credentials; None without a certificate."""
     if settings.tls_cert is None:
         return None
     clients = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
@@ -131,51 +131,51 @@ def _credentials(settings: Settings) -> Any:
 
 
 def _handlers(
-    file: FileDescriptor, methods: object, authority: Authority, access: AccessLog, entrance: Entrance
+    file: FileDescriptor, methods: object, authority: Authority, access: AccessLog, entrance: CallAdmission
 ) -> Any:
-    """Connect the file's one service with the methods of the same names."""
+    """The handlers of the file's only service: its methods are the attributes of `methods` with the same names."""
     (service,) = file.services_by_name.values()
-    accessed = Accessed(access) if access.errors else None
+    accessed = CallLogging(access) if access.errors else None
     found = {
         method.name: _handler(
             method,
-            _hinting(getattr(methods, method.name), authority),
+            _with_hints(getattr(methods, method.name), authority),
             _permission(method.name, authority),
             accessed,
             entrance,
         )
         for method in service.methods
     }
-    return Gate(grpc.method_handlers_generic_handler(service.full_name, found), authority, accessed)
+    return EarlyAuthorization(grpc.method_handlers_generic_handler(service.full_name, found), authority, accessed)
 
 
-def _hinting(call: Callable[..., Any], authority: Authority) -> Callable[..., Any]:
-    """Wrap a call: the error of an unknown model names the nearest that the caller may read."""
+def _with_hints(call: Callable[..., Any], authority: Authority) -> Callable[..., Any]:
+    """The call, with the most similar model that the caller may read added to errors of unknown models."""
     if inspect.isasyncgenfunction(call):
-        return call  # inference, whose errors are answers; see `DataPlane.route`
+        return call  # streaming inference answers errors itself; see `DataPlane.route`
 
     @functools.wraps(call)
     async def hinting(message: Any, context: Any) -> Message:
         try:
             return await call(message, context)
         except UnknownModel as error:
-            raise hinted(error, authority.caller(_shown(context))) from None
+            raise with_suggestion(error, authority.caller(_authorization(context))) from None
 
     return hinting
 
 
-def _shown(context: Any) -> str:
-    shown: str = dict(context.invocation_metadata() or ()).get("authorization", "")
-    return shown
+def _authorization(context: Any) -> str:
+    authorization: str = dict(context.invocation_metadata() or ()).get("authorization", "")
+    return authorization
 
 
 def _permission(call: str, authority: Authority) -> Permit:
-    """Return the check of one call; inference is checked where it is routed, message by message."""
-    need, of_all = CALLS[call], "SharedMemory" in call  # whose names are no models'
+    """The authorization check of a call's messages. Inference is checked by `DataPlane.route`, message by message."""
+    need, names_region = GRPC_METHODS[call], "SharedMemory" in call  # the names in these messages are no models
 
     def permit(message: Any, context: Any) -> None:
         if need is not None and need is not Scope.INFER:
-            authority.check(_shown(context), need, "" if of_all else _model_of(message))
+            authority.check(_authorization(context), need, "" if names_region else _model_of(message))
 
     return permit
 
@@ -185,16 +185,16 @@ def _model_of(message: Any) -> str:
 
 
 def _handler(
-    method: Any, call: Callable[..., Any], permit: Permit, accessed: Accessed | None, entrance: Entrance
+    method: Any, call: Callable[..., Any], permit: Permit, accessed: CallLogging | None, entrance: CallAdmission
 ) -> Any:
-    """Wrap a method; messages are read in here, so that what is none is refused like any other bad request."""
+    """The gRPC handler of a method. It parses messages itself, so that invalid ones get a BadRequest like others."""
     write = _writer(message_class(method.output_type))
-    infers, path = CALLS[method.name] is Scope.INFER, f"/{method.containing_service.full_name}/{method.name}"
-    read = _as_it_is if infers else _reader(message_class(method.input_type))
+    infers, path = GRPC_METHODS[method.name] is Scope.INFER, f"/{method.containing_service.full_name}/{method.name}"
+    read = _unparsed if infers else _reader(message_class(method.input_type))
     if not method.server_streaming:
         answer = _unary(read, call, permit)
         if accessed is not None:
-            answer = accessed.unary(answer, path, entered(_named if infers else read), not infers)
+            answer = accessed.unary(answer, path, unless_refused(_parse_for_log if infers else read), not infers)
         return grpc.stream_unary_rpc_method_handler(entrance.unary(answer, method.name), None, write)
     stream = _streaming(functools.partial(_each, read) if method.client_streaming else read, call, permit)
     if accessed is not None:
@@ -205,18 +205,18 @@ def _handler(
 
 def _reader(kind: Any) -> Read:
     def read(data: bytes) -> Message:
-        if len(data) > DOCUMENT:
-            raise TooLarge(f"message: expected at most {DOCUMENT} bytes, got {len(data)}")
+        if len(data) > MAX_DOCUMENT:
+            raise TooLarge(f"message: expected at most {MAX_DOCUMENT} bytes, got {len(data)}")
         try:
             return kind.FromString(data)
         except DecodeError:
-            raise BadRequest(f"message: expected {kind.DESCRIPTOR.full_name}, got bytes that are none") from None
+            raise BadRequest(f"message: expected {kind.DESCRIPTOR.full_name}, got bytes that do not parse") from None
 
     return read
 
 
 def _writer(kind: Any) -> Callable[[Any], bytes]:
-    """Inference has its answers written already, beside the event loop where they are large."""
+    """A function that serializes answers. Those of inference are bytes already: large ones were written on a thread."""
 
     def write(message: Any) -> bytes:
         return message if isinstance(message, bytes) else kind.SerializeToString(message)
@@ -224,14 +224,14 @@ def _writer(kind: Any) -> Callable[[Any], bytes]:
     return write
 
 
-def _as_it_is(data: Any) -> Any:
-    """Inference reads its messages itself, as it may have to wait for a thread."""
+def _unparsed(data: Any) -> Any:
+    """The message as bytes: inference parses it later, possibly on a thread."""
     return data
 
 
-def _named(data: bytes) -> Message | None:
-    """Return a request of inference, for what a line of the log says of it; None where that would take long."""
-    sent = glance(data)
+def _parse_for_log(data: bytes) -> Message | None:
+    """The parsed inference request, for the access log; None if parsing would take long."""
+    sent = split_small(data)
     return sent.message if sent is not None else None
 
 
@@ -240,8 +240,8 @@ async def _each(read: Read, requests: AsyncIterator[bytes]) -> AsyncIterator[Mes
         yield read(data)
 
 
-def entered(read: Callable[[Any], Message | None]) -> Callable[[Any], Message | None]:
-    """Return what reads a message only if one was received."""
+def unless_refused(read: Callable[[Any], Message | None]) -> Callable[[Any], Message | None]:
+    """`read`, but None for a call that was refused before its message was received."""
     return lambda request: None if isinstance(request, ServerError) else read(request)
 
 

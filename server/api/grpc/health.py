@@ -1,6 +1,6 @@
-"""``grpc.health.v1.Health``: ready or not, once or as a stream of changes.
+"""The service `grpc.health.v1.Health`: readiness, as one answer or as a stream of changes.
 
-Readiness is one flag here, so this is shorter than a package that keeps a table of services would be to wire up.
+Readiness is a single flag here, so this is shorter than wiring up the package `grpcio-health-checking`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from server.access.addresses import client_of_peer
-from server.api.grpc.messages import HEALTH, Message, message_class
-from server.dataplane import DataPlane
-from server.errors import NotFound, Overloaded
+from lathe.server.access.addresses import client_of_peer
+from lathe.server.api.grpc.messages import HEALTH, Message, message_class
+from lathe.server.errors import NotFound, Overloaded
+from lathe.server.serving.dataplane import DataPlane
 
-TICK = 0.25  # seconds within which a watcher hears of a change
-WATCHERS = 64  # calls that wait for changes, all callers together
+TICK = 0.25  # seconds between two checks for changes
+WATCHERS = 64  # the most watching calls of all callers together
 SERVICES = frozenset({"", "inference.GRPCInferenceService"})
 _RESPONSE = HEALTH.message_types_by_name["HealthCheckResponse"]
 _STATUS: dict[str, int] = {value.name: value.number for value in _RESPONSE.enum_types_by_name["ServingStatus"].values}
@@ -24,31 +24,33 @@ HealthCheckResponse = message_class(_RESPONSE)
 
 
 class HealthService:
-    """Answers for the whole server and for the inference service, which are one."""
+    """Answers for the whole server and for the inference service, which have the same status."""
 
     def __init__(self, plane: DataPlane, stopping: asyncio.Event, watchers: int = WATCHERS) -> None:
-        """``watchers``: callers who may wait for changes at once; half of them from one address."""
+        """`watchers`: the most watching calls; at most half of them from one address."""
         self._plane = plane
         self._stopping = stopping
         self._watchers = watchers
         self._watching: Counter[str] = Counter()  # by address
         self._news = asyncio.Event()  # set at the next change
-        self._telling: asyncio.Task[None] | None = None  # there while somebody watches
+        self._notifier: asyncio.Task[None] | None = None  # runs while there are watchers
 
     async def Check(self, request: Message, context: Any) -> Message:
-        """Answer once; raises NotFound for a service that is not here."""
+        """Answer with the current status; NotFound for an unknown service."""
         if request.service not in SERVICES:
             raise NotFound(f"service {request.service[:80]!r}: expected one of {sorted(SERVICES)}")
         return HealthCheckResponse(status=self._status(request.service))
 
     async def Watch(self, request: Message, context: Any) -> AsyncIterator[Message]:
-        """Answer now and at every change, until the caller leaves or the server stops; raises Overloaded where too many
-        do so already: no key is asked for, and each is one of the calls that the server has at once."""
+        """Answer now and at every change, until the caller leaves or the server stops.
+
+        Overloaded if there are too many watchers: they need no key, and each counts towards the server's call limit.
+        """
         address = client_of_peer(context.peer())
         self._check_room(address)
         self._watching[address] += 1
-        if self._telling is None:
-            self._telling = asyncio.create_task(self._tell())
+        if self._notifier is None:
+            self._notifier = asyncio.create_task(self._notify())
         try:
             async for status in self._changes(request.service):
                 yield HealthCheckResponse(status=status)
@@ -76,8 +78,8 @@ class HealthService:
                 return
             await news.wait()
 
-    async def _tell(self) -> None:
-        """Wake the watchers when something has changed: one look for all of them."""
+    async def _notify(self) -> None:
+        """Wake the watchers at every change. One task checks for all of them."""
         last: tuple[bool, bool] | None = None
         while self._watching:
             now = self._plane.ready, self._stopping.is_set()
@@ -85,7 +87,7 @@ class HealthService:
                 news, self._news, last = self._news, asyncio.Event(), now
                 news.set()
             await asyncio.sleep(TICK)
-        self._telling = None
+        self._notifier = None
 
     def _status(self, service: str) -> int:
         if service not in SERVICES:

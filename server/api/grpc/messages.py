@@ -1,7 +1,7 @@
-"""The messages of the services, as classes of protobuf.
+"""The protobuf message classes of the services.
 
-They live in a descriptor pool of their own: a client library in the same process may declare the same full names in
-protobuf's common pool, which takes each name once.
+They have their own descriptor pool. A client library in the same process may declare the same full names in protobuf's
+default pool, which accepts each name only once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from server.api.grpc import protofile
+from lathe.server.api.grpc import proto_parser
 
-Message: TypeAlias = Any  # made at run time, so its fields have no types to check
+Message: TypeAlias = Any  # created at run time, so type checkers do not know its fields
 
 
 def _load(name: str) -> FileDescriptor:
     text = files(__package__).joinpath(name).read_text("utf-8")
-    _POOL.AddSerializedFile(protofile.read(name, text).SerializeToString())
+    _POOL.AddSerializedFile(proto_parser.parse(name, text).SerializeToString())
     return _POOL.FindFileByName(name)
 
 
@@ -30,10 +30,10 @@ HEALTH: FileDescriptor = _load("health.proto")
 
 
 def message_class(descriptor: Any) -> Any:
-    """Return the class of a message's descriptor."""
+    """The message class of a descriptor."""
     return GetMessageClass(descriptor)
 
 
 def service(file: FileDescriptor, name: str) -> ServiceDescriptor:
-    """Return a service's descriptor."""
+    """The descriptor of a service."""
     return file.services_by_name[name]

@@ -1,4 +1,4 @@
-"""``inference.GRPCInferenceService``: each call hands over to what answers the same request over HTTP."""
+"""The service `inference.GRPCInferenceService`; each call uses the same code as the HTTP route."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any, TypeAlias
 
 from google.protobuf.json_format import ParseDict
 
-from server.access.addresses import client_of_peer
-from server.access.scopes import Scope
-from server.api import modelinfo
-from server.api.callhead import STICKY_KEY
-from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
-from server.api.grpc import tensors
-from server.api.grpc.accessed import REQUEST_ID
-from server.api.grpc.messages import INFERENCE, Message, message_class
-from server.api.grpc.reading import MessageReading
-from server.api.grpc.sharedmemory import SharedMemoryCalls
-from server.api.grpc.status import known
-from server.api.infer import codec_of, deadline_of
-from server.api.readers import HERE
-from server.api.reading import Reading
-from server.api.v2 import RepositoryControl
-from server.dataplane import DataPlane
-from server.errors import BadRequest, NotFound, ServerError, Unavailable, Unsupported
-from server.settings import Settings
-from server.telemetry.access import AccessLog
-from server.telemetry.statistics import StatsBook
+from lathe.server.access.addresses import client_of_peer
+from lathe.server.access.scopes import Scope
+from lathe.server.api.codec.call_head import STICKY_KEY
+from lathe.server.api.grpc import tensors
+from lathe.server.api.grpc.access_log import REQUEST_ID
+from lathe.server.api.grpc.message_reader import MessageReader
+from lathe.server.api.grpc.messages import INFERENCE, Message, message_class
+from lathe.server.api.grpc.shared_memory import SharedMemoryCalls
+from lathe.server.api.grpc.status import as_server_error
+from lathe.server.api.inference.body_reader import BodyReader
+from lathe.server.api.inference.infer import codec_of, deadline_of
+from lathe.server.api.inference.reader_threads import INLINE_BYTES
+from lathe.server.api.v2 import model_info
+from lathe.server.api.v2.protocol_settings import TRACE_SETTINGS, LogSettings, update_trace
+from lathe.server.api.v2.routes import RepositoryControl
+from lathe.server.errors import BadRequest, NotFound, ServerError, Unavailable, Unsupported
+from lathe.server.serving.dataplane import DataPlane
+from lathe.server.settings import Settings
+from lathe.server.telemetry.access_log import AccessLog
+from lathe.server.telemetry.statistics import StatsBook
 
 Metadata: TypeAlias = dict[str, Any]
-Written: TypeAlias = Message | bytes  # bytes: a message as it travels
+SerializedMessage: TypeAlias = Message | bytes  # bytes: a serialized message
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the calls work with, all of it shared with HTTP."""
+class ServiceContext:
+    """The objects that the calls use, shared with HTTP."""
 
     settings: Settings
     plane: DataPlane
@@ -47,34 +47,34 @@ class Parts:
     control: RepositoryControl
     logs: LogSettings
     access: AccessLog
-    reading: Reading
+    reading: BodyReader
 
 
-_PEER = ":peer"  # no caller's own metadata: those begin with a letter
+_PEER = ":peer"  # cannot collide with a caller's metadata, whose names begin with a letter
 
 
 class InferenceService(SharedMemoryCalls):
-    """One method per call, by its name in the .proto file; requests and answers are that file's messages."""
+    """One method per call, with its name in the .proto file; requests and answers are messages of that file."""
 
-    def __init__(self, parts: Parts, stopping: asyncio.Event) -> None:
+    def __init__(self, parts: ServiceContext, stopping: asyncio.Event) -> None:
         self._parts = parts
         self._plane = parts.plane
         self._regions = parts.plane.regions
-        self._reading = MessageReading(parts.reading, parts.plane)
+        self._reading = MessageReader(parts.reading, parts.plane)
         self._stopping = stopping
 
     # inference
 
     async def ModelInfer(self, request: bytes, context: Any) -> bytes:
-        """Answer one request, which is read in here, as it may be large.
+        """Answer one request. It is parsed here, because it may be large.
 
-        When the caller cancels, or its deadline passes, gRPC cancels this task.
+        gRPC cancels this task when the caller cancels or its deadline passes.
         """
         left = context.time_remaining()
         return await self._infer(request, _metadata(context), None if left is None else monotonic() + left)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Written]:
-        """Answer requests in their order while later ones already run; what is wrong with one ends only that one."""
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[SerializedMessage]:
+        """Answer requests in order; later ones run meanwhile. An error of one request does not end the stream."""
         metadata = _metadata(context)
         infer = partial(self._infer, metadata=metadata, in_stream=True)
         refused = self._plane.authority.refused(metadata.get("authorization", ""), Scope.INFER)
@@ -88,7 +88,7 @@ class InferenceService(SharedMemoryCalls):
             raise stream.error
 
     async def _ending(self, refused: Coroutine[Any, Any, ServerError]) -> ServerError:
-        """Return why streams end, once they do: the server stops, or their key is not taken any more."""
+        """Wait until the server stops or the caller's key is no longer valid; returns the error for the stream."""
         stopping, refusal = asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(refused)
         try:
             await asyncio.wait([stopping, refusal], return_when=asyncio.FIRST_COMPLETED)
@@ -100,11 +100,11 @@ class InferenceService(SharedMemoryCalls):
     async def _infer(
         self, request: bytes, metadata: Metadata, deadline: float | None = None, in_stream: bool = False
     ) -> bytes:
-        """Return the answer as it travels, or as it does in a stream."""
+        """Run one request and serialize its answer, as a stream's message if `in_stream`."""
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
         address = metadata.get(_PEER, "")
         with self._parts.reading.ledger.claim(self._whose(authorization, address)) as claim:
-            if len(request) > HERE:
+            if len(request) > INLINE_BYTES:
                 claim.add(len(request))
             sent = await self._reading.sent(request, claim.client)
             name, version = sent.message.model_name, sent.message.model_version
@@ -121,26 +121,26 @@ class InferenceService(SharedMemoryCalls):
         return await self._reading.answer(codec, head, outputs, client, in_stream)
 
     def _whose(self, authorization: str, address: str) -> str:
-        """Return whose a request is, before it is known for which model; raises Unauthorized."""
+        """The client of a request, before its model is known; may raise Unauthorized."""
         caller = self._plane.authority.caller(authorization)
         return caller.key.id if caller.key else address
 
     # the server and its models
 
     async def ServerLive(self, request: Message, context: Any) -> Message:
-        """It answers, so it lives."""
+        """Always true."""
         return _message("ServerLiveResponse", live=True)
 
     async def ServerReady(self, request: Message, context: Any) -> Message:
-        """Whether it wants work."""
+        """Whether the server accepts requests."""
         return _message("ServerReadyResponse", ready=self._plane.ready)
 
     async def ServerMetadata(self, request: Message, context: Any) -> Message:
-        """Name, version, extensions."""
-        return _parsed("ServerMetadataResponse", modelinfo.server_metadata(self._plane))
+        """Name, version and extensions of the server."""
+        return _from_json("ServerMetadataResponse", model_info.server_metadata(self._plane))
 
     async def ModelReady(self, request: Message, context: Any) -> Message:
-        """Whether the model answers; as with Triton, an unknown one is merely not ready."""
+        """Whether the model is ready; as in Triton, an unknown model is not ready."""
         try:
             ready = self._plane.is_ready(request.name, request.version)
         except NotFound:
@@ -148,26 +148,26 @@ class InferenceService(SharedMemoryCalls):
         return _message("ModelReadyResponse", ready=ready)
 
     async def ModelMetadata(self, request: Message, context: Any) -> Message:
-        """Inputs, outputs and loaded versions."""
+        """Inputs, outputs and loaded versions of a model."""
         servable = self._plane.resolve(request.name, request.version)
-        return _parsed("ModelMetadataResponse", modelinfo.metadata(servable, self._plane.registry.servables()))
+        return _from_json("ModelMetadataResponse", model_info.metadata(servable, self._plane.registry.servables()))
 
     async def ModelConfig(self, request: Message, context: Any) -> Message:
-        """The configuration as Triton words it."""
+        """The configuration of a model in Triton's format."""
         servable = self._plane.resolve(request.name, request.version)
-        return _parsed("ModelConfigResponse", {"config": modelinfo.configuration(servable)})
+        return _from_json("ModelConfigResponse", {"config": model_info.configuration(servable)})
 
     async def ModelStatistics(self, request: Message, context: Any) -> Message:
-        """Counters of all versions, one model's, or one."""
-        found = modelinfo.statistics(self._plane, self._parts.book, request.name, request.version)
-        return _parsed("ModelStatisticsResponse", found)
+        """Statistics of all versions, of one model's versions, or of one version."""
+        found = model_info.statistics(self._plane, self._parts.book, request.name, request.version)
+        return _from_json("ModelStatisticsResponse", found)
 
     # the repository
 
     async def RepositoryIndex(self, request: Message, context: Any) -> Message:
-        """Every version and its state."""
+        """All versions and their states, or only the ready ones."""
         _check_repository(request)
-        return _parsed("RepositoryIndexResponse", {"models": await self._parts.control.index(request.ready)})
+        return _from_json("RepositoryIndexResponse", {"models": await self._parts.control.index(request.ready)})
 
     async def RepositoryModelLoad(self, request: Message, context: Any) -> Message:
         """Load or reload a model."""
@@ -176,7 +176,7 @@ class InferenceService(SharedMemoryCalls):
         return _message("RepositoryModelLoadResponse")
 
     async def RepositoryModelUnload(self, request: Message, context: Any) -> Message:
-        """Take a model out of service."""
+        """Unload a model."""
         _check_repository(request)
         given = tensors.parameters(request.parameters, "parameters")
         await self._parts.control.unload(request.model_name, given.get("unload_dependents", False) is True)
@@ -185,30 +185,34 @@ class InferenceService(SharedMemoryCalls):
     # settings
 
     async def TraceSetting(self, request: Message, context: Any) -> Message:
-        """Read the trace settings, or try to change them; NotFound for a model that there is not."""
+        """Return the trace settings; BadRequest for changes, NotFound for an unknown model."""
         if request.model_name:
             self._plane.is_ready(request.model_name)
         changes = {name: _trace_value(name, list(entry.value)) for name, entry in request.settings.items()}
         found = update_trace(changes)
         settings = {name: {"value": value if isinstance(value, list) else [value]} for name, value in found.items()}
-        return _parsed("TraceSettingResponse", {"settings": settings})
+        return _from_json("TraceSettingResponse", {"settings": settings})
 
     async def LogSettings(self, request: Message, context: Any) -> Message:
-        """Read the log settings, or change them."""
+        """Return the log settings, after changing them if there are changes."""
         logs = self._parts.logs
         changes = tensors.parameters(request.settings, "settings")
         found = logs.update(changes) if changes else logs.values
-        return _parsed("LogSettingsResponse", {"settings": {name: _log_value(value) for name, value in found.items()}})
+        return _from_json(
+            "LogSettingsResponse", {"settings": {name: _log_value(value) for name, value in found.items()}}
+        )
 
 
 def _metadata(context: Any) -> Metadata:
-    """What headers are over HTTP, and the caller's address."""
+    """The call's metadata (as HTTP headers), and the caller's address under `_PEER`."""
     return {**dict(context.invocation_metadata() or ()), _PEER: client_of_peer(context.peer())}
 
 
 class _Stream:
-    """The requests of one stream as tasks, at most ``depth`` of them unanswered; no more are taken after ``ending``,
-    which gives the ``error`` that the stream then ends with."""
+    """Runs the requests of one stream as tasks, at most `depth` of them unanswered.
+
+    When `ending` returns, no further requests are read, and its result is the `error` that ends the stream.
+    """
 
     def __init__(
         self, infer: Any, requests: AsyncIterator[bytes], ending: Coroutine[Any, Any, ServerError], depth: int
@@ -221,24 +225,24 @@ class _Stream:
         self._waiting: deque[asyncio.Task[bytes]] = deque()
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._end(ending))]
 
-    async def responses(self) -> AsyncIterator[Written]:
-        """Yield the answers, or the errors in their place, in the requests' order."""
+    async def responses(self) -> AsyncIterator[SerializedMessage]:
+        """Yield the answers, or error messages, in the order of the requests."""
         while (turn := await self._turns.get()) is not None:
-            response: Written
+            response: SerializedMessage
             try:
                 response = await turn
             except Exception as error:
-                response = _message("ModelStreamInferResponse", error_message=known(error).message)
+                response = _message("ModelStreamInferResponse", error_message=as_server_error(error).message)
             self._waiting.popleft()
             self._depth.release()
             yield response
         reader = self._tasks[0]
         await asyncio.wait([reader])
         if not reader.cancelled():
-            reader.result()  # raises what ended the reading, if not the caller
+            reader.result()  # raises the error that ended the reader, if any
 
     def close(self) -> None:
-        """The stream is over: stop reading, and take out of the queues what nobody waits for any more."""
+        """Stop reading, and cancel the requests that are not answered."""
         for task in (*self._tasks, *self._waiting):
             task.cancel()
 
@@ -247,7 +251,7 @@ class _Stream:
             async for request in self._requests:
                 await self._depth.acquire()
                 task = asyncio.ensure_future(self._infer(request))
-                task.add_done_callback(_seen)
+                task.add_done_callback(_retrieve_exception)
                 self._waiting.append(task)
                 self._turns.put_nowait(task)
         finally:
@@ -255,11 +259,11 @@ class _Stream:
 
     async def _end(self, ending: Coroutine[Any, Any, ServerError]) -> None:
         self.error = await ending
-        self._tasks[0].cancel()  # no more requests; those that are there are answered
+        self._tasks[0].cancel()  # reads no more requests; those received are still answered
 
 
-def _seen(task: asyncio.Task[bytes]) -> None:
-    """Look at the outcome, so that asyncio does not log one whose caller left before it."""
+def _retrieve_exception(task: asyncio.Task[bytes]) -> None:
+    """Retrieve the exception, so that asyncio does not log it if the caller has left."""
     if not task.cancelled():
         task.exception()
 
@@ -268,7 +272,7 @@ def _message(name: str, **fields: Any) -> Message:
     return _CLASSES[name](**fields)
 
 
-def _parsed(name: str, document: dict[str, Any]) -> Message:
+def _from_json(name: str, document: dict[str, Any]) -> Message:
     return ParseDict(document, _CLASSES[name]())
 
 
@@ -278,7 +282,7 @@ def _check_repository(request: Message) -> None:
 
 
 def _trace_value(name: str, values: list[str]) -> Any:
-    """Return a setting as HTTP has it; no value means back to what it was."""
+    """A setting's value in the format of HTTP; None (no value) resets it."""
     if not values:
         return None
     if isinstance(TRACE_SETTINGS.get(name), list):

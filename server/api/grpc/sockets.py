@@ -1,4 +1,7 @@
-"""The sockets of gRPC's connections: it accepts them and shows Python none, but they are this process's files."""
+"""Finds and shuts down the sockets of gRPC connections, by the file descriptors of this process.
+
+gRPC accepts connections in C and gives Python no access to them.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,23 @@ import stat
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from server.access.addresses import plain_address
+from lathe.server.access.addresses import plain_address
 
-FOLDERS = "/proc/self/fd", "/dev/fd"  # where systems list a process's descriptors
+FOLDERS = "/proc/self/fd", "/dev/fd"  # folders that list the descriptors of a process: Linux, and others
 
 
 class Peer(NamedTuple):
-    """A connection's other end; of IPv6 without the zone."""
+    """The client's end of a connection; an IPv6 address has no zone."""
 
     address: str
     port: int
 
 
 def peers(port: int) -> dict[Peer, int]:
-    """Return the descriptor of each connection that was accepted at this port, of any address of this machine.
+    """The file descriptor of each connection to this port, on any address of this machine.
 
-    Nothing where the system lists no descriptors. One that is closed meanwhile, and perhaps opened again, is merely
-    looked at. Takes 3 microseconds for each descriptor of the process, during most of which other threads run.
+    Empty if the system does not list descriptors. A descriptor that is closed or reused meanwhile does no harm, because
+    it is only inspected. Takes 3 microseconds per descriptor of the process, mostly without the interpreter lock.
     """
     found: dict[Peer, int] = {}
     for folder in FOLDERS:
@@ -38,16 +41,17 @@ def peers(port: int) -> dict[Peer, int]:
     return found
 
 
-def shut(port: int, victims: Iterable[tuple[Peer, int]]) -> None:
-    """End connections that :func:`peers` has found. gRPC sees that their clients have gone, and closes them."""
+def shut_down(port: int, victims: Iterable[tuple[Peer, int]]) -> None:
+    """Shut down connections that `peers` found. gRPC notices that and closes them."""
     for peer, fd in victims:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:  # its own: no other meanwhile
+        # A duplicate cannot be reused for another file between the check and the shutdown.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
             if _peer(found.fileno(), port) == peer:
                 found.shutdown(socket.SHUT_RDWR)
 
 
 def _peer(fd: int, port: int) -> Peer | None:
-    """Return whose connection to the port this is; None for any other file."""
+    """The client of a connection to this port; None for any other descriptor."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return None
@@ -59,7 +63,7 @@ def _peer(fd: int, port: int) -> Peer | None:
             return None
         address, its_port, *_ = found.getpeername()
     except OSError:
-        return None  # it listens, or is closed by now
+        return None  # a listening socket, or closed by now
     finally:
         found.detach()
     return Peer(plain_address(address), its_port)

@@ -1,4 +1,4 @@
-"""Lathe's errors in gRPC's words."""
+"""Maps Lathe's errors to gRPC status codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from server.errors import BrokenOff, Internal, ServerError
+from lathe.server.errors import ExecutionInterrupted, Internal, ServerError
 
 log = logging.getLogger("lathe.api")
 
@@ -32,44 +32,49 @@ STATUS: dict[str, grpc.StatusCode] = {
     "unsupported": grpc.StatusCode.UNIMPLEMENTED,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "shed": grpc.StatusCode.UNAVAILABLE,
-    "overloaded": grpc.StatusCode.UNAVAILABLE,  # as Triton answers for a full queue, and what clients try again
+    "overloaded": grpc.StatusCode.UNAVAILABLE,  # as Triton does for a full queue; clients retry this status
     "deadline_exceeded": grpc.StatusCode.UNAVAILABLE,  # the request's `timeout`, as with Triton; see `_status_of`
     "broken_off": grpc.StatusCode.UNAVAILABLE,
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "out_of_memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-_OVER = 0.01  # seconds: timers and clocks do not agree to the millisecond
-PUSHBACK = "grpc-retry-pushback-ms"  # gRPC's Retry-After, which clients with a retry policy obey by themselves
+_DEADLINE_TOLERANCE = (
+    0.01  # seconds left at which a deadline counts as passed: timers and clocks differ by milliseconds
+)
+PUSHBACK = "grpc-retry-pushback-ms"  # gRPC's Retry-After; clients with a retry policy obey it
 
 
-def known(error: Exception) -> ServerError:
-    """Return the error if it is one of Lathe's; of any other the caller learns nothing but that it happened."""
+def as_server_error(error: Exception) -> ServerError:
+    """The error if it is a ServerError; any other is logged, and replaced by one without details."""
     if isinstance(error, ServerError):
         return error
-    log.error("unforeseen error", exc_info=error)
+    log.error("unexpected error", exc_info=error)
     return Internal("an internal error happened; the server's log has it")
 
 
 @asynccontextmanager
 async def errors_as_status(context: Any) -> AsyncIterator[None]:
-    """End the call with the status that belongs to whatever is raised inside."""
+    """End the call with the status of the exception that is raised inside."""
     try:
         yield
     except grpc.aio.AbortError:
         raise
     except Exception as error:
-        refused = known(error)
+        refused = as_server_error(error)
         await context.abort(_status_of(refused, context.time_remaining()), refused.message, _trailing(refused))
 
 
 def _status_of(error: ServerError, left: float | None) -> grpc.StatusCode:
-    """``left``: seconds to the deadline of the call. When that is over its caller's library says so, whatever comes."""
-    if left is not None and left <= _OVER:
+    """The status of an error; `left`: seconds to the call's deadline.
+
+    After the deadline it is DEADLINE_EXCEEDED, because the client reports that in any case.
+    """
+    if left is not None and left <= _DEADLINE_TOLERANCE:
         return grpc.StatusCode.DEADLINE_EXCEEDED
     return STATUS.get(error.code, grpc.StatusCode.UNKNOWN)
 
 
 def _trailing(error: ServerError) -> tuple[tuple[str, str], ...]:
-    if isinstance(error, BrokenOff):
-        return ((PUSHBACK, "-1"),)  # not to be tried again: it would most likely not end either
+    if isinstance(error, ExecutionInterrupted):
+        return ((PUSHBACK, "-1"),)  # do not retry: another run would probably not end either
     return () if error.retry_after is None else ((PUSHBACK, str(int(error.retry_after * 1000))),)

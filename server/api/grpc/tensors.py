@@ -1,4 +1,4 @@
-"""One inference request as a message: into the codec's document and raw tensors, and its answer back."""
+"""Converts inference messages to the codec's document and raw tensors, and outputs to serialized answers."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from server.api.codec import Codec, Head
-from server.api.grpc.messages import INFERENCE, Message, message_class
-from server.api.grpc.sent import SIZED, Sent
-from server.api.payloads import Payload, payload
-from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, pack_strings
-from server.errors import BadRequest
-from server.steps import Steps
-from server.types import Span, Tensors
+from lathe.server.api.codec.codec import Codec, ParsedRequest
+from lathe.server.api.codec.payloads import Payload, payload_steps
+from lathe.server.api.grpc.messages import INFERENCE, Message, message_class
+from lathe.server.api.grpc.split_message import LENGTH_DELIMITED, SplitMessage
+from lathe.server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, pack_strings
+from lathe.server.errors import BadRequest
+from lathe.server.steps import Steps
+from lathe.server.types import Span, Tensors
 
 ModelInferResponse = message_class(INFERENCE.message_types_by_name["ModelInferResponse"])
 
 _StreamResponse = INFERENCE.message_types_by_name["ModelStreamInferResponse"]
-_RAW, _ANSWER = (  # tags of fields that have a length
-    bytes([kind.fields_by_name[name].number << 3 | SIZED])
+_RAW, _ANSWER = (  # tags of length-delimited fields
+    bytes([kind.fields_by_name[name].number << 3 | LENGTH_DELIMITED])
     for kind, name in (
         (ModelInferResponse.DESCRIPTOR, "raw_output_contents"),
         (_StreamResponse, "infer_response"),
     )
 )
-_COPIED = 16  # bytes that are copied twice while one is read
-_PIECE = 1 << 20  # bytes of an output that are copied in one go
-_SLICE = 1 << 16  # values that are turned into bytes in one go, which keeps the interpreter lock
+_COPIED = 16  # bytes that can be copied twice in the time of reading one (the unit of `write_cost`)
+_PIECE = 1 << 20  # bytes of an output copied per step
+_SLICE = 1 << 16  # values converted to bytes per call of NumPy, which holds the interpreter lock
 _LISTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -41,20 +41,20 @@ _LISTS = {
 }
 
 
-def begin(codec: Codec, sent: Sent) -> tuple[Head, dict[str, bytes | memoryview]]:
-    """Return the checked head of a request, and the bytes of each input that is not in shared memory."""
-    request, raws = sent.message, sent.raws
+def parse(codec: Codec, sent: SplitMessage) -> tuple[ParsedRequest, dict[str, bytes | memoryview]]:
+    """The parsed request, and the bytes of each input that is not in shared memory, by name."""
+    request, raws = sent.message, sent.raw_contents
     if raws:
         shell = sent.shell, tuple(map(len, raws))
-        head = codec.shell(shell, lambda: _document(request, _checked(request, raws)))
+        head = codec.shell(shell, lambda: _document(request, _check_raws(request, raws)))
     else:
         raws = _typed_contents(request)
         head = codec.read(_document(request, raws))
-    return head, {item.name: raw for item, raw in zip(_sent(request), raws, strict=True)}
+    return head, {item.name: raw for item, raw in zip(_inputs_in_message(request), raws, strict=True)}
 
 
-def reading(codec: Codec, head: Head, raws: dict[str, bytes | memoryview]) -> Steps[Tensors]:
-    """Return the inputs, by their bytes or copied from shared memory."""
+def read_steps(codec: Codec, head: ParsedRequest, raws: dict[str, bytes | memoryview]) -> Steps[Tensors]:
+    """The inputs, from their bytes or copied from shared memory."""
     found: Tensors = {}
     for slot in head.slots:
         if slot.span is None:
@@ -62,8 +62,8 @@ def reading(codec: Codec, head: Head, raws: dict[str, bytes | memoryview]) -> St
     return {**found, **(yield from codec.shared(head))}
 
 
-def _sent(request: Message) -> list[Message]:
-    """Return the inputs whose elements are in the message: all but those in shared memory."""
+def _inputs_in_message(request: Message) -> list[Message]:
+    """The inputs whose elements are in the message: all except those in shared memory."""
     return [item for item in request.inputs if not _is_shared(item)]
 
 
@@ -81,11 +81,11 @@ def _document(request: Message, raws: Sequence[bytes | memoryview]) -> dict[str,
     }
 
 
-def encoding(codec: Codec, head: Head, outputs: Tensors, in_stream: bool) -> Steps[bytes]:
-    """Return the answer as it travels, ``in_stream``: as a stream's; every output is raw, since clients read no other,
-    or in shared memory.
+def encode_steps(codec: Codec, head: ParsedRequest, outputs: Tensors, in_stream: bool) -> Steps[bytes]:
+    """The serialized answer; `in_stream`: as the message of a stream.
 
-    protobuf would copy the outputs twice more, and would keep the interpreter lock meanwhile.
+    Every output is in shared memory or in raw contents, because clients read no typed contents. The raw contents are
+    written here: protobuf would copy them twice more while holding the interpreter lock.
     """
     shared: list[tuple[Span, Payload]] = []
     response = ModelInferResponse(model_name=codec.ref.name, model_version=str(codec.ref.version), id=head.id)
@@ -93,12 +93,12 @@ def encoding(codec: Codec, head: Head, outputs: Tensors, in_stream: bool) -> Ste
     for wanted in head.outputs:
         datatype, array = yield from codec.output(wanted, outputs)
         response.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
-        content = yield from payload(datatype, array)
+        content = yield from payload_steps(datatype, array)
         if wanted.span is not None:
             shared.append((wanted.span, content))
-            content = b""  # clients count the outputs
+            content = b""  # clients match outputs and raw contents by position
         contents.append(_sized_field(_RAW, len(content)))
-        contents += yield from _pieces(content)
+        contents += yield from _copy_pieces(content)
     codec.regions.write_all(shared)
     parts = [response.SerializeToString(), *contents]
     if in_stream:
@@ -106,13 +106,14 @@ def encoding(codec: Codec, head: Head, outputs: Tensors, in_stream: bool) -> Ste
     return b"".join(parts)
 
 
-def cost(codec: Codec, head: Head, outputs: Tensors) -> int:
-    """Return what it costs to write an answer, in bytes that are read."""
+def write_cost(codec: Codec, head: ParsedRequest, outputs: Tensors) -> int:
+    """The estimated cost of writing an answer, in the unit of reading one byte."""
     return codec.cost(head, outputs) + codec.size(head, outputs) // _COPIED
 
 
-def _pieces(content: Payload) -> Steps[list[bytes]]:
-    """Return a content as bytes; joining many bytes lets go of the interpreter lock, copying a view does not."""
+def _copy_pieces(content: Payload) -> Steps[list[bytes]]:
+    """A payload as a list of bytes objects, copied in steps: copying a view holds the interpreter lock, while joining
+    bytes objects later releases it."""
     if isinstance(content, bytes):
         return [content]
     pieces: list[bytes] = []
@@ -123,7 +124,7 @@ def _pieces(content: Payload) -> Steps[list[bytes]]:
 
 
 def _sized_field(tag: bytes, size: int) -> bytes:
-    """Return what is before so many bytes of a field."""
+    """The tag and length that precede `size` bytes of a field."""
     varint = bytearray()
     while size > 127:
         varint.append(size & 127 | 128)
@@ -133,7 +134,7 @@ def _sized_field(tag: bytes, size: int) -> bytes:
 
 
 def parameters(entries: Message, place: str) -> dict[str, Any]:
-    """Return a map of one-of parameters as plain values; raises BadRequest for one without a value."""
+    """The values of a map of protobuf parameters by name; BadRequest for a parameter without a value."""
     found: dict[str, Any] = {}
     for name, entry in entries.items():
         choice = entry.WhichOneof("parameter_choice")
@@ -144,23 +145,23 @@ def parameters(entries: Message, place: str) -> dict[str, Any]:
 
 
 def _typed_contents(request: Message) -> list[bytes | memoryview]:
-    """Return the bytes of each input, in order, that came as lists of values."""
-    return [_packed(item) for item in _sent(request)]
+    """The bytes of each input that was sent as typed contents, in order."""
+    return [_pack(item) for item in _inputs_in_message(request)]
 
 
-def _checked(request: Message, raws: list[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Return the bytes that came beside the inputs, one for each of them that is not in shared memory."""
+def _check_raws(request: Message, raws: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The raw contents; BadRequest unless there is one for each input that is not in shared memory."""
     typed = [item.name for item in request.inputs if item.HasField("contents")]
     if typed:
-        raise BadRequest(f"raw_input_contents: expected none beside the typed contents of {typed}, got {len(raws)}")
-    expected = len(_sent(request))
+        raise BadRequest(f"raw_input_contents: expected none with the typed contents of {typed}, got {len(raws)}")
+    expected = len(_inputs_in_message(request))
     if len(raws) != expected:
         raise BadRequest(f"raw_input_contents: expected {expected}, one per input, got {len(raws)}")
     return raws
 
 
-def _packed(item: Message) -> bytes:
-    """Turn typed contents into raw ones; raises BadRequest for a list of another datatype or values out of range."""
+def _pack(item: Message) -> bytes:
+    """The typed contents of an input as raw bytes; BadRequest for a wrong list or values out of range."""
     place, datatype = f"input {item.name!r}", item.datatype
     if datatype in BINARY_ONLY:
         raise BadRequest(f"{place}: {datatype} is sent in raw_input_contents only")
@@ -180,7 +181,9 @@ def _packed(item: Message) -> bytes:
 
 
 def _numbers(values: list[Any], datatype: str) -> bytes:
-    return np.array(values, NUMPY_OF[datatype]).tobytes()  # of a list: only its integers are checked
+    return np.array(
+        values, NUMPY_OF[datatype]
+    ).tobytes()  # a list of Python numbers: NumPy checks its integers for overflow
 
 
 def _input(item: Message, size: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which files `push` takes, and a program of PyTorch in one of them made into ONNX, in a process of its own."""
+"""The files that `push` accepts. A .pt2 file of PyTorch is exported to ONNX in a child process."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.client.errors import ClientError
-from server.client.exporting.sentences import one_line
+from lathe.server.client.errors import ClientError
+from lathe.server.client.exporting.error_text import one_line
 
 if TYPE_CHECKING:
-    from server.client.exporting import Options
+    from lathe.server.client.exporting import Options
 
 _SCRIPT = Path(__file__).with_name("pytorch.py")
-_PROGRAM = ("archive_format", "serialized_exported_program.json")  # of torch.export.save; the second until 2.7
+_PROGRAM = ("archive_format", "serialized_exported_program.json")  # of torch.export.save; the second up to 2.7
 _PICKLE = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
-def file_of(path: Path, options: Options, folder: Path) -> Path:
-    """Return the file to upload for a file: itself, or the ONNX file written into ``folder`` of a program of PyTorch.
+def exported_file(path: Path, options: Options, folder: Path) -> Path:
+    """Return the file to upload: `path` itself, or for a .pt2 file the ONNX file exported into `folder`.
 
-    Raises ClientError for pickles, whatever library wrote them: reading one runs code.
+    Raises ClientError for pickles of any library, since reading a pickle runs code.
     """
     members = _members(path)
     if any(member in _PROGRAM for member in members):
         options.refuse("a .pt2 file", "python")
-        return _converted(path, options.python or sys.executable, folder)
+        return _convert(path, options.python or sys.executable, folder)
     if "data.pkl" in members:
         raise ClientError(
             f"{path}: holds pickled objects (torch.save); write the model with torch.export.save(torch.export.export("
@@ -42,7 +42,7 @@ def file_of(path: Path, options: Options, folder: Path) -> Path:
 
 
 def _members(path: Path) -> list[str]:
-    """Return the names in an archive of PyTorch, without the folder that they all lie in; none for other files."""
+    """Return the file names in a zip archive's top level and top folders, without the folder; [] for other files."""
     if not zipfile.is_zipfile(path):
         return []
     with zipfile.ZipFile(path) as archive:
@@ -54,8 +54,8 @@ def _head(path: Path) -> bytes:
         return file.read(2)
 
 
-def _converted(path: Path, python: Path | str, folder: Path) -> Path:
-    """Run the script of `pytorch.py`. The child finds no module in the working directory, and writes nothing here."""
+def _convert(path: Path, python: Path | str, folder: Path) -> Path:
+    """Run `pytorch.py` as a script in a child process, which imports no module from the working directory."""
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     command = [str(python), str(_SCRIPT), str(path.resolve()), str(folder)]
     try:
@@ -68,7 +68,7 @@ def _converted(path: Path, python: Path | str, folder: Path) -> Path:
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Say why the script failed: in its own words, or by the last line of what Python says."""
+    """Return why the script failed: its JSON error, otherwise the last line on stderr."""
     try:
         return one_line(json.loads(done.stdout.splitlines()[-1])["error"])
     except (ValueError, KeyError, TypeError, IndexError):

@@ -1,10 +1,11 @@
-"""PyTorch's models as ONNX files, by PyTorch's own exporter.
+"""Exports PyTorch models to ONNX files, by PyTorch's own exporter.
 
-Also a script, for a file in a process of its own, by any Python that has torch:
+Also a script that any Python interpreter with torch can run on a .pt2 file:
 
     python pytorch.py PROGRAM.pt2 FOLDER        writes FOLDER/model.onnx
 
-Exit status 2: the error stands on standard output, as JSON. So this module imports the standard library and torch.
+On exit status 2 the error is on standard output, as JSON. As a script it must import only the standard library and
+torch.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 FILE = "model.onnx"
-AT_FAULT = 2
-_LONGEST = 400  # characters of PyTorch's own sentence: a conflict of shapes takes so many
-BATCH = "batch"  # what the leading dimension of the inputs is called
-# What to do where the leading dimensions cannot all be the batch.
+EXIT_NOT_EXPORTED = 2
+_LONGEST = 400  # characters of PyTorch's message, enough for a conflict of shapes
+BATCH = "batch"  # the symbol of the inputs' leading dimension
+# Advice if the leading dimensions cannot all be the batch.
 _HINT = "; every leading dimension was to be the batch: say which ones are free, dynamic_shapes=({0: 'batch'}, ...)"
 
 
 class NotExported(Exception):
-    """A sentence about a model that cannot be exported, and why."""
+    """A model cannot be exported; the message says why in one sentence."""
 
 
 def export_module(
@@ -38,9 +39,9 @@ def export_module(
     output_names: Sequence[str] | None,
     folder: Path,
 ) -> Path:
-    """Write a module as it answers outside of training. ``example``: a tensor, a tuple of them, or a mapping by name.
+    """Export a module in evaluation mode. `example`: its inputs, a tensor, a tuple of them, or a mapping by name.
 
-    Without ``dynamic_shapes`` all leading dimensions are one symbol, the batch. Raises NotExported.
+    Without `dynamic_shapes` all leading dimensions are one symbol, the batch. Raises NotExported.
     """
     import torch
 
@@ -49,7 +50,7 @@ def export_module(
     hint = ""
     if dynamic_shapes is None:
         dynamic_shapes, hint = _batches(module, args, kwargs), _HINT
-    with _evaluating(module), _told(hint):
+    with _evaluation_mode(module), _as_not_exported(hint):
         program = torch.onnx.export(
             module,
             args,
@@ -69,19 +70,19 @@ def export_program(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> Path:
-    """Write an exported program with the dynamic shapes that it has. Raises NotExported."""
+    """Export an ExportedProgram with its own dynamic shapes. Raises NotExported."""
     import torch
 
     _check_exporter()
-    with _told():
-        made = torch.onnx.export(
+    with _as_not_exported():
+        onnx_program = torch.onnx.export(
             program, dynamo=True, verbose=False, input_names=input_names, output_names=output_names
         )
-    return save(made, folder)
+    return save(onnx_program, folder)
 
 
 def save(program: Any, folder: Path) -> Path:
-    """Write what the exporter made; weights beyond 2 GB go into a file beside it."""
+    """Write an ONNXProgram to `folder`; weights beyond 2 GB are written to a file beside the model."""
     program.save(folder / FILE)
     return folder / FILE
 
@@ -92,8 +93,8 @@ def _check_exporter() -> None:
 
 
 @contextmanager
-def _told(hint: str = "") -> Iterator[None]:
-    """Say what PyTorch's exporter raises, which may be anything, by the error that began it."""
+def _as_not_exported(hint: str = "") -> Iterator[None]:
+    """Turn any exception of PyTorch's exporter into NotExported, with the message of its root cause."""
     try:
         yield
     except Exception as error:
@@ -104,7 +105,7 @@ def _told(hint: str = "") -> Iterator[None]:
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what ``forward`` is called with; NumPy's arrays become tensors."""
+    """Return the positional and keyword arguments of `forward`; NumPy arrays are converted to tensors."""
     import torch
     from torch.utils import _pytree
 
@@ -113,14 +114,14 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
     if isinstance(example, Mapping):
         return (), {name: _pytree.tree_map(tensor, each) for name, each in example.items()}
-    given = example if isinstance(example, tuple | list) else (example,)
-    return tuple(_pytree.tree_map(tensor, each) for each in given), {}
+    inputs = example if isinstance(example, tuple | list) else (example,)
+    return tuple(_pytree.tree_map(tensor, each) for each in inputs), {}
 
 
 def _batches(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dynamic shapes that make the leading dimension of every tensor the same symbol.
 
-    By name: for a `Dim` that cannot be free PyTorch 2.13 exports a number, and says nothing.
+    The symbol is given as a string: for a `Dim` that cannot be dynamic PyTorch 2.13 silently exports a number.
     """
     import torch
     from torch.utils import _pytree
@@ -140,8 +141,8 @@ def _batches(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
 
 
 @contextmanager
-def _evaluating(module: Any) -> Iterator[None]:
-    """Have a module answer as it will be served: without dropout, with the running statistics of its norms."""
+def _evaluation_mode(module: Any) -> Iterator[None]:
+    """Switch a module to evaluation mode (no dropout, running statistics in norms), and restore its modes after."""
     training = [(each, each.training) for each in module.modules()]
     module.eval()
     try:
@@ -156,19 +157,19 @@ def main(program: str, folder: str) -> int:
     try:
         import torch
     except ImportError as error:
-        return _refused(f"a .pt2 file needs torch and onnxscript, and {sys.executable} has no torch ({error})")
+        return _print_error(f"a .pt2 file needs torch and onnxscript, and {sys.executable} has no torch ({error})")
     try:
-        with _told():
-            read = torch.export.load(program)
-        export_program(read, Path(folder))
+        with _as_not_exported():
+            exported = torch.export.load(program)
+        export_program(exported, Path(folder))
     except NotExported as error:
-        return _refused(str(error))
+        return _print_error(str(error))
     return 0
 
 
-def _refused(message: str) -> int:
+def _print_error(message: str) -> int:
     print(json.dumps({"error": message}), flush=True)
-    return AT_FAULT
+    return EXIT_NOT_EXPORTED
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The steps a pipeline may have beside models of the repository."""
+"""The built-in steps of pipelines."""

@@ -1,4 +1,4 @@
-"""What a built-in step is: options in, either a function on the host or a graph to compile out."""
+"""The interface of built-in steps: from options to a function on the host, or to an ONNX graph to compile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from core.mistakes import mistakes
-from server.pipelines.definition import BadPipeline
-from server.types import Tensors, TensorSpec
+from lathe.core.validation_errors import error_messages
+from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.types import Tensors, TensorSpec
 
 O = TypeVar("O", bound="Options")  # noqa: E741 - a type variable
 
@@ -21,40 +21,40 @@ MAX_BATCH = 4096
 
 
 class Options(BaseModel):
-    """A step's ``options`` table."""
+    """A step's `options` table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a step is made from: its options, the types of its inputs as far as they are known, the version's files."""
+class StepRequest:
+    """The inputs for making a step: its options, the known types of its inputs, and the version's folder."""
 
     options: Mapping[str, Any]
     types: Mapping[str, TensorSpec]
     folder: Path
 
     def read(self, kind: type[O]) -> O:
-        """Return the options, checked; raises BadPipeline naming the field."""
+        """Return the validated options; raises BadPipeline naming the field."""
         try:
             return kind(**self.options)
         except ValidationError as error:
-            found = mistakes(error.errors(include_url=False), kind, dict(self.options))
+            found = error_messages(error.errors(include_url=False), kind, dict(self.options))
             raise BadPipeline("; ".join(f"options.{each}" for each in found)) from error
 
     def type_of(self, name: str) -> TensorSpec:
-        """Return an input's type; raises BadPipeline where nothing says it."""
+        """Return an input's type; raises BadPipeline if it is unknown."""
         if name not in self.types:
             raise BadPipeline(f"input {name!r}: expected a tensor of known type; declare the pipeline's input with "
                               "datatype and shape")  # fmt: skip
         return self.types[name]
 
     def file(self, name: str, largest: int) -> bytes:
-        """Return a file of the version; raises BadPipeline where there is none, or it is larger than ``largest``."""
+        """Return the content of a file; raises BadPipeline if it is missing or larger than `largest` bytes."""
         return self._path(name, largest).read_bytes()
 
     def open(self, name: str, largest: int) -> int:
-        """Return a descriptor of a file, which the caller closes: the folder may move. Raises BadPipeline likewise."""
+        """Return a descriptor of a file, because the folder may move; the caller closes it. Raises like `file`."""
         return os.open(self._path(name, largest), os.O_RDONLY | os.O_CLOEXEC)
 
     def _path(self, name: str, largest: int) -> Path:
@@ -67,13 +67,13 @@ class Request:
 
 
 class HostStep:
-    """A step that Python code or a library does, row by row. Subclasses say what they take and give, and execute."""
+    """A step that Python code or a library executes, row by row. Subclasses define the tensors and `execute`."""
 
     platform = PLATFORM
     batchable = True
-    batch_reason = "rows are worked on one by one"
+    batch_reason = "rows are processed one by one"
     max_batch = MAX_BATCH
-    inline = False  # whether short executions may hold the event loop up
+    inline = False  # whether short executions may run on the event loop's thread
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         self.inputs = tuple(inputs)
@@ -81,16 +81,16 @@ class HostStep:
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes beside the process it is in."""
+        """Bytes of memory outside this process."""
         return 0
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Do it for the rows of one request; raises BadRequest for rows that are no such thing."""
+        """Return the outputs for the rows of one request; raises BadRequest for invalid rows."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release the step's resources; by default there are none."""
 
 
-Made: TypeAlias = HostStep | bytes  # an ONNX file, compiled like a model of the repository
-Maker: TypeAlias = Callable[[Request], Made]
+StepModel: TypeAlias = HostStep | bytes  # an ONNX file, compiled like a model of the repository
+StepMaker: TypeAlias = Callable[[StepRequest], StepModel]

@@ -1,4 +1,4 @@
-"""Steps that are arithmetic: small graphs, compiled and batched like any model."""
+"""Arithmetic steps: small ONNX graphs, compiled and batched like any model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from pydantic import Field
 
-from server.datatypes import NUMPY_OF
-from server.pipelines.builtins.base import Options, Request
-from server.pipelines.definition import BadPipeline
-from server.types import Array, TensorSpec
+from lathe.server.datatypes import NUMPY_OF
+from lathe.server.pipelines.builtins.base import Options, StepRequest
+from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.types import Array, TensorSpec
 
 _OPSET = 21
-_TINY = 1e-12  # keeps a norm from being a divisor of zero
+_TINY = 1e-12  # lower bound of a norm, against division by zero
 
 Numbers = Annotated[tuple[float, ...], Field(strict=False)]
 
 
 class NormalizeOptions(Options):
-    """``(pixel * scale - mean) / std``, per channel where there are several numbers."""
+    """`(pixel * scale - mean) / std`; `mean` and `std` have one number, or one per channel."""
 
     scale: float = 1 / 255
     mean: Numbers = (0.0,)
@@ -29,27 +29,27 @@ class NormalizeOptions(Options):
     layout: Literal["NCHW", "NHWC"] = "NCHW"  # of the result
 
 
-def normalize_image(request: Request) -> bytes:
-    """``pixels`` [n, height, width, channels] of numbers -> ``image`` FP32, channels first unless told otherwise."""
+def normalize_image(request: StepRequest) -> bytes:
+    """`pixels` [n, height, width, channels] of any number type -> `image` FP32 in `layout`, by default NCHW."""
     options, pixels = request.read(NormalizeOptions), request.type_of("pixels")
     if len(pixels.shape) != 4 or pixels.datatype == "BYTES":
         raise BadPipeline(f"input 'pixels': expected numbers [n, height, width, channels], got {_shown(pixels)}")
     channels = pixels.shape[3]
     factor, offset = _affine(options, channels)
-    moved = options.layout == "NCHW"
-    shape = (pixels.shape[0], channels, *pixels.shape[1:3]) if moved else pixels.shape
-    last = "affine" if moved else "image"
+    is_nchw = options.layout == "NCHW"
+    shape = (pixels.shape[0], channels, *pixels.shape[1:3]) if is_nchw else pixels.shape
+    last = "affine" if is_nchw else "image"
     nodes = [
         helper.make_node("Cast", ["pixels"], ["number"], to=TensorProto.FLOAT),
         helper.make_node("Mul", ["number", "factor"], ["scaled"]),
         helper.make_node("Add", ["scaled", "offset"], [last]),
     ]
-    nodes += [helper.make_node("Transpose", [last], ["image"], perm=[0, 3, 1, 2])] if moved else []
+    nodes += [helper.make_node("Transpose", [last], ["image"], perm=[0, 3, 1, 2])] if is_nchw else []
     return _graph(nodes, [pixels], [TensorSpec("image", "FP32", shape)], {"factor": factor, "offset": offset})
 
 
 def _affine(options: NormalizeOptions, channels: int) -> tuple[Array, Array]:
-    """Return what to multiply by and what to add, [1] or [channels] FP32."""
+    """Return factor and offset of the normalization, each [1] or [channels] FP32; raises BadPipeline."""
     for name, numbers in (("mean", options.mean), ("std", options.std)):
         if len(numbers) not in (1, channels):
             raise BadPipeline(f"options.{name}: expected 1 or {channels} numbers, got {len(numbers)}")
@@ -60,16 +60,16 @@ def _affine(options: NormalizeOptions, channels: int) -> tuple[Array, Array]:
 
 
 class PoolOptions(Options):
-    """``normalize``: to length 1."""
+    """`normalize`: scale embeddings to L2 norm 1."""
 
     normalize: bool = True
 
 
-def mean_pool(request: Request) -> bytes:
-    """``hidden`` FP32 [n, length, width] and ``mask`` INT64 [n, length] -> ``embedding`` FP32 [n, width].
+def mean_pool(request: StepRequest) -> bytes:
+    """`hidden` FP32 [n, length, width] and `mask` INT64 [n, length] -> `embedding` FP32 [n, width].
 
-    The mean over the places where the mask is 1, the embedding of a text as in Sentence-BERT (Reimers and Gurevych,
-    2019); with ``normalize`` of length 1, so that dot products are cosines.
+    The mean over the positions where the mask is 1: the text embedding of Sentence-BERT (Reimers and Gurevych, 2019).
+    With `normalize` it has L2 norm 1, so that dot products are cosines.
     """
     options, hidden = request.read(PoolOptions), request.type_of("hidden")
     if len(hidden.shape) != 3 or hidden.datatype != "FP32":
@@ -101,8 +101,8 @@ def mean_pool(request: Request) -> bytes:
     return _graph(nodes, inputs, [TensorSpec("embedding", "FP32", (rows, width))], constants)
 
 
-def softmax(request: Request) -> bytes:
-    """``logits`` FP32 [n, ..., classes] -> ``probabilities`` of the same shape, over the last axis."""
+def softmax(request: StepRequest) -> bytes:
+    """`logits` FP32 [n, ..., classes] -> `probabilities` of the same shape, over the last axis."""
     request.read(Options)
     logits = request.type_of("logits")
     if len(logits.shape) < 2 or logits.datatype != "FP32":
@@ -127,7 +127,7 @@ def _graph(
 
 
 def _info(spec: TensorSpec) -> ValueInfoProto:
-    """Sizes that are open are named by their axis, so equal axes of a step's tensors are equal."""
+    """Name dynamic sizes by their axis, so that the same axis has the same size in all tensors of a step."""
     shape = [size if size >= 0 else f"axis{axis}" for axis, size in enumerate(spec.shape)]
     return helper.make_tensor_value_info(spec.name, helper.np_dtype_to_tensor_dtype(NUMPY_OF[spec.datatype]), shape)
 

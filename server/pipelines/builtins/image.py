@@ -1,4 +1,4 @@
-"""Image files to arrays of pixels of one size, with Pillow (the extra ``image``)."""
+"""Decodes image files to pixel arrays of one size, with Pillow (the extra `image`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 
-from server.datatypes import to_bytes
-from server.errors import BadRequest
-from server.pipelines.builtins.base import HostStep, Options, Request
-from server.pipelines.definition import BadPipeline
-from server.types import Array, Tensors, TensorSpec
+from lathe.server.datatypes import to_bytes
+from lathe.server.errors import BadRequest
+from lathe.server.pipelines.builtins.base import HostStep, Options, StepRequest
+from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.types import Array, Tensors, TensorSpec
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 FILTERS = {
@@ -24,29 +24,29 @@ FILTERS = {
     "box": Image.Resampling.BOX,
 }
 
-_LARGEST = 1 << 30  # bytes of pixels that a request's files may become
+_LARGEST = 1 << 30  # most bytes of decoded pixels per request
 
 Side = Annotated[int, Field(ge=1, le=16384)]
 Size = Annotated[tuple[Side, Side], Field(strict=False)]  # height, width
 
 
 class ImageOptions(Options):
-    """How files become pixels."""
+    """Options of `decode_image`."""
 
     color: Literal["RGB", "L"] = "RGB"
-    resize: Side | Size | None = None  # a number is the length of the shorter side
-    crop: Size | None = None  # around the centre, after resizing
+    resize: Side | Size | None = None  # one number: the length of the shorter side
+    crop: Size | None = None  # centred, after resizing
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos", "box"] = "bilinear"
-    max_pixels: Annotated[int, Field(ge=1)] = 1 << 25  # of a file, decoded or resized; looked at before
+    max_pixels: Annotated[int, Field(ge=1)] = 1 << 25  # per file, decoded or resized; checked before decoding
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the result, -1 where they are the file's."""
+        """Height and width of the result; -1 if they depend on the file."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else (-1, -1))
 
 
-def decode_image(request: Request) -> DecodeImage:
-    """``image`` BYTES [n, 1] -> ``pixels`` UINT8 [n, height, width, 1 or 3]."""
+def decode_image(request: StepRequest) -> DecodeImage:
+    """`image` BYTES [n, 1] -> `pixels` UINT8 [n, height, width, 1 or 3]."""
     options = request.read(ImageOptions)
     if options.crop and isinstance(options.resize, tuple) and any(map(int.__gt__, options.crop, options.resize)):
         raise BadPipeline(
@@ -56,7 +56,7 @@ def decode_image(request: Request) -> DecodeImage:
 
 
 class DecodeImage(HostStep):
-    """Decodes, converts to the colours asked for, resizes (antialiased, as Pillow does) and crops."""
+    """Decodes, converts to `color`, resizes (with Pillow's antialiasing) and crops."""
 
     def __init__(self, options: ImageOptions) -> None:
         channels = 3 if options.color == "RGB" else 1
@@ -66,23 +66,23 @@ class DecodeImage(HostStep):
         self._options = options
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Decode the rows; raises BadRequest naming the one that is no image, too large or too small."""
-        made = self._decode_all(inputs["image"].ravel().tolist())
-        if len({pixels.shape for pixels in made}) > 1:
-            raise BadRequest(f"image: expected rows of one size, got {sorted({pixels.shape for pixels in made})}")
-        return {"pixels": np.stack(made) if made else np.zeros((0, *self._empty), np.uint8)}
+        """Decode the rows; raises BadRequest naming the row that is not an image, too large or too small."""
+        decoded = self._decode_all(inputs["image"].ravel().tolist())
+        if len({pixels.shape for pixels in decoded}) > 1:
+            raise BadRequest(f"image: expected rows of one size, got {sorted({pixels.shape for pixels in decoded})}")
+        return {"pixels": np.stack(decoded) if decoded else np.zeros((0, *self._empty_shape), np.uint8)}
 
     def _decode_all(self, files: list[str | bytes]) -> list[Array]:
-        made, nbytes = list[Array](), 0
+        decoded, nbytes = list[Array](), 0
         for row, item in enumerate(files):
-            made.append(self._decode(row, to_bytes(item)))
-            nbytes += made[-1].nbytes
+            decoded.append(self._decode(row, to_bytes(item)))
+            nbytes += decoded[-1].nbytes
             if nbytes > _LARGEST:
                 raise BadRequest(f"image {row}: expected images of at most {_LARGEST} bytes of pixels together")
-        return made
+        return decoded
 
     @property
-    def _empty(self) -> tuple[int, ...]:
+    def _empty_shape(self) -> tuple[int, ...]:
         return tuple(max(0, size) for size in self.outputs[0].shape[1:])
 
     def _decode(self, row: int, data: bytes) -> Array:
@@ -93,19 +93,19 @@ class DecodeImage(HostStep):
                         f"image {row}: expected at most {self._options.max_pixels} pixels, "
                         f"got {image.width} x {image.height}"
                     )
-                pixels = np.asarray(self._sized(row, image.convert(self._options.color)))
+                pixels = np.asarray(self._resize_and_crop(row, image.convert(self._options.color)))
         except BadRequest:
             raise
         except UnidentifiedImageError as error:
             raise BadRequest(f"image {row}: expected one of {', '.join(FORMATS)}, got something else") from error
-        except Exception as error:  # the decoders raise whatever comes to their minds
+        except Exception as error:  # the decoders raise exceptions of many types
             raise BadRequest(f"image {row}: it cannot be decoded ({type(error).__name__})") from error
         return pixels.reshape(*pixels.shape[:2], -1)
 
-    def _sized(self, row: int, image: Image.Image) -> Image.Image:
+    def _resize_and_crop(self, row: int, image: Image.Image) -> Image.Image:
         options = self._options
         if options.resize is not None:
-            target = _target(image, options.resize)
+            target = _target_size(image, options.resize)
             self._check_target(row, image, target)
             image = image.resize(target, FILTERS[options.filter])
         if options.crop is None:
@@ -117,7 +117,7 @@ class DecodeImage(HostStep):
         return image.crop((left, top, left + width, top + height))
 
     def _check_target(self, row: int, image: Image.Image, target: tuple[int, int]) -> None:
-        """Refuse a long thin file that would become huge, or be so between the two passes of resizing."""
+        """Refuse an image whose resized form, or the intermediate between the two passes, would be too large."""
         width, height = target
         if width * max(height, image.height) > self._options.max_pixels:
             raise BadRequest(
@@ -126,8 +126,8 @@ class DecodeImage(HostStep):
             )
 
 
-def _target(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:
-    """Return width and height to resize to."""
+def _target_size(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the width and height after resizing."""
     if isinstance(resize, tuple):
         return resize[1], resize[0]
     shorter = min(image.width, image.height)

@@ -1,4 +1,4 @@
-"""Scores to the names of the best classes."""
+"""Turns scores into the names of the best classes (top-k)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from server.pipelines.builtins.base import HostStep, Options, Request
-from server.pipelines.definition import BadPipeline
-from server.types import Tensors, TensorSpec
+from lathe.server.pipelines.builtins.base import HostStep, Options, StepRequest
+from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.types import Tensors, TensorSpec
 
-_LARGEST = 16 << 20  # bytes of labels
+_MAX_FILE_BYTES = 16 << 20  # bytes of labels
 
 
 class LabelOptions(Options):
-    """Which names, and how many."""
+    """Options of `label`."""
 
     file: str = "labels.txt"  # one label per line, in the classes' order
     top: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
-def label(request: Request) -> Label:
-    """``scores`` FP32 [n, classes] -> ``labels`` BYTES, ``scores`` FP32, ``indices`` INT64, each [n, top], best first.
+def label(request: StepRequest) -> Label:
+    """`scores` FP32 [n, classes] -> `labels` BYTES, `scores` FP32, `indices` INT64, each [n, top], best first.
 
-    Of equal scores the lower class comes first.
+    Equal scores are ordered by class index.
     """
     options = request.read(LabelOptions)
-    content = request.file(options.file, _LARGEST)
+    content = request.file(options.file, _MAX_FILE_BYTES)
     try:
         content.decode()
     except UnicodeDecodeError as error:
         raise BadPipeline(f"file {options.file!r}: expected UTF-8, {error.reason} at byte {error.start}") from error
-    names = content.splitlines()  # of bytes: U+2028 and the like, where text has lines end, may be part of a label
+    names = content.splitlines()  # as bytes: str.splitlines() would also split at U+2028 and the like
     if not options.top <= len(names):
         raise BadPipeline(
             f"options.top: expected at most the {len(names)} labels of {options.file!r}, got {options.top}"
@@ -42,7 +42,7 @@ def label(request: Request) -> Label:
 
 
 class Label(HostStep):
-    """Picks the best."""
+    """Returns the top classes with their names and scores."""
 
     inline = True
 
@@ -60,7 +60,7 @@ class Label(HostStep):
         self._top = top
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Sort each row."""
+        """Return the outputs for the rows of one request."""
         scores: NDArray[np.float32] = inputs["scores"].astype(np.float32, copy=False)
         best = np.argsort(-scores, axis=1, kind="stable")[:, : self._top].astype(np.int64)
         return {"labels": self._names[best], "scores": np.take_along_axis(scores, best, 1), "indices": best}

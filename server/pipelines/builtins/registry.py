@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
-from server.pipelines.builtins.base import Maker
-from server.pipelines.definition import BadPipeline
+from lathe.server.pipelines.builtins.base import StepMaker
+from lathe.server.pipelines.definition import BadPipeline
 
-_HOMES: Mapping[str, str] = {  # what needs an extra is imported only when it is asked for
+_MODULES: Mapping[str, str] = {  # name -> module, imported on demand because some need an extra
     "decode_image": "image",
     "normalize_image": "graphs",
     "tokenize": "text",
@@ -18,15 +18,15 @@ _HOMES: Mapping[str, str] = {  # what needs an extra is imported only when it is
 }
 
 
-def find(name: str) -> Maker:
-    """Return what makes a step of this name; raises BadPipeline listing those there are."""
-    if name not in _HOMES:
-        raise BadPipeline(f"builtin: expected one of {', '.join(sorted(_HOMES))}, got {name!r}")
-    home = _HOMES[name]
+def find_maker(name: str) -> StepMaker:
+    """Return the maker of the built-in step `name`; raises BadPipeline for an unknown one or a missing extra."""
+    if name not in _MODULES:
+        raise BadPipeline(f"builtin: expected one of {', '.join(sorted(_MODULES))}, got {name!r}")
+    module = _MODULES[name]
     try:
-        maker: Maker = getattr(import_module(f"server.pipelines.builtins.{home}"), name)
+        maker: StepMaker = getattr(import_module(f"lathe.server.pipelines.builtins.{module}"), name)
     except ModuleNotFoundError as error:
         raise BadPipeline(
-            f"builtin {name!r} needs the extra {home!r} of Lathe: {error.name} is not installed"
+            f"builtin {name!r} needs the extra {module!r} of Lathe: {error.name} is not installed"
         ) from error
     return maker

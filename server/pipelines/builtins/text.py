@@ -1,7 +1,7 @@
-"""Text to token numbers, with the tokenizers library (the extra ``text``) and a version's own ``tokenizer.json``.
+"""Tokenizes text, with the tokenizers library (the extra `text`) and the version's `tokenizer.json`.
 
-The library holds the interpreter's lock while it parses, half a second for 250,000 words, and what is in the file
-decides how long a text takes. So all of it happens in a process of its own; see tokenizing.py.
+The library holds the interpreter's lock while it parses, half a second for 250,000 words, and the file determines how
+long a text takes. So it runs in its own process; see `tokenizing`.
 """
 
 from __future__ import annotations
@@ -12,54 +12,54 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from server.children import Limits
-from server.datatypes import pack_strings, to_bytes
-from server.errors import BadRequest
-from server.pipelines.builtins.base import HostStep, Options, Request
-from server.pipelines.definition import BadPipeline
-from server.pipelines.helper import Answer, Beyond, Helper, Refused
-from server.types import Array, Tensors, TensorSpec
+from lathe.server.datatypes import pack_strings, to_bytes
+from lathe.server.errors import BadRequest
+from lathe.server.pipelines.builtins.base import HostStep, Options, StepRequest
+from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.pipelines.step_process import Answer, InvalidFile, LimitExceeded, StepProcess
+from lathe.server.processes.stage_children import Limits
+from lathe.server.types import Array, Tensors, TensorSpec
 
 if find_spec("tokenizers") is None:
     raise ModuleNotFoundError("tokenizers", name="tokenizers")
 
-_LARGEST = 64 << 20  # bytes of tokenizer.json
-_MODULE = "server.pipelines.tokenizing"
+_MAX_FILE_BYTES = 64 << 20  # bytes of tokenizer.json
+_MODULE = "lathe.server.pipelines.tokenizer_process"
 _PARSING = Limits(seconds=30.0, memory=2 << 30)
 _ENCODING = Limits(seconds=10.0, memory=2 << 30)
 _NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class TokenizeOptions(Options):
-    """How text becomes numbers."""
+    """Options of `tokenize`."""
 
     file: str = "tokenizer.json"
-    max_length: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # tokens; what is longer is cut
-    multiple: Annotated[int, Field(ge=1, le=1 << 20)] = 16  # lengths are padded to multiples of it
-    max_bytes: Annotated[int, Field(ge=1)] = 1 << 16  # of one text
+    max_length: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # tokens; longer texts are truncated
+    multiple: Annotated[int, Field(ge=1, le=1 << 20)] = 16  # lengths are padded to a multiple of this
+    max_bytes: Annotated[int, Field(ge=1)] = 1 << 16  # bytes of one text
 
 
-def tokenize(request: Request) -> Tokenize:
-    """``text`` BYTES [n, 1] -> ``input_ids``, ``attention_mask``, ``token_type_ids`` INT64 [n, length].
+def tokenize(request: StepRequest) -> Tokenize:
+    """`text` BYTES [n, 1] -> `input_ids`, `attention_mask`, `token_type_ids` INT64 [n, length].
 
-    The length is that of the request's longest text, padded to a multiple, so that requests of like lengths share a
-    batch of the next step. The mask is 1 for tokens and 0 for padding.
+    The length is that of the request's longest text, padded to a multiple, so that requests of similar lengths share
+    a batch of the next step. The mask is 1 for tokens and 0 for padding.
     """
     options = request.read(TokenizeOptions)
     arguments = [str(options.max_length), str(options.multiple)]
     try:
-        helper = Helper(_MODULE, arguments, request.open(options.file, _LARGEST), _PARSING, _ENCODING)
-    except Refused as error:
-        raise BadPipeline(f"file {options.file!r}: it does not read as a tokenizer: {error}") from error
-    except Beyond as error:
+        helper = StepProcess(_MODULE, arguments, request.open(options.file, _MAX_FILE_BYTES), _PARSING, _ENCODING)
+    except InvalidFile as error:
+        raise BadPipeline(f"file {options.file!r}: not a valid tokenizer: {error}") from error
+    except LimitExceeded as error:
         raise BadPipeline(f"file {options.file!r}: cannot be read: {error}") from error
     return Tokenize(helper, options.max_bytes)
 
 
 class Tokenize(HostStep):
-    """Has a process run a tokenizer."""
+    """Runs a tokenizer in a child process."""
 
-    def __init__(self, helper: Helper, max_bytes: int) -> None:
+    def __init__(self, helper: StepProcess, max_bytes: int) -> None:
         super().__init__(
             [TensorSpec("text", "BYTES", (-1, 1))], [TensorSpec(name, "INT64", (-1, -1)) for name in _NAMES]
         )
@@ -68,33 +68,33 @@ class Tokenize(HostStep):
 
     @property
     def memory_bytes(self) -> int:
-        """What the process has in memory."""
+        """The resident memory of the child process, in bytes."""
         return self._helper.memory_bytes
 
-    may_not_end = True  # at least not while anybody waits for it
+    may_not_end = True  # a text may take very long, so runs can be interrupted
 
     def runs(self) -> dict[int, int]:
-        """Return the run of each thread that the process works for."""
+        """Return the thread that uses the process now, and the number of its run; empty if there is none."""
         return self._helper.runs()
 
     def interrupt(self, run: int | None = None) -> None:
-        """Have a run end, or all of them."""
+        """Interrupt run number `run`, or the present one."""
         self._helper.interrupt(run)
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Encode the rows; raises BadRequest naming one that is not UTF-8 or too long, or where they take too long."""
+        """Tokenize the rows; raises BadRequest for a row that is not UTF-8 or too long, or if a limit is exceeded."""
         (outcome,) = self.execute_each([inputs])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def execute_each(self, requests: list[Tensors]) -> list[Tensors | Exception]:
-        """Return what `execute` would for each; the process gets all of them at once."""
-        packed = [self._packed(inputs["text"]) for inputs in requests]
+        """Return the outputs or the error of each request; the process gets all requests together."""
+        packed = [self._pack(inputs["text"]) for inputs in requests]
         answers = iter(self._helper.ask([one for one in packed if isinstance(one, bytes)]))
-        return [one if isinstance(one, Exception) else _read(next(answers)) for one in packed]
+        return [one if isinstance(one, Exception) else _unpack_answer(next(answers)) for one in packed]
 
-    def _packed(self, texts: Array) -> bytes | BadRequest:
+    def _pack(self, texts: Array) -> bytes | BadRequest:
         try:
             for row, item in enumerate(texts.ravel().tolist()):
                 self._check(row, to_bytes(item))
@@ -115,8 +115,8 @@ class Tokenize(HostStep):
         self._helper.close()
 
 
-def _read(answer: Answer) -> Tensors | Exception:
-    if isinstance(answer, Beyond):
+def _unpack_answer(answer: Answer) -> Tensors | Exception:
+    if isinstance(answer, LimitExceeded):
         return BadRequest(f"text: {answer} to tokenize")
     if isinstance(answer, Exception):
         return answer

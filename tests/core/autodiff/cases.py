@@ -1,6 +1,6 @@
-"""One node each, with float64 inputs away from kinks: what the gradient of every differentiable operator is tried on.
+"""Cases for gradient checks: one node per differentiable operator, with float64 inputs away from kinks.
 
-Arrays of real numbers are inputs of the graph, all others constants.
+Arrays of real numbers are inputs of the graph; all others are constants.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.ops.terms import Writer
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.terms import Writer
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Case:
         return f"{self.op}({shown})"
 
     def graph(self) -> tuple[Graph, dict[str, Any]]:
-        """The node in a graph, and what to feed it."""
+        """The node in a graph, and its feeds."""
         graph = Graph(self.op.lower())
         writer, feeds, values = Writer(graph), dict[str, Any](), []
         for index, array in enumerate(self.inputs):
@@ -49,7 +49,7 @@ def case(op: str, *inputs: Any, outputs: int = 1, **attrs: Any) -> Case:
 
 
 def real(*shape: int, low: float = -2.0, high: float = 2.0) -> Any:
-    """Numbers that are no multiples of anything, at least 1e-3 apart from each other; the same each time."""
+    """Random numbers without pattern, at least 1e-3 apart from each other; the same in every run."""
     count = int(np.prod(shape))
     seed = sum(extent * 7**i for i, extent in enumerate(shape)) + len(shape)
     steps = np.random.default_rng(seed).permutation(count) + 0.37

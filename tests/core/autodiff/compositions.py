@@ -1,4 +1,4 @@
-"""Random programs over matrices [3, 4], which Lathe and PyTorch both know how to run."""
+"""Random programs over matrices [3, 4] that both Lathe and PyTorch can run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.ops.terms import Term, Writer
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.terms import Term, Writer
 
 INPUTS, LENGTH, SHAPE = 3, 12, (3, 4)
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One more matrix from the matrices `left` and `right` of those there are, inputs first."""
+    """Computes one more matrix from two earlier ones, `left` and `right`; numbering starts with the inputs."""
 
     name: str
     left: int
@@ -39,7 +39,7 @@ def given(seed: int) -> dict[str, Any]:
 
 
 def run(instructions: Sequence[Instruction], inputs: Sequence[Any], vocabulary: dict[str, Callable[..., Any]]) -> Any:
-    """The last two matrices added up, whatever matrices are."""
+    """Run a program on any kind of matrices. Returns the sum of the last two."""
     known = list(inputs)
     for each in instructions:
         known.append(vocabulary[each.name](known[each.left], known[each.right]))

@@ -1,4 +1,4 @@
-"""Gradients against central differences in float64, which is the oracle of every test here."""
+"""Checks gradients against central differences in float64, the oracle of all autodiff tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from core.autodiff import gradients
-from core.ir.graph import Graph
-from core.ir.types import TensorType
-from core.ops.terms import Writer
-from core.reference import interpret
+from lathe.core.autodiff import gradients
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import TensorType
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.reference import interpret
 
 EPSILON = 1e-6
 
@@ -19,7 +19,7 @@ EPSILON = 1e-6
 def scalar_head(graph: Graph, seed: int = 0) -> tuple[Graph, str]:
     """A graph whose only output is a weighted sum of all real outputs, and that output's name.
 
-    The weights are random, so that elements which are mixed up show.
+    The weights are random, so that permuted elements change the result.
     """
     copy = graph.clone()
     writer, rng = Writer(copy), np.random.default_rng(seed)

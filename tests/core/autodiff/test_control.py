@@ -1,4 +1,4 @@
-"""Gradients through control flow: branches, loops whose length only running shows, scans in both directions."""
+"""Gradients through control flow: branches, loops with a length known only at run time, scans in both directions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import UnsupportedError
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Writer
+import lathe
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Writer
 from tests.core.autodiff.cases import real
 from tests.core.autodiff.harness import assert_gradients, scalar_head
 
@@ -88,7 +88,7 @@ def test_scan(reading: int, storing: int) -> None:
 def test_second_order(graph: Graph, feeds: dict[str, Any]) -> None:
     feeds = {**feeds, "x": real(3), "k": real(3) / 2}
     head, output = scalar_head(graph)
-    back = core.gradients(head, of=output, with_respect_to=["x"])
+    back = lathe.gradients(head, of=output, with_respect_to=["x"])
     back.outputs = back.outputs[1:]
     assert_gradients(back, feeds, tolerance=2e-5)
 
@@ -104,4 +104,4 @@ def test_a_loop_that_changes_a_shape_is_refused() -> None:
     body.outputs = [going.op("Identity").value, v.op("Concat", v, axis=0).value]
     graph.outputs = writer.emit("Loop", [m.value, None, x.value], {"body": body})
     with pytest.raises(UnsupportedError, match="changes its type"):
-        core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x"])
+        lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x"])

@@ -1,4 +1,4 @@
-"""What `core.gradients` promises: names, order, zeros, symbols, sums of paths, second order, errors."""
+"""The contract of `lathe.gradients`: names, order, zeros, symbols, sums of paths, second order, errors."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import ModelError, UnsupportedError
-from core.ir.graph import Graph
-from core.ir.text import parse_graph
-from core.ir.types import DType, TensorType, symbol
-from core.ir.verify import verify
-from core.ops import registry
-from core.ops.terms import Term, Writer
-from core.reference import interpret
+import lathe
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import parse_graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.terms import Term, Writer
+from lathe.core.reference import interpret
 from tests.core.autodiff.cases import CASES, real
 from tests.core.autodiff.harness import assert_gradients, scalar_head
 
@@ -34,7 +34,7 @@ def graph_of(build: Callable[..., Term], *shapes: tuple[Any, ...]) -> Graph:
 
 def test_names_and_order() -> None:
     graph = graph_of(lambda x, y: x * y, (3,), (3,))
-    back = core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x1", "x0"])
+    back = lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x1", "x0"])
     assert [value.name for value in back.outputs[1:]] == ["x1.gradient", "x0.gradient"]
     feeds = {"x0": real(3), "x1": real(3) + 5}
     results = interpret(back, feeds)
@@ -49,31 +49,31 @@ def test_weights_and_inner_values_have_gradients() -> None:
     x, w = writer.input("x", TensorType(F64, (2, 3))), writer.array(real(3), name="w")
     inner = x * w
     graph.outputs = [(inner * inner).value]
-    back = core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["w", inner.value.name])
+    back = lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["w", inner.value.name])
     feeds = {"x": real(2, 3)}
     results = list(interpret(back, feeds).values())
     np.testing.assert_allclose(results[1], (2 * feeds["x"] ** 2 * real(3)).sum(0))
     np.testing.assert_allclose(results[2], 2 * feeds["x"] * real(3))
 
 
-def test_zero_where_nothing_depends_on_it() -> None:
+def test_the_gradient_of_an_unused_input_is_zero() -> None:
     graph = graph_of(lambda x, y: x.op("Floor") + x, (2, 2), (3,))
-    back = core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x0", "x1"])
+    back = lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x0", "x1"])
     results = interpret(back, {"x0": real(2, 2), "x1": real(3)})
     np.testing.assert_array_equal(results["x0.gradient"], np.ones((2, 2)))
     np.testing.assert_array_equal(results["x1.gradient"], np.zeros(3))
 
 
-def test_paths_add_up() -> None:
+def test_gradients_of_several_paths_add_up() -> None:
     assert_gradients(graph_of(lambda x: x.exp() * x + x.op("Sin") - x / 3, (4,)), {"x0": real(4)})
 
 
 def test_stopped_gradients_are_constants() -> None:
     graph = graph_of(lambda x: x * x.op("StopGradient"), (3,))
-    back = core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x0"])
+    back = lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x0"])
     x = real(3)
     np.testing.assert_array_equal(interpret(back, {"x0": x})["x0.gradient"], x)
-    session = core.compile(graph_of(lambda x: x.op("StopGradient") + 1, (3,)), threads=1)
+    session = lathe.compile(graph_of(lambda x: x.op("StopGradient") + 1, (3,)), threads=1)
     np.testing.assert_array_equal(next(iter(session.run({"x0": x}).values())), x + 1)
 
 
@@ -110,7 +110,7 @@ def test_second_order(case: Any) -> None:
     graph, feeds = case.graph()
     head, output = scalar_head(graph)
     name = next(iter(feeds))
-    back = core.gradients(head, of=output, with_respect_to=[name])
+    back = lathe.gradients(head, of=output, with_respect_to=[name])
     back.outputs = back.outputs[1:]
     assert_gradients(back, feeds, tolerance=2e-5)
 
@@ -157,22 +157,22 @@ def test_gradients_survive_text_and_compilation() -> None:
     x = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), 4)))
     w = writer.array(real(4, 3).astype(np.float32), name="w")
     graph.outputs = [(x @ w).op("LogSoftmax").value]
-    back = core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x", "w"])
+    back = lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x", "w"])
     assert str(parse_graph(str(back))) == str(back)
     feeds = {"x": real(6, 4).astype(np.float32)}
-    expected, found = interpret(back, feeds), core.compile(back, threads=1).run(feeds)
+    expected, found = interpret(back, feeds), lathe.compile(back, threads=1).run(feeds)
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, 1e-5, 1e-6)
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_errors_name_the_offending_value() -> None:
     graph = graph_of(lambda x: x + 1, (2,))
     with pytest.raises(ModelError, match="has no value 'z'"):
-        core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["z"])
+        lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["z"])
     mixed = graph_of(lambda x: (x > 0).cast(F64), (2,))
     less = mixed.nodes[0].output.name
     with pytest.raises(ModelError, match="expected a tensor of real numbers"):
-        core.gradients(mixed, of=less, with_respect_to=["x0"])
+        lathe.gradients(mixed, of=less, with_respect_to=["x0"])
     unique = graph_of(lambda x: x.op("Unique"), (4,))
     with pytest.raises(UnsupportedError, match=r"\(Unique\): cannot be differentiated"):
-        core.gradients(unique, of=unique.outputs[0].name, with_respect_to=["x0"])
+        lathe.gradients(unique, of=unique.outputs[0].name, with_respect_to=["x0"])

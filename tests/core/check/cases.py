@@ -1,4 +1,4 @@
-"""Plans of many kinds with their graphs, for tests of the checker. No code of theirs runs: the target is only named."""
+"""Plans of many kinds with their graphs, for tests of the plan checker. Their code is never run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx.parser
 
-import core
-from core.codegen.target import x86_64_v3
-from core.described import describe
-from core.ir.build import Builder
-from core.ir.graph import Graph, State, Value
-from core.ir.types import Dim, DType, TensorType, symbol
-from core.kernels.catalog import KernelCall
-from core.kernels.target import GpuTarget, Target
-from core.options import make_options
-from core.passes.pipeline import optimize
-from core.plan.plan import Plan, Planned
-from core.plan.planner import make_plan
-from core.runtime import simulated  # noqa: F401  (registers the kernels of the simulated device)
-from core.sizes import bind
-from core.train import losses, optimizers, step
+import lathe
+from lathe.core.codegen.target import x86_64_v3
+from lathe.core.compiler.description import describe
+from lathe.core.compiler.options import make_options
+from lathe.core.compiler.symbol_binding import bind
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import Dim, DType, TensorType, symbol
+from lathe.core.kernels.call import KernelCall
+from lathe.core.kernels.target import GpuTarget, Target
+from lathe.core.passes.pipeline import optimize
+from lathe.core.plan.plan import Plan, PlannedGraph
+from lathe.core.plan.planner import make_plan
+from lathe.core.runtime.device import simulated  # noqa: F401  (registers the kernels of the simulated device)
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 from tests.core.random_nets import Net
 
 N = symbol("n")
@@ -35,18 +36,18 @@ Write = Callable[[Builder, Value], list[Value]]
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, and what it was made for."""
+    """A plan and the graph that it was made for."""
 
     name: str
     graph: Graph
-    planned: Planned
+    planned: PlannedGraph
     target: Target | GpuTarget = CPU
 
     @property
     def plan(self) -> Plan:
         return self.planned.plan
 
-    def but(self, **changes: object) -> Planned:
+    def but(self, **changes: object) -> PlannedGraph:
         """The plan with other fields."""
         return replace(self.planned, plan=replace(self.plan, **changes))  # type: ignore[arg-type]
 
@@ -58,7 +59,7 @@ class Case:
 
 
 def written(write: Write, *shape: Dim) -> Graph:
-    """The graph that `write` makes of an input of this shape."""
+    """The graph that `write` builds from an input of this shape."""
     graph = Graph("g")
     builder = Builder(graph)
     graph.outputs = write(builder, builder.input("x", TensorType(F32, shape)))
@@ -70,7 +71,7 @@ def case(name: str, graph: Graph, threads: int = 1, target: Target | GpuTarget =
 
 
 def optimized(graph: Graph) -> Graph:
-    """As the compiler hands it to the planner."""
+    """The graph as the compiler passes it to the planner."""
     found, _ = optimize(bind(graph, describe(graph, make_options()).batching, ()))
     return found
 
@@ -84,7 +85,7 @@ def random_net(seed: int, threads: int) -> Case:
 
 @functools.cache
 def joined(threads: int = 1, target: Target | GpuTarget = CPU) -> Case:
-    """Parts of tensors, and tensors of parts."""
+    """Views of parts of tensors, and tensors concatenated from parts."""
 
     def net(b: Builder, x: Value) -> list[Value]:
         h = b("Exp", x)
@@ -98,7 +99,7 @@ def joined(threads: int = 1, target: Target | GpuTarget = CPU) -> Case:
 
 @functools.cache
 def branches(threads: int) -> Case:
-    """Products that no data ties together, and a residual that a product is added to."""
+    """Independent products, and a residual connection."""
     rng = np.random.default_rng(0)
 
     def net(b: Builder, x: Value) -> list[Value]:
@@ -113,7 +114,7 @@ def branches(threads: int) -> Case:
 
 @functools.cache
 def ladder() -> Case:
-    """Products and sums that differ only in numbers, so that they share code."""
+    """Products and sums that differ only in sizes, so that they share code."""
     rng = np.random.default_rng(0)
 
     def net(b: Builder, x: Value) -> list[Value]:
@@ -129,7 +130,7 @@ def ladder() -> Case:
 
 @functools.cache
 def images() -> Case:
-    """A chain with seams: large images, then rows."""
+    """A chain with cut points: large images, then rows."""
     rng = np.random.default_rng(0)
 
     def net(b: Builder, x: Value) -> list[Value]:
@@ -144,7 +145,7 @@ def images() -> Case:
 
 @functools.cache
 def with_fallback() -> Case:
-    """A node in the middle runs on its reference."""
+    """A graph whose middle node runs on its reference operator."""
 
     def net(b: Builder, x: Value) -> list[Value]:
         h = b("Exp", x)
@@ -156,7 +157,7 @@ def with_fallback() -> Case:
 
 @functools.cache
 def trained(threads: int, target: Target | GpuTarget = CPU) -> Case:
-    """A step of training: its states are updated in place."""
+    """A training step, whose states are updated in place."""
     rng = np.random.default_rng(0)
 
     def net(b: Builder, x: Value) -> list[Value]:
@@ -168,7 +169,7 @@ def trained(threads: int, target: Target | GpuTarget = CPU) -> Case:
 
 
 def states() -> Case:
-    """Two states that exchange their values, which only copies can do."""
+    """Two states that exchange their values, which needs copies."""
     graph = Graph("g")
     b = Builder(graph)
     x = b.input("x", TensorType(F32, (4, 4)))
@@ -196,7 +197,7 @@ def loop() -> Case:
         }>
     }"""
     text = text.replace("float[4,4] W", f"float[4,4] W = {{{', '.join(['0.5'] * 16)}}}")
-    return case("loop", optimized(core.load(onnx.parser.parse_model(text).SerializeToString())))
+    return case("loop", optimized(lathe.load(onnx.parser.parse_model(text).SerializeToString())))
 
 
 def all_cases() -> list[Case]:

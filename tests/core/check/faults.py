@@ -1,6 +1,6 @@
-"""Faults of plans, each a change of a right plan after which it is wrong for some batch size.
+"""Faults of plans: each changes a correct plan so that it is wrong for some batch size.
 
-A fault gives a changed plan, or None where the plan has no place for it.
+A fault returns the changed plan, or None if the plan has no place for it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from core.ir.graph import Value, node_reads
-from core.ir.types import TensorType
-from core.kernels.catalog import In, Out, Packed, Scratch, select
-from core.kernels.catalog.base import Request
-from core.kernels.catalog.control import Carried, Own, RepeatSpec
-from core.plan.liveness import Affine
-from core.plan.plan import ARENA, Address, Fallback, Planned, Segment
+from lathe.core.ir.graph import Value, node_reads
+from lathe.core.ir.types import TensorType
+from lathe.core.kernels.call import In, Out, Packed, Request, Scratch
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.control.spec import Carried, Own, RepeatSpec
+from lathe.core.plan.liveness import Affine
+from lathe.core.plan.plan import ARENA, Address, Fallback, PlannedGraph, Segment
 from tests.core.check.cases import Case
 
-Fault = Callable[[Case, Random], Planned | None]
+Fault = Callable[[Case, Random], PlannedGraph | None]
 Place = tuple[int, int]  # a step and one of its operands
 
 
@@ -27,7 +27,7 @@ def moved(address: Address, a: int = 0, b: int = 0) -> Address:
     return Address(address.base, Affine(address.offset.a + a, address.offset.b + b))
 
 
-def with_operand(case: Case, place: Place, address: Address) -> Planned:
+def with_operand(case: Case, place: Place, address: Address) -> PlannedGraph:
     """The plan with another address for one operand."""
     index, operand = place
     operands = list(case.plan.steps[index].operands)
@@ -35,14 +35,14 @@ def with_operand(case: Case, place: Place, address: Address) -> Planned:
     return with_step(case, index, operands=tuple(operands))
 
 
-def with_step(case: Case, index: int, **changes: Any) -> Planned:
+def with_step(case: Case, index: int, **changes: Any) -> PlannedGraph:
     steps = list(case.plan.steps)
     steps[index] = replace(steps[index], **changes)
     return case.but(steps=tuple(steps))
 
 
 def operands(case: Case, *kinds: type) -> Iterator[tuple[Place, Value | None]]:
-    """The operands of these kinds, with the value of each that is one."""
+    """The operands of these kinds, each with its value if it has one."""
     for index, (node, call) in enumerate(case.planned.calls):
         for position, operand in enumerate(call.operands):
             if isinstance(operand, kinds):
@@ -56,7 +56,7 @@ def operands(case: Case, *kinds: type) -> Iterator[tuple[Place, Value | None]]:
 
 
 def used(case: Case) -> set[Value]:
-    """What a node reads, or what must be there at the end; not what is only joined or looked at."""
+    """The values that a node reads, or that must exist at the end; views and concatenations do not count."""
     return {value for node in case.graph.nodes for value in node_reads(node)} | case.graph.live_outs()
 
 
@@ -71,16 +71,16 @@ def address_at(case: Case, place: Place) -> Address:
 # -- addresses --------------------------------------------------------------------------------------------------------
 
 
-def shifted_operand(case: Case, rng: Random) -> Planned | None:
-    """An operand lies some bytes further."""
+def shifted_operand(case: Case, rng: Random) -> PlannedGraph | None:
+    """An operand is shifted by some bytes."""
     known = used(case)
     place = choose(rng, [place for place, value in operands(case, In, Out) if value in known])
     by = rng.choice((1, 4, 16, 64, 4096, -4, -64))
     return with_operand(case, place, moved(address_at(case, place), b=by)) if place else None
 
 
-def another_growth(case: Case, rng: Random) -> Planned | None:
-    """An operand lies elsewhere for all batch sizes but one."""
+def another_growth(case: Case, rng: Random) -> PlannedGraph | None:
+    """An operand has a wrong address for all batch sizes but one."""
     if not case.plan.arena.a:
         return None
     known = used(case)
@@ -93,8 +93,8 @@ def depends(value: Value | None) -> bool:
     return value is not None and isinstance(value.type, TensorType) and "n" in value.type.symbols
 
 
-def another_base(case: Case, rng: Random) -> Planned | None:
-    """An operand lies in the memory of another port."""
+def another_base(case: Case, rng: Random) -> PlannedGraph | None:
+    """An operand has the base of another port."""
     known = used(case)
     place = choose(rng, [place for place, value in operands(case, In, Out) if value in known])
     if not place:
@@ -105,8 +105,8 @@ def another_base(case: Case, rng: Random) -> Planned | None:
     return with_operand(case, place, Address(base, address.offset))
 
 
-def exchanged_operands(case: Case, rng: Random) -> Planned | None:
-    """A step takes two operands for each other."""
+def exchanged_operands(case: Case, rng: Random) -> PlannedGraph | None:
+    """Two operands of a step are swapped."""
     found = []
     for index, step in enumerate(case.plan.steps):
         mine = [place for place, _ in operands(case, In, Out) if place[0] == index]
@@ -120,14 +120,14 @@ def exchanged_operands(case: Case, rng: Random) -> Planned | None:
     return with_step(case, index, operands=tuple(given))
 
 
-def outside_the_arena(case: Case, rng: Random) -> Planned | None:
-    """The arena is too small for the last byte of some value or scratch memory."""
+def outside_the_arena(case: Case, rng: Random) -> PlannedGraph | None:
+    """The arena is too small for some value or for scratch memory."""
     ends = [operand.offset.at(1) for step in case.plan.steps for operand in step.operands if operand.base == ARENA]
     return case.but(arena=Affine(b=max(ends))) if ends else None
 
 
-def two_in_one_place(case: Case, rng: Random) -> Planned | None:
-    """A value moves to where another one lies that is needed after this one is written."""
+def two_in_one_place(case: Case, rng: Random) -> PlannedGraph | None:
+    """A value moves into the memory of another one that is read later."""
     regions = [region for region in case.plan.regions if region.values]
     pairs = [(a, b) for a in regions for b in regions if a.first < b.first < a.last and a is not b]
     pair = choose(rng, pairs)
@@ -137,7 +137,7 @@ def two_in_one_place(case: Case, rng: Random) -> Planned | None:
     return _with_region(case, gone.offset, gone.size, gone.first, gone.last, kept.offset)
 
 
-def _with_region(case: Case, offset: Affine, size: Affine, first: int, last: int, to: Affine) -> Planned:
+def _with_region(case: Case, offset: Affine, size: Affine, first: int, last: int, to: Affine) -> PlannedGraph:
     """All that lies in a region of the arena, while it does, lies in another place instead."""
     names = next(
         r.values for r in case.plan.regions if (r.offset, r.size, r.first, r.last) == (offset, size, first, last)
@@ -156,9 +156,9 @@ def _with_region(case: Case, offset: Affine, size: Affine, first: int, last: int
     ]
     located = {
         name: (moved(address, by.a, by.b), type_) if name in names else (address, type_)
-        for name, (address, type_) in case.plan.located.items()
+        for name, (address, type_) in case.plan.value_addresses.items()
     }
-    return case.but(steps=tuple(steps), located=located)
+    return case.but(steps=tuple(steps), value_addresses=located)
 
 
 def _inside(case: Case, names: set[str]) -> set[Place]:
@@ -186,27 +186,30 @@ def _bound(case: Case) -> list[int]:
     return found
 
 
-def no_barrier(case: Case, rng: Random) -> Planned | None:
-    """Nobody waits between a step and one that reads its result."""
+def no_barrier(case: Case, rng: Random) -> PlannedGraph | None:
+    """The barrier between a step and a reader of its result is missing."""
     index = choose(rng, _bound(case))
-    return with_step(case, index, meets=False) if index is not None else None
+    return with_step(case, index, has_barrier=False) if index is not None else None
 
 
-def read_before_written(case: Case, rng: Random) -> Planned | None:
-    """A step and one that reads its result change places."""
+def read_before_written(case: Case, rng: Random) -> PlannedGraph | None:
+    """A step and a reader of its result are swapped."""
     index = choose(rng, _bound(case))
     return _exchanged(case, index) if index is not None else None
 
 
-def _exchanged(case: Case, index: int) -> Planned:
+def _exchanged(case: Case, index: int) -> PlannedGraph:
     steps, calls = list(case.plan.steps), list(case.planned.calls)
-    steps[index], steps[index + 1] = replace(steps[index + 1], meets=True), replace(steps[index], meets=True)
+    steps[index], steps[index + 1] = (
+        replace(steps[index + 1], has_barrier=True),
+        replace(steps[index], has_barrier=True),
+    )
     calls[index], calls[index + 1] = calls[index + 1], calls[index]
     return replace(case.but(steps=tuple(steps)), calls=tuple(calls))
 
 
-def missing_step(case: Case, rng: Random) -> Planned | None:
-    """A step is left out whose result is needed."""
+def missing_step(case: Case, rng: Random) -> PlannedGraph | None:
+    """A step with a needed result is missing."""
     if len(case.plan.schedule) != 1:
         return None
     known = used(case)
@@ -215,14 +218,14 @@ def missing_step(case: Case, rng: Random) -> Planned | None:
         return None
     steps = tuple(step for k, step in enumerate(case.plan.steps) if k != index)
     calls = tuple(call for k, call in enumerate(case.planned.calls) if k != index)
-    return replace(case.but(steps=steps, schedule=(Segment(0, len(steps)),), seams=()), calls=calls)
+    return replace(case.but(steps=steps, schedule=(Segment(0, len(steps)),), cut_points=()), calls=calls)
 
 
-# -- memory of kernels, weights, and what is not there -----------------------------------------------------------------
+# -- scratch memory, weights, and missing memory -----------------------------------------------------------------------
 
 
-def scratch_over_a_value(case: Case, rng: Random) -> Planned | None:
-    """A step's scratch memory lies where one of its operands does."""
+def scratch_over_a_value(case: Case, rng: Random) -> PlannedGraph | None:
+    """A step's scratch memory overlaps one of its operands."""
     places = [place for place, _ in operands(case, Scratch)]
     pairs = [
         (place, address_at(case, other))
@@ -234,20 +237,20 @@ def scratch_over_a_value(case: Case, rng: Random) -> Planned | None:
     return with_operand(case, *pair) if pair else None
 
 
-def other_weights(case: Case, rng: Random) -> Planned | None:
-    """Packed weights are looked for some bytes further."""
+def other_weights(case: Case, rng: Random) -> PlannedGraph | None:
+    """The address of packed weights is shifted by some bytes."""
     place = choose(rng, [place for place, _ in operands(case, Packed)])
     return with_operand(case, place, moved(address_at(case, place), b=rng.choice((4, 64, -64)))) if place else None
 
 
-def other_constant(case: Case, rng: Random) -> Planned | None:
-    """A constant is looked for some bytes further."""
+def other_constant(case: Case, rng: Random) -> PlannedGraph | None:
+    """The address of a constant is shifted by some bytes."""
     places = [place for place, value in operands(case, In) if value in case.graph.constants]
     place = choose(rng, places)
     return with_operand(case, place, moved(address_at(case, place), b=rng.choice((4, 64)))) if place else None
 
 
-def numbers_of_another(case: Case, rng: Random) -> Planned | None:
+def numbers_of_another(case: Case, rng: Random) -> PlannedGraph | None:
     """Code for any numbers is given those of another step, with a claim that they are its own or without."""
     calls = [call for _, call in case.planned.calls]
     pairs = [
@@ -265,7 +268,7 @@ def numbers_of_another(case: Case, rng: Random) -> Planned | None:
     return rng.choice((wrong, replace(wrong, calls=case.calls(mine, claimed))))
 
 
-def dense_kernel(case: Case, rng: Random) -> Planned | None:
+def dense_kernel(case: Case, rng: Random) -> PlannedGraph | None:
     """A kernel that goes through its operands as if none of them lay inside another tensor."""
     found = []
     for index, (place, call) in enumerate(case.planned.calls):
@@ -281,23 +284,23 @@ def dense_kernel(case: Case, rng: Random) -> Planned | None:
     return replace(planned, specs=specs, calls=case.calls(index, dense))
 
 
-# -- seams, states, outputs, fallbacks ---------------------------------------------------------------------------------
+# -- cut points, states, outputs, fallbacks ----------------------------------------------------------------------------
 
 
-def shifted_seam(case: Case, rng: Random) -> Planned | None:
+def shifted_seam(case: Case, rng: Random) -> PlannedGraph | None:
     return _with_seam(case, rng, lambda seam: replace(seam, place=Affine(seam.place.a, seam.place.b + 64)))
 
 
-def seam_of_other_rows(case: Case, rng: Random) -> Planned | None:
+def seam_of_other_rows(case: Case, rng: Random) -> PlannedGraph | None:
     return _with_seam(case, rng, lambda seam: replace(seam, row=seam.row - 4))
 
 
-def seam_without_memory(case: Case, rng: Random) -> Planned | None:
+def seam_without_memory(case: Case, rng: Random) -> PlannedGraph | None:
     return _with_seam(case, rng, lambda seam: replace(seam, arena=Affine(b=seam.place.at(1) + seam.row)))
 
 
-def seam_elsewhere(case: Case, rng: Random) -> Planned | None:
-    """A seam one step later, behind a step that leaves something else in the arena for the next ones."""
+def seam_elsewhere(case: Case, rng: Random) -> PlannedGraph | None:
+    """A cut point is one step too late: another value is then live across it."""
     known = used(case)
     made = {
         place[0]: address_at(case, place)
@@ -310,21 +313,21 @@ def seam_elsewhere(case: Case, rng: Random) -> Planned | None:
     )  # fmt: skip
 
 
-def _with_seam(case: Case, rng: Random, change: Callable[[Any], Any]) -> Planned | None:
-    seams = [new for seam in case.plan.seams if (new := change(seam)) is not None]
-    return case.but(seams=(rng.choice(seams),)) if seams else None
+def _with_seam(case: Case, rng: Random, change: Callable[[Any], Any]) -> PlannedGraph | None:
+    seams = [new for seam in case.plan.cut_points if (new := change(seam)) is not None]
+    return case.but(cut_points=(rng.choice(seams),)) if seams else None
 
 
-def missing_copy(case: Case, rng: Random) -> Planned | None:
-    """An output or a state does not receive its value."""
+def missing_copy(case: Case, rng: Random) -> PlannedGraph | None:
+    """The copy into an output or a state is missing."""
     if not case.plan.copies:
         return None
     gone = rng.randrange(len(case.plan.copies))
     return case.but(copies=tuple(copy for k, copy in enumerate(case.plan.copies) if k != gone))
 
 
-def copies_to_each_other(case: Case, rng: Random) -> Planned | None:
-    """Two ports receive each other's value."""
+def copies_to_each_other(case: Case, rng: Random) -> PlannedGraph | None:
+    """The copies into two ports are swapped."""
     bases = {base for _, base in case.plan.copies}
     if len(bases) < 2 or len({name for name, _ in case.plan.copies}) < 2:
         return None
@@ -332,22 +335,22 @@ def copies_to_each_other(case: Case, rng: Random) -> Planned | None:
     return case.but(copies=((a, y), (b, x), *rest))
 
 
-def located_elsewhere(case: Case, rng: Random) -> Planned | None:
-    """A fallback reads or writes a value some bytes further."""
+def located_elsewhere(case: Case, rng: Random) -> PlannedGraph | None:
+    """A fallback reads or writes a value at a shifted address."""
     native = {value.name for _, value in operands(case, In, Out) if value is not None}
     outputs = {value.name for node in case.plan.fallbacks.nodes for value in node.outputs}
     read = {value.name for node in case.plan.fallbacks.nodes for value in node_reads(node)}
-    names = [name for name in case.plan.located if name in native and name in outputs | read]
+    names = [name for name in case.plan.value_addresses if name in native and name in outputs | read]
     names = [name for name in names if name not in {port.name for port in case.plan.inputs}]
     name = choose(rng, names)
     if name is None:
         return None
-    address, type_ = case.plan.located[name]
-    return case.but(located={**case.plan.located, name: (moved(address, b=64), type_)})
+    address, type_ = case.plan.value_addresses[name]
+    return case.but(value_addresses={**case.plan.value_addresses, name: (moved(address, b=64), type_)})
 
 
-def fallback_first(case: Case, rng: Random) -> Planned | None:
-    """A fallback runs before the steps that make what it reads."""
+def fallback_first(case: Case, rng: Random) -> PlannedGraph | None:
+    """A fallback runs before the steps that compute its inputs."""
     schedule = list(case.plan.schedule)
     at = next((k for k, entry in enumerate(schedule) if isinstance(entry, Fallback) and k), None)
     if at is None:
@@ -359,7 +362,7 @@ def fallback_first(case: Case, rng: Random) -> Planned | None:
 # -- bodies -----------------------------------------------------------------------------------------------------------
 
 
-def _with_loop(case: Case, change: Callable[[RepeatSpec], RepeatSpec]) -> Planned | None:
+def _with_loop(case: Case, change: Callable[[RepeatSpec], RepeatSpec]) -> PlannedGraph | None:
     for index, (_, call) in enumerate(case.planned.calls):
         if isinstance(call.spec, RepeatSpec):
             spec = change(call.spec)
@@ -369,13 +372,13 @@ def _with_loop(case: Case, change: Callable[[RepeatSpec], RepeatSpec]) -> Planne
     return None
 
 
-def body_over_its_flags(case: Case, rng: Random) -> Planned | None:
-    """The arena of a body lies where the function keeps its flags."""
+def body_over_its_flags(case: Case, rng: Random) -> PlannedGraph | None:
+    """The arena of a body overlaps the function's flags."""
     return _with_loop(case, lambda spec: replace(spec, tape=replace(spec.tape, bases=(Own(64), *spec.tape.bases[1:]))))
 
 
-def one_buffer_for_two(case: Case, rng: Random) -> Planned | None:
-    """What an iteration leaves lies where the next one finds it, and where it leaves its own."""
+def one_buffer_for_two(case: Case, rng: Random) -> PlannedGraph | None:
+    """One buffer holds the results of an iteration and those of the next one."""
 
     def change(spec: RepeatSpec) -> RepeatSpec:
         first, *rest = spec.carried
@@ -384,8 +387,8 @@ def one_buffer_for_two(case: Case, rng: Random) -> Planned | None:
     return _with_loop(case, change)
 
 
-def carried_in_place(case: Case, rng: Random) -> Planned | None:
-    """A body writes a carried value where it reads it."""
+def carried_in_place(case: Case, rng: Random) -> PlannedGraph | None:
+    """A body writes a carried value into the buffer that it reads."""
 
     def change(spec: RepeatSpec) -> RepeatSpec:
         bases = tuple(Carried(base.index) if isinstance(base, Carried) else base for base in spec.tape.bases)
@@ -394,8 +397,8 @@ def carried_in_place(case: Case, rng: Random) -> Planned | None:
     return _with_loop(case, change)
 
 
-def body_without_a_move(case: Case, rng: Random) -> Planned | None:
-    """What a body has to move is left where it is."""
+def body_without_a_move(case: Case, rng: Random) -> PlannedGraph | None:
+    """A move at the end of a body is missing."""
     return _with_loop(case, lambda spec: replace(spec, tape=replace(spec.tape, moves=()))) if _moves(case) else None
 
 
@@ -404,7 +407,7 @@ def _moves(case: Case) -> bool:
     return any(isinstance(spec, RepeatSpec) and spec.tape.moves for spec in specs)
 
 
-def body_of_shifted_steps(case: Case, rng: Random) -> Planned | None:
+def body_of_shifted_steps(case: Case, rng: Random) -> PlannedGraph | None:
     """A step of a body, and of its plan, writes some bytes further."""
     for index, (place, call) in enumerate(case.planned.calls):
         if isinstance(call.spec, RepeatSpec):

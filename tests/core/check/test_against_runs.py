@@ -1,6 +1,6 @@
-"""Whatever makes a plan give wrong results, the checker finds: plans with random changes, run step by step.
+"""The checker finds every plan that gives wrong results: plans with random changes are run step by step.
 
-The steps run on a simulated device, whose kernels are references over memory, so that any plan can be tried.
+The steps run on a simulated device, whose kernels are reference operators over memory, so any plan can run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from core.check.plans import check_plan
-from core.errors import DeviceError, PlanError
-from core.ir.graph import Array
-from core.kernels.catalog import In, Out
-from core.kernels.reference import ReferenceKernel, object_of
-from core.plan.plan import ARENA, WEIGHTS, Address, Planned, weight_chunks
-from core.reference import interpret
+from lathe.core.check.plans import check_plan
+from lathe.core.errors import DeviceError, PlanError
+from lathe.core.ir.graph import Array
+from lathe.core.kernels.call import In, Out
+from lathe.core.kernels.reference.cpu import ReferenceKernel, object_of
+from lathe.core.plan.plan import ARENA, WEIGHTS, Address, PlannedGraph, weight_chunks
+from lathe.core.reference import interpret
 from tests.core.check.cases import GPU, Case, N, case, joined, optimized, written
 from tests.core.check.faults import address_at, moved, operands, with_operand, with_step
 from tests.core.random_nets import Net
@@ -28,9 +28,9 @@ _BITS = 40  # of an address inside a base
 
 
 class Machine:
-    """Memory for each base, full of NaN, and the steps of a plan one after the other."""
+    """Runs the steps of a plan one by one, with memory for each base that starts full of NaN."""
 
-    def __init__(self, planned: Planned, feeds: Mapping[str, Array], n: int) -> None:
+    def __init__(self, planned: PlannedGraph, feeds: Mapping[str, Array], n: int) -> None:
         self.planned, self.plan, self.n = planned, planned.plan, n
         self.blocks = {ARENA: np.full(self.plan.arena.at(max(n, 1)), 0xFF, np.uint8)}
         self.blocks[WEIGHTS] = np.frombuffer(b"".join(map(bytes, weight_chunks(planned))), np.uint8).copy()
@@ -48,12 +48,12 @@ class Machine:
         return block[at : at + nbytes]
 
     def run(self) -> dict[str, Array]:
-        """The outputs. DeviceError for memory that is not there."""
+        """The outputs. DeviceError for an access outside of memory."""
         for step in self.plan.steps:
             kernel = ReferenceKernel(object_of(self.planned.specs[step.symbol]))
             kernel.run((1, 1, 1), [self._place(each) for each in step.operands], self.n, self.view)
         for name, base in self.plan.copies:
-            address, type_ = self.plan.located[name]
+            address, type_ = self.plan.value_addresses[name]
             nbytes = int(np.prod(type_.evaluate({"n": self.n}))) * type_.dtype.itemsize
             self.blocks[base][:nbytes] = self.view(self._place(address), nbytes)
         return {port.name: self.blocks[port.base] for port in self.plan.outputs}
@@ -82,8 +82,8 @@ def _is_native(op: str) -> bool:
     return op != "Det"
 
 
-def changed(made: Case, rng: Random) -> Planned:
-    """The plan with one or two random changes, most of which make it wrong."""
+def changed(made: Case, rng: Random) -> PlannedGraph:
+    """The plan with one or two random changes, which mostly make it wrong."""
     planned = made.planned
     for _ in range(rng.choice((1, 1, 2))):
         now = replace(made, planned=planned)
@@ -104,8 +104,8 @@ def changed(made: Case, rng: Random) -> Planned:
     return planned
 
 
-def is_right(made: Case, planned: Planned) -> bool:
-    """Whether a plan gives what the graph means, for two batch sizes."""
+def is_right(made: Case, planned: PlannedGraph) -> bool:
+    """True if a plan gives the graph's results for two batch sizes."""
     for n in (1, 3):
         rng = np.random.default_rng(n)
         feeds = {}
@@ -124,7 +124,7 @@ def is_right(made: Case, planned: Planned) -> bool:
 
 
 @pytest.mark.parametrize("made", simulated_cases(), ids=lambda made: made.name)
-def test_plans_that_give_wrong_results_are_found(made: Case) -> None:
+def test_the_checker_finds_plans_with_wrong_results(made: Case) -> None:
     assert is_right(made, made.planned)
     wrong = 0
     for seed in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Right plans are accepted; every fault that is put into one is found."""
+"""The checker accepts correct plans and finds every injected fault."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from core.check.plans import check_plan
-from core.errors import PlanError
+from lathe.core.check.plans import check_plan
+from lathe.core.errors import PlanError
 from tests.core.check.cases import Case, all_cases, branches, joined, loop
 from tests.core.check.faults import FAULTS, Fault, shifted_operand, with_operand
 
@@ -19,14 +19,14 @@ def cases() -> list[Case]:
     return all_cases()
 
 
-def test_right_plans_are_accepted(cases: list[Case]) -> None:
+def test_correct_plans_are_accepted(cases: list[Case]) -> None:
     for case in cases:
         check_plan(case.graph, case.planned, case.target)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_every_fault_is_found(fault: Fault, cases: list[Case]) -> None:
-    """In every plan that has a place for it, at several places."""
+def test_every_injected_fault_is_found(fault: Fault, cases: list[Case]) -> None:
+    """In every plan where it applies, at several places."""
     tried = 0
     for case in cases:
         for seed in range(_SEEDS):
@@ -52,11 +52,11 @@ def test_errors_name_step_operand_value_bytes_and_batch() -> None:
         check_plan(case.graph, wrong, case.target)
 
 
-def test_the_corpus_has_what_the_checker_is_for() -> None:
-    """Values inside others, stages, seams, copies, fallbacks and bodies: or faults of those would not be tried."""
+def test_the_plans_have_all_features_that_faults_need() -> None:
+    """Nested values, stages, cut points, copies, fallbacks and bodies: otherwise their faults would not be tested."""
     plans = [case.plan for case in all_cases()]
-    assert any(not step.meets for plan in plans for step in plan.steps)
-    assert any(plan.seams for plan in plans)
+    assert any(not step.has_barrier for plan in plans for step in plan.steps)
+    assert any(plan.cut_points for plan in plans)
     assert any(plan.copies for plan in plans)
     assert any(plan.fallbacks.nodes for plan in plans)
     assert loop().planned.bodies

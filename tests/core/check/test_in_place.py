@@ -1,4 +1,4 @@
-"""A result may not lie where the same kernel still reads: neither by a part of the operand, nor by its other uses."""
+"""A result may not overwrite memory that the same kernel still reads, through a view or through another operand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from core.check.plans import check_plan
-from core.check.switch import SWITCH
-from core.errors import PlanError
-from core.ir.build import Builder
-from core.ir.graph import Graph, Value
-from core.ir.types import Dim, DType, TensorType
-from core.kernels.catalog import In, Out
-from core.plan.plan import Planned
+from lathe.core.check.plans import check_plan
+from lathe.core.check.switch import CHECK_VARIABLE
+from lathe.core.errors import PlanError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import Dim, DType, TensorType
+from lathe.core.kernels.call import In, Out
+from lathe.core.plan.plan import PlannedGraph
 from tests.core.check.cases import CPU, F32, GPU, Case, N, case, written
 from tests.core.check.faults import moved, with_operand
 
@@ -80,8 +80,8 @@ def graph_of(write: Write, shape: tuple[Dim, ...]) -> Graph:
     return written(lambda b, x: [b("Neg", write(b, b("Exp", x)))], *shape)
 
 
-def in_place(made: Case) -> Planned:
-    """The plan with the result of the step before the last one where its operand `exp` lies."""
+def in_place(made: Case) -> PlannedGraph:
+    """The plan with the result of the last but one step in the memory of its operand `exp`."""
     index = len(made.plan.steps) - 2
     (place, call), (_, last) = made.planned.calls[index:]
     node = made.graph.nodes[place]
@@ -93,10 +93,10 @@ def in_place(made: Case) -> Planned:
 
 @each_target
 @each_graph
-def test_a_result_over_what_its_kernel_still_reads_is_found(
+def test_a_result_over_an_operand_that_is_still_read_is_found(
     write: Write, shape: tuple[Dim, ...], target: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(CHECK_VARIABLE, "0")
     made = case("in place", graph_of(write, shape), target=target)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"\(writes %.*and so does step \d .*\(reads %"):
         check_plan(made.graph, in_place(made), made.target)
@@ -124,14 +124,14 @@ def test_a_result_over_a_smaller_operand_or_one_element_further_is_found() -> No
         check_plan(made.graph, wrong, made.target)
 
 
-def test_the_switch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_checked_only_with_the_switch_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Graph] = []
-    monkeypatch.setattr("core.check.plans.check_plan", lambda graph, *_: seen.append(graph))
+    monkeypatch.setattr("lathe.core.check.plans.check_plan", lambda graph, *_: seen.append(graph))
     graph = written(lambda b, x: [b("Exp", x)], N, 4)
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(CHECK_VARIABLE, "0")
     case("off", graph)
     assert seen == []
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(CHECK_VARIABLE, "1")
     case("on", graph)
     assert seen == [graph]
     assert graph.inputs[0].dtype is F32

@@ -7,16 +7,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from core.check.boxes import Box, Layout, Spans, whole
-from core.check.memory import Memory
-from core.ir.graph import Value
-from core.ir.types import DType, TensorType
+from lathe.core.check.boxes import Box, Layout, Spans, whole_box
+from lathe.core.check.memory import Memory
+from lathe.core.ir.graph import Value
+from lathe.core.ir.types import DType, TensorType
 
 _BYTES = 400
 
 
 def spans_of(rng: Random) -> Spans:
-    """One range, a few, or so many that they are put in together."""
+    """One range, a few, or enough that they are inserted in bulk."""
     count, length = rng.choice((1, 1, 3, 40)), rng.randrange(1, 6)
     step = rng.randrange(length, length + 4)
     start = rng.randrange(_BYTES - step * count)
@@ -24,7 +24,7 @@ def spans_of(rng: Random) -> Spans:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_memory_is_as_of_single_bytes(seed: int) -> None:
+def test_symbolic_memory_agrees_with_a_model_of_single_bytes(seed: int) -> None:
     rng = Random(seed)
     memory, plain = Memory(_BYTES), [None] * _BYTES  # type: tuple[Memory, list[int | None]]
     for _ in range(60):
@@ -68,11 +68,11 @@ def places(box: Layout) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_boxes_are_as_views_of_an_array(seed: int) -> None:
+def test_boxes_agree_with_numpy_views(seed: int) -> None:
     rng = Random(seed)
     shape = tuple(rng.choice((1, 2, 3, 4, 6)) for _ in range(rng.randrange(1, 5)))
     value = Value("x", TensorType(DType.FLOAT32, shape))
-    box = whole(value, shape, 4)
+    box = whole_box(value, shape, 4)
     array = np.arange(int(np.prod(shape))).reshape(shape) * 4
     for _ in range(4):
         axis = rng.randrange(max(len(box.shape), 1))
@@ -113,5 +113,5 @@ def test_broadcast_and_permuted_layouts() -> None:
     assert row.broadcast((2, 3)) == Layout(8, (2, 3), (0, 4), 4)
     assert row.broadcast((2, 4)) is None
     assert Layout(0, (2, 3), (12, 4), 4).permuted((1, 0)) == Layout(0, (3, 2), (4, 12), 4)
-    assert row.is_same(Layout(8, (1, 3), (99, 4), 4))
-    assert not row.is_same(Layout(12, (3,), (4,), 4))
+    assert row.is_same_as(Layout(8, (1, 3), (99, 4), 4))
+    assert not row.is_same_as(Layout(12, (3,), (4,), 4))

@@ -1,17 +1,17 @@
-"""Inference over a rewritten graph knows as much as the passes did."""
+"""Type inference over a rewritten graph keeps all shapes that the passes knew."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import core
-from core.check.types import check_types
-from core.errors import VerifyError
-from core.ir.dim import symbol
-from core.ir.graph import Graph
-from core.ops.creation import Iota
-from core.passes.pipeline import optimize
+import lathe
+from lathe.core.check.types import check_types
+from lathe.core.errors import VerifyError
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph
+from lathe.core.ops.tensor.creation import Iota
+from lathe.core.passes.pipeline import optimize
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 # Only a run shows the shape of v; the shape that it is then given names the batch size, which becomes an Iota.
@@ -24,7 +24,7 @@ PRODUCT = model(
 FEEDS = {"x": normal(2, 3, 6, 6), "shape": np.array([2, 3, 6, 5])}
 
 
-def test_a_shape_made_of_the_batch_size_is_known_after_the_passes() -> None:
+def test_a_shape_from_the_batch_size_is_known_after_the_passes() -> None:
     assert_like_onnx_runtime(PRODUCT, FEEDS)
 
 
@@ -35,7 +35,7 @@ BOUNDS = model(
     "  f = Shape (v)  y = Slice (v, f, b, zero)",
     "int64[1] six = {6}, int64[1] one = {1}, int64[1] zero = {0}, int64[1] two = {2}",
 )
-# Only a run shows where the slice begins: that says nothing of the other axes.
+# The start of the slice is data dependent; the other axes are still known.
 BESIDE = model(
     "float[N,4,6] x, int64[1] first => float[a,b,c] y",
     "s = Shape <start = 0, end = 1> (x)  m = Mul (first, two)  e = Sub (s, m)  c = Slice (x, e, s, zero)  y = Relu (c)",
@@ -48,8 +48,8 @@ def test_fused_shape_arithmetic_is_known_after_the_passes() -> None:
     assert_like_onnx_runtime(BOUNDS, feeds, {**feeds, "x": normal(1, 6), "last": np.array([0])})
 
 
-def test_a_slice_at_a_place_that_data_say_keeps_the_other_extents() -> None:
-    (cut,) = [node for node in core.load(BESIDE).nodes if node.op == "Slice"]
+def test_a_slice_with_data_dependent_bounds_keeps_other_extents() -> None:
+    (cut,) = [node for node in lathe.load(BESIDE).nodes if node.op == "Slice"]
     assert str(cut.output.type).endswith(",4,6]")
     assert_like_onnx_runtime(BESIDE, {"x": normal(5, 4, 6), "first": np.array([2])})
 
@@ -78,7 +78,7 @@ def test_a_lost_extent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rewritten() -> Graph:
-    return optimize(core.load(PRODUCT).clone({"N": symbol("n")}))[0]
+    return optimize(lathe.load(PRODUCT).clone({"N": symbol("n")}))[0]
 
 
 def types(graph: Graph) -> list[str]:

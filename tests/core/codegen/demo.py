@@ -1,4 +1,4 @@
-"""A way to write, compile and run a small kernel in a test."""
+"""Writes, compiles and runs a small kernel in a test."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from core.codegen.jit import Library, compile_kernel
-from core.codegen.lang import Kernel
-from core.codegen.target import host
-from core.kernels.catalog.base import KernelSpec
-from core.kernels.target import Target
+from lathe.core.codegen.jit import Library, compile_kernel
+from lathe.core.codegen.lang import Kernel
+from lathe.core.codegen.target import host
+from lathe.core.kernels.call import KernelSpec
+from lathe.core.kernels.target import Target
 
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -28,7 +28,7 @@ class DemoSpec(KernelSpec):
 def run(
     write: Callable[[Kernel], None], arrays: list[Any], n: int = 1, threads: int = 1, target: Target | None = None
 ) -> int:
-    """Compile what `write` makes, run it on `threads` threads; returns the status word."""
+    """Compile the kernel that `write` writes and run it on `threads` threads. Returns the status word."""
     kernel = Kernel(DemoSpec(), target or host())
     write(kernel)
     counter = np.zeros(8, np.int64)

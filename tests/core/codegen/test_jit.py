@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen import target as targets
-from core.codegen.cache import ObjectCache
-from core.codegen.jit import Library, assembly_of, compile_kernel, object_key
-from core.codegen.lang import Kernel
-from core.errors import ArtifactError
-from core.ir.types import DType
+from lathe.core.codegen import target as targets
+from lathe.core.codegen.jit import Library, assembly_of, compile_kernel, object_key
+from lathe.core.codegen.lang import Kernel
+from lathe.core.codegen.object_cache import ObjectCache
+from lathe.core.errors import ArtifactError
+from lathe.core.ir.types import DType
 from tests.core.codegen.demo import DemoSpec
 
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -63,7 +63,7 @@ def test_libraries_with_the_same_symbol_live_side_by_side() -> None:
         assert (call(a, first.symbol), call(b, second.symbol)) == (1, 2)
 
 
-def test_close_gives_the_code_back() -> None:
+def test_close_frees_the_code() -> None:
     kernel = store(7)
     data = compile_kernel(kernel)
     Library({kernel.symbol: data}).close()
@@ -95,7 +95,7 @@ def allocated() -> int:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
-def test_a_library_that_is_closed_leaves_nothing_behind() -> None:
+def test_closing_a_library_frees_all_its_memory() -> None:
     """A server loads and unloads models for months."""
     kernel = store(7)
     data = compile_kernel(kernel)
@@ -118,7 +118,7 @@ def test_the_key_covers_spec_and_target() -> None:
     assert len({object_key(spec, machine) for spec in specs for machine in machines}) == 6
 
 
-def test_wide_registers_are_used_where_the_target_has_them() -> None:
+def test_wide_registers_are_used_if_the_target_has_them() -> None:
     def text(target: Any) -> str:
         k = Kernel(DemoSpec(), target)
         x = k.operand(0, DType.FLOAT32)
@@ -146,7 +146,7 @@ class TestObjectCache:
         file.write_bytes(damage(file.read_bytes()))
         assert cache.get("k") is None
 
-    def test_an_object_others_could_write_is_not_used(self, tmp_path: Path) -> None:
+    def test_an_object_writable_by_others_is_not_used(self, tmp_path: Path) -> None:
         cache = ObjectCache(tmp_path / "cache")
         cache.put("k", b"code")
         (cache.folder / "k.o").chmod(0o666)
@@ -158,7 +158,7 @@ class TestObjectCache:
         (cache.folder / "other.o").symlink_to(cache.folder / "k.o")
         assert cache.get("other") is None
 
-    def test_a_folder_others_could_write_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_writable_by_others_is_refused(self, tmp_path: Path) -> None:
         folder = tmp_path / "cache"
         folder.mkdir()
         folder.chmod(0o777)
@@ -171,7 +171,7 @@ class TestObjectCache:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
         assert cache.get("k") is None
 
-    def test_the_objects_not_used_for_longest_go_first(self, tmp_path: Path) -> None:
+    def test_the_least_recently_used_objects_are_evicted_first(self, tmp_path: Path) -> None:
         cache = ObjectCache(tmp_path / "cache", max_bytes=300)
         for age, key in enumerate("abc"):
             cache.put(key, bytes(100 - 32))

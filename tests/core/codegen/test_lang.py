@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.lang import Kernel
-from core.codegen.target import host
-from core.ir.dim import evaluate, floor_div, larger
-from core.ir.types import DType, symbol
-from core.kernels.catalog.base import Status
-from core.kernels.target import Target
+from lathe.core.codegen.lang import Kernel
+from lathe.core.codegen.target import host
+from lathe.core.ir.dim import evaluate, floor_div, maximum
+from lathe.core.ir.types import DType, symbol
+from lathe.core.kernels.call import Status
+from lathe.core.kernels.target import Target
 from tests.core.codegen.demo import DemoSpec, run
 from tests.core.targets import each_target
 
@@ -43,7 +43,7 @@ def test_elementwise_over_any_n(target: Target, n: int, threads: int) -> None:
 @each_target
 @pytest.mark.parametrize("n", [0, 1, 6, 7, 8, 16, 17, 30])
 def test_quotients_of_negative_dimensions_are_rounded_down(target: Target, n: int) -> None:
-    dims = (floor_div(N - 7, 10), -floor_div(-N, 2), floor_div(3 - 2 * N, 7), larger(floor_div(N - 7, 10), 0))
+    dims = (floor_div(N - 7, 10), -floor_div(-N, 2), floor_div(3 - 2 * N, 7), maximum(floor_div(N - 7, 10), 0))
     found = np.full(len(dims), 99, np.int64)
 
     def write(k: Kernel) -> None:
@@ -79,7 +79,7 @@ def test_strip_carries_values_through_full_vectors_and_tail(target: Target, size
      (DType.UINT8, DType.BOOL)],
     ids=str,
 )  # fmt: skip
-def test_a_tail_in_another_type_leaves_its_neighbours_alone(
+def test_a_tail_in_another_type_does_not_write_past_its_end(
     source: DType, goal: DType, count: int, target: Target
 ) -> None:
     x = np.arange(1, 33).astype(source.numpy)
@@ -112,7 +112,7 @@ def test_parallel_gives_every_coordinate_to_exactly_one_thread() -> None:
 
 
 @each_target
-def test_a_hidden_integer_is_the_same_number(target: Target) -> None:
+def test_hiding_an_integer_from_the_optimizer_keeps_its_value(target: Target) -> None:
     seen = np.zeros(40, np.int64)
 
     def write(k: Kernel) -> None:
@@ -158,5 +158,5 @@ def test_mixing_element_types_is_refused() -> None:
 
 
 def test_only_n_may_vary() -> None:
-    with pytest.raises(ValueError, match="dimension height is not known"):
+    with pytest.raises(ValueError, match="dimension height is unknown"):
         Kernel(DemoSpec(), host()).dim(symbol("height"))

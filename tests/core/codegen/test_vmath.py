@@ -1,4 +1,4 @@
-"""Elementary functions against NumPy in float64: the errors that vmath's docstring promises, and special cases."""
+"""Elementary functions against NumPy in float64: the error bounds of vmath's docstring, and special cases."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.lang import Kernel
-from core.codegen.target import host
-from core.codegen.vmath import exp_of_nonpositive
-from core.ir.types import DType
-from core.kernels.target import Target
+from lathe.core.codegen.lang import Kernel
+from lathe.core.codegen.target import host
+from lathe.core.codegen.vmath import exp_of_nonpositive
+from lathe.core.ir.types import DType
+from lathe.core.kernels.target import Target
 from tests.core.codegen.demo import run
 from tests.core.targets import each_target
 
@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], float]] = {
 
 
 def apply(name: str, arrays: list[Any], target: Target, dtype: DType = F32) -> Any:
-    """The function of the scalar algebra called `name` on whole arrays, by one kernel."""
+    """Apply the scalar function `name` to whole arrays with one kernel."""
     y = np.empty_like(arrays[0])
 
     def write(k: Kernel) -> None:
@@ -73,7 +73,7 @@ def every_magnitude(count: int, seed: int = 0) -> Any:
 
 
 def ulps(actual: Any, exact: Any) -> Any:
-    """The distance in units in the last place of float32; 0 where both are the same special value."""
+    """The distance in float32 ULPs; 0 if both are the same special value."""
     rounded = exact.astype(np.float32)
     unit = np.maximum(np.spacing(np.abs(np.where(np.isfinite(rounded), rounded, 1)).astype(np.float32)), 2.0**-149)
     same = (actual == rounded) | (np.isnan(actual) & np.isnan(rounded))
@@ -94,7 +94,7 @@ def test_error_bound(name: str, target: Target) -> None:
 @each_target
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_result_depends_on_its_own_element_alone(name: str, target: Target) -> None:
-    """What else is in its vector may belong to another caller."""
+    """Other elements of its vector may belong to another request."""
     x = np.random.default_rng(0).uniform(-50, 50, 4001).astype(np.float32)
     other = x.copy()
     other[::2] = np.resize(np.array([1e9, np.nan, -3e38, np.inf, 0.0], np.float32), other[::2].shape)

@@ -1,4 +1,4 @@
-"""The suite writes its models of whole networks into a folder of its own."""
+"""Gives the suite a temporary folder for its models of whole networks."""
 
 from __future__ import annotations
 

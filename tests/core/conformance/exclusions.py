@@ -1,6 +1,7 @@
 """Cases of ONNX's backend test suite that Lathe does not pass, one by one, each with its reason.
 
-A case stands here only if it cannot pass, or if what it needs is not built yet. A test fails when one of them passes.
+A case is listed only if it cannot pass, or if it needs a feature that Lathe lacks. A test fails when one of them
+passes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ EXCLUSIONS: dict[str, str] = {
     "test_loop16_seq_none": "the runner takes len() of an expected element of rank 0, which no result can satisfy",
 }
 
-# These run; only the numbers they draw are their own. A test checks element types and shapes.
+# These run, but draw other random numbers. A test checks element types and shapes.
 RANDOM: dict[str, str] = {
     "test_bernoulli": _DRAWN,
     "test_bernoulli_double": _DRAWN,

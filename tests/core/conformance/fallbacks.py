@@ -1,7 +1,7 @@
-"""Which cases of ONNX's backend test suite have nodes that run on their references, because they have no kernel.
+"""Lists cases of ONNX's backend test suite with nodes that have no kernel and so run on reference operators.
 
-Every model is planned, not compiled, in several forms: see `FORMS`. What is found stands in `fallbacks.txt`, operator
-by operator; a test compares. After a change of kernels: `python -m tests.core.conformance.fallbacks` writes it anew.
+Every model is planned, not compiled, in several forms: see `FORMS`. `fallbacks.txt` records the result by operator, and
+a test compares. After a change of kernels `python -m tests.core.conformance.fallbacks` writes it again.
 """
 
 from __future__ import annotations
@@ -17,38 +17,37 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from core.any_size import reasons_for_any_size
-from core.codegen.target import host
-from core.described import described
-from core.errors import LatheError
-from core.frontends.onnx import load
-from core.ir.types import DType
-from core.ops import registry
-from core.options import make_options
-from core.plan.plan import Fallback
-from core.plan.planner import make_plan
-from core.rewriting import rewritten
-from core.sizes import bind
+from lathe.core.codegen.target import host
+from lathe.core.compiler.description import describe_model
+from lathe.core.compiler.dynamic_shapes import reasons_without_kernel
+from lathe.core.compiler.options import make_options
+from lathe.core.compiler.run_passes import run_passes
+from lathe.core.compiler.symbol_binding import bind
+from lathe.core.errors import LatheError
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.types import DType
+from lathe.core.ops.opdef import registry
+from lathe.core.plan.plan import Fallback
+from lathe.core.plan.planner import make_plan
 from tests.core.conformance.models import SuiteModel, suite_models
 
 RECORD = Path(__file__).with_name("fallbacks.txt")
-REFUSED = "refused"  # in the place of an operator: the model in this form is not acceptable, or not for any sizes
+REFUSED = "refused"  # in place of an operator: the model is invalid in this form, or not for dynamic sizes
 
 _OPTIONS = make_options(threads=1, tune="off")
 _WIDTH = 120
 
 
 def with_known_sizes(model: onnx.ModelProto) -> frozenset[str]:
-    """The operators that have no kernel where all sizes are known."""
-    graph, description, _ = described(load(model.SerializeToString()), _OPTIONS)
-    compiled, _ = rewritten(bind(graph, description.batching, ()), _OPTIONS)
+    """The operators without a kernel when all sizes are known."""
+    graph, description, _ = describe_model(load(model.SerializeToString()), _OPTIONS)
+    compiled, _ = run_passes(bind(graph, description.batching, ()), _OPTIONS)
     schedule = make_plan(compiled, host()).plan.schedule
     return frozenset(step.op for step in schedule if isinstance(step, Fallback))
 
 
 def with_any_sizes(model: onnx.ModelProto) -> frozenset[str]:
-    """The operators that have no kernel where extents of the inputs are only known to a run. Equal ones have one
-    name."""
+    """The operators without a kernel when extents of the inputs are dynamic. Equal extents share one symbol."""
     for info in model.graph.input:
         for dim in info.type.tensor_type.shape.dim if info.type.HasField("tensor_type") else ():
             if dim.dim_value > 1:
@@ -57,8 +56,8 @@ def with_any_sizes(model: onnx.ModelProto) -> frozenset[str]:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
-    graph, description, _ = described(load(model.SerializeToString()), _OPTIONS)
-    return frozenset(node.op for node in reasons_for_any_size(graph, description.batching, _OPTIONS))
+    graph, description, _ = describe_model(load(model.SerializeToString()), _OPTIONS)
+    return frozenset(node.op for node in reasons_without_kernel(graph, description.batching, _OPTIONS))
 
 
 FORMS: dict[str, Callable[[onnx.ModelProto], frozenset[str]]] = {
@@ -99,8 +98,10 @@ def with_parameters(case: SuiteModel) -> onnx.ModelProto:
 
 
 def other_types(names: Iterable[str]) -> dict[str, frozenset[str]]:
-    """By operator, the element types that have no kernel although float32 has one: one case of each operator, with
-    another type in the place of float32."""
+    """By operator, the element types without a kernel although float32 has one.
+
+    Each operator is tested by one case, with another type in place of float32.
+    """
     chosen: dict[tuple[str, str], str] = {}
     for name in names:
         model = with_parameters(suite_models()[name])
@@ -177,7 +178,7 @@ def _section(title: str, entries: Mapping[str, frozenset[str]]) -> str:
 
 
 def all_sections() -> dict[str, Any]:
-    """What there is to record."""
+    """All sections of the record."""
     return {**{form: _by_operator(form) for form in FORMS}, "other types": other_types(names())}
 
 

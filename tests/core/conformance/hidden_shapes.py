@@ -1,4 +1,4 @@
-"""Models of ONNX's suite whose files say less of the shapes of their inputs, as exporters leave them."""
+"""Models of ONNX's suite with some shape information of their inputs removed, as exporters leave it out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-import core
+import lathe
 from tests.core.conformance.models import suite_models
 from tests.core.conformance.round_trip import assert_similar, feeds
 
@@ -28,7 +28,7 @@ def _no_leading_extent(index: int, tensor: onnx.TypeProto.Tensor) -> None:
         tensor.shape.dim[0].dim_param = f"n{tensor.shape.dim[0].dim_value}"
 
 
-# What is hidden of each input, by its number and type.
+# What is removed from each input, by its index and type.
 HIDDEN: dict[str, Callable[[int, onnx.TypeProto.Tensor], None]] = {
     "ranks": _no_rank,
     "extents": _no_extent,
@@ -49,7 +49,7 @@ def check_hidden(name: str, what: str) -> None:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
-    with core.compile(model.SerializeToString(), threads=1, tune="off", max_batch=4, new_shapes="wait") as session:
+    with lathe.compile(model.SerializeToString(), threads=1, tune="off", max_batch=4, new_shapes="wait") as session:
         results: dict[str, Any] = session.run({name: given[name] for name in session.inputs})
     ours = [results[info.name] for info in model.graph.output]
     assert_similar(ours, expected, _tolerances(case.tolerances, expected))

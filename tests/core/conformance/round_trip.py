@@ -1,4 +1,4 @@
-"""One model of the suite out to ONNX and back: the same graph, a valid file, the same answers in ONNX Runtime."""
+"""Exports one model of the suite to ONNX and imports it again: same graph, valid file, same results in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import onnx
 
-from core.frontends.export import export
-from core.frontends.onnx import load
-from core.ir.equality import difference
-from core.ir.graph import Graph
-from core.passes.pipeline import optimize
+from lathe.core.frontends.export import export
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.equality import difference
+from lathe.core.ir.graph import Graph
+from lathe.core.passes.pipeline import optimize
 from tests.core.conformance.models import SuiteModel, suite_models
 from tests.onnx_runtime import REFUSALS, plain_session
 
 
 def check_round_trip(name: str) -> None:
-    """Imported, exported and imported again, a model is the same graph."""
+    """A model that is imported, exported and imported again must be the same graph."""
     graph = load(suite_models()[name].read())
     data = export(graph)
     check_valid(data)
@@ -40,7 +40,7 @@ def check_valid(data: bytes) -> None:
 def check_answers(name: str, *, optimized: bool) -> bool:
     """ONNX Runtime gives the same answers for the exported model as for the suite's, or those that the suite expects.
 
-    False when it refuses the suite's model, so that there is nothing to compare.
+    False if it refuses the suite's model, so that no comparison is possible.
     """
     model = suite_models()[name]
     graph = load(model.read())
@@ -60,7 +60,7 @@ def check_answers(name: str, *, optimized: bool) -> bool:
 
 
 def answers(data: bytes, given: dict[str, Any]) -> list[Any]:
-    """What ONNX Runtime makes of a model, without optimizing it."""
+    """ONNX Runtime's outputs for a model, without optimizations."""
     session = plain_session(data)
     used = {port.name: given[port.name] for port in session.get_inputs()}
     return list(session.run(None, used))

@@ -1,4 +1,4 @@
-"""The cases of ONNX's backend test suite over `core.onnx_backend`: the compiled path, its fallbacks included."""
+"""The cases of ONNX's backend test suite over `lathe.core.onnx_backend`: the compiled path, its fallbacks included."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import onnx.backend.test
 
-    import core.onnx_backend
+    import lathe.core.onnx_backend
 
 # Every seventh case of the sorted names is run by `make test`; the names of an operator's cases stand together.
 STRIDE = 7
@@ -20,10 +20,10 @@ STRIDE = 7
 
 @cache
 def cases() -> dict[str, Callable[[], None]]:
-    """What to call for each case, by the name without its device. Other devices than the CPU are left out."""
+    """The function of each CPU case, by its name without the device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        groups = onnx.backend.test.BackendTest(core.onnx_backend, __name__).test_cases
+        groups = onnx.backend.test.BackendTest(lathe.core.onnx_backend, __name__).test_cases
     found = {}
     for group in groups.values():
         for name in unittest.defaultTestLoader.getTestCaseNames(group):
@@ -36,7 +36,7 @@ def _runner(group: type[unittest.TestCase], name: str) -> Callable[[], None]:
     def run() -> None:
         try:
             getattr(group(name), name)()
-        except unittest.SkipTest as reason:  # how the runner says that the backend does not take the model
+        except unittest.SkipTest as reason:  # the runner's signal that the backend does not take the model
             raise AssertionError(f"{name} is not compatible: {reason}") from None
 
     return run

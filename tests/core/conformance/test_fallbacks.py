@@ -1,4 +1,4 @@
-"""Which cases of ONNX's suite have nodes without a kernel is what `fallbacks.txt` says, in every form."""
+"""The cases of ONNX's suite with nodes without a kernel are those of `fallbacks.txt`, in every form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX's backend test suite with other values as defaults of all inputs but the first: what is fed counts alone."""
+"""ONNX's backend test suite with wrong defaults for all inputs but the first: a feed must override its default."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import core
-from core.errors import LatheError
-from core.ir.graph import Graph
+import lathe
+from lathe.core.errors import LatheError
+from lathe.core.ir.graph import Graph
 from tests.core.conformance.exclusions import REASONS
 from tests.core.conformance.models import suite_models
 
@@ -37,9 +37,9 @@ def sample() -> list[str]:
 def with_default(model: onnx.ModelProto, name: str, array: np.ndarray) -> Graph:
     """The model with a default of ones; of `array` itself where it cannot be loaded so (a shape that does not fit)."""
     try:
-        return core.load(_given(model, name, array if array.dtype == object else np.ones_like(array)))
+        return lathe.load(_given(model, name, array if array.dtype == object else np.ones_like(array)))
     except LatheError:
-        return core.load(_given(model, name, array))
+        return lathe.load(_given(model, name, array))
 
 
 def _given(model: onnx.ModelProto, name: str, default: np.ndarray) -> bytes:
@@ -49,15 +49,15 @@ def _given(model: onnx.ModelProto, name: str, default: np.ndarray) -> bytes:
     return bytes(copy.SerializeToString())
 
 
-@pytest.mark.filterwarnings("ignore::core.errors.ShapeWarning")
+@pytest.mark.filterwarnings("ignore::lathe.core.errors.ShapeWarning")
 @pytest.mark.parametrize("name", sample())
-def test_fed_defaults_give_what_inputs_give(name: str) -> None:
+def test_feeds_override_defaults(name: str) -> None:
     model, feeds = read(name), tensors(name)
-    with core.compile(core.load(model.SerializeToString()), tune="off") as session:
+    with lathe.compile(lathe.load(model.SerializeToString()), tune="off") as session:
         want = session.run(feeds)
     for input_name in list(feeds)[1:]:
         graph = with_default(model, input_name, feeds[input_name])
-        with core.compile(graph, tune="off") as session:
+        with lathe.compile(graph, tune="off") as session:
             assert list(session.defaults) == [input_name]
             got = session.run(feeds)
         for output, array in want.items():

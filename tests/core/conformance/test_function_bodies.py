@@ -1,7 +1,7 @@
-"""Operators that ONNX defines by a function body: the body gives what the suite expects, too.
+"""Operators that ONNX defines by a function body: the body gives the suite's expected results.
 
-Lathe has most of them as operators of its own; here each runs through its body instead, so that the next one that ONNX
-adds in this way runs from the first day.
+Lathe implements most of them directly. Here each runs through its body instead, so that operators that ONNX adds this
+way work at once.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import onnx
 import pytest
 
-import core
-from core.frontends import onnx as importer
-from core.frontends.proto import default_domain
+import lathe
+from lathe.core.frontends import onnx as importer
+from lathe.core.frontends.proto import default_domain
 from tests.core.conformance.exclusions import REASONS
 from tests.core.conformance.models import suite_models
 from tests.core.conformance.round_trip import assert_similar, feeds
@@ -54,19 +54,19 @@ def has_body(proto: onnx.ModelProto, node: onnx.NodeProto) -> bool:
 
 
 @pytest.mark.parametrize("op", function_operators())
-def test_the_body_gives_what_the_suite_expects(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_ours = importer._is_ours
-    monkeypatch.setattr(importer, "_is_ours", lambda name, domain: name != op and is_ours(name, domain))
+def test_the_body_gives_the_expected_results(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_supported = importer._is_supported
+    monkeypatch.setattr(importer, "_is_supported", lambda name, domain: name != op and is_supported(name, domain))
     names = cases_of(op)
     assert names or op in WITHOUT_CASES
     for name in names:
         model = suite_models()[name]
         inputs, expected = model.data()
-        graph = core.load(model.read())
+        graph = lathe.load(model.read())
         assert all(node.op != op for node in graph.nodes)
-        for got, wanted in zip(core.interpret(graph, feeds(model, inputs)).values(), expected, strict=True):
+        for got, wanted in zip(lathe.interpret(graph, feeds(model, inputs)).values(), expected, strict=True):
             assert_similar(got, wanted, model.tolerances)
 
 
-def test_there_are_as_many_as_onnx_has() -> None:
+def test_all_function_operators_of_onnx_are_covered() -> None:
     assert len(function_operators()) >= 47

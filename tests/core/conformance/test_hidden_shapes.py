@@ -1,10 +1,10 @@
-"""Every case of ONNX's backend test suite gives the same when its file says nothing of ranks, or of extents."""
+"""Every case of ONNX's backend test suite gives the same results without declared ranks or extents."""
 
 from __future__ import annotations
 
 import pytest
 
-from core.errors import UnsupportedError
+from lathe.core.errors import UnsupportedError
 from tests.core.conformance.exclusions import REASONS
 from tests.core.conformance.hidden_shapes import HIDDEN, check_hidden
 from tests.core.conformance.models import suite_models
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarni
 
 _GRADIENT = "the inputs of a gradient need their ranks: what they are broadcast along is summed"
 
-# Cases that need what is hidden, each with its reason.
+# Cases that need the removed information, each with its reason.
 NEEDS: dict[tuple[str, str], str] = {
     ("test_gradient_of_add", "ranks"): _GRADIENT,
     ("test_gradient_of_add_and_mul", "ranks"): _GRADIENT,

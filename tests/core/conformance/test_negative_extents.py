@@ -1,6 +1,6 @@
-"""Inference takes an extent below 0, which a branch that is not taken may have, or says what does not fit.
+"""Inference accepts an extent below 0, or raises a Lathe error: a branch that is not taken may have one.
 
-The extent 8 - n is one for a batch of 9 rows.
+For example, the extent 8 - n is -1 for a batch of 9 rows.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import pytest
 
-import core
-from core.errors import LatheError
-from core.ir.dim import Dim
-from core.ir.graph import Graph, Value
-from core.ir.types import TensorType
-from core.ops.inference import forget_types, infer_graph
+import lathe
+from lathe.core.errors import LatheError
+from lathe.core.ir.dim import Dim
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import TensorType
+from lathe.core.ops.opdef.inference import forget_types, infer_graph
 from tests.core.conformance.models import suite_models
 
 _LARGEST = 200_000  # bytes of a model: larger ones are whole networks, of operators that others have
@@ -27,7 +27,7 @@ def test_every_model_of_the_suite() -> None:
         if len(data := case.read()) > _LARGEST:
             continue
         with suppress(LatheError):  # the cases that are excluded
-            graph = core.load(data)
+            graph = lathe.load(data)
             for index, value in enumerate(graph.inputs):
                 for axis in range(len(_extents(value))):
                     check(name, graph.clone(), index, axis)

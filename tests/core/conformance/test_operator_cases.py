@@ -1,4 +1,4 @@
-"""The table of operator cases through the compiled path: equal to the references, with kernels or without."""
+"""All operator cases, compiled, equal the reference operators, with or without a kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
+import lathe
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.harness import graph_of, run
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_compiled_like_interpreted(case: Case) -> None:
     graph = graph_of(case)
-    results = core.compile(graph, threads=1).run({v.name: case.inputs[int(v.name[1:])] for v in graph.inputs})
+    results = lathe.compile(graph, threads=1).run({v.name: case.inputs[int(v.name[1:])] for v in graph.inputs})
     for value, expected in zip(graph.outputs, map(np.asarray, run(graph, case.inputs)), strict=True):
         ours = results[value.name]
         assert (ours.dtype, ours.shape) == (expected.dtype, expected.shape)

@@ -21,7 +21,7 @@ def test_random_numbers_have_the_type_and_shape_that_is_expected(name: str) -> N
     try:
         cases()[name]()
     except AssertionError as error:
-        if "Mismatched elements" not in str(error):  # what the suite says once element type and shape agree
+        if "Mismatched elements" not in str(error):  # the suite's message after element type and shape agree
             raise
 
 

@@ -1,19 +1,22 @@
-"""Kernels for GPUs are compiled and interpreted by Triton, which only `make test-cuda` installs: the version whose
-interpreter Lathe knows for all tests, and the oldest one that Lathe compiles with for those that compile."""
+"""GPU kernels are compiled and interpreted by Triton, which only `make test-cuda` installs.
+
+It installs the version whose interpreter Lathe supports for all tests, and the oldest supported compiler for the tests
+that compile.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from core.kernels.cuda.toolchain import interprets, triton_version
+from lathe.core.kernels.cuda.toolchain import is_interpreter_supported, triton_version
 
 if not triton_version():
-    collect_ignore_glob = ["test_kernels*.py", "test_bindings.py"]  # tests/conftest.py says so at the end of the run
+    collect_ignore_glob = ["test_kernels*.py", "test_bindings.py"]  # reported by tests/conftest.py at the end
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where Triton's interpreter is another one, only what compiles kernels; pytest counts the rest as deselected."""
-    if not triton_version() or interprets():
+    """With another version of Triton's interpreter, run only tests that compile; the rest are deselected."""
+    if not triton_version() or is_interpreter_supported():
         return
     left = [item for item in items if _interprets(item)]
     config.hook.pytest_deselected(items=left)

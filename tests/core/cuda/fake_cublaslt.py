@@ -1,7 +1,7 @@
-"""cuBLASLt as its header has it, on host memory: C functions that check what they are given and really multiply.
+"""A fake cuBLASLt on host memory: C functions with its header's interface that check arguments and multiply.
 
-Every function is called by the C calling convention, with the types that `cublasLt.h` declares; numbers of attributes,
-their sizes, and the memory order (columns) are the header's, too. Its algorithms are numbered, and all do the same.
+Every function has the C calling convention and the types of `cublasLt.h`. Attribute numbers, their sizes, and the
+memory order (columns) are the header's, too. Its algorithms are numbered, and all compute the same.
 """
 
 from __future__ import annotations

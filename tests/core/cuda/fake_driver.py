@@ -1,8 +1,8 @@
-"""NVIDIA's driver as its Python bindings show it, over host memory: every call is checked and noted.
+"""A fake of NVIDIA's driver bindings over host memory: every call is checked and recorded.
 
 Functions have the names, parameters and answers of `cuda.bindings.driver` (test_bindings.py compares them where that is
-installed). Images of modules are objects of references, so what a launch gives to a kernel is really used. Work happens
-as soon as it is given; what streams may do in another order is tested with the simulated device.
+installed). Module images hold reference operators, so launches really compute. Work is done at once; the order of
+streams is tested with the simulated device.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from core.codegen.cache import ObjectCache
-from core.kernels.catalog import KernelSpec
-from core.kernels.catalog.cuda.library import LibrarySpec
-from core.kernels.cuda import Binary
-from core.kernels.reference import ReferenceKernel, object_of
-from core.kernels.target import GpuTarget
-from core.runtime.cuda import CudaDevice
-from core.runtime.cuda_driver import Driver
-from core.runtime.memory import array_at
+from lathe.core.codegen.object_cache import ObjectCache
+from lathe.core.kernels.call import KernelSpec
+from lathe.core.kernels.cuda import Binary
+from lathe.core.kernels.gemm.cublaslt_spec import LibrarySpec
+from lathe.core.kernels.reference.cpu import ReferenceKernel, object_of
+from lathe.core.kernels.target import GpuTarget
+from lathe.core.runtime.device.cuda import CudaDevice
+from lathe.core.runtime.device.cuda_driver import Driver
+from lathe.core.runtime.host.memory import array_at
 
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 8, "COMPUTE_CAPABILITY_MINOR": 6, "MULTIPROCESSOR_COUNT": 46,
@@ -61,7 +61,7 @@ for _name in ATTRIBUTES:
 
 @dataclass(eq=False)
 class Handle:
-    """Of whatever the driver makes; `alive` until it is destroyed."""
+    """A handle of any object of the driver; `alive` until it is destroyed."""
 
     kind: str
     content: Any = None
@@ -97,15 +97,15 @@ class FakeDriver:
         if not name.startswith("cu") or name.startswith("cuGetError"):
             return found
 
-        def noted(*arguments: Any) -> Any:
+        def recorded(*arguments: Any) -> Any:
             self.calls.append((name, arguments))
             return (self.failing[name],) if name in self.failing else found(*arguments)
 
-        return noted
+        return recorded
 
     @property
     def alive(self) -> Counter[str]:
-        """What was made and not destroyed."""
+        """The handles that were created and not destroyed."""
         kinds = Counter(handle.kind for handle in self.handles if handle.alive and handle.kind != "context")
         return kinds + Counter(memory=len(self.memory), pinned=len(self.pinned))
 

@@ -3,7 +3,7 @@
     sweep("Add", "float32[n,7]", "float32[7]")           # against the reference, for several batch sizes
     compiles("Add", "float32[n,7]", "float32[7]")        # for sm_80 and sm_90
 
-A text is an input of that type, an array is a constant. Operands end where an inaccessible page begins.
+A string is an input of that type, an array is a constant. An inaccessible page follows every operand.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.dim import evaluate
-from core.ir.graph import Array, Value
-from core.kernels.catalog import Block, Flag, In, KernelCall, Out, Packed, Request, Scratch, candidates
-from core.kernels.cuda import Binary, generate, interpret
-from core.kernels.cuda.compiler import _compiled, compile_source
-from core.kernels.target import GpuTarget
-from core.reference import bind_symbols
-from core.reference import interpret as reference
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Array, Value
+from lathe.core.kernels.call import Block, Flag, In, KernelCall, Out, Packed, Request, Scratch
+from lathe.core.kernels.choose import candidates
+from lathe.core.kernels.cuda import Binary, generate, interpret
+from lathe.core.kernels.cuda.compiler import _compile, compile_source
+from lathe.core.kernels.target import GpuTarget
+from lathe.core.reference import bind_symbols
+from lathe.core.reference import interpret as reference
 from tests.core.kernels.harness import guarded, guarded_output, single_node
 from tests.core.kernels.sweep import Sample, normal, tensor
 
@@ -29,7 +30,7 @@ ARCHS = (80, 90)
 
 
 class GpuKernel:
-    """One node and the kernel that the catalog gives it; `rank` takes the tuner's further offers."""
+    """One node and the kernel that the catalog selects; `rank` selects one of the tuner's other candidates."""
 
     def __init__(
         self, op: str, *inputs: str | Array | None, rank: int = 0, tf32: bool = False, **keywords: Any
@@ -72,8 +73,8 @@ class GpuKernel:
         return compile_source(generate(self.call.spec, self.target), GpuTarget(arch=arch))
 
     def ptx(self, arch: int) -> str:
-        """What Triton hands to the assembler, also where a binary does not keep it."""
-        return str(_compiled(generate(self.call.spec, self.target), arch).asm["ptx"])
+        """The PTX that Triton passes to the assembler, also if the binary does not store it."""
+        return str(_compile(generate(self.call.spec, self.target), arch).asm["ptx"])
 
     def _memory(self, operand: Any, feeds: dict[Value, Array], outputs: Sequence[Array], n: int) -> Array:
         match operand:
@@ -101,7 +102,7 @@ def sweep(
     atol: float = 1e-5,
     **keywords: Any,
 ) -> GpuKernel:
-    """The kernel, after it agreed with the reference for these values of n."""
+    """Check a kernel against the reference for these values of n, and return it."""
     kernel = GpuKernel(op, *inputs, **keywords)
     for n in batches:
         kernel.check(*arrays_for(kernel, n, sample), rtol=rtol, atol=atol)
@@ -115,7 +116,7 @@ def arrays_for(kernel: GpuKernel, n: int, sample: Sample | None = None) -> list[
 
 
 def compiles(op: str, *inputs: str | Array | None, **keywords: Any) -> None:
-    """Both architectures have machine code of this kernel; that of sm_80 comes with PTX for later ones."""
+    """Check that the kernel compiles for both architectures, and that sm_80's image has PTX for later ones."""
     kernel = GpuKernel(op, *inputs, **keywords)
     for arch in ARCHS:
         binary = kernel.binary(arch)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from core.ir.dim import evaluate
-from core.ir.graph import Array, Graph
-from core.kernels.cuda import generate, interpret
-from core.kernels.target import GpuTarget
-from core.plan.plan import ARENA, WEIGHTS, Address, weight_chunks
-from core.plan.planner import make_plan
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.kernels.cuda import generate, interpret
+from lathe.core.kernels.target import GpuTarget
+from lathe.core.plan.plan import ARENA, WEIGHTS, Address, weight_chunks
+from lathe.core.plan.planner import make_plan
 
 TARGET = GpuTarget()
 
@@ -42,7 +42,7 @@ class InterpretedPlan:
         return outputs
 
     def _copy(self, memory: Mapping[int, Array], name: str, base: int, n: int) -> None:
-        address, type_ = self.plan.located[name]
+        address, type_ = self.plan.value_addresses[name]
         nbytes, start = evaluate(type_.nbytes, {"n": n}), address.offset.at(n)
         source = memory[address.base].reshape(-1).view(np.uint8)[start : start + nbytes]
         memory[base].reshape(-1).view(np.uint8)[:nbytes] = source

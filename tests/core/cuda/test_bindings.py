@@ -6,7 +6,7 @@ import inspect
 
 from cuda.bindings import driver
 
-from core.runtime.cuda_driver import FATAL
+from lathe.core.runtime.device.cuda_driver import FATAL
 from tests.core.cuda.fake_driver import ATTRIBUTES, CUfunction_attribute, CUresult, CUstreamCaptureMode, FakeDriver
 
 
@@ -18,7 +18,7 @@ def test_functions_have_the_parameters_of_the_bindings() -> None:
         assert fake == list(inspect.signature(getattr(driver, name)).parameters), name
 
 
-def test_the_errors_that_nothing_survives_are_known_there() -> None:
+def test_fatal_errors_exist_in_the_bindings() -> None:
     assert not [name for name in FATAL if not hasattr(driver.CUresult, name)]
 
 

@@ -1,4 +1,4 @@
-"""`core.compile(model, device=...)` from end to end on simulated devices, against the references."""
+"""`lathe.compile(model, device=...)` from end to end on simulated devices, against the references."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import core
-from core import compiler
-from core.errors import ArtifactError, DeviceMemoryError, FeedError, UnsupportedError
-from core.ir.build import Builder
-from core.ir.dim import evaluate
-from core.ir.graph import Graph, State, Value
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.cuda.toolchain import interprets
-from core.runtime import devices
-from core.runtime.session import Session
+import lathe
+from lathe.core.compiler import pipeline
+from lathe.core.errors import ArtifactError, DeviceMemoryError, FeedError, UnsupportedError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.cuda.toolchain import is_interpreter_supported
+from lathe.core.runtime.device import devices
+from lathe.core.runtime.session.session import Session
 from tests.core.passes.test_quantized import network, pair, weight
 from tests.core.random_nets import Net, feeds
 from tests.core.runtime import graphs
 
-KINDS = ["simulated", *(["interpreted"] if interprets() else [])]  # the second one with `make test-cuda`
+KINDS = ["simulated", *(["interpreted"] if is_interpreter_supported() else [])]  # the second one with `make test-cuda`
 PAIR = ("simulated:0", "simulated:1")
 N = symbol("n")
 
 
 @pytest.fixture(autouse=True)
 def _fresh_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails on one for ever must not fail the next test."""
-    monkeypatch.setattr(devices, "_open", {})
+    """Gives each test new devices, since a device that failed stays unusable."""
+    monkeypatch.setattr(devices, "_devices", {})
 
 
 def assert_agrees(session: Session, graph: Graph, sizes: tuple[int, ...] = (1, 3, 0, 3, 3)) -> None:
-    """At every batch size; those that come twice are captured in between."""
+    """Compare at every batch size; repeated sizes are captured as graphs in between."""
     for n in sizes:
         given = feeds(graph, n, 0)
-        got, want = session.run(given), core.interpret(graph, given)
+        got, want = session.run(given), lathe.interpret(graph, given)
         assert list(got) == list(want)
         for name, array in want.items():
             assert got[name].dtype == array.dtype
@@ -94,7 +94,7 @@ def _begin(name: str, shape: tuple[object, ...]) -> tuple[Builder, Graph]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("graph", [perceptron(), residual_block(), encoder_layer()], ids=lambda graph: graph.name)
 def test_models_run_as_a_whole_on_one_device(graph: Graph, kind: str) -> None:
-    with core.compile(graph, device=kind, max_batch=2) as session:
+    with lathe.compile(graph, device=kind, max_batch=2) as session:
         assert_agrees(session, graph)
         explained = session.explain(3)
     assert f"part 0 on {kind}:0" in explained and "1 parts on" in explained
@@ -103,10 +103,10 @@ def test_models_run_as_a_whole_on_one_device(graph: Graph, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_model_of_the_repository_agrees(project: Path, kind: str) -> None:
-    graph = core.load(project / "model_repo" / "digits" / "2" / "model.onnx")
-    with core.compile(graph, device=kind) as session:
+    graph = lathe.load(project / "model_repo" / "digits" / "2" / "model.onnx")
+    with lathe.compile(graph, device=kind) as session:
         image = np.random.default_rng(0).uniform(0, 16, (3, 1, 8, 8)).astype(np.float32)
-        got, want = session.run({"image": image}), core.interpret(graph, {"image": image})
+        got, want = session.run({"image": image}), lathe.interpret(graph, {"image": image})
         np.testing.assert_allclose(got["probabilities"], want["probabilities"], 1e-4, 1e-5)
         assert [share.device for share in session._shapes.made()[()].shares] == [f"{kind}:0"]
         assert session.memory is not None and session.memory.weights > 0
@@ -123,7 +123,7 @@ def test_random_graphs_agree(kind: str) -> None:
         limits = {name: 2000 * choices.randrange(2, 30) for name in pair}
         options = [{"device": kind}, {"device": pair, "device_memory": limits}, {"device": kind, "placement": "cost"}]
         try:
-            with core.compile(graph, max_batch=2, tune="off", **options[seed % 3]) as session:  # type: ignore[arg-type]
+            with lathe.compile(graph, max_batch=2, tune="off", **options[seed % 3]) as session:  # type: ignore[arg-type]
                 assert_agrees(session, graph, (2, 0, 2, 2))
         except Exception as error:
             raise AssertionError(f"the graph of seed {seed}") from error
@@ -143,8 +143,8 @@ def test_quantized_models_multiply_bytes(kind: str) -> None:
 
     graph = network(write, 3, 8, 7)
     x = np.random.default_rng(0).standard_normal((3, 3, 8, 7)).astype(np.float32)
-    with core.compile(graph, device=kind, max_batch=4) as session:
-        (got,), (want,) = session.run({"x": x}).values(), core.interpret(graph, {"x": x}).values()
+    with lathe.compile(graph, device=kind, max_batch=4) as session:
+        (got,), (want,) = session.run({"x": x}).values(), lathe.interpret(graph, {"x": x}).values()
         np.testing.assert_allclose(got, want, atol=0.01 * np.abs(want).max())  # a quantum here and there
         explained = session.explain(3)
     assert "1 parts on" in explained and (explained.count("conv int8"), explained.count("gemm int8")) == (2, 1)
@@ -152,7 +152,7 @@ def test_quantized_models_multiply_bytes(kind: str) -> None:
 
 def test_two_devices_and_the_cpu_share_a_model() -> None:
     graph = perceptron()
-    with core.compile(graph, device=PAIR, placement={"gemm_2": PAIR[1], "softmax": "cpu"}) as session:
+    with lathe.compile(graph, device=PAIR, placement={"gemm_2": PAIR[1], "softmax": "cpu"}) as session:
         assert_agrees(session, graph)
         lines = session.explain(3).splitlines()
     assert "3 parts on simulated:0, simulated:1, cpu" in lines
@@ -160,11 +160,11 @@ def test_two_devices_and_the_cpu_share_a_model() -> None:
     assert "  send %relu to simulated:1, part 1" in lines
 
 
-def test_limits_of_memory_hold() -> None:
-    """What the devices really give, counted by them."""
+def test_memory_limits_hold() -> None:
+    """The simulated devices count the memory that they really allocate."""
     graph = perceptron()
     limits = {"simulated:0": 3500, "simulated:1": 3600}
-    with core.compile(graph, device=PAIR, device_memory=limits, max_batch=4) as session:
+    with lathe.compile(graph, device=PAIR, device_memory=limits, max_batch=4) as session:
         assert_agrees(session, graph, (1, 4, 4))
         shares = [share.device for share in session._shapes.made()[()].shares]
         for name, limit in limits.items():
@@ -172,14 +172,14 @@ def test_limits_of_memory_hold() -> None:
     assert shares == ["simulated:0", "simulated:1"]
 
 
-def test_states_live_where_they_are_worked_on() -> None:
+def test_states_are_right_wherever_they_are_updated() -> None:
     b, graph = _begin("running", (4,))
     total = Value("total", TensorType(DType.FLOAT32, (4,)))
     grown = b("Add", total, graph.inputs[0])
     graph.states = [State(total, grown, np.zeros(4, np.float32))]
     graph.outputs = [b("CumSum", grown, b.constant(np.array(0)))]
     for placement in ("first", {"cumsum": "cpu"}, {"cumsum": "cpu", "add": "cpu"}):
-        with core.compile(graph, device="simulated", placement=placement, optimize=False) as session:  # type: ignore[arg-type]
+        with lathe.compile(graph, device="simulated", placement=placement, optimize=False) as session:  # type: ignore[arg-type]
             runs = [session.run({"x": np.full(4, k, np.float32)})["cumsum"].tolist() for k in (1, 2, 3)]
             assert runs == [[1, 2, 3, 4], [3, 6, 9, 12], [6, 12, 18, 24]]
 
@@ -191,19 +191,19 @@ def test_a_profile_changes_states_as_often_as_it_runs() -> None:
     grown = b("Add", total, graph.inputs[0])
     graph.states = [State(total, grown, np.zeros(4, np.float32))]
     graph.outputs = [b("Neg", grown), b("Softmax", graph.inputs[0], axis=-1)]
-    with core.compile(graph, device="simulated", optimize=False) as session:
+    with lathe.compile(graph, device="simulated", optimize=False) as session:
         ones = {"x": np.ones(4, np.float32)}
         session.profile(ones, runs=3)  # after a run that does not count
         assert session.run(ones)["neg"].tolist() == [-5] * 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sums_and_choices_along_a_line_stay_on_the_device(kind: str) -> None:
-    """As a model samples by: the likeliest ones, and how likely they are together."""
+def test_cumulative_sums_and_topk_run_on_the_device(kind: str) -> None:
+    """As in sampling: the likeliest elements and their cumulative probability."""
     b, graph = _begin("likeliest", ("batch", 40))
     values, places = b.emit("TopK", graph.inputs[0], b.constant(np.array([7])), outputs=2, axis=-1)
     graph.outputs = [b("CumSum", b("Softmax", values, axis=-1), b.constant(np.array(1))), places]
-    with core.compile(graph, device=kind) as session:
+    with lathe.compile(graph, device=kind) as session:
         assert_agrees(session, graph)
         assert "1 parts on" in session.explain(3)
 
@@ -218,72 +218,72 @@ def test_recurrent_layers_stay_on_the_device(cell: str, kind: str) -> None:
     graph.outputs = list(
         b.emit(cell, graph.inputs[0], *weights, bias, outputs=2, hidden_size=8, direction="bidirectional")
     )
-    with core.compile(graph, device=kind) as session:
+    with lathe.compile(graph, device=kind) as session:
         assert_agrees(session, graph)
         explained = session.explain(3)
     assert "1 parts on" in explained and f"{cell.lower()} steps" in explained
 
 
-def test_outputs_that_nothing_computes() -> None:
+def test_outputs_without_computation() -> None:
     b, graph = _begin("pass", ("batch", 3))
     x = graph.inputs[0]
     graph.outputs = [x, b.constant(np.arange(3, dtype=np.float32)), b("Neg", x), b("Reshape", x, shape=(-1, 1, 3))]
-    with core.compile(graph, device="simulated") as session:
+    with lathe.compile(graph, device="simulated") as session:
         assert_agrees(session, graph)
         given = np.ones((2, 3), np.float32)
         results = session.run({"x": given})
         assert not any(np.may_share_memory(result, given) for result in results.values())
 
 
-def test_sizes_beside_the_batch_are_compiled_as_they_come() -> None:
+def test_other_dynamic_sizes_are_compiled_on_demand() -> None:
     b, graph = _begin("free", ("batch", "length"))
     graph.outputs = [b("Softmax", graph.inputs[0], axis=-1)]
-    with core.compile(graph, device="simulated") as session:
+    with lathe.compile(graph, device="simulated") as session:
         for shape in ((2, 3), (1, 7), (2, 3)):
             x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-            got, want = session.run({"x": x}), core.interpret(graph, {"x": x})
+            got, want = session.run({"x": x}), lathe.interpret(graph, {"x": x})
             np.testing.assert_allclose(got["softmax"], want["softmax"], 1e-5)
 
 
 def test_a_kernel_that_refuses_its_data_names_the_node() -> None:
     graph = graphs.lookup()
     name = graph.inputs[0].name
-    with core.compile(graph, device="simulated") as session:
+    with lathe.compile(graph, device="simulated") as session:
         bad = np.full(graph.inputs[0].tensor.evaluate(dict.fromkeys(graph.inputs[0].tensor.symbols, 2)), 10**6)
         with pytest.raises(FeedError, match=r"\(Gather\): index out of range"):
             session.run({name: bad.astype(graph.inputs[0].dtype.numpy)})
         good = np.zeros_like(bad).astype(graph.inputs[0].dtype.numpy)
-        assert session.run({name: good}).keys() == core.interpret(graph, {name: good}).keys()
+        assert session.run({name: good}).keys() == lathe.interpret(graph, {name: good}).keys()
 
 
-def test_compiled_models_are_kept_and_load_without_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_models_load_without_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = perceptron()
-    file = core.export(graph)
+    file = lathe.export(graph)
     options = {"device": PAIR, "placement": {"softmax": PAIR[1]}, "cache_dir": tmp_path, "max_batch": 4}
-    with core.compile(file, **options) as session:  # type: ignore[arg-type]
+    with lathe.compile(file, **options) as session:  # type: ignore[arg-type]
         assert_agrees(session, graph)
-    monkeypatch.setattr(compiler, "build", None)  # nothing compiles from here on
-    with core.compile(file, **options) as session:  # type: ignore[arg-type]
+    monkeypatch.setattr(pipeline, "build", None)  # nothing compiles from here on
+    with lathe.compile(file, **options) as session:  # type: ignore[arg-type]
         assert_agrees(session, graph)
         assert len(session._shapes.made()[()].shares) == 2
     kept = next((tmp_path / "models").glob("*.lathe"))
-    with core.load_compiled(kept) as session:
+    with lathe.load_compiled(kept) as session:
         assert_agrees(session, graph)
     fact = b'"made_for": "sm_80"'
     damaged = tmp_path / "other.lathe"
     damaged.write_bytes(kept.read_bytes().replace(fact, b'"made_for": "sm_99"'))
     with pytest.raises(ArtifactError):
-        core.load_compiled(damaged)
+        lathe.load_compiled(damaged)
 
 
-def test_tuning_in_the_background_takes_the_place_of_what_runs(tmp_path: Path) -> None:
+def test_background_tuning_replaces_the_running_code(tmp_path: Path) -> None:
     """A child compiles for the same devices; the session frees what it had there."""
     graph, pair = perceptron(), ("simulated:6", "simulated:7")
     file = tmp_path / "model.onnx"
-    file.write_bytes(core.export(graph))
+    file.write_bytes(lathe.export(graph))
     placement = {"softmax": pair[1]}
     options = {"device": pair, "cache_dir": tmp_path / "cache", "tune": "background", "placement": placement}
-    with core.compile(file, **options) as session:  # type: ignore[arg-type]
+    with lathe.compile(file, **options) as session:  # type: ignore[arg-type]
         assert "compiled without measuring" in session.explain(3)
         taken = [devices.open_device(name).memory().free for name in pair]
         assert_agrees(session, graph)
@@ -295,19 +295,19 @@ def test_tuning_in_the_background_takes_the_place_of_what_runs(tmp_path: Path) -
     assert all(devices.open_device(name).memory().free == devices.open_device(name).memory().total for name in pair)
 
 
-def test_what_is_not_supported_is_named() -> None:
+def test_errors_name_what_is_not_supported() -> None:
     graph = perceptron()
     with pytest.raises(UnsupportedError, match="device 'tpu' is not supported, expected 'cpu', 'cuda'"):
-        core.compile(graph, device="tpu")
+        lathe.compile(graph, device="tpu")
     with pytest.raises(ValueError, match="'simulated:1' is named for placement, the devices are simulated:0, cpu"):
-        core.compile(graph, device="simulated", placement={"gemm": "simulated:1"})
+        lathe.compile(graph, device="simulated", placement={"gemm": "simulated:1"})
     with pytest.raises(ValueError, match="'cpu' is named for device_memory, the devices are simulated:0"):
-        core.compile(graph, device="simulated", device_memory={"cpu": 1})
+        lathe.compile(graph, device="simulated", device_memory={"cpu": 1})
     with pytest.raises(ValueError, match="placement is 'luck', expected 'first', 'cost'"):
-        core.compile(graph, device="simulated", placement="luck")  # type: ignore[arg-type]
+        lathe.compile(graph, device="simulated", placement="luck")  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match='tune="background" needs the path of a file'):
-        core.compile(graph, device="simulated", tune="background")
+        lathe.compile(graph, device="simulated", tune="background")
     with pytest.raises(UnsupportedError, match="packed sequences run on the CPU alone, not on simulated:0"):
-        core.compile(graph, device="simulated", packing=8)
+        lathe.compile(graph, device="simulated", packing=8)
     with pytest.raises(DeviceMemoryError, match=r"needs .* simulated:0 has 1073741824 free"):
-        core.compile(graph, device="simulated", max_batch=1 << 24)
+        lathe.compile(graph, device="simulated", max_batch=1 << 24)

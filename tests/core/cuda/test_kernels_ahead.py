@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from core.codegen.cache import ObjectCache
-from core.kernels.catalog import KernelSpec, select
-from core.kernels.cuda import Binary, binary_for, binary_key
-from core.kernels.target import GpuTarget
-from core.runtime import cuda_kernels
-from core.runtime.cuda_kernels import compile_ahead
+from lathe.core.codegen.object_cache import ObjectCache
+from lathe.core.kernels.call import KernelSpec
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.cuda import Binary, binary_for, binary_key
+from lathe.core.kernels.target import GpuTarget
+from lathe.core.runtime.device import cuda_kernels
+from lathe.core.runtime.device.cuda_kernels import compile_ahead
 from tests.core.cuda.test_sources import request
 
 TARGET = GpuTarget(arch=90)
@@ -22,8 +23,8 @@ def kernels(count: int) -> list[KernelSpec]:
     return [call.spec for call in calls if call is not None]
 
 
-def test_processes_share_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one compiles its share, a child the rest; what is found is used, whoever made it."""
+def test_processes_share_the_missing_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process compiles its share, a child the rest; cached kernels of any process are used."""
     here: list[KernelSpec] = []
 
     def noted(spec: KernelSpec, target: GpuTarget, cache: ObjectCache) -> Binary:
@@ -42,14 +43,14 @@ def test_processes_share_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(here) == 4
 
 
-def test_few_are_left_to_who_asks_for_them(tmp_path: Path) -> None:
+def test_few_kernels_are_not_compiled_ahead(tmp_path: Path) -> None:
     cache, specs = ObjectCache(tmp_path / "objects"), kernels(7)
     compile_ahead(specs, TARGET, cache, workers=2)
     compile_ahead(kernels(8), TARGET, cache, workers=1)
     assert not any(cache.get(binary_key(spec, TARGET)) for spec in specs)
 
 
-def test_what_does_not_compile_stays_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_do_not_compile_stay_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = '["x", "no Python", [], 4, 1]'
     monkeypatch.setattr(cuda_kernels, "_jobs", lambda share, _: [(key, broken) for key in share])
     cache, specs = ObjectCache(tmp_path / "objects"), kernels(8)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.kernels.catalog import select
-from core.kernels.cuda import generate
-from core.kernels.cuda.compiler import compile_source
-from core.kernels.target import GpuTarget
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.cuda import generate
+from lathe.core.kernels.cuda.compiler import compile_source
+from lathe.core.kernels.target import GpuTarget
 from tests.core.cuda.test_sources import CASES, request
 
 ADA = GpuTarget(arch=89, multiprocessors=128, shared_bytes=99 << 10, l2_bytes=72 << 20)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Graph
-from core.ir.types import DType
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.sweep import floats

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body, single_node
 from tests.core.kernels.sweep import floats, tensor
@@ -64,7 +64,7 @@ def test_epilogues(shape: str) -> None:
     conv("float32[n,5,6,4]", floats(8, 4, 3, 3), floats(8), f"float32[{shape}]", pads=(1,) * 4, epilogue=ADD_RELU)
 
 
-def test_channels_first_with_weights_that_are_computed() -> None:
+def test_channels_first_with_computed_weights() -> None:
     sweep("Conv", "float32[n,3,7,5]", "float32[4,3,3,3]", "float32[4]", pads=(1, 1, 1, 1), batches=FEW, atol=1e-4)
     sweep("Conv", "float32[n,6,7,5]", "float32[6,1,3,3]", group=6, batches=FEW, atol=1e-4)
 
@@ -76,7 +76,7 @@ def test_narrow(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16], ids=str)
-def test_narrow_images_meet_float32(dtype: DType) -> None:
+def test_narrow_images_with_float32_weights(dtype: DType) -> None:
     cast = scalar_body(1, lambda b, x: b("Cast", x, to=dtype.onnx_code))
     attrs = {"layout": "NHWC", "pads": (1,) * 4, "epilogue": cast}
     sweep("FusedConv", f"{dtype}[n,5,6,16]", floats(8, 16, 3, 3), None, batches=(2,), rtol=2e-2, atol=6e-2, **attrs)
@@ -105,7 +105,7 @@ def bytes_of(dtype: DType, shape: tuple[int, ...]) -> Array:
     ],
 )  # fmt: skip
 def test_bytes(attrs: dict[str, Any]) -> None:
-    """Exact, whatever the padding: tensor cores take int8 alone, so all is shifted, and corrected afterwards."""
+    """Exact for any padding: tensor cores take only int8, so uint8 values are shifted and the sums corrected."""
     weight = bytes_of(DType.INT8, (64, 32 // attrs.get("group", 1), 3, 2))
     kernel = conv("uint8[n,6,5,32]", weight, "int32[64]", sample=bytes_of, rtol=0, **attrs)
     assert kernel.call.spec.family == "conv" and kernel.call.spec.element is DType.INT8
@@ -155,7 +155,7 @@ def test_gradients_of_weights(attrs: dict[str, Any], layout: str) -> None:
     sweep("ConvWeightGradient", f"float32[{x}]", f"float32[{dy}]", batches=(2,), group=2, atol=1e-3, **facts)
 
 
-def test_many_pixels_are_shared_out() -> None:
+def test_many_pixels_are_split_among_programs() -> None:
     shapes = ("float32[n,4,40,40]", "float32[n,6,38,38]")
     kernel = sweep("ConvWeightGradient", *shapes, kernel_shape=(3, 3), batches=(1,), atol=1e-2)
     assert kernel.call.spec.parts > 8 and kernel.call.grid == (kernel.call.spec.programs, kernel.call.spec.parts)

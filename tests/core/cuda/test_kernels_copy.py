@@ -1,4 +1,4 @@
-"""Copies on GPUs: transposes by squares, pieces of Concat, Split and Pad, every element size."""
+"""Copies on GPUs: tiled transposes, parts of Concat, Split and Pad, every element size."""
 
 from __future__ import annotations
 

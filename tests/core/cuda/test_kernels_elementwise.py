@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.types import DType
+from lathe.core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.sweep import floats, positive
@@ -108,7 +108,7 @@ def test_more_than_one_program() -> None:
     sweep("Add", "float32[n,513]", "float32[513]", batches=(1, 2, 5))
 
 
-def test_known_numbers_are_part_of_the_code() -> None:
+def test_constant_scalars_are_part_of_the_code() -> None:
     kernel = sweep("Mul", "float32[n,5]", np.float32(0.25).reshape(1))
     assert len(kernel.call.operands) == 2
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.ir.types import DType
+from lathe.core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.sweep import floats
@@ -45,7 +45,7 @@ def test_depth_may_be_the_batch() -> None:
     sweep("FusedMatMul", "float32[n,5]", "float32[n,7]", perm_a=(1, 0), batches=(1, 3, 70))
 
 
-def test_a_long_depth_is_shared_out() -> None:
+def test_a_long_depth_is_split_among_programs() -> None:
     kernel = sweep("FusedMatMul", "float32[1100,5]", "float32[1100,7]", "float32[7]", perm_a=(1, 0), epilogue=ADD_RELU,
                    batches=(1,), atol=1e-3)  # fmt: skip
     assert kernel.call.spec.parts > 1
@@ -80,7 +80,7 @@ def test_narrow_factors(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16], ids=str)
-def test_narrow_factors_meet_float32(dtype: DType) -> None:
+def test_narrow_factors_with_float32(dtype: DType) -> None:
     cast = scalar_body(1, lambda b, x: b("Cast", x, to=dtype.onnx_code))
     constant = sweep("FusedMatMul", f"{dtype}[n,33]", floats(33, 20), batches=(1, 17), rtol=1e-3, atol=1e-3)
     assert constant.call.spec.factors == (dtype, dtype)
@@ -95,7 +95,7 @@ def test_every_offer_agrees() -> None:
         sweep("FusedMatMul", a, b, batches=(20,), rank=rank)
 
 
-def test_tf32_only_where_it_is_asked_for() -> None:
+def test_tf32_only_on_request() -> None:
     exact = GpuKernel("FusedMatMul", "float32[n,64]", floats(64, 64))
     fast = GpuKernel("FusedMatMul", "float32[n,64]", floats(64, 64), tf32=True)
     assert (exact.call.spec.precision, fast.call.spec.precision) == ("tf32x3", "tf32")

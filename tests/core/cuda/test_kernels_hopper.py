@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from core.kernels.catalog import KernelSpec, candidates
-from core.kernels.cuda import generate
-from core.kernels.cuda.compiler import compile_source
-from core.kernels.cuda.toolchain import TESTED, triton_version
-from core.runtime.absent import described
+from lathe.core.kernels.call import KernelSpec
+from lathe.core.kernels.choose import candidates
+from lathe.core.kernels.cuda import generate
+from lathe.core.kernels.cuda.compiler import compile_source
+from lathe.core.kernels.cuda.toolchain import TESTED, triton_version
+from lathe.core.runtime.device.absent_gpu import parse_target
 from loadtest.gpu.families import IMAGE
 from tests.core.cuda.test_sources import CASES, request
 from tests.core.kernels.sweep import floats
 
-H200 = described("sm_90/132/232448/62914560")
+H200 = parse_target("sm_90/132/232448/62914560")
 NARROW = [
     (op, tuple(text.replace("float32", dtype) if isinstance(text, str) else text for text in inputs), attrs)
     for dtype in ("bfloat16", "float16")
@@ -45,7 +46,7 @@ def offers() -> list[KernelSpec]:
     return list(found.values())
 
 
-def test_this_version_of_triton_is_one_that_is_tested() -> None:
+def test_the_installed_triton_is_a_tested_version() -> None:
     assert triton_version() in TESTED
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
-from core.kernels.cuda import generate
-from core.kernels.cuda.compiler import _compiled
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
+from lathe.core.kernels.cuda import generate
+from lathe.core.kernels.cuda.compiler import _compile
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.sweep import floats, normal, positive
 
@@ -83,7 +83,7 @@ def test_long_reductions(op: str) -> None:
     sweep(op, "float32[n,3]", axes=(0,), batches=(1, 40, 3000))
 
 
-def test_few_long_lines_are_shared_out() -> None:
+def test_few_long_lines_are_split_among_programs() -> None:
     kernel = sweep("ReduceMean", "float32[n,3]", axes=(0,), batches=(1, 3, 3000))
     assert kernel.call.spec.parts == 1  # n is not known to be large
     for shape, axes in (("n,40,40,5", (0, 1, 2)), ("3,90000", (1,))):
@@ -103,7 +103,7 @@ def test_reductions_of_other_types(op: str) -> None:
         sweep(op, f"{dtype}[n,17]", axes=(1,), keepdims=0, batches=(3,), rtol=1e-2)
 
 
-def test_extremes_keep_nan() -> None:
+def test_extremes_propagate_nan() -> None:
     rows = floats(3, 17)
     rows[1, 4] = np.nan
     rows[2] = -np.inf
@@ -119,7 +119,7 @@ def test_global_pooling() -> None:
 
 @pytest.mark.parametrize("last", [0, 1])
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
-def test_places_of_extremes(op: str, last: int) -> None:
+def test_indices_of_extremes(op: str, last: int) -> None:
     def few(dtype: DType, shape: tuple[int, ...]) -> Array:
         return np.round(2 * normal(dtype, shape))  # many are equal
 
@@ -201,6 +201,6 @@ def test_compiles() -> None:
 def test_quotients_and_roots_compile_to_exact_instructions(op: str, shape: str, attrs: dict[str, Any]) -> None:
     """Triton's own `/` and `sqrt` of float32 are estimates, which a step may see."""
     kernel = GpuKernel(op, *[f"float32[{shape}]"] * (1 + (op == "Div")), **attrs)
-    ptx = _compiled(generate(kernel.call.spec, kernel.target), 90).asm["ptx"]
+    ptx = _compile(generate(kernel.call.spec, kernel.target), 90).asm["ptx"]
     found = set(re.findall(r"\b(?:div|sqrt|rcp)\.[a-z.]+\.f32", ptx))
     assert found and found <= {"div.rn.f32", "sqrt.rn.f32"}

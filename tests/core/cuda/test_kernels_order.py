@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.sweep import floats
 
@@ -46,7 +46,7 @@ def test_running_sums_of_other_types(dtype: str) -> None:
 
 
 def test_running_sums_of_special_numbers() -> None:
-    """What comes after infinity or NaN has met it; a sum without its last element is no difference."""
+    """Sums after an infinity or NaN include it; an exclusive sum is not computed as a difference."""
     x = floats(3, 40)
     x[0, 7], x[1, 3], x[1, 9], x[2, 5] = np.inf, np.inf, -np.inf, np.nan
     for attrs in WAYS:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import floats, normal, tensor
@@ -33,7 +33,7 @@ def test_windows(attrs: dict[str, Any], layout: str) -> None:
 
 
 def test_images_of_one_pixel() -> None:
-    """Where windows lie is then no block but one number, and so is whether they lie inside."""
+    """The positions of windows and their bounds checks are then scalars instead of blocks."""
     for attrs in ({"kernel_shape": (3, 2), "pads": (1, 0, 1, 1)}, {"kernel_shape": (1, 1)}):
         for op in ("MaxPool", "AveragePool"):
             sweep(op, "float32[n,1,1,4]", layout="NHWC", batches=(1, 20), **attrs)

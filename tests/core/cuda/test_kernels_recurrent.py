@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
+from lathe.core.ir.graph import Array
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.sweep import floats
 
@@ -47,7 +47,7 @@ def test_both_directions_and_sequences_that_end_early(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", GATES)
-def test_backwards_and_without_all_that_is_optional(cell: str) -> None:
+def test_backwards_without_optional_inputs(cell: str) -> None:
     first = layer(cell, 7, steps=3)[:2]
     check(cell, *first, direction="reverse")
 
@@ -65,7 +65,7 @@ def test_more_units_than_a_block_and_every_offer() -> None:
             check(cell, *inputs, rank=rank, batches=(2,), **attrs)
 
 
-def test_gates_after_the_product_and_forgetting_what_enters() -> None:
+def test_linear_before_reset_and_input_forget() -> None:
     check("GRU", *layer("GRU", 17, batch="6"), linear_before_reset=1, batches=(1,))
     check("LSTM", *layer("LSTM", 17, batch="6"), input_forget=1, clip=0.5, batches=(1,))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.kernels.catalog import Status
+from lathe.core.ir.graph import Array
+from lathe.core.kernels.call import Status
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles
 from tests.core.kernels.sweep import floats
 

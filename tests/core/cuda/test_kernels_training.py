@@ -7,19 +7,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Array, Graph
-from core.ir.types import DType, TensorType
-from core.ops.inference import infer_graph
-from core.passes.pipeline import Options, optimize
-from core.reference import bind_symbols, run_nodes
-from core.sizes import leading_symbol
-from core.train import step
-from core.train.evaluation import Evaluation
-from core.train.joint import StepSettings, is_weight, joint_graph
-from core.train.losses import CrossEntropy
-from core.train.optimizers import SGD, AdamW, Optimizer
+from lathe.core.compiler.symbol_binding import leading_symbol
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.pipeline import Options, optimize
+from lathe.core.reference import bind_symbols, run_nodes
+from lathe.core.train import step
+from lathe.core.train.training_step.live_model import LiveModel
+from lathe.core.train.training_step.losses import CrossEntropy
+from lathe.core.train.training_step.optimizers import SGD, AdamW, Optimizer
+from lathe.core.train.training_step.step_graph import StepSettings, is_weight, training_step_graph
 from tests.core.cuda.gpu_plan import InterpretedPlan
 from tests.core.kernels.sweep import floats
 from tests.core.train.models import batch, perceptron
@@ -49,10 +49,10 @@ def embedded() -> Graph:
 
 @pytest.mark.parametrize("optimizer", [SGD(rate=0.1), AdamW()], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("model", [convolutional, embedded])
-def test_a_step_moves_parameters_as_the_references_do(model: Callable[[], Graph], optimizer: Optimizer) -> None:
+def test_a_step_updates_parameters_like_the_references(model: Callable[[], Graph], optimizer: Optimizer) -> None:
     network = model()
     infer_graph(network)
-    joint = joint_graph(network, StepSettings(CrossEntropy(), optimizer), is_weight, True, False)
+    joint = training_step_graph(network, StepSettings(CrossEntropy(), optimizer), is_weight, True, False)
     bound = joint.clone({leading_symbol(network) or "": symbol("n")})
     infer_graph(bound)
     optimized, _ = optimize(bound, Options(integers=False, host=False))
@@ -71,7 +71,7 @@ def test_a_step_moves_parameters_as_the_references_do(model: Callable[[], Graph]
             np.testing.assert_allclose(plan.states[value.name], expected, rtol=1e-3, atol=1e-5, err_msg=value.name)
 
 
-def test_a_training_goes_on_over_batch_sizes_as_on_the_cpu() -> None:
+def test_training_over_several_batch_sizes_agrees_with_the_cpu() -> None:
     """States that several executables share, running averages, and accumulated gradients, by the GPU's kernels."""
     learners = [
         step(perceptron(), CrossEntropy(), SGD(0.05, momentum=0.9), accumulate=2, average=0.9, threads=1, device=device)
@@ -83,7 +83,7 @@ def test_a_training_goes_on_over_batch_sizes_as_on_the_cpu() -> None:
     expected, found = (learner.state() for learner in learners)
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
-    judged = [Evaluation(learner, averaged=True).run(batch(perceptron(), 4))["loss"] for learner in learners]
+    judged = [LiveModel(learner, averaged=True).run(batch(perceptron(), 4))["loss"] for learner in learners]
     np.testing.assert_allclose(judged[1], judged[0], rtol=1e-5)
     learners[1].close()
 

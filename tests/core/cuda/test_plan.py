@@ -9,28 +9,28 @@ import random
 import numpy as np
 import pytest
 
-import core
-from core.codegen.target import host
-from core.errors import UnsupportedError
-from core.ir.build import Builder
-from core.ir.graph import Graph, State, Value
-from core.ir.types import DType, TensorType, symbol
-from core.ir.verify import verify
-from core.kernels.target import GpuTarget
-from core.plan.cut import least_cut
-from core.plan.placement import Placement, Site, Wishes, placed
-from core.plan.planner import make_plan
-from core.plan.reach import most_rows
-from core.plan.serialize import plan_from_json, plan_to_json
-from core.runtime import simulated  # noqa: F401  (registers the simulated device's kernels)
+import lathe
+from lathe.core.codegen.target import host
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ir.verify import verify
+from lathe.core.kernels.target import GpuTarget
+from lathe.core.plan.min_cut import min_cut
+from lathe.core.plan.placement import DeviceSite, Placement, PlacementOptions, place_nodes
+from lathe.core.plan.planner import make_plan
+from lathe.core.plan.row_limit import max_rows
+from lathe.core.plan.serialize import plan_from_json, plan_to_json
+from lathe.core.runtime.device import simulated  # noqa: F401  (registers the simulated device's kernels)
 
 N = symbol("n")
 GPU = GpuTarget(device="simulated")
-HOST = Site("cpu", host(), None, 1e11, 1e10)
+HOST = DeviceSite("cpu", host(), None, 1e11, 1e10)
 
 
-def device(name: str, memory: int | None = None, flops: float = 1e13) -> Site:
-    return Site(name, GPU, memory, flops, flops / 10)
+def device(name: str, memory: int | None = None, flops: float = 1e13) -> DeviceSite:
+    return DeviceSite(name, GPU, memory, flops, flops / 10)
 
 
 def builder(*shape: object, name: str = "x") -> tuple[Builder, Graph, Value]:
@@ -56,7 +56,7 @@ def run(placement: Placement, x: np.ndarray) -> dict[str, np.ndarray]:
     """The parts by the reference, one after the other."""
     values = {"x": x}
     for part in placement.parts:
-        values |= core.interpret(part.graph, {value.name: values[value.name] for value in part.graph.inputs})
+        values |= lathe.interpret(part.graph, {value.name: values[value.name] for value in part.graph.inputs})
     return values
 
 
@@ -87,93 +87,93 @@ def test_parts_of_a_tensor_are_windows_only_where_they_are_aligned(width: int, c
     assert all(offset % 16 == 0 for offset in offsets)
 
 
-def test_plans_say_how_many_rows_kernels_reach() -> None:
-    """Elements are counted in 31 bits, programs behind the first axis in 16."""
+def test_plans_state_the_largest_batch_of_their_kernels() -> None:
+    """Indices have 31 bits, program numbers after the first axis 16."""
     b, graph, x = builder(N, 1 << 20)
     graph.outputs = [b("Exp", x)]
-    assert make_plan(graph, GPU).plan.most_rows == (1 << 31) // (1 << 20) - 1
-    assert make_plan(graph, host()).plan.most_rows is None
-    assert most_rows([(N * 3 + 1, 10), ((N + 7) // 8, 65535)]) == 3
-    assert most_rows([((N + 7) // 8, 65535)]) == 65535 * 8
-    assert most_rows([(100, 10)]) == 0
+    assert make_plan(graph, GPU).plan.max_rows == (1 << 31) // (1 << 20) - 1
+    assert make_plan(graph, host()).plan.max_rows is None
+    assert max_rows([(N * 3 + 1, 10), ((N + 7) // 8, 65535)]) == 3
+    assert max_rows([((N + 7) // 8, 65535)]) == 65535 * 8
+    assert max_rows([(100, 10)]) == 0
 
 
 # -- placing ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_no_kernel_runs_on_the_host_and_values_cross() -> None:
+def test_nodes_without_a_kernel_run_on_the_host() -> None:
     b, graph, x = builder(N, 8)
     sums = b("CumProd", b("Exp", x), b.constant(np.array(1)), name="sums")
     graph.outputs = [b("Tanh", sums)]
-    placement = placed(graph, [device("gpu"), HOST])
+    placement = place_nodes(graph, [device("gpu"), HOST])
     assert devices_of(placement) == [("gpu", ["Exp"]), ("cpu", ["CumProd"]), ("gpu", ["Tanh"])]
     crossings = [(c.source, c.target, c.sender, c.receiver, str(c.nbytes)) for c in placement.crossings]
     assert crossings == [("cpu", "gpu", None, 0, "32*n"), ("gpu", "cpu", 0, 1, "32*n"), ("cpu", "gpu", 1, 2, "32*n")]
     for part in placement.parts:
         verify(part.graph, part.device)
     x_feed = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
-    assert np.array_equal(run(placement, x_feed)["tanh"], core.interpret(graph, {"x": x_feed})["tanh"])
+    assert np.array_equal(run(placement, x_feed)["tanh"], lathe.interpret(graph, {"x": x_feed})["tanh"])
 
 
-def test_devices_change_only_where_nothing_else_is_ready() -> None:
-    """Branches with a node for the host each: they wait for each other, and cross together."""
+def test_the_device_changes_only_if_no_other_node_is_ready() -> None:
+    """Branches with a host node each wait for each other, so that their values are copied together."""
     b, graph, x = builder(N, 8)
     axis = b.constant(np.array(1))
     graph.outputs = [b("Tanh", b("CumProd", b(op, x), axis)) for op in ("Exp", "Relu", "Abs")]
-    placement = placed(graph, [device("gpu"), HOST])
+    placement = place_nodes(graph, [device("gpu"), HOST])
     assert [part.device for part in placement.parts] == ["gpu", "cpu", "gpu"]
 
 
-def test_views_are_where_what_they_look_at_is() -> None:
+def test_views_are_placed_with_their_source() -> None:
     b, graph, x = builder(N, 8)
     graph.outputs = [b("Tanh", b("Reshape", b("Exp", b("Reshape", x, shape=(-1, 4, 2))), shape=(-1, 8)))]
-    assert devices_of(placed(graph, [device("gpu"), HOST])) == [("gpu", ["Reshape", "Exp", "Reshape", "Tanh"])]
+    assert devices_of(place_nodes(graph, [device("gpu"), HOST])) == [("gpu", ["Reshape", "Exp", "Reshape", "Tanh"])]
 
 
-def test_pins_go_first_and_must_be_possible() -> None:
+def test_pins_win_and_must_be_possible() -> None:
     graph = layers(3)
     sites = [device("a"), device("b"), HOST]
-    placement = placed(graph, sites, Wishes({"layer1": "b", "layer2": "cpu"}))
+    placement = place_nodes(graph, sites, PlacementOptions({"layer1": "b", "layer2": "cpu"}))
     assert [part.device for part in placement.parts] == ["a", "b", "cpu"]
     with pytest.raises(UnsupportedError, match="node 'nobody' is placed on 'a', expected a node among layer0"):
-        placed(graph, sites, Wishes({"nobody": "a"}))
+        place_nodes(graph, sites, PlacementOptions({"nobody": "a"}))
     with pytest.raises(UnsupportedError, match="expected one of a, b, cpu"):
-        placed(graph, sites, Wishes({"layer0": "c"}))
+        place_nodes(graph, sites, PlacementOptions({"layer0": "c"}))
     b, odd, x = builder(N, 8)
     odd.outputs = [b("CumProd", x, b.constant(np.array(1)), name="sums")]
     with pytest.raises(UnsupportedError, match="node 'sums': a has no kernel for CumProd"):
-        placed(odd, sites, Wishes({"sums": "a"}))
+        place_nodes(odd, sites, PlacementOptions({"sums": "a"}))
 
 
-def test_a_full_device_hands_on_to_the_next_and_the_last_to_the_host() -> None:
+def test_a_full_device_spills_to_the_next_and_the_last_to_the_host() -> None:
     graph = layers(5)  # 4096 bytes each
     sites = [device("a", 10_000), device("b", 9_000), HOST]
-    placement = placed(graph, sites)
+    placement = place_nodes(graph, sites)
     assert [(part.device, len(part.graph.nodes)) for part in placement.parts] == [("a", 2), ("b", 2), ("cpu", 1)]
     assert placement.notes == ("2 nodes on a", "2 nodes on b", "1 nodes on cpu")
     with pytest.raises(UnsupportedError, match="node 'layer4': a has no room for it in 10000 bytes"):
-        placed(graph, sites, Wishes({"layer4": "a"}))
+        place_nodes(graph, sites, PlacementOptions({"layer4": "a"}))
 
 
-def test_cost_leaves_small_work_at_home_and_sends_large_work_away() -> None:
+def test_small_work_stays_on_the_host_and_large_work_moves() -> None:
     sites = [device("gpu"), HOST]
-    assert [part.device for part in placed(layers(3, 8), sites, Wishes(by_cost=True)).parts] == ["cpu"]
-    large = placed(layers(3, 512), sites, Wishes(by_cost=True, rows=256))
+    assert [part.device for part in place_nodes(layers(3, 8), sites, PlacementOptions(by_cost=True)).parts] == ["cpu"]
+    large = place_nodes(layers(3, 512), sites, PlacementOptions(by_cost=True, rows=256))
     assert [part.device for part in large.parts] == ["gpu"]
 
 
-def test_cost_does_not_send_a_value_back_and_forth() -> None:
+def test_values_do_not_move_back_and_forth() -> None:
     """Between large products a node without a kernel: what is cheap beside it stays where it is."""
     b, graph, x = builder(N, 256)
     weight = b.constant(np.ones((256, 256), np.float32))
     x = b("Relu", b("CumProd", b("Relu", b("MatMul", x, weight)), b.constant(np.array(1))))
     graph.outputs = [b("MatMul", b("Neg", x), weight)]
-    wishes = Wishes(by_cost=True, rows=4096)
-    parts = placed(graph, [device("gpu"), HOST], wishes).parts
+    wishes = PlacementOptions(by_cost=True, rows=4096)
+    parts = place_nodes(graph, [device("gpu"), HOST], wishes).parts
     assert [part.device for part in parts] == ["gpu", "cpu", "gpu"]
 
 
-def test_states_belong_to_the_part_that_alone_works_on_them() -> None:
+def test_states_belong_to_the_only_part_that_updates_them() -> None:
     b, graph, x = builder(4)
     total, seen = (Value(name, TensorType(DType.FLOAT32, (4,))) for name in ("total", "seen"))
     grown = b("Add", total, x)
@@ -181,28 +181,28 @@ def test_states_belong_to_the_part_that_alone_works_on_them() -> None:
     zero = np.zeros(4, np.float32)
     graph.states = [State(total, grown, zero), State(seen, b("Add", seen, sums, name="more"), zero)]
     graph.outputs = [b("Neg", total)]
-    placement = placed(graph, [device("gpu"), HOST])
+    placement = place_nodes(graph, [device("gpu"), HOST])
     assert [[s.value.name for s in part.graph.states] for part in placement.parts] == [["total"], [], ["seen"]]
     assert placement.states == ()
-    apart = placed(graph, [device("gpu"), HOST], Wishes({"more": "cpu", "neg": "cpu"}))
+    apart = place_nodes(graph, [device("gpu"), HOST], PlacementOptions({"more": "cpu", "neg": "cpu"}))
     assert [state.value.name for state in apart.states] == ["total"]
 
 
-def test_states_that_stay_as_they_are_or_begin_anew_stay_with_their_reader() -> None:
+def test_unchanged_or_reset_states_stay_with_their_reader() -> None:
     b, graph, x = builder(4)
     held, total = (Value(name, TensorType(DType.FLOAT32, (4,))) for name in ("held", "total"))
     zero = np.zeros(4, np.float32)
     graph.states = [State(held, held, zero), State(total, b.constant(np.ones(4, np.float32), "ones"), zero)]
     both = b("Add", b("Mul", x, held), total)
     graph.outputs = [both]
-    (part,) = placed(graph, [device("gpu"), HOST]).parts
+    (part,) = place_nodes(graph, [device("gpu"), HOST]).parts
     assert [(s.value.name, s.update.name) for s in part.graph.states] == [("held", "held"), ("total", "ones")]
     b.graph.outputs = [both, b("CumProd", held, b.constant(np.array(0)))]
-    apart = placed(graph, [device("gpu"), HOST])
+    apart = place_nodes(graph, [device("gpu"), HOST])
     assert [state.value.name for state in apart.states] == ["held"]
 
 
-def test_the_least_cut_is_least() -> None:
+def test_the_minimum_cut_is_minimal() -> None:
     """Against all ways to cut small random graphs."""
     rng = random.Random(0)
     for _ in range(40):
@@ -216,4 +216,4 @@ def test_the_least_cut_is_least() -> None:
             return sides + sum(cost for (a, b), cost in edges.items() if (a in first) != (b in first))
 
         best = min(total(set(some)) for k in range(len(nodes) + 1) for some in itertools.combinations(nodes, k))
-        assert total(least_cut(costs, edges)) == pytest.approx(best)
+        assert total(min_cut(costs, edges)) == pytest.approx(best)

@@ -1,4 +1,4 @@
-"""Plans on simulated devices: any batch size, whatever order streams choose, graphs, memory, threads."""
+"""Plans on simulated devices: any batch size, any order of streams, graphs, memory, threads."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
-from core.ir.build import Builder
-from core.ir.graph import Graph, State, Value
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.cuda.toolchain import interprets
-from core.plan.plan import weight_chunks
-from core.plan.planner import make_plan
-from core.runtime import device_executable, devices, simulated
-from core.runtime.device_executable import DeviceExecutable
-from core.runtime.memory import address_of
-from core.runtime.record import KernelRun, run_recorded
-from core.runtime.room import room_of
-from core.runtime.runner import Times
-from core.runtime.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
-from core.runtime.tape import Key
+import lathe
+from lathe.core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.cuda.toolchain import is_interpreter_supported
+from lathe.core.plan.plan import weight_chunks
+from lathe.core.plan.planner import make_plan
+from lathe.core.runtime.device import device_executable, devices, simulated
+from lathe.core.runtime.device.device_executable import DeviceExecutable
+from lathe.core.runtime.device.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
+from lathe.core.runtime.host.device_tape import Key
+from lathe.core.runtime.host.memory import address_of
+from lathe.core.runtime.host.plan_memory import memory_of_plan
+from lathe.core.runtime.session.record import KernelRun, run_recorded
+from lathe.core.runtime.session.runner import StepTimes
 
 N = symbol("n")
-BACKENDS = [REFERENCES, *([INTERPRETER] if interprets() else [])]  # the second one with `make test-cuda`
+BACKENDS = [REFERENCES, *([INTERPRETER] if is_interpreter_supported() else [])]  # the second one with `make test-cuda`
 
 
 def chain(width: int = 16) -> Graph:
@@ -67,18 +67,18 @@ def feed(n: int, width: int = 16, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def assert_runs(executable: DeviceExecutable, graph: Graph, x: np.ndarray[Any, Any]) -> None:
     results = executable.run(len(x), [x])
-    for result, expected in zip(results, core.interpret(graph, {"x": x}).values(), strict=True):
+    for result, expected in zip(results, lathe.interpret(graph, {"x": x}).values(), strict=True):
         np.testing.assert_allclose(result, expected, 1e-5)
 
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("schedule", ["late", "early", "random"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_any_batch_size_runs_whatever_the_order_of_streams(backend: Backend, schedule: Schedule, alone: bool) -> None:
+def test_any_batch_size_runs_with_any_order_of_streams(backend: Backend, schedule: Schedule, alone: bool) -> None:
     """Runs with others in flight have their copies in streams of their own."""
     graph, device = chain(), SimulatedDevice(backend=backend, schedule=schedule, seed=7)
     executable = loaded(graph, device)
-    held = None if alone else executable._take()
+    held = None if alone else executable._acquire_slot()
     for n in (1, 3, 4, 0, 9, 3, 9, 9, 1, 0, 3):  # beyond what there was room for, and back
         assert_runs(executable, graph, feed(n))
     assert executable.settle(10)
@@ -86,22 +86,22 @@ def test_any_batch_size_runs_whatever_the_order_of_streams(backend: Backend, sch
         assert_runs(executable, graph, feed(n, seed=1))
     assert device.replays >= 4
     if held is not None:
-        executable._give(held)
+        executable._release_slot(held)
     executable.close()
     assert device.space.used == 0
 
 
 @pytest.mark.parametrize("schedule", ["late", "random"])
-def test_a_wait_that_is_forgotten_shows(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the device is simulated for."""
+def test_a_missing_wait_is_detected(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is the purpose of the simulated device."""
     monkeypatch.setattr(simulated._Stream, "wait", lambda stream, event: None)
     executable = loaded(chain(), SimulatedDevice(schedule=schedule, seed=1))
-    executable._take()
+    executable._acquire_slot()
     feeds = [feed(3, seed=turn) for turn in range(60)]
     assert not all(np.array_equal(executable.run(3, [x])[1], np.abs(x)) for x in feeds)
 
 
-def test_a_size_that_came_twice_gets_a_graph_and_launches_no_more() -> None:
+def test_a_repeated_size_runs_as_a_graph_without_launches() -> None:
     graph, device = chain(), SimulatedDevice()
     executable = loaded(graph, device)
     steps = len(executable.plan.steps)
@@ -144,7 +144,7 @@ def test_threads_share_an_executable_and_sessions_a_device() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["late", "early"])
-def test_states_stay_on_the_device_and_may_take_each_others_values(schedule: Schedule) -> None:
+def test_states_stay_on_the_device_and_may_swap_values(schedule: Schedule) -> None:
     executable = loaded(exchange(), SimulatedDevice(schedule=schedule))
     for name in ("total", "before"):
         executable.set_state(name, np.zeros(4, np.float32))
@@ -159,14 +159,14 @@ def test_all_that_is_allocated_is_counted() -> None:
     """Next values of states on their way, too."""
     for graph in (chain(), exchange()):
         device = SimulatedDevice()
-        room = room_of(loaded(graph, device, max_batch=5).plan, 5)
+        room = memory_of_plan(loaded(graph, device, max_batch=5).plan, 5)
         assert device.space.used == room.total
     assert room.states == 2 * 16 + 2 * 64
 
 
 @pytest.mark.parametrize("schedule", ["late", "early", "random"])
-def test_values_that_stay_on_their_device_until_the_next_has_read_them(schedule: Schedule) -> None:
-    """Several runs at once through parts on three devices; what one reads is read in time."""
+def test_values_on_a_device_stay_until_the_next_part_has_read_them(schedule: Schedule) -> None:
+    """Several runs at once through parts on three devices; every value is read before it is overwritten."""
     graph = Graph("parts")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (N, 16)))
@@ -177,14 +177,14 @@ def test_values_that_stay_on_their_device_until_the_next_has_read_them(schedule:
     opened = [SimulatedDevice(name, schedule=schedule, seed=5) for name in names]
     with pytest.MonkeyPatch.context() as patch:
         for device in opened:
-            patch.setitem(devices._open, device.name, device)
+            patch.setitem(devices._devices, device.name, device)
         placement = {"first": names[0], "second": names[1], "third": names[2], "fourth": names[0]}
-        with core.compile(graph, device=names, optimize=False, placement=placement) as session:
+        with lathe.compile(graph, device=names, optimize=False, placement=placement) as session:
 
             def work(index: int) -> None:
                 for turn in range(6):
                     feeds = {"x": feed(1 + (index + turn) % 4, seed=index)}
-                    wants = core.interpret(graph, feeds)
+                    wants = lathe.interpret(graph, feeds)
                     for name, got in session.run(feeds).items():
                         np.testing.assert_allclose(got, wants[name], 1e-5)
 
@@ -195,7 +195,7 @@ def test_values_that_stay_on_their_device_until_the_next_has_read_them(schedule:
         assert text.count(", directly") == 4 and all(device.space.used == 0 for device in opened)
 
 
-def test_a_run_that_fails_gives_back_what_it_held() -> None:
+def test_a_failed_run_releases_its_memory() -> None:
     graph = Graph("parts")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (N, 16)))
@@ -203,7 +203,7 @@ def test_a_run_that_fails_gives_back_what_it_held() -> None:
     graph.outputs = [b("Gather", b("Exp", x, name="first"), index, name="second", axis=1)]
     names = ["simulated:94", "simulated:95"]
     placement = dict(zip(("first", "second"), names, strict=True))
-    with core.compile(graph, device=names, optimize=False, placement=placement) as session:
+    with lathe.compile(graph, device=names, optimize=False, placement=placement) as session:
         for _ in range(5):
             with pytest.raises(FeedError, match="index out of range"):
                 session.run({"x": feed(2), "index": np.array([0, 99])})
@@ -211,14 +211,14 @@ def test_a_run_that_fails_gives_back_what_it_held() -> None:
         np.testing.assert_allclose(got, np.exp(feed(2))[:, [0, 3]], 1e-6)
 
 
-def test_a_plan_without_room_is_refused_with_its_figures() -> None:
+def test_a_plan_beyond_device_memory_is_refused_with_figures() -> None:
     graph = chain(1024)
     figures = r"needs \d+ bytes for batches of up to 64 .* 65536 free; batches of 2 would"
     with pytest.raises(DeviceMemoryError, match=figures):
         loaded(graph, SimulatedDevice(nbytes=1 << 16), max_batch=64)
 
 
-def test_a_batch_without_room_is_refused_and_the_next_one_runs() -> None:
+def test_a_batch_beyond_device_memory_is_refused_and_the_next_runs() -> None:
     graph = chain(1024)
     executable = loaded(graph, SimulatedDevice(nbytes=1 << 17), max_batch=1)
     with pytest.raises(FeedError, match="a batch of 99 needs"):
@@ -226,9 +226,9 @@ def test_a_batch_without_room_is_refused_and_the_next_one_runs() -> None:
     assert_runs(executable, graph, feed(2, 1024))
 
 
-def test_a_batch_beyond_what_kernels_reach_is_refused() -> None:
+def test_a_batch_beyond_the_kernels_limit_is_refused() -> None:
     executable = loaded(chain(), SimulatedDevice())
-    executable.plan = replace(executable.plan, most_rows=2)
+    executable.plan = replace(executable.plan, max_rows=2)
     assert_runs(executable, chain(), feed(2))
     with pytest.raises(FeedError, match="a batch of 3 is more than kernels on simulated reach: 2"):
         executable.run(3, [feed(3)])
@@ -246,7 +246,7 @@ def test_closing_ends_runs_and_frees_memory() -> None:
 
 def test_the_time_of_every_step_is_measured() -> None:
     executable = loaded(chain(), SimulatedDevice())
-    times = Times(executable.plan)
+    times = StepTimes(executable.plan)
     executable.run(3, [feed(3)], [times])
     assert len(times.steps) == 5 and min(times.steps) > 0
 

@@ -1,4 +1,4 @@
-"""What runs of a plan ask of NVIDIA's driver: calls, their order and arguments, errors, and that nothing is left."""
+"""Calls of runs to NVIDIA's driver: their order and arguments, errors, and that no resource leaks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import ArtifactError, DeviceError, DeviceLost, DeviceMemoryError, FeedError, UnsupportedError
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.cuda import Binary
-from core.plan.plan import weight_chunks
-from core.plan.planner import make_plan
-from core.runtime import cuda_driver, devices
-from core.runtime.cuda import CudaDevice
-from core.runtime.device_executable import DeviceExecutable
-from core.runtime.runner import Times
+import lathe
+from lathe.core.errors import ArtifactError, DeviceError, DeviceLost, DeviceMemoryError, FeedError, UnsupportedError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.cuda import Binary
+from lathe.core.plan.plan import weight_chunks
+from lathe.core.plan.planner import make_plan
+from lathe.core.runtime.device import cuda_driver, devices
+from lathe.core.runtime.device.cuda import CudaDevice
+from lathe.core.runtime.device.device_executable import DeviceExecutable
+from lathe.core.runtime.session.runner import StepTimes
 from tests.core.cuda.fake_driver import CUresult, FakeDriver, FakeGpu
 
 
@@ -70,8 +70,8 @@ def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> No
     alone = ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize"]
     assert calls_of(driver, lambda: assert_runs(executable, 2)) == alone
     assert "graphs: captured for 2 with copies" in "\n".join(executable.explain(2))
-    executable._free.insert(0, executable._take())  # the other one, whose size came twice, too
-    executable._take()
+    executable._free.insert(0, executable._acquire_slot())  # the other one, whose size came twice, too
+    executable._acquire_slot()
     for _ in range(2):
         assert_runs(executable, 2)
     assert executable.settle(10)
@@ -86,7 +86,7 @@ def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> No
 def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:
     driver = FakeDriver()
     executable = loaded(FakeGpu(driver))
-    executable._take()
+    executable._acquire_slot()
     driver.calls.clear()
     assert_runs(executable, 2)
     arguments = [(name, given) for name, given in driver.calls]
@@ -101,7 +101,7 @@ def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:
 def test_the_time_of_a_step_is_that_of_a_graph_of_its_launches() -> None:
     """Between two events lie one launch of the graph and one record, 2 us by the fake's clock, for 50 launches."""
     executable = loaded(FakeGpu(FakeDriver()))
-    times = Times(executable.plan)
+    times = StepTimes(executable.plan)
     executable.run(2, [np.zeros((2, 16), np.float32)], [times])
     assert times.steps.tolist() == [40, 40]
     assert executable.nanoseconds(2, replays=10) == 200
@@ -135,7 +135,7 @@ def test_machine_code_without_ptx_is_refused_on_later_generations() -> None:
         FakeGpu(FakeDriver(), 100).load({"lathe_x": binary.to_bytes()})
 
 
-def test_what_fails_in_a_capture_is_said_not_that_the_capture_failed() -> None:
+def test_an_error_in_a_capture_names_its_cause() -> None:
     stream = FakeGpu(FakeDriver(failing={"cuStreamEndCapture": CUresult.CUDA_ERROR_INVALID_VALUE})).stream()
     with pytest.raises(DeviceError, match="the launch was refused"):
         stream.capture(_refused)
@@ -145,7 +145,7 @@ def _refused() -> None:
     raise DeviceError("the launch was refused")
 
 
-def test_memory_that_is_not_there_is_refused_at_load_with_figures_and_by_batch_later() -> None:
+def test_too_little_memory_is_refused_at_load_or_for_the_batch() -> None:
     with pytest.raises(DeviceMemoryError, match=r"needs \d+ bytes for batches of up to 4 .* cuda:0 has 600 free"):
         loaded(FakeGpu(FakeDriver(total=600)))
     executable = loaded(FakeGpu(FakeDriver(total=4096)))
@@ -162,7 +162,7 @@ def test_a_failing_call_is_named() -> None:
         executable.run(1, [np.zeros((1, 16), np.float32)])
 
 
-def test_where_a_capture_fails_steps_go_on_being_launched() -> None:
+def test_steps_are_launched_singly_if_a_capture_fails() -> None:
     driver = FakeDriver(failing={"cuGraphInstantiate": CUresult.CUDA_ERROR_INVALID_VALUE})
     executable = loaded(FakeGpu(driver))
     for _ in range(4):
@@ -173,7 +173,7 @@ def test_where_a_capture_fails_steps_go_on_being_launched() -> None:
     assert driver.alive == Counter()
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_missing_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_bindings() -> Any:
         raise ImportError("cuda")
 
@@ -183,17 +183,17 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = two_steps()
     monkeypatch.setattr(cuda_driver, "_bindings", no_bindings)
     with pytest.raises(UnsupportedError, match="'cuda:0' needs NVIDIA's Python bindings: install the extra 'cuda'"):
-        core.compile(graph, device="cuda")
+        lathe.compile(graph, device="cuda")
     monkeypatch.setattr(cuda_driver, "_bindings", lambda: SimpleNamespace(CUresult=CUresult, cuInit=no_driver))
     with pytest.raises(UnsupportedError, match=r"'cuda:1' needs NVIDIA's driver \(libcuda\)"):
-        core.compile(graph, device="cuda:1")
+        lathe.compile(graph, device="cuda:1")
     without_gpu = FakeDriver(failing={"cuInit": CUresult.CUDA_ERROR_NO_DEVICE})
     monkeypatch.setattr(cuda_driver, "_bindings", lambda: without_gpu)
     with pytest.raises(UnsupportedError, match=r"'cuda:0' needs a GPU .* cuInit: CUDA_ERROR_NO_DEVICE"):
-        core.compile(graph, device="cuda")
+        lathe.compile(graph, device="cuda")
     monkeypatch.setattr(cuda_driver, "_bindings", lambda: FakeDriver())
     with pytest.raises(UnsupportedError, match="'cuda:7' is not here: the driver knows 1 GPUs"):
-        core.compile(graph, device="cuda:7")
+        lathe.compile(graph, device="cuda:7")
 
 
 def two_parts() -> Graph:
@@ -210,9 +210,9 @@ def two_parts() -> Graph:
 def test_values_go_from_gpu_to_gpu_unless_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, peers: bool) -> None:
     driver = FakeDriver(count=2, peers=peers)
     for index in range(2):
-        monkeypatch.setitem(devices._open, f"cuda:{index}", FakeGpu(driver, index=index))
+        monkeypatch.setitem(devices._devices, f"cuda:{index}", FakeGpu(driver, index=index))
     placement = {"first": "cuda:0", "second": "cuda:1", "third": "cuda:1"}
-    with core.compile(two_parts(), device=["cuda:0", "cuda:1"], optimize=False, placement=placement) as session:
+    with lathe.compile(two_parts(), device=["cuda:0", "cuda:1"], optimize=False, placement=placement) as session:
         x = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
         for _ in range(3):
             driver.calls.clear()
@@ -237,7 +237,7 @@ def test_peer_access_that_another_library_asked_for_is_as_good() -> None:
 
 
 def test_a_fault_loses_the_device_and_nothing_more_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the driver's manual has it: further work of the context would only give the same error."""
+    """According to the driver's manual, further work in the context would only return the same error."""
     driver = FakeDriver()
     device = FakeGpu(driver)
     executable, other = loaded(device), loaded(device)
@@ -249,8 +249,8 @@ def test_a_fault_loses_the_device_and_nothing_more_is_asked_of_it(monkeypatch: p
     with pytest.raises(DeviceLost, match="cuda:0 was lost"):
         assert_runs(other, 2)
     executable.close()
-    assert driver.calls == []  # its handles and addresses belong to nobody, or to somebody else
-    monkeypatch.setattr(devices, "_open", {"cuda:0": device})
+    assert driver.calls == []  # its handles and addresses are invalid, or belong to another object
+    monkeypatch.setattr(devices, "_devices", {"cuda:0": device})
     with pytest.raises(DeviceLost, match=r"was lost: .*; sessions that ran there still hold \d+ blocks of memory"):
         devices.open_device("cuda:0")
     other.close()
@@ -264,9 +264,7 @@ def test_a_fault_loses_the_device_and_nothing_more_is_asked_of_it(monkeypatch: p
 @pytest.mark.parametrize(
     "call", ["cuMemFree", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamDestroy"]
 )
-def test_a_fault_that_shows_while_a_session_is_closed_does_not_keep_the_device_from_use(
-    monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_fault_found_while_closing_does_not_block_the_device(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """A fault shows in whichever call comes next. Closing goes on, and leaves nothing behind."""
     driver = FakeDriver()
     device = FakeGpu(driver)
@@ -278,17 +276,17 @@ def test_a_fault_that_shows_while_a_session_is_closed_does_not_keep_the_device_f
     executable.close()
     assert device.lost.startswith(f"cuda:0 was lost: {call}: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
     driver.failing.clear()
-    monkeypatch.setattr(devices, "_open", {"cuda:0": device})
+    monkeypatch.setattr(devices, "_devices", {"cuda:0": device})
     assert devices.open_device("cuda:0") is device and not device.lost
 
 
-def test_a_device_that_a_new_context_does_not_help_needs_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_stays_broken_needs_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver(failing={"cuStreamCreate": CUresult.CUDA_ERROR_ILLEGAL_ADDRESS})
     device = FakeGpu(driver)
     with pytest.raises(DeviceLost):
         loaded(device)
     driver.failing = {"cuMemAlloc": CUresult.CUDA_ERROR_ILLEGAL_ADDRESS}
-    monkeypatch.setattr(devices, "_open", {"cuda:0": device})
+    monkeypatch.setattr(devices, "_devices", {"cuda:0": device})
     for _ in range(2):
         with pytest.raises(DeviceLost, match=r"does not work again in this process \(.*700.*\): restart it"):
             devices.open_device("cuda:0")
@@ -306,7 +304,7 @@ def test_other_failures_leave_the_device_as_it_is() -> None:
     assert driver.alive == Counter()
 
 
-def test_a_larger_batch_without_pinned_memory_leaves_the_slot_whole() -> None:
+def test_a_batch_beyond_pinned_memory_leaves_the_slot_usable() -> None:
     driver = FakeDriver()
     executable = loaded(FakeGpu(driver))
     driver.failing["cuMemHostAlloc"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY

@@ -1,4 +1,4 @@
-"""Kernels for GPUs as text: writing them needs neither Triton nor a GPU, and equal specs give equal text."""
+"""The source text of GPU kernels: generating it needs neither Triton nor a GPU; equal specs give equal text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ArtifactError
-from core.ir.types import DType
-from core.kernels import cuda
-from core.kernels.catalog import VIEWS, KernelCall, Request, base, candidates, select
-from core.kernels.catalog.cuda import elementwise
-from core.kernels.catalog.reduce import KINDS
-from core.kernels.cuda.algebra import Algebra, Reg
-from core.kernels.cuda.source import Writer
-from core.kernels.target import GpuTarget
+from lathe.core.errors import ArtifactError
+from lathe.core.ir.types import DType
+from lathe.core.kernels import cuda
+from lathe.core.kernels.call import VIEWS, KernelCall, Request
+from lathe.core.kernels.choose import candidates, covered_ops, select
+from lathe.core.kernels.cuda.algebra import Algebra, Reg
+from lathe.core.kernels.cuda.source import Writer
+from lathe.core.kernels.elementwise import cuda_spec as elementwise
+from lathe.core.kernels.reduce.spec import KINDS
+from lathe.core.kernels.target import GpuTarget
 from loadtest.gpu.families import FAMILIES
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import floats, tensor
@@ -53,7 +54,7 @@ def test_every_operator_with_a_kernel_of_its_own_is_here() -> None:
         "GroupNormalization", "InstanceNormalization", "BatchNormalization", "ArgMin", "AveragePool", "DepthToSpace",
         "SpaceToDepth", "Expand", "Tile", "Slice", "Split", "Pad",
     }  # fmt: skip
-    assert base.covered("cuda") <= like | {op for op, *_ in CASES}
+    assert covered_ops("cuda") <= like | {op for op, *_ in CASES}
 
 
 def test_equal_shapes_share_a_kernel_and_batch_sizes_do() -> None:
@@ -71,7 +72,7 @@ def test_architectures_have_their_own_binaries() -> None:
     assert cuda.binary_key(call.spec, TARGET) == cuda.binary_key(call.spec, GpuTarget(multiprocessors=1))
 
 
-def test_a_binary_is_what_it_was() -> None:
+def test_binaries_read_back_equal_and_damaged_ones_are_refused() -> None:
     binary = cuda.Binary("lathe_x", 90, 8, 1024, b"\x7fELF...", ".entry lathe_x")
     data = binary.to_bytes()
     assert cuda.Binary.from_bytes(data) == binary
@@ -80,10 +81,10 @@ def test_a_binary_is_what_it_was() -> None:
             cuda.Binary.from_bytes(damaged)
 
 
-def test_selectors_of_one_device_are_not_asked_for_another() -> None:
+def test_selectors_of_one_device_are_not_called_for_another() -> None:
     relu = request("Relu", ("float32[n,8]",), {})
     assert relu.gpu is TARGET
-    with pytest.raises(TypeError, match="for CPUs was asked for a kernel for cuda"):
+    with pytest.raises(TypeError, match="target: expected a CPU, got cuda"):
         _ = relu.cpu
     assert select(request("Relu", ("float32[n,8]",), {}, GpuTarget(device="none"))) is None
 
@@ -96,7 +97,7 @@ def test_narrow_constants_are_packed_once() -> None:
 
 
 class _Numbers:
-    """What a line of a kernel calls of Triton, on NumPy arrays."""
+    """The Triton functions that a line of a kernel calls, on NumPy arrays."""
 
     float32, float64, int1 = np.float32, np.float64, np.bool_
     exp, abs, where = staticmethod(np.exp), staticmethod(np.abs), staticmethod(np.where)

@@ -1,6 +1,6 @@
 """The tuner on devices: what it measures and how, its budget, its records, and that findings make compiling repeatable.
 
-A simulated device whose kernels take as long as a test says is the clock; NVIDIA's driver, a fake one.
+Kernels of the simulated device take the time that a test sets. NVIDIA's driver is a fake.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import compiler, sizes, tune
-from core.described import describe
-from core.errors import DeviceError, DeviceMemoryError
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.catalog import KernelCall, KernelSpec
-from core.kernels.target import GpuTarget
-from core.options import make_options
-from core.passes.pipeline import Options, optimize
-from core.runtime import devices, simulated
-from core.runtime.device import Grid
-from core.runtime.device_trial import device_bench
-from core.runtime.simulated import REFERENCES, Backend, SimulatedDevice
-from core.tune import Problem, Record
+import lathe
+from lathe.core.compiler import compile as compile_module
+from lathe.core.compiler import symbol_binding, tuner
+from lathe.core.compiler.description import describe
+from lathe.core.compiler.options import make_options
+from lathe.core.compiler.tuner import Problem, Record
+from lathe.core.errors import DeviceError, DeviceMemoryError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.call import KernelCall, KernelSpec
+from lathe.core.kernels.target import GpuTarget
+from lathe.core.passes.pipeline import Options, optimize
+from lathe.core.runtime.device import devices, simulated
+from lathe.core.runtime.device.device import Grid
+from lathe.core.runtime.device.device_trial import device_bench
+from lathe.core.runtime.device.simulated import REFERENCES, Backend, SimulatedDevice
 from tests.core.cuda.fake_driver import FakeDriver, FakeGpu
 
 DEVICE = "simulated:9"
@@ -48,8 +49,8 @@ def product(columns: int = 96) -> Graph:
 def problem_of(target: GpuTarget, batches: tuple[int, ...] = (1, 8)) -> Problem:
     """That of the product as the compiler plans it for devices."""
     batching = describe(product(), make_options(threads=1)).batching
-    graph, _ = optimize(sizes.bind(product(), batching, ()), Options(host=False))
-    (problem,) = tune.problems(graph, target, 1, batches).values()
+    graph, _ = optimize(symbol_binding.bind(product(), batching, ()), Options(host=False))
+    (problem,) = tuner.problems(graph, target, 1, batches).values()
     return problem
 
 
@@ -68,7 +69,7 @@ class Costs:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
     made = SimulatedDevice(DEVICE, replace(REFERENCES, target=replace(REFERENCES.target, l2_bytes=1)), cost=Costs())
-    monkeypatch.setitem(devices._open, DEVICE, made)
+    monkeypatch.setitem(devices._devices, DEVICE, made)
     yield made
     assert made.space.used == 0 and made.streams == []
 
@@ -81,7 +82,7 @@ def names(calls: Sequence[KernelCall]) -> list[str]:
 def test_the_fastest_kernel_of_a_device_is_chosen(device: SimulatedDevice, rank: int) -> None:
     problem = problem_of(device.target)
     device._cost = Costs(**{names(problem.calls)[rank]: 70_000})
-    assert tune.fastest(problem, device_bench(device)) is problem.calls[rank]
+    assert tuner.fastest(problem, device_bench(device)) is problem.calls[rank]
     assert {n for _, n in device._cost.seen} == {1, 8}
 
 
@@ -104,10 +105,10 @@ def test_findings_are_recorded_and_used_again_without_measuring(device: Simulate
     options = {"device": DEVICE, "cache_dir": tmp_path, "max_batch": 8}
     third = problem_of(device.target).calls[2]
     device._cost = Costs(**{names([third])[0]: 1_000})
-    with core.compile(product(), tune="full", **options) as session:  # type: ignore[arg-type]
+    with lathe.compile(product(), tune="full", **options) as session:  # type: ignore[arg-type]
         assert third.spec.summary in session.explain()
     device._cost = Costs()
-    with core.compile(product(), tune="full", **options) as session:  # type: ignore[arg-type]
+    with lathe.compile(product(), tune="full", **options) as session:  # type: ignore[arg-type]
         assert third.spec.summary in session.explain()
     assert device._cost.seen == []
     (path,) = (tmp_path / "tuning").iterdir()
@@ -115,9 +116,9 @@ def test_findings_are_recorded_and_used_again_without_measuring(device: Simulate
 
 
 def test_without_a_clock_and_without_tuning_nothing_is_measured(device: SimulatedDevice, tmp_path: Path) -> None:
-    with core.compile(product(), device=DEVICE, tune="off", cache_dir=tmp_path):
+    with lathe.compile(product(), device=DEVICE, tune="off", cache_dir=tmp_path):
         assert device._cost.seen == []  # type: ignore[union-attr]
-    with core.compile(product(), device="simulated", tune="full", cache_dir=tmp_path):
+    with lathe.compile(product(), device="simulated", tune="full", cache_dir=tmp_path):
         assert not (tmp_path / "tuning").exists()
 
 
@@ -128,13 +129,13 @@ def test_a_budget_bounds_measuring_over_all_parts(device: SimulatedDevice, monke
         seconds.append(left)
         return {}
 
-    monkeypatch.setattr(tune, "tune", noted)
+    monkeypatch.setattr(tuner, "tune", noted)
     graph = product()
     b = Builder(graph)
     graph.outputs = [b("Exp", b("CumProd", b("Tanh", graph.outputs[0]), b.constant(np.array(1))))]
-    core.compile(graph, device=DEVICE, tune=5.0).close()
+    lathe.compile(graph, device=DEVICE, tune=5.0).close()
     assert len(seconds) == 3 and 5.0 == seconds[0] > seconds[1] > seconds[2] > 0
-    assert tune.tune([problem_of(device.target)], {}, 0.0, device_bench(device)) == {}
+    assert tuner.tune([problem_of(device.target)], {}, 0.0, device_bench(device)) == {}
 
 
 def test_full_tuning_compiles_all_candidates_at_once(device: SimulatedDevice) -> None:
@@ -142,9 +143,9 @@ def test_full_tuning_compiles_all_candidates_at_once(device: SimulatedDevice) ->
     known, new = problem_of(device.target), problem_of(device.target, (1, 4))
     prepared: list[KernelSpec] = []
     bench = device_bench(device)
-    findings = tune.tune([known, new], {known.key: ""}, inf, bench, prepared.extend)
+    findings = tuner.tune([known, new], {known.key: ""}, inf, bench, prepared.extend)
     assert prepared == [call.spec for call in new.calls] and list(findings) == [new.key]
-    tune.tune([new], {}, 5.0, bench, prepared.extend)
+    tuner.tune([new], {}, 5.0, bench, prepared.extend)
     assert len(prepared) == len(new.calls)
 
 
@@ -159,21 +160,21 @@ def test_records_and_artifacts_of_other_gpus_are_ignored(device: SimulatedDevice
     assert problem_of(larger).found(findings) is None
 
 
-def test_the_findings_of_an_artifact_give_it_again_on_a_device(device: SimulatedDevice, tmp_path: Path) -> None:
+def test_the_findings_of_an_artifact_reproduce_it_on_a_device(device: SimulatedDevice, tmp_path: Path) -> None:
     options = {"device": DEVICE, "threads": 1, "max_batch": 8}
     last = problem_of(device.target).calls[-1]
     device._cost = Costs(**{names([last])[0]: 1_000})
     first, second = tmp_path / "first.lathe", tmp_path / "second.lathe"
     tuned: Any = {**options, "cache_dir": tmp_path / "one", "tune": inf}
-    compiler.compile_to(first, product(), make_options(**tuned))
-    findings = tune.read_findings(first)
+    compile_module.compile_to(first, product(), make_options(**tuned))
+    findings = tuner.read_findings(first)
     assert list(findings.values()) == [last.spec.symbol]
     again: Any = {**options, "cache_dir": tmp_path / "two", "findings": findings}
-    compiler.compile_to(second, product(), make_options(**again))
+    compile_module.compile_to(second, product(), make_options(**again))
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_candidate_that_cannot_run_is_passed_over(device: SimulatedDevice) -> None:
+def test_a_candidate_that_cannot_run_is_skipped(device: SimulatedDevice) -> None:
     problem = problem_of(device.target)
     bad = problem.calls[1].spec.key
 
@@ -184,22 +185,22 @@ def test_a_candidate_that_cannot_run_is_passed_over(device: SimulatedDevice) -> 
 
     device._backend = Backend(device.target, code, REFERENCES.load)
     device._cost = Costs(**{names(problem.calls)[2]: 50_000})
-    assert tune.fastest(problem, device_bench(device)) is problem.calls[2]
+    assert tuner.fastest(problem, device_bench(device)) is problem.calls[2]
     bad = problem.calls[0].spec.key  # the model cannot do without this one
     with pytest.raises(RuntimeError, match="out of shared memory"):
-        tune.fastest(problem, device_bench(device))
+        tuner.fastest(problem, device_bench(device))
 
 
-def test_what_a_device_has_no_room_to_try_keeps_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_beyond_device_memory_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     small = SimulatedDevice(DEVICE, nbytes=1 << 15, cost=Costs())
     problem = problem_of(small.target)
     with pytest.raises(DeviceMemoryError):
-        tune.fastest(problem, device_bench(small))
-    assert tune.tune([problem], {}, inf, device_bench(small)) == {}
+        tuner.fastest(problem, device_bench(small))
+    assert tuner.tune([problem], {}, inf, device_bench(small)) == {}
     assert small.space.used == 0
 
 
-def test_a_fault_ends_it(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_fault_ends_tuning(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty = SimulatedDevice(DEVICE, cost=Costs())
 
     def fault(*_: Any) -> None:
@@ -207,10 +208,10 @@ def test_a_fault_ends_it(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(simulated.ReferenceKernel, "run", fault)
     with pytest.raises(DeviceError, match="an illegal address"):
-        tune.fastest(problem_of(faulty.target), device_bench(faulty))
+        tuner.fastest(problem_of(faulty.target), device_bench(faulty))
 
 
-def test_the_driver_is_asked_for_events_around_one_graph_and_keeps_nothing() -> None:
+def test_a_trial_times_one_graph_by_events_and_frees_all() -> None:
     driver = FakeDriver(total=1 << 24)
     gpu = FakeGpu(driver)
     problem = problem_of(gpu.target)
@@ -221,4 +222,4 @@ def test_the_driver_is_asked_for_events_around_one_graph_and_keeps_nothing() -> 
             "cuEventRecord", "cuGraphLaunch", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"
         ]  # fmt: skip
     assert not driver.alive
-    assert gpu.keeps_time and gpu.target.l2_bytes == 4096
+    assert gpu.has_clock and gpu.target.l2_bytes == 4096

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from core.frontends.onnx import load
-from core.reference import interpret
+from lathe.core.frontends.onnx import load
+from lathe.core.reference import interpret
 
 FLOAT = TensorProto.FLOAT
 

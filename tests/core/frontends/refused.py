@@ -1,4 +1,4 @@
-"""What ONNX Runtime's CPU provider runs and Lathe refuses, with the reasons. `core/ops/COVERAGE.md` lists it."""
+"""Operators that ONNX Runtime's CPU provider runs and Lathe refuses, with reasons; see core/ops/COVERAGE.md."""
 
 from __future__ import annotations
 

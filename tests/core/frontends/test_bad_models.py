@@ -1,4 +1,4 @@
-"""Files that are refused: always a ModelError, never a crash, a hang or a large allocation."""
+"""Invalid files raise ModelError; none crashes, hangs or allocates much memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from core.errors import ModelError
-from core.frontends.onnx import load
+from lathe.core.errors import ModelError
+from lathe.core.frontends.onnx import load
 from tests.core.frontends.models import floats, model
 
 N = helper.make_node
@@ -58,7 +58,7 @@ PLACES: dict[str, Callable[[onnx.ModelProto], Any]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_external_data_is_refused_wherever_a_tensor_can_stand(place: str) -> None:
+def test_external_data_is_refused_in_every_tensor(place: str) -> None:
     proto = good()
     external(PLACES[place](proto))
     with pytest.raises(ModelError, match="its data lies outside the file, expected it inside") as caught:
@@ -107,7 +107,7 @@ EDITS: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
     "a computed rank of 65": (
         lambda m: (m.graph.input.append(helper.make_tensor_value_info("q", TensorProto.INT64, [65])),
                    m.graph.node.append(N("Reshape", ["x", "q"], ["r"]))),
-        "makes a tensor of rank 65, expected at most 64"),
+        "gives a tensor of rank 65, expected at most 64"),
     "a constant of text where a tensor belongs": (
         lambda m: m.graph.node.append(N("Constant", [], ["c"], value="cubic")), "'value' is 'cubic', expected TENSOR"),
     "a constant number given as text": (
@@ -150,7 +150,7 @@ def test_text_that_is_not_utf8() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\0", b"not a model at all", b"PK\x03\x04zip", b"\x80\x04\x95pickle", b"\xff" * 1000]
 )
-def test_bytes_that_are_no_model(data: bytes) -> None:
+def test_bytes_that_are_no_model_are_refused(data: bytes) -> None:
     with pytest.raises(ModelError, match=f"the {len(data)} bytes"):
         load(data)
 
@@ -214,8 +214,8 @@ def test_division_upon_division() -> None:
     ],
     ids=lambda node: node.op_type,
 )
-def test_huge_results_are_never_made(node: onnx.NodeProto) -> None:
-    """Whether refused or accepted, importing them allocates next to nothing."""
+def test_huge_results_are_never_allocated(node: onnx.NodeProto) -> None:
+    """Importing them allocates almost no memory, whether they are refused or accepted."""
     constants = {
         "big": np.int64([2**40, 2**40]), "pads": np.int64([0, 2**61, 0, 2**61]), "depth": np.int64(2**45),
         "zero": np.int64(0), "step": np.int64(1), "values": floats(2),
@@ -275,7 +275,7 @@ def mutate(rng: random.Random, node: onnx.NodeProto, tensor: TensorProto) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_flipped_numbers_and_words(seed: int) -> None:
+def test_well_formed_mutations(seed: int) -> None:
     """Mutations that stay well-formed reach deeper: other sizes, names, kinds, operators and opsets."""
     rng = random.Random(seed)
     for _ in range(80):

@@ -1,4 +1,4 @@
-"""Contributed operators against ONNX Runtime, which has them."""
+"""Contributed operators (com.microsoft) against ONNX Runtime, which defines them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import helper
 
-import core
-from core.errors import UnsupportedError
-from core.frontends.onnx import load
+import lathe
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.onnx import load
 from tests.core.frontends.models import assert_agree, floats, model
 from tests.onnx_runtime import SEVEN_BITS
 
@@ -59,14 +59,14 @@ NODES = [
 
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node.op_type)
-def test_like_onnx_runtime(node: onnx.NodeProto) -> None:
+def test_contributed_operators_agree_with_onnx_runtime(node: onnx.NodeProto) -> None:
     constants = {"s": floats(2, 3, 8, seed=1), **{name: floats(8, seed=i) for i, name in enumerate("abc", start=2)}}
     outputs = [name for name in node.output if name]
     proto = model([node], {"x": [2, 3, 8]}, outputs, constants=constants, domains={"com.microsoft": 1})
     assert_agree(proto, {"x": floats(2, 3, 8)}, 1e-4)
 
 
-def test_others_are_refused_by_name() -> None:
+def test_unknown_contributed_operators_are_refused_by_name() -> None:
     node = contributed("CropAndResize", ["x"], ["y"])
     with pytest.raises(UnsupportedError, match=r"operator CropAndResize of domain 'com\.microsoft', opset 1 is not"):
         load(model([node], {"x": [1, 2, 2, 1]}, domains={"com.microsoft": 1}).SerializeToString())
@@ -76,6 +76,16 @@ def test_others_are_refused_by_name() -> None:
         load(
             model([transposed], {"x": [2, 2, 2]}, constants=constants, domains={"com.microsoft": 1}).SerializeToString()
         )
+
+
+@pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
+@pytest.mark.parametrize("outputs", [["y", "mean"], ["y", "", "deviation"], ["y", "mean", "deviation", "z"]])
+def test_statistics_for_training_are_refused(op: str, outputs: list[str]) -> None:
+    """They were once the sum under another name."""
+    node = contributed(op, ["x", "x", "a", "a"], outputs)
+    constants = {"a": np.ones(4, np.float32)}
+    with pytest.raises(UnsupportedError, match="returns its mean or deviation, which are for training"):
+        load(model([node], {"x": [2, 3, 4]}, constants=constants, domains={"com.microsoft": 1}).SerializeToString())
 
 
 IMAGES = {
@@ -107,7 +117,7 @@ def test_layers(node: onnx.NodeProto, arrays: Mapping[str, Any]) -> None:
     agree(node, {"x": x}, used, 1e-4)
 
 
-def test_rms_norm_stands_in_the_default_domain() -> None:
+def test_rms_norm_in_the_default_domain() -> None:
     node = helper.make_node("SimplifiedLayerNormalization", ["x", "g"], ["y"], epsilon=1e-5, axis=-1)
     agree(node, {"x": floats(2, 3, 8)}, {"g": floats(8, seed=1)}, 1e-5)
 
@@ -307,25 +317,25 @@ def test_steps_of_a_quantized_layer_are_compiled() -> None:
     constants = {"w": data, "s": scale, "z": zero}
     node = contributed("DynamicQuantizeLSTM", ["x", "w", "w", *[""] * 5, "s", "z", "s", "z"], ["y"], hidden_size=6)
     proto = model([node], {"x": [4, "n", 6]}, ["y"], constants=constants, domains={"com.microsoft": 1})
-    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+    with lathe.compile(proto.SerializeToString(), threads=1, tune="off") as session:
         session.run({"x": floats(4, 3, 6)})
         assert "FALLBACK" not in session.explain()
 
 
 def test_weights_of_a_quantized_layer_stay_bytes() -> None:
-    """Every step reads all that meet the state: as floats they were four times as much."""
+    """Every step reads all weights of the state; as floats they would take four times the memory."""
     rng = np.random.default_rng(0)
     constants = {name: rng.integers(-99, 99, (1, 64, 256)).astype(np.int8) for name in "wr"}
     constants |= {"s": np.full(1, 0.01, np.float32), "z": np.zeros(1, np.int8)}
     node = contributed("DynamicQuantizeLSTM", ["x", "w", "r", *[""] * 5, "s", "z", "s", "z"], ["y"], hidden_size=64)
     proto = model([node], {"x": [4, "n", 64]}, ["y"], constants=constants, domains={"com.microsoft": 1})
-    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+    with lathe.compile(proto.SerializeToString(), threads=1, tune="off") as session:
         session.run({"x": floats(4, 3, 64)})
         assert session.memory is not None
         assert session.memory.weights < 1.5 * sum(constants[name].nbytes for name in "wr")
 
 
-def test_quantized_layers_of_what_is_not_done_are_refused() -> None:
+def test_unsupported_quantized_layers_are_refused() -> None:
     inputs = ["x", "x", "x", "", "x", "", "", "", "x", "x", "x", "x"]
     node = contributed("DynamicQuantizeLSTM", inputs, ["y"], hidden_size=6)
     with pytest.raises(UnsupportedError, match="has sequence lengths or peepholes, expected neither"):

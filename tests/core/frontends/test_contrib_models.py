@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import core
-from core.errors import UnsupportedError
-from core.frontends.onnx import load
+import lathe
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.onnx import load
 from tests.core.frontends.models import floats
 from tests.core.frontends.test_contrib import contributed
 from tests.onnx_runtime import SEVEN_BITS, plain_session
@@ -45,8 +45,10 @@ def of_arrays(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, list[Any]]]:
 
 
 def attention(step: int, past: int, room: int, lengths: list[int], packed: bool = False, size: int = SIZE) -> Any:
-    """Feeds of a step with so many queries, and angles: the past has `room` places, of which the longest row has filled
-    `past`."""
+    """Feeds of a step with `queries` queries, and angles.
+
+    The past has `room` slots, of which the longest row has filled `past`.
+    """
     batch = len(lengths)
     rows = {"q": floats(batch, step, HEADS * size), "k": floats(batch, step, SHARED * size, seed=1)}
     rows["v"] = floats(batch, step, SHARED * size, seed=2)
@@ -70,12 +72,12 @@ def query(packed: bool = False, rotary: bool = True, **attrs: Any) -> onnx.NodeP
 
 
 def check_attention(node: onnx.NodeProto, feeds: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
-    """Like ONNX Runtime, but for kept places behind the last key, which nobody reads."""
+    """Compare with ONNX Runtime, except for cache slots behind the last key, which are never read."""
     known = {name: each for name, each in constants.items() if name in node.input}
     data = proto_of([node], of_arrays(feeds), list(node.output), known)
     theirs = plain_session(data).run(None, dict(feeds))
-    with core.compile(data, threads=1, tune="off") as session:
-        both = session.run(feeds), core.interpret(core.load(data), feeds)
+    with lathe.compile(data, threads=1, tune="off") as session:
+        both = session.run(feeds), lathe.interpret(lathe.load(data), feeds)
     for ours in both:
         np.testing.assert_allclose(ours["y"], theirs[0], 1e-4, 1e-4)
         for name, want in zip(("k2", "v2"), theirs[1:], strict=True):
@@ -132,11 +134,11 @@ def test_normalized_queries_and_keys(attrs: dict[str, Any]) -> None:
         spread = np.sqrt(np.mean(heads**2, -1, keepdims=True) + epsilon)
         normalized[name] = (heads / spread * scale).reshape(feeds[name].shape)
     want = plain_session(proto_of([query()], of_arrays(feeds), ["y"], turns)).run(None, normalized)[0]
-    np.testing.assert_allclose(core.interpret(core.load(data), feeds)["y"], want, 1e-4, 1e-4)
+    np.testing.assert_allclose(lathe.interpret(lathe.load(data), feeds)["y"], want, 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("step", ["a prompt", "a step"])
-def test_a_head_that_is_turned_in_part(step: str) -> None:
+def test_partial_rotary_embeddings(step: str) -> None:
     feeds, turns = attention(*STEPS[step], size=2 * SIZE)
     check_attention(query(), feeds, angles(SIZE // 2))
     assert turns["cos"].shape[1] == SIZE
@@ -166,10 +168,10 @@ def decoder() -> bytes:
 
 
 def test_a_decoder_generates_step_by_step() -> None:
-    """Every step is compiled code: a prompt, then tokens behind what was kept."""
+    """Every step runs compiled code: a prompt, then tokens after the cached keys and values."""
     data = decoder()
     theirs = plain_session(data)
-    with core.compile(data, threads=1, tune="off", new_shapes="wait") as session:
+    with lathe.compile(data, threads=1, tune="off", new_shapes="wait") as session:
         kept = [floats(2, SHARED, 0, SIZE)] * 2
         for count in (5, 1, 1):
             length = kept[0].shape[2] + count
@@ -220,7 +222,7 @@ def test_lstm_of_bytes(direction: str, columns: bool, dtype: Any) -> None:
     parts = {"b": bias, "ws": scales["w"], "rs": scales["r"], "wz": zeros["w"], "rz": zeros["r"]}
     data = proto_of([node], of_arrays(feeds), outputs, {**whole, **parts})
     expected = plain_session(data).run(None, feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         got = list(session.run(feeds).values())
         assert " 0 on the reference" in session.explain()
     for ours, other in zip(got, expected, strict=True):
@@ -262,7 +264,7 @@ def check_rows(constants: dict[str, Any], shape: tuple[int, ...], **attrs: Any) 
     feeds = {"i": np.array([[1, 0, -1], [3, 2, 1]], np.int64)}
     data = proto_of([node], {"i": (np.dtype(np.int64), ["n", 3])}, ["y"], constants)
     (want,) = plain_session(data).run(None, feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         np.testing.assert_allclose(session.run(feeds)["y"], want, 1e-6, 1e-6)
         assert " 0 on the reference" in session.explain()
 
@@ -273,7 +275,7 @@ def test_columns_of_few_bits() -> None:
     check_rows({"t": table, "s": floats(2, 9)}, (2, 9), bits=4, block_size=16, gather_axis=1, quantize_axis=0)
 
 
-def test_tables_that_a_run_brings_are_refused() -> None:
+def test_tables_that_are_not_constant_are_refused() -> None:
     node = contributed("GatherBlockQuantized", ["t", "i", "s"], ["y"], bits=8, block_size=16)
     arrays = {"t": np.zeros((3, 16), np.uint8), "i": np.zeros(2, np.int64), "s": floats(3, 1)}
     with pytest.raises(UnsupportedError, match="needs a constant table"):

@@ -11,13 +11,13 @@ import pytest
 from numpy.random import Generator
 from onnx import helper
 
-import core
-from core.errors import FeedError, UnsupportedError
+import lathe
+from lathe.core.errors import FeedError, UnsupportedError
 from tests.core.frontends.models import floats
 from tests.core.frontends.test_contrib import contributed
 from tests.onnx_runtime import SEVEN_BITS, plain_session
 
-Case = tuple[onnx.NodeProto, Mapping[str, Any], Mapping[str, Any]]  # a node, what is fed, its constants
+Case = tuple[onnx.NodeProto, Mapping[str, Any], Mapping[str, Any]]  # a node, its feeds, its constants
 
 
 def proto_of(
@@ -36,13 +36,13 @@ def proto_of(
 
 
 def check(case: Case, tolerance: float = 1e-4, opset: int = 21) -> None:
-    """Reference and compiled code give what ONNX Runtime gives, for known and for open extents."""
+    """Reference operators and compiled code agree with ONNX Runtime, for known and for dynamic extents."""
     node, feeds, constants = case
     for open_ in (False, True):
         data = proto_of(node, feeds, constants, open_, opset)
         want = plain_session(data).run(None, dict(feeds))
-        with core.compile(data, threads=1, tune="off", new_shapes="wait") as session:
-            both = session.run(feeds), core.interpret(core.load(data), feeds)
+        with lathe.compile(data, threads=1, tune="off", new_shapes="wait") as session:
+            both = session.run(feeds), lathe.interpret(lathe.load(data), feeds)
         for ours in both:
             for mine, theirs in zip(ours.values(), want, strict=True):
                 assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
@@ -60,7 +60,7 @@ def extents(random: Generator, rank: int, least: int = 2, most: int = 7) -> tupl
     return tuple(int(size) for size in random.integers(least, most, rank))
 
 
-# What ONNX has, too
+# Operators that ONNX has, too
 
 
 def trilu(random: Generator) -> Case:
@@ -171,13 +171,13 @@ SAME = [
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("draw", SAME, ids=lambda draw: draw.__name__)
-def test_operators_that_onnx_has_in_another_form(draw: Callable[[Generator], Case], seed: int) -> None:
+def test_contributed_forms_of_onnx_operators(draw: Callable[[Generator], Case], seed: int) -> None:
     check(draw(np.random.default_rng(seed)))
 
 
 def test_matrices_without_an_inverse_are_refused() -> None:
     data = proto_of(contributed("Inverse", ["x"], ["y"]), {"x": floats(2, 2)}, {}, open_=False)
-    with core.compile(data, threads=1, tune="off") as session, pytest.raises(FeedError, match="without an inverse"):
+    with lathe.compile(data, threads=1, tune="off") as session, pytest.raises(FeedError, match="without an inverse"):
         session.run({"x": np.ones((2, 2), np.float32)})
 
 
@@ -235,7 +235,7 @@ def test_quantized_attention_goes_on() -> None:
     feeds = {"x": x, "past": some(random, 2, 2, 2, 4, 4)}
     data = proto_of(node, feeds, parts, open_=False)
     want = plain_session(data).run(None, feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         for mine, theirs in zip(session.run(feeds).values(), want, strict=True):
             np.testing.assert_allclose(mine, theirs, 1e-4, 1e-4)
 
@@ -257,7 +257,7 @@ def test_embeddings_of_bytes(segments: bool) -> None:
         feeds["of"] = random.integers(0, 2, (2, 5)).astype(np.int32)
     data = proto_of(contributed("QEmbedLayerNormalization", names, ["y", "n"]), feeds, parts, open_=False)
     want = plain_session(data).run(None, feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         for mine, theirs in zip(session.run(feeds).values(), want, strict=True):
             np.testing.assert_allclose(mine, theirs, 1e-4, 1e-4)
 
@@ -336,11 +336,11 @@ def test_gated_mixtures_of_experts(limit: float | None) -> None:
         (mixture(names, swiglu_fusion=2, **attrs), beside),
         (mixture([*names, "w3", "b3"], **attrs), apart),
     ):
-        got = core.interpret(core.load(proto_of(other, feeds, constants, open_=False)), feeds)
+        got = lathe.interpret(lathe.load(proto_of(other, feeds, constants, open_=False)), feeds)
         np.testing.assert_allclose(got["y"], want, 1e-4, 1e-4)
 
 
-def test_experts_that_are_not_chosen_do_not_count() -> None:
+def test_experts_that_are_not_selected_have_no_influence() -> None:
     """An expert that overflows must not reach the tokens of others."""
     random = np.random.default_rng(10)
     parts, feeds = layers(random), routed(random, TOKENS)
@@ -388,7 +388,7 @@ def test_weights_of_experts_that_the_router_does_not_give(normalized: int) -> No
     node = contributed("QMoE", names, ["y"], k=2, normalize_routing_weights=normalized, weights_prepacked=0)
     data = proto_of(node, feeds, parts, open_=False)
     (want,) = plain_session(data).run(None, feeds)
-    np.testing.assert_allclose(core.interpret(core.load(data), feeds)["y"], want, 1e-3, 1e-3)
+    np.testing.assert_allclose(lathe.interpret(lathe.load(data), feeds)["y"], want, 1e-3, 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +403,7 @@ def test_other_mixtures_are_refused(attrs: dict[str, Any], expected: str) -> Non
     random = np.random.default_rng(14)
     data = proto_of(mixture(["w1", "b1", "w2", "b2"], **attrs), routed(random, TOKENS), layers(random), open_=False)
     with pytest.raises(UnsupportedError, match=expected):
-        core.load(data)
+        lathe.load(data)
 
 
 # Newer decoders
@@ -509,8 +509,8 @@ def test_parts_of_newer_decoders(draw: Callable[[Generator], Case], seed: int) -
     check(draw(np.random.default_rng(seed)))
 
 
-def test_what_onnx_has_not_taken_over_is_refused() -> None:
+def test_attributes_without_an_onnx_form_are_refused() -> None:
     feeds, parts = {"x": floats(2, 4, 5), "past": floats(2, 4, 4)}, {"w": floats(4, 1, 3)}
     node = contributed("CausalConvWithState", ["x", "w", "", "past"], ["y", "now"], dilation=2)
     with pytest.raises(UnsupportedError, match="attribute 'dilation' is 2, expected 1"):
-        core.load(proto_of(node, feeds, parts, open_=False))
+        lathe.load(proto_of(node, feeds, parts, open_=False))

@@ -1,4 +1,4 @@
-"""Dimensions as models declare them: names that say something, and those that do not."""
+"""Declared dimensions of models: names that identify a size, and placeholder names such as "?"."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import core
-from core.errors import FeedError
-from core.ir.types import TensorType
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.ir.types import TensorType
 from tests.onnx_runtime import plain_session
 
 
@@ -24,19 +24,19 @@ def model(*dims: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", ["?", "", "-1", "*", "None"])
-def test_what_says_any_size_says_it_anew_each_time(name: str) -> None:
+def test_each_placeholder_dimension_is_a_size_of_its_own(name: str) -> None:
     """Paddle's exporter writes "?" for the height and the width of one image."""
     data = model("rows", name, name).SerializeToString()
     x = np.arange(12, dtype=np.float32).reshape(1, 3, 4)
     (expected,) = plain_session(data).run(None, {"x": x})
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], expected)
-    type_ = core.load(data).inputs[0].type
+    type_ = lathe.load(data).inputs[0].type
     assert isinstance(type_, TensorType)
     assert len(type_.symbols) == 3
 
 
 def test_a_name_means_one_size() -> None:
     data = model("rows", "side", "side").SerializeToString()
-    with core.compile(data, threads=1, tune="off") as session, pytest.raises(FeedError, match="dimension side is 3"):
+    with lathe.compile(data, threads=1, tune="off") as session, pytest.raises(FeedError, match="dimension side is 3"):
         session.run({"x": np.zeros((1, 3, 4), np.float32)})

@@ -1,4 +1,4 @@
-"""Initializers that are inputs, too: which of them the graph lets a run replace, and how it says so."""
+"""Initializers that are also inputs: which of them a feed may override, and how the graph declares that."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import core
-from core.errors import FeedError, VerifyError
-from core.ir.graph import Graph
-from core.ir.text import Weights, parse_graph, print_graph
-from core.ir.verify import verify
-from core.passes.feed_defaults import with_fed
-from core.passes.pipeline import optimize
+import lathe
+from lathe.core.errors import FeedError, VerifyError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import Weights, parse_graph, print_graph
+from lathe.core.ir.verify import verify
+from lathe.core.passes.lowering.input_variants import with_default_inputs
+from lathe.core.passes.pipeline import optimize
 from tests.core.frontends.models import theirs
 
 
@@ -45,7 +45,7 @@ def model(
 
 
 def load(proto: onnx.ModelProto) -> Graph:
-    return core.load(proto.SerializeToString())
+    return lathe.load(proto.SerializeToString())
 
 
 def scaled() -> onnx.ModelProto:
@@ -73,16 +73,16 @@ def test_an_initializer_that_is_no_input_is_none() -> None:
 
 
 def test_before_ir_version_4_all_initializers_are_constants() -> None:
-    """They had to be inputs. ONNX Runtime refuses to be fed them."""
+    """Before IR version 4 every initializer had to be an input. ONNX Runtime refuses feeds for them."""
     proto = scaled()
     proto.ir_version = 3
     assert load(proto).defaults == {}
-    np.testing.assert_array_equal(core.interpret(load(proto), {"x": X})["y"], theirs(proto, {"x": X})["y"])
+    np.testing.assert_array_equal(lathe.interpret(load(proto), {"x": X})["y"], theirs(proto, {"x": X})["y"])
     with pytest.raises(Exception, match="Invalid input name: c"):
         theirs(proto, {"x": X, "c": np.float32([1])})
 
 
-def test_a_declaration_that_does_not_describe_the_default_counts_for_nothing() -> None:
+def test_a_declaration_that_contradicts_the_default_is_ignored() -> None:
     proto = scaled()
     proto.graph.input[1].type.tensor_type.ClearField("shape")
     proto.graph.input[2].type.tensor_type.elem_type = TensorProto.DOUBLE
@@ -90,31 +90,31 @@ def test_a_declaration_that_does_not_describe_the_default_counts_for_nothing() -
 
 
 @pytest.mark.parametrize("fed", [{}, {"c": np.float32([3, 4, 5])}, {"s": np.array([6, -1]), "c": np.float32([7])}])
-def test_the_reference_takes_them(fed: dict[str, Any]) -> None:
+def test_the_reference_accepts_fed_defaults(fed: dict[str, Any]) -> None:
     proto = scaled()
-    got = core.interpret(load(proto), {"x": X, **fed})
+    got = lathe.interpret(load(proto), {"x": X, **fed})
     np.testing.assert_array_equal(got["y"], theirs(proto, {"x": X, **fed})["y"])
 
 
-def test_the_reference_refuses_what_does_not_fit() -> None:
+def test_the_reference_refuses_fed_defaults_of_the_wrong_type() -> None:
     with pytest.raises(FeedError, match=r"input 'c' has dtype float64, expected float32"):
-        core.interpret(load(scaled()), {"x": X, "c": np.float64([1])})
+        lathe.interpret(load(scaled()), {"x": X, "c": np.float64([1])})
 
 
-def test_shapes_that_followed_from_a_default_are_forgotten_where_it_is_fed() -> None:
+def test_shapes_inferred_from_a_default_are_dropped_if_it_may_be_fed() -> None:
     graph = load(scaled())
     assert graph.outputs[0].shape[1] == 3
-    fed = with_fed(graph, ["s"])
+    fed = with_default_inputs(graph, ["s"])
     assert [value.name for value in fed.inputs] == ["x", "s"]
     assert fed.outputs[0].shape[1] != 3
     assert fed.defaults == {}
     assert types(graph) == {"s": "int64[2]", "c": "float32[k]"}
     with pytest.raises(ValueError, match="no defaults named q"):
-        with_fed(graph, ["q", "s"])
+        with_default_inputs(graph, ["q", "s"])
 
 
 @pytest.mark.parametrize("big", [False, True])
-def test_text_and_clones_keep_them(big: bool) -> None:
+def test_text_and_clones_keep_defaults(big: bool) -> None:
     w = np.ones((6, 40 if big else 2), np.float32)
     graph = load(model([helper.make_node("MatMul", ["x", "w"], ["y"])], ["n", 6], {"w": w}, declared={"w": [6, "k"]}))
     weights = Weights()
@@ -126,7 +126,7 @@ def test_text_and_clones_keep_them(big: bool) -> None:
     assert types(bound) == {"w": "float32[6,2]"}
 
 
-def test_the_verifier_refuses_a_default_that_is_no_constant_or_of_another_type() -> None:
+def test_the_verifier_refuses_invalid_defaults() -> None:
     graph = load(scaled())
     (c,) = [value for value in graph.defaults if value.name == "c"]
     graph.defaults[c] = graph.inputs[0].tensor
@@ -138,20 +138,20 @@ def test_the_verifier_refuses_a_default_that_is_no_constant_or_of_another_type()
         verify(graph)
 
 
-def test_export_writes_them_as_inputs_with_initializers() -> None:
-    proto = onnx.load_from_string(core.export(load(scaled())))
+def test_export_writes_defaults_as_inputs_with_initializers() -> None:
+    proto = onnx.load_from_string(lathe.export(load(scaled())))
     assert [info.name for info in proto.graph.input] == ["x", "s", "c"]
     fed = {"x": X, "c": np.float32([1, 2, 3])}
     np.testing.assert_array_equal(theirs(proto, fed)["y"], theirs(scaled(), fed)["y"])
     assert types(load(proto)) == types(load(scaled()))
 
 
-def test_optimized_graphs_have_none() -> None:
+def test_optimized_graphs_have_no_defaults() -> None:
     optimized, _ = optimize(load(scaled()))
     assert optimized.defaults == {}
 
 
-def test_what_the_import_of_a_node_depends_on_is_no_default() -> None:
+def test_a_value_that_the_import_depends_on_is_no_default() -> None:
     """Tile of opset 1 takes numbers that only the import can turn into today's form; the factor stays a default."""
     nodes = [helper.make_node("Tile", ["x", "tiles", "axis"], ["t"]), helper.make_node("Mul", ["t", "c"], ["y"])]
     numbers = {"tiles": np.float32(2), "axis": np.float32(1), "c": np.float32([2])}
@@ -159,14 +159,14 @@ def test_what_the_import_of_a_node_depends_on_is_no_default() -> None:
 
 
 @pytest.mark.parametrize("shape", [[2, 6], [3, 4]])
-def test_old_forms_hold_for_every_shape_or_are_no_default(shape: list[int]) -> None:
+def test_old_forms_hold_for_every_shape_or_have_no_default(shape: list[int]) -> None:
     """Softmax of opset 11 works on a matrix, whose sizes may follow from a shape that is fed."""
     nodes = [helper.make_node("Reshape", ["x", "s"], ["r"]), helper.make_node("Softmax", ["r"], ["y"], axis=1)]
     proto = model(nodes, ["n", 6], {"s": np.array([2, 3, 2])}, opset=11)
     graph = load(proto)
     fed = {"x": X, "s": np.array([*shape, 1])}
     if graph.defaults:
-        np.testing.assert_allclose(core.interpret(graph, fed)["y"], theirs(proto, fed)["y"], rtol=1e-6)
+        np.testing.assert_allclose(lathe.interpret(graph, fed)["y"], theirs(proto, fed)["y"], rtol=1e-6)
     else:
         with pytest.raises(FeedError, match="unknown input 's'"):
-            core.interpret(graph, fed)
+            lathe.interpret(graph, fed)

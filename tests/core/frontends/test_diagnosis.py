@@ -1,4 +1,4 @@
-"""What errors print: the node, its opset, what it was given, and where that came from."""
+"""Error messages name the node, its opset, its inputs, and the producers of those."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from core.errors import ModelError, UnsupportedError
-from core.frontends.onnx import load
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.frontends.onnx import load
 from tests.core.frontends.models import floats, model
 
 N = helper.make_node
@@ -54,7 +54,7 @@ node 'sum' (Add, opset 14): inputs must have one element type, got A: int64, B: 
     )
 
 
-def test_shapes_that_somebody_computed_are_shown() -> None:
+def test_computed_shapes_are_shown() -> None:
     nodes = [
         N("Shape", ["x"], ["dims"]),
         N("Concat", ["dims", "four"], ["target"], axis=0),
@@ -71,7 +71,7 @@ def test_long_histories_end() -> None:
     assert [line.strip()[:4] for line in lines[2:7]] == ["%v8 ", "%v7 ", "%v6 ", "%v5 ", "..."]
 
 
-def test_names_of_any_length_stay_on_a_line() -> None:
+def test_long_names_are_shortened() -> None:
     name = "x" * 5000
     nodes = [N("Relu", [name], ["h"]), N("MatMul", ["h", "w"], ["y"])]
     text = printed(model(nodes, {name: [2, 3]}, constants={"w": floats(5, 5)}))
@@ -110,11 +110,11 @@ output 'y': is declared int32[2,3], its nodes make it float32[2,3]
         (N("Quux", ["x"], ["y"], name="act"),
          "node 'act' (Quux): operator Quux of domain 'ai.onnx', opset 21 is not implemented; no opset of ONNX has it"),
         (N("Fancy", ["x"], ["y"], name="act", domain="com.acme"),
-         "node 'act' (Fancy): operator Fancy of domain 'com.acme', opset 1 is not implemented; bring it along as a "
+         "node 'act' (Fancy): operator Fancy of domain 'com.acme', opset 1 is not implemented; define it as a "
          "model-local function, or register it (docs/custom-operators.md)"),
     ],
 )  # fmt: skip
-def test_unknown_operators_say_what_to_do(node: Any, text: str) -> None:
+def test_errors_of_unknown_operators_give_a_hint(node: Any, text: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         load(model([node], {"x": [2]}, domains={"com.acme": 1}).SerializeToString())
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""What is exported imports as the same graph, and ONNX Runtime agrees with it."""
+"""Exported files import as the same graph, and agree with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import onnx
 import pytest
 from onnx import helper
 
-import core
-from core.errors import UnsupportedError
-from core.frontends.export import export
-from core.frontends.onnx import load
-from core.frontends.unfold import has_unfolding
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.equality import difference
-from core.ir.graph import Graph, State, Value
-from core.ir.text import parse_graph
-from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.passes.pipeline import Options, optimize
-from core.reference import interpret
+import lathe
+from lathe.core.errors import UnsupportedError
+from lathe.core.frontends.decompositions import has_decomposition
+from lathe.core.frontends.export import export
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.equality import difference
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.text import parse_graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.passes.pipeline import Options, optimize
+from lathe.core.reference import interpret
 from loadtest import zoo
 from tests.core.frontends.models import floats, model, theirs
 from tests.core.small_models import model as parsed
@@ -50,7 +50,7 @@ def test_round_trip() -> None:
     assert str(load(data)) == str(graph)
 
 
-def test_onnx_runtime_runs_what_is_exported() -> None:
+def test_onnx_runtime_runs_exported_models() -> None:
     x = floats(2, 3, 5, 5)
     again = onnx.ModelProto.FromString(export(load(small().SerializeToString()), opset=22))
     np.testing.assert_allclose(theirs(again, {"x": x})["y"], theirs(small(), {"x": x})["y"], 1e-5)
@@ -71,8 +71,8 @@ def test_parameters_that_became_attributes_are_inputs_again() -> None:
     assert str(again.outputs[0].type) == "float32[4*n,24]"
 
 
-def test_what_onnx_cannot_say() -> None:
-    with pytest.raises(UnsupportedError, match="depends on 'm', which no value shows"):
+def test_graphs_without_an_onnx_form_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="depends on 'm', which is no dimension of any value"):
         export(built("Reshape", shape=(symbol("n"), symbol("m"))))
     with pytest.raises(UnsupportedError, match=r"\(Swish\): opset 21 of domain 'ai.onnx' does not have it"):
         export(built("Swish"), opset=21)
@@ -85,9 +85,7 @@ def test_the_opset_is_the_oldest_that_has_all_operators_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "fmod", "opset"), [(1, 0, 28), (1, 1, 21), (7, 0, 21), (7, 1, 21)])
-def test_the_remainder_of_numbers_with_the_sign_of_the_divisor_needs_opset_28(
-    dtype: int, fmod: int, opset: int
-) -> None:
+def test_floored_remainders_of_floats_need_opset_28(dtype: int, fmod: int, opset: int) -> None:
     ports = [helper.make_tensor_value_info(name, dtype, ["n"]) for name in "abc"]
     node = helper.make_node("Mod", ["a", "b"], ["c"], fmod=fmod)
     graph = helper.make_graph([node], "remainder", ports[:2], ports[2:])
@@ -100,11 +98,11 @@ def opset_of(data: bytes) -> int:
     return int(entry.version)
 
 
-def test_every_operator_that_passes_make_can_be_said_in_onnx() -> None:
+def test_every_operator_made_by_passes_exports() -> None:
     """But for packed sequences, which are a way to run a model and not one to write it down."""
     own = [name for name in registry.names() if registry.get(name).domain == "lathe"]
     packed = {"SegmentAttention", "SegmentReduce", "SegmentSoftmax"}
-    assert {name for name in own if not has_unfolding(name)} == packed
+    assert {name for name in own if not has_decomposition(name)} == packed
 
 
 @pytest.mark.parametrize("name", ["lenet", "mobilenet", "transformer"])
@@ -120,7 +118,7 @@ def test_optimized_models_agree_with_onnx_runtime(name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
-def test_integers_that_sizes_tell() -> None:
+def test_integers_computed_from_sizes() -> None:
     text = """
         graph @g {
           input %x : int64[n,4]
@@ -244,6 +242,6 @@ def test_fused_results_of_an_extent_that_no_input_has() -> None:
     graph = load(data)
     assert difference(graph, load(export(graph))) == ""
     feeds = {"x": np.arange(4, dtype=np.float32), "end": np.int64([2])}
-    exported = core.compile(export(optimize(graph)[0]), tune="off").run(feeds)
-    for name, expected in core.compile(data, tune="off").run(feeds).items():
+    exported = lathe.compile(export(optimize(graph)[0]), tune="off").run(feeds)
+    for name, expected in lathe.compile(data, tune="off").run(feeds).items():
         np.testing.assert_allclose(exported[name], expected, 1e-6)

@@ -1,4 +1,4 @@
-"""Models whose weights lie in other files: read when permitted, and only from the model's own folder."""
+"""Models with external data: read only if permitted, and only from the model's folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
-import core
-from core.errors import ModelError
-from server.archive import body_of
+import lathe
+from lathe.core.errors import ModelError
+from lathe.server.archive import body_of
 from tests.onnx_runtime import plain_session
 
 WEIGHT = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
@@ -47,7 +47,7 @@ def build() -> onnx.ModelProto:
 def folder(tmp_path: Path) -> Path:
     """A folder with model.onnx and its weights in data/weights.bin, as onnx's own tool lays them out."""
     proto = build()
-    inside = core.interpret(core.load(proto.SerializeToString()), {"x": X})["y"]
+    inside = lathe.interpret(lathe.load(proto.SerializeToString()), {"x": X})["y"]
     (tmp_path / "data").mkdir()
     np.save(tmp_path / "expected.npy", inside)
     for tensor in external_data_helper._get_all_tensors(proto):
@@ -62,10 +62,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_weights_are_read_from_the_folder_when_permitted(folder: Path) -> None:
-    graph = core.load(folder / "model.onnx")
+    graph = lathe.load(folder / "model.onnx")
     expected = np.load(folder / "expected.npy")
-    np.testing.assert_array_equal(core.interpret(graph, {"x": X})["y"], expected)
-    with core.compile(graph, threads=1) as session:
+    np.testing.assert_array_equal(lathe.interpret(graph, {"x": X})["y"], expected)
+    with lathe.compile(graph, threads=1) as session:
         np.testing.assert_allclose(session.run({"x": X})["y"], expected, 1e-5, 1e-5)
 
 
@@ -77,31 +77,31 @@ def test_names_may_be_those_of_tensors(folder: Path) -> None:
         for entry in tensor.external_data:
             entry.value = "onnx::MatMul_3" if entry.key == "location" else entry.value
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
-    graph = core.load(folder / "model.onnx")
-    np.testing.assert_array_equal(core.interpret(graph, {"x": X})["y"], np.load(folder / "expected.npy"))
+    graph = lathe.load(folder / "model.onnx")
+    np.testing.assert_array_equal(lathe.interpret(graph, {"x": X})["y"], np.load(folder / "expected.npy"))
 
 
 def test_weights_are_views_of_the_file(folder: Path) -> None:
-    graph = core.load(folder / "model.onnx")
+    graph = lathe.load(folder / "model.onnx")
     (weight,) = (array for value, array in graph.constants.items() if value.name == "w")
     assert not weight.flags.owndata
     assert not weight.flags.writeable
 
 
-def test_they_are_not_where_that_is_forbidden(folder: Path) -> None:
+def test_weights_are_not_read_when_forbidden(folder: Path) -> None:
     with pytest.raises(ModelError, match="its data lies outside the file, expected it inside"):
-        core.load(folder / "model.onnx", external_data=False)
+        lathe.load(folder / "model.onnx", external_data=False)
 
 
 def test_bytes_have_no_folder(folder: Path) -> None:
     data = (folder / "model.onnx").read_bytes()
-    for read in (core.load, core.compile):
+    for read in (lathe.load, lathe.compile):
         with pytest.raises(ModelError, match="its data lies outside the file, expected it inside"):
             read(data)
 
 
-def test_a_path_is_compiled_with_what_lies_beside_it(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """And anew where that is another file, though the model's own is the same."""
+def test_a_path_is_compiled_with_its_external_data(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The model is compiled again if the external file changes, even if its own file is the same."""
     path, weights, cache = folder / "model.onnx", folder / "data" / "weights.bin", tmp_path_factory.mktemp("cache")
     for factor in (1, 2):
         content = bytearray(weights.read_bytes())
@@ -109,7 +109,7 @@ def test_a_path_is_compiled_with_what_lies_beside_it(folder: Path, tmp_path_fact
         weights.write_bytes(content)
         (expected,) = plain_session(path).run(None, {"x": X})
         for _ in range(2):
-            with core.compile(path, threads=1, tune="off", cache_dir=cache) as session:
+            with lathe.compile(path, threads=1, tune="off", cache_dir=cache) as session:
                 np.testing.assert_allclose(session.run({"x": X})["y"], expected, 1e-4, 1e-4)
     assert len(list(cache.glob("models/*.lathe"))) == 2
 
@@ -143,7 +143,7 @@ LOCATIONS = {
 def test_names_stay_inside_the_folder(name: str, folder: Path) -> None:
     path = changed(folder, lambda tensor, entries: entries.update(location=LOCATIONS[name]))
     with pytest.raises(ModelError, match="tensor 'w': its data lies outside the model's folder"):
-        core.load(path)
+        lathe.load(path)
 
 
 @pytest.mark.parametrize(
@@ -157,25 +157,25 @@ def test_names_stay_inside_the_folder(name: str, folder: Path) -> None:
         ({"length": "8"}, "has 8 bytes of data, expected 8192 for its type and shape"),
     ],
 )
-def test_what_does_not_fit_is_refused(entries: dict[str, str], message: str, folder: Path) -> None:
+def test_entries_that_do_not_fit_are_refused(entries: dict[str, str], message: str, folder: Path) -> None:
     path = changed(folder, lambda tensor, found: found.update(entries))
     with pytest.raises(ModelError, match=message):
-        core.load(path)
+        lathe.load(path)
 
 
-def test_data_stands_in_one_place(folder: Path) -> None:
+def test_data_may_not_be_both_inside_and_outside(folder: Path) -> None:
     path = changed(folder, lambda tensor, found: setattr(tensor, "raw_data", WEIGHT.tobytes()))
     with pytest.raises(ModelError, match="has data inside the file and outside"):
-        core.load(path)
+        lathe.load(path)
 
 
-def test_a_shape_larger_than_the_file_is_refused_before_anything_is_allocated(folder: Path) -> None:
+def test_a_shape_larger_than_its_file_is_refused_without_allocating(folder: Path) -> None:
     def grow(tensor: TensorProto, entries: dict[str, str]) -> None:
         tensor.dims[:] = [1 << 40, 1 << 20]
         entries.pop("length")
 
     with pytest.raises(ModelError, match="its data ends at byte"):
-        core.load(changed(folder, grow))
+        lathe.load(changed(folder, grow))
 
 
 def test_tensors_do_not_claim_the_same_bytes_over_and_over(folder: Path) -> None:
@@ -185,7 +185,7 @@ def test_tensors_do_not_claim_the_same_bytes_over_and_over(folder: Path) -> None
         proto.graph.initializer[-1].name = f"again{index}"
     onnx.save(proto, folder / "model.onnx")
     with pytest.raises(ModelError, match=r"tensors claim more bytes of 'data/weights.bin' than it has"):
-        core.load(folder / "model.onnx")
+        lathe.load(folder / "model.onnx")
 
 
 @pytest.mark.parametrize("link", ["data", "data/weights.bin"])
@@ -194,7 +194,7 @@ def test_symbolic_links_are_not_followed(link: str, folder: Path) -> None:
     shutil.move(folder / link, elsewhere)
     (folder / link).symlink_to(elsewhere)
     with pytest.raises(ModelError, match=r"which cannot be read: (Not a directory|symbolic links are not)"):
-        core.load(folder / "model.onnx")
+        lathe.load(folder / "model.onnx")
 
 
 def as_in_a_hub_cache(folder: Path, blob: str) -> Path:
@@ -210,18 +210,18 @@ def as_in_a_hub_cache(folder: Path, blob: str) -> Path:
 
 def test_links_of_a_hub_cache_lead_to_its_blobs(folder: Path) -> None:
     path = as_in_a_hub_cache(folder, "blobs/bb")
-    np.testing.assert_array_equal(core.interpret(core.load(path), {"x": X})["y"], np.load(folder / "expected.npy"))
+    np.testing.assert_array_equal(lathe.interpret(lathe.load(path), {"x": X})["y"], np.load(folder / "expected.npy"))
     assert body_of(path).size > WEIGHT.nbytes  # what is pushed has the weights inside
 
 
 @pytest.mark.parametrize("blob", ["bb", "blobs/deeper/bb"])
 def test_links_of_a_hub_cache_lead_nowhere_else(blob: str, folder: Path) -> None:
     with pytest.raises(ModelError, match="symbolic links are not followed"):
-        core.load(as_in_a_hub_cache(folder, blob))
+        lathe.load(as_in_a_hub_cache(folder, blob))
 
 
 def test_a_pipe_neither_blocks_nor_counts_as_a_file(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     path = changed(folder, lambda tensor, entries: entries.update(location="pipe"))
     with pytest.raises(ModelError, match="not a plain file"):
-        core.load(path)
+        lathe.load(path)

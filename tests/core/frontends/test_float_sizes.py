@@ -1,5 +1,7 @@
-"""Sizes that models compute in floating-point numbers, or clamp, are known before a run: as EnCodec pads its input, as
-DeBERTa cuts its table of positions."""
+"""Sizes that models compute in floating point, or clamp, are known before a run.
+
+EnCodec pads its input by such sizes; DeBERTa cuts its table of positions.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ def test_a_clamped_size_cuts_a_table() -> None:
         assert "in parts" not in session.explain() and "parts, and references" not in session.explain()
 
 
-def test_a_number_of_rows_as_a_floating_point_number_keeps_rows_together() -> None:
+def test_a_batch_size_cast_to_float_makes_rows_dependent() -> None:
     made = over_the_number_of_rows()
     with opened(made) as session:
         assert not session.batching.batchable

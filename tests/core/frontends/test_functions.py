@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from core.errors import FeedError, ModelError, UnsupportedError
-from core.frontends.export import export
-from core.frontends.onnx import load
-from core.ir.equality import difference
+from lathe.core.errors import FeedError, ModelError, UnsupportedError
+from lathe.core.frontends.export import export
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.equality import difference
 from tests.core.frontends.models import assert_agree, floats, model, ours
 
 N = helper.make_node
@@ -66,7 +66,7 @@ def test_lists_text_and_tensors_by_reference() -> None:
     assert_agree(calling("Mix", body, order=[1, 0], bias=bias, how="tanh"), {"x": floats(2, 3)})
 
 
-def test_a_reference_to_what_the_call_does_not_give_leaves_the_attribute_out() -> None:
+def test_a_reference_to_a_missing_attribute_omits_it() -> None:
     body = function("F", [referring(N("LeakyRelu", ["a"], ["b"]), "alpha", "slope", 1)], attributes=["slope"])
     x = floats(2, 3)
     np.testing.assert_allclose(ours(calling("F", body), {"x": x})["y"], np.where(x < 0, 0.01 * x, x), 1e-6)
@@ -118,7 +118,7 @@ def test_bodies_inside_functions_see_its_arguments_and_attributes() -> None:
         assert_agree(proto, {"x": np.float32([[1, -2, 3], [4, 5, -6]]) * sign})
 
 
-def test_outputs_that_a_call_does_not_want_and_arguments_that_it_does_not_give() -> None:
+def test_unused_outputs_and_missing_arguments_of_calls() -> None:
     nodes = [N("Clip", ["a", "low", "high"], ["b"]), N("Neg", ["a"], ["c"])]
     body = function("F", nodes, ["a", "low", "high"], ["b", "c"])
     call = N("F", ["x", "", "one"], ["", "y"], domain="local")
@@ -148,7 +148,7 @@ def test_a_definition_by_the_rank_of_its_input_chooses_when_it_runs(shape: tuple
     assert_agree(model([node], {"x": None}, constants=constants, opset=23), {"x": floats(*shape)})
 
 
-def test_a_rank_that_a_definition_does_not_know_is_refused_when_it_runs() -> None:
+def test_a_rank_without_a_definition_is_refused_at_run_time() -> None:
     node = helper.make_node("RotaryEmbedding", ["x", "c", "s"], ["y"])
     proto = model([node], dict.fromkeys("xcs"), opset=23)
     with pytest.raises(FeedError, match=r"cannot give 2 elements of shape \[2\] the shape \[4\]"):

@@ -1,4 +1,4 @@
-"""What a file says and what becomes of it."""
+"""The ONNX importer: files and the graphs that they become."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from core.errors import ModelError, ShapeWarning, UnsupportedError
-from core.frontends.onnx import load
-from core.ir.graph import Graph
-from core.ir.text import parse_graph
-from core.ops.inference import infer_graph
+from lathe.core.errors import ModelError, ShapeWarning, UnsupportedError
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import parse_graph
+from lathe.core.ops.opdef.inference import infer_graph
 from tests.core.frontends.models import assert_agree, floats, model, ours
 
 N = helper.make_node
@@ -38,7 +38,7 @@ def test_dimensions() -> None:
     assert str(graph.inputs[0].type) == "float32[batch_size,x_dim1,x_dim2,0,7,batch_size,lambda_,inf_]"
 
 
-def test_names_that_only_differ_in_odd_characters_stay_apart() -> None:
+def test_names_that_differ_only_in_special_characters_stay_distinct() -> None:
     graph = imported(N("Relu", ["x"], ["y"]), inputs={"x": ["a b", "a_b", "a-b"]})
     assert len(set(graph.inputs[0].shape)) == 3
 
@@ -115,7 +115,7 @@ def test_declared_shapes_outlive_inference() -> None:
     assert graph.outputs[0].shape == (2, 3)
 
 
-def test_what_an_output_is_declared_to_be_helps_those_who_read_it() -> None:
+def test_the_declared_type_of_an_output_reaches_its_readers() -> None:
     nodes = [
         N("NonZero", ["x"], ["i"]),
         N("Squeeze", ["i"], ["s"]),
@@ -127,7 +127,7 @@ def test_what_an_output_is_declared_to_be_helps_those_who_read_it() -> None:
     assert [value.shape for value in load(proto.SerializeToString()).outputs] == [(2, 3), (2, 3)]
 
 
-def test_symbols_made_for_names_that_differ_in_odd_characters_stay_apart() -> None:
+def test_symbols_of_such_names_stay_distinct() -> None:
     names = ["a.b", "a_b", "3"]
     graph = imported(*(N("NonZero", ["x"], [name]) for name in names), outputs=names)
     lengths = [str(value.shape[1]) for value in graph.outputs]
@@ -187,7 +187,7 @@ def test_functions_that_call_themselves() -> None:
 
 def test_functions_cannot_unfold_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty functions, each calling the one before ten times: 10**30 nodes in a few kilobytes."""
-    monkeypatch.setattr("core.frontends.scope.MAX_NODES", 2000)
+    monkeypatch.setattr("lathe.core.frontends.scope.MAX_NODES", 2000)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
     functions = [helper.make_function("local", "f0", ["a"], ["b"], [N("Identity", ["a"], ["b"])], imports)]
     for i in range(1, 30):

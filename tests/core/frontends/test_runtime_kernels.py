@@ -1,4 +1,4 @@
-"""What ONNX Runtime's CPU provider runs, Lathe imports, or a table says why not; and lowerings read every attribute."""
+"""Lathe imports each operator of ONNX Runtime's CPU provider or gives a reason; lowerings read every attribute."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-import core  # noqa: F401  (registers operators)
-from core.frontends import contrib, opsets
-from core.frontends.contrib import find_lowering
-from core.frontends.functions import has_definition
-from core.ops import registry
+import lathe  # noqa: F401  (registers operators)
+from lathe.core.frontends import contrib, opsets
+from lathe.core.frontends.contrib import find_lowering
+from lathe.core.frontends.functions import has_definition
+from lathe.core.ops.opdef import registry
 from tests.core.frontends.refused import ATTRIBUTES, OPERATORS
 
 KERNELS = {
@@ -27,18 +27,18 @@ LOWERED = sorted(key for key in SCHEMAS if find_lowering(*key) is not None)
 
 
 def imports(domain: str, op: str) -> bool:
-    """Whether the importer takes an operator, in some form."""
+    """True if the importer accepts some form of an operator."""
     own = registry.find(op)
     if (own is not None and own.domain == domain) or find_lowering(domain, op) is not None:
         return True
     if domain == contrib.DOMAIN:
-        return op in contrib.renamed()
+        return op in contrib.adopted_operators()
     if domain != "":
         return False
     return op == "Constant" or opsets.has_adapter(op) or has_definition(op, domain, onnx.defs.onnx_opset_version())
 
 
-def test_what_onnx_runtime_runs_is_imported_or_has_a_reason() -> None:
+def test_operators_of_onnx_runtime_are_imported_or_have_a_reason() -> None:
     missing = {key for key in KERNELS if not imports(*key)}
     assert len(KERNELS) > 200
     assert missing == set(OPERATORS)
@@ -68,8 +68,8 @@ def _words_of(code: CodeType, names: dict[str, Any], seen: set[Any]) -> Iterator
 
 
 @pytest.mark.parametrize(("domain", "op"), LOWERED)
-def test_no_attribute_is_passed_over(domain: str, op: str) -> None:
-    """An attribute that a lowering does not name changes nothing: where it should, results are wrong."""
+def test_every_attribute_is_read(domain: str, op: str) -> None:
+    """An attribute that a lowering never reads has no effect; if it should have one, results are wrong."""
     read = set(words(find_lowering(domain, op), set()))
     unread = set(SCHEMAS[domain, op].attributes) - read
     assert unread == {attribute for name, attribute in ATTRIBUTES if name == op}

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from core.errors import ModelError, UnsupportedError
-from core.frontends.tensors import sparse_array, tensor_array
-from core.ir.types import DType
+from lathe.core.errors import ModelError, UnsupportedError
+from lathe.core.frontends.tensors import sparse_array, tensor_array
+from lathe.core.ir.types import DType
 
 NUMBERS = [dtype for dtype in DType if dtype is not DType.STRING]
 
@@ -79,7 +79,7 @@ def raw(dims: list[int], data: bytes, code: int = TensorProto.FLOAT) -> TensorPr
         (TensorProto(dims=[1], data_type=1, segment=TensorProto.Segment(begin=0)), "stored in segments"),
     ],
 )
-def test_refuses_what_does_not_fill_the_shape(tensor: TensorProto, message: str) -> None:
+def test_data_that_does_not_fill_the_shape_is_refused(tensor: TensorProto, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         tensor_array(tensor, "here")
     assert caught.value.where.startswith("here")

@@ -1,4 +1,4 @@
-"""A shape that a model declares wrongly, and no node tells: an error that says so, or the right answer, no other."""
+"""A wrongly declared shape that inference cannot detect gives an error or the right result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import onnx
 import onnx.parser
 import pytest
 
-import core
-from core.errors import FeedError
-from core.reference import interpret
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.reference import interpret
 from tests.core.small_models import model, normal, theirs
 
-# What makes y, [3,2], of which inference does not know the rank.
+# Nodes that compute y, [3,2], whose rank inference does not know.
 _PREPARED = "s = Compress <axis = 0> (sizes, c) r = Reshape(x, s)"
 MADE = {
     "Reshape": "s = Compress <axis = 0> (sizes, c) y = Reshape(x, s)",
@@ -44,17 +44,17 @@ def test_a_value_of_another_shape_than_declared_is_refused(made: str, shape: str
     message = rf"\({made}\): its output 'y' has shape \[3, 2\], expected float32{re.escape(shape)}"
     assert theirs(data, FEEDS)["z"].shape == (3, 2)  # declared shapes are nothing to ONNX Runtime
     for new_shapes in ("wait", "background"):
-        with core.compile(data, tune="off", new_shapes=new_shapes) as session, pytest.raises(FeedError, match=message):
+        with lathe.compile(data, tune="off", new_shapes=new_shapes) as session, pytest.raises(FeedError, match=message):
             session.run(FEEDS)
     with pytest.raises(FeedError, match=message):
-        interpret(core.load(data), FEEDS)
+        interpret(lathe.load(data), FEEDS)
 
 
 @pytest.mark.parametrize("shape", ["[3,2]", "[a,b]", "[a,2]"])
 @pytest.mark.parametrize("made", MADE)
 def test_a_value_of_the_declared_shape_is_computed(made: str, shape: str) -> None:
     data = declaring(made, shape)
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         np.testing.assert_array_equal(session.run(FEEDS)["z"], theirs(data, FEEDS)["z"])
 
 
@@ -74,19 +74,19 @@ READERS = {
 
 @pytest.mark.parametrize("shape", ["[77,2]", "[3,77]", "[n,2]", "[2,3]", "[6,1]"])
 @pytest.mark.parametrize("reader", READERS)
-def test_a_value_of_which_only_the_shape_is_read_has_its_own(reader: str, shape: str) -> None:
+def test_a_value_read_only_for_its_shape_has_its_computed_shape(reader: str, shape: str) -> None:
     """Nothing need make the value where its declared shape is believed, so nothing would find out."""
     proto = onnx.load_from_string(declaring("Reshape", shape, READERS[reader]))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1]), "two"))
     data = bytes(proto.SerializeToString())
     want = theirs(data, FEEDS)["z"]
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         np.testing.assert_array_equal(session.run(FEEDS)["z"], want)
-    np.testing.assert_array_equal(interpret(core.load(data), FEEDS)["z"], want)
+    np.testing.assert_array_equal(interpret(lathe.load(data), FEEDS)["z"], want)
 
 
 @pytest.mark.parametrize("made", ["Reshape", "Expand"])
-def test_no_node_goes_because_of_the_shape_that_it_is_declared_to_make(made: str) -> None:
+def test_no_node_is_removed_because_of_its_declared_output_shape(made: str) -> None:
     """A Reshape to the shape that it has, and an Expand to the shape of a sum that broadcasts by itself. Where what is
     fed makes another shape, the answer is ONNX Runtime's."""
     body = "r = Neg(w) y = Reshape(r, s) z = Neg(y)" if made == "Reshape" else "y = Expand(w, s) z = Add(y, w)"
@@ -96,27 +96,27 @@ def test_no_node_goes_because_of_the_shape_that_it_is_declared_to_make(made: str
     proto.graph.input[1].type.tensor_type.ClearField("shape")
     proto.graph.value_info.append(onnx.parser.parse_graph("g (float[3,2] y) => (float r) { r = Neg(y) }").input[0])
     fits, other = ({"w": normal(3, 2), "s": np.array(s)} for s in ([3, 2], [2, 3] if made == "Reshape" else [4, 1, 1]))
-    with core.compile(proto.SerializeToString(), tune="off") as session:
+    with lathe.compile(proto.SerializeToString(), tune="off") as session:
         for feeds in (fits, other):
             np.testing.assert_array_equal(session.run(feeds)["z"], theirs(proto.SerializeToString(), feeds)["z"])
 
 
 @pytest.mark.parametrize("declared", ["[77,1]", "[2,1]", "[n,1]"])
-def test_where_the_rank_is_known_a_declared_extent_changes_no_answer(declared: str) -> None:
+def test_a_wrong_declared_extent_changes_no_result_if_the_rank_is_known(declared: str) -> None:
     data = model(f"float[n] x => int64{declared} y", "k = NonZero(x) y = Transpose(k)")
     x = np.float32([1, 0, 2, 3])
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], theirs(data, {"x": x})["y"])
 
 
 @pytest.mark.parametrize("shape", ["[77,2]", "[n,2]", "[2,3]"])
 @pytest.mark.parametrize("made", MADE)
-def test_an_output_is_what_its_node_makes_it(made: str, shape: str) -> None:
-    """As AECMOS declares one score per row, and makes several."""
+def test_an_output_has_the_shape_its_node_computes(made: str, shape: str) -> None:
+    """For example AECMOS, which declares one score per row and computes several."""
     proto = onnx.load_from_string(declaring(made, shape, "z = Neg(x)"))
     proto.graph.output[0].CopyFrom(proto.graph.value_info.pop())
     data = proto.SerializeToString()
     want = theirs(data, FEEDS)["y"]
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         np.testing.assert_array_equal(session.run(FEEDS)["y"], want)
-    np.testing.assert_array_equal(interpret(core.load(data), FEEDS)["y"], want)
+    np.testing.assert_array_equal(interpret(lathe.load(data), FEEDS)["y"], want)

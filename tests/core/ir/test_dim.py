@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.ir.dim import (
+from lathe.core.ir.dim import (
     Dim,
     SymDim,
     affine,
     evaluate,
     floor_div,
     is_never_negative,
-    larger,
+    maximum,
     parse_dim,
     product,
     substitute,
     symbol,
     symbols,
 )
-from core.ir.dims import filled, place_of, size
+from lathe.core.ir.dims import filled, size, size_index
 
 N, H = symbol("n"), symbol("H")
 
@@ -59,13 +59,13 @@ def test_division_is_exact_where_every_term_allows() -> None:
     assert str(floor_div(N, 2)) == "((n)//(2))"
 
 
-def test_division_that_is_not_exact_stays_a_quotient_until_it_is_known() -> None:
+def test_inexact_divisions_stay_symbolic_quotients() -> None:
     half = floor_div(N - 1, 2) + 1
     assert [evaluate(half, {"n": n}) for n in range(1, 6)] == [1, 1, 2, 2, 3]
     assert floor_div(2 * N, 4) == floor_div(N, 2)
 
 
-def test_what_a_number_divides_stands_outside_of_the_quotient() -> None:
+def test_terms_divisible_by_the_divisor_leave_the_quotient() -> None:
     assert floor_div(N - 20, 10) == floor_div(N, 10) - 2
     assert floor_div(N - 1, 2) + 1 == floor_div(N + 1, 2)
     assert floor_div(2 * N + 1, 4) == floor_div(N, 2)
@@ -73,7 +73,7 @@ def test_what_a_number_divides_stands_outside_of_the_quotient() -> None:
     assert floor_div(N * H + 3 * H, H) == N + 3
 
 
-def test_a_quotient_of_a_quotient_is_one() -> None:
+def test_nested_quotients_become_one() -> None:
     assert floor_div(floor_div(N, 3) + H, 4) == floor_div(N + 3 * H, 12)
     convolved = floor_div(floor_div(N - 10, 5) + 1 - 3, 2) + 1  # two convolutions, of 10 and 3 taps, strides 5 and 2
     assert convolved == floor_div(N - 20, 10) + 1 == floor_div(N, 10) - 1
@@ -152,40 +152,40 @@ def test_product_of_dimensions() -> None:
     assert isinstance(product([N, 4]), SymDim)
 
 
-def test_the_larger_one_of_two_dimensions_is_known_where_their_difference_has_a_sign() -> None:
-    assert larger(3, 5) == 5
-    assert larger(N + 2, N) == larger(N, N + 2) == N + 2
-    assert larger(N + H, H) == N + H
-    assert larger(N, N) == N
+def test_a_maximum_is_resolved_if_the_difference_has_a_sign() -> None:
+    assert maximum(3, 5) == 5
+    assert maximum(N + 2, N) == maximum(N, N + 2) == N + 2
+    assert maximum(N + H, H) == N + H
+    assert maximum(N, N) == N
 
 
-def test_the_larger_one_of_two_dimensions_stays_open_until_they_are_known() -> None:
-    both = larger(N, H + 1)
-    assert both == larger(H + 1, N) and symbols(both) == {"n", "H"} and affine(both, "n") is None
+def test_other_maxima_stay_symbolic() -> None:
+    both = maximum(N, H + 1)
+    assert both == maximum(H + 1, N) and symbols(both) == {"n", "H"} and affine(both, "n") is None
     assert parse_dim(str(2 * both - 1)) == 2 * both - 1
     for n, h in ((5, 2), (2, 5), (3, 2)):
         assert evaluate(4 * both + N, {"n": n, "H": h}) == 4 * max(n, h + 1) + n
     assert substitute(both, {"n": H}) == H + 1
-    assert is_never_negative(both) and is_never_negative(larger(N - 3, H))
-    assert not is_never_negative(larger(N - 3, H - 1))
+    assert is_never_negative(both) and is_never_negative(maximum(N - 3, H))
+    assert not is_never_negative(maximum(N - 3, H - 1))
 
 
 def test_equal_maxima_have_one_form() -> None:
-    least = N + 64 - larger(N, 64)  # the smaller one of the two
-    assert 64 - larger(64 - N, 0) == least == N - larger(N - 64, 0)
-    assert larger(3 * N + H, 2 * H + N) == larger(2 * N, H) + N + H
+    least = N + 64 - maximum(N, 64)  # the smaller one of the two
+    assert 64 - maximum(64 - N, 0) == least == N - maximum(N - 64, 0)
+    assert maximum(3 * N + H, 2 * H + N) == maximum(2 * N, H) + N + H
     for n in (0, 63, 64, 65, 100):
         assert evaluate(least, {"n": n}) == min(n, 64)
 
 
 def test_a_minimum_is_between_its_sides() -> None:
-    least = N + 64 - larger(N, 64)
+    least = N + 64 - maximum(N, 64)
     assert is_never_negative(least) and is_never_negative(64 - least) and is_never_negative(N - least)
     assert not is_never_negative(least - 1) and not is_never_negative(63 - least)
 
 
 def test_sizes_in_use_are_at_least_one() -> None:
     some = filled(0)
-    assert larger(some, 1) == some and is_never_negative(2 * some - 2) and is_never_negative(some * filled(1) + H - 1)
+    assert maximum(some, 1) == some and is_never_negative(2 * some - 2) and is_never_negative(some * filled(1) + H - 1)
     assert not is_never_negative(some - 2) and not is_never_negative(size(0) - 1)
-    assert place_of(str(some)) == place_of(str(size(0))) == 0
+    assert size_index(str(some)) == size_index(str(size(0))) == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from core.ir.dim import evaluate, parse_dim, symbols
-from core.ir.equation import side_taken, solved
+from lathe.core.ir.dim import evaluate, parse_dim, symbols
+from lathe.core.ir.equation import solve, solve_maximum
 
 SOLVED = [
     ("a", "b", "a", "b"),
@@ -28,7 +28,7 @@ NOT_SOLVED = [
 @pytest.mark.parametrize(("one", "other", "name", "value"), SOLVED)
 def test_a_symbol_is_found(one: str, other: str, name: str, value: str) -> None:
     sides = parse_dim(one), parse_dim(other)
-    found = solved(*sides, lambda each: True)
+    found = solve(*sides, lambda each: True)
     assert found == (name, parse_dim(value))
     values = {each: 3 + 2 * index for index, each in enumerate("abcdmst")}
     values[name] = evaluate(found[1], values)
@@ -37,14 +37,14 @@ def test_a_symbol_is_found(one: str, other: str, name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), NOT_SOLVED)
-def test_nothing_follows(one: str, other: str) -> None:
-    assert solved(parse_dim(one), parse_dim(other), lambda each: True) is None
+def test_equations_without_a_solution(one: str, other: str) -> None:
+    assert solve(parse_dim(one), parse_dim(other), lambda each: True) is None
 
 
 def test_only_free_symbols_are_solved_for() -> None:
-    found = solved(parse_dim("a + s"), parse_dim("b + s"), lambda each: each == "a")
+    found = solve(parse_dim("a + s"), parse_dim("b + s"), lambda each: each == "a")
     assert found == ("a", parse_dim("b"))
-    assert solved(parse_dim("a"), parse_dim("b"), lambda each: each == "s") is None
+    assert solve(parse_dim("a"), parse_dim("b"), lambda each: each == "s") is None
     assert symbols(found[1]) == {"b"}
 
 
@@ -59,7 +59,7 @@ def test_only_free_symbols_are_solved_for() -> None:
     ],
 )
 def test_a_maximum_is_one_of_its_sides(one: str, other: str, side: str) -> None:
-    found = side_taken(parse_dim(one), parse_dim(other))
+    found = solve_maximum(parse_dim(one), parse_dim(other))
     assert found is not None
     maximum, taken = found
     assert taken == parse_dim(side)
@@ -71,5 +71,5 @@ def test_a_maximum_is_one_of_its_sides(one: str, other: str, side: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("a", "b"), ("a", "(64|b)"), ("a*a", "(64 + a - (64|a))*(64 + a - (64|a))"), ("(a|b)", "(a|c)")]
 )
-def test_no_side_follows(one: str, other: str) -> None:
-    assert side_taken(parse_dim(one), parse_dim(other)) is None
+def test_an_ambiguous_maximum_has_no_solution(one: str, other: str) -> None:
+    assert solve_maximum(parse_dim(one), parse_dim(other)) is None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import core.ops  # noqa: F401 (builders infer types by it)
-from core.errors import ModelError, VerifyError
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Node, Value, captures
-from core.ir.types import DType, TensorType
-from core.ir.verify import verify
+import lathe.core.ops  # noqa: F401 (builders infer types by it)
+from lathe.core.errors import ModelError, VerifyError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Node, Value, captures
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ir.verify import verify
 
 N4 = TensorType(DType.FLOAT32, (symbol("n"), 4))
 

@@ -1,4 +1,4 @@
-"""Ratios of dimensions are what float32 computes: rounded to the same integers for every size that they suppose."""
+"""Ratios of dimensions round to the same integers as float32, for every size that they assume."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.dim import Dim, broken, evaluate, symbol
-from core.ir.ratio import MOST, Ratio
+from lathe.core.ir.dim import Dim, evaluate, symbol, violated_assumption
+from lathe.core.ir.ratio import MOST, Ratio
 
 N = symbol("n")
 F32 = np.float32
@@ -47,7 +47,7 @@ def test_rounded_ratios_are_those_of_float32(steps: Sequence[Step], way: str) ->
         for step in steps:
             number = step(number)
             assert number.dtype == np.float32
-        if not broken(supposed, {"n": n}):
+        if not violated_assumption(supposed, {"n": n}):
             assert evaluate(found, {"n": n}) == int(rounded(number, way)), n
             checked += 1
     assert checked >= 200
@@ -77,6 +77,6 @@ def test_rounding_towards_zero_needs_a_sign() -> None:
         lambda x: x * F32("inf"),
     ],
 )
-def test_what_float32_may_round_otherwise_is_refused(step: Step) -> None:
+def test_ratios_that_float32_may_round_differently_are_refused(step: Step) -> None:
     with pytest.raises((TypeError, ArithmeticError)):
         step(Ratio(N))

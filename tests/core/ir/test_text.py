@@ -6,14 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import core.ops  # noqa: F401 (builders infer types by it)
-from core.errors import ModelError
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Node, State, Value
-from core.ir.text import Weights, parse_graph, print_graph
-from core.ir.types import DType, OptionalType, SequenceType, TensorType, parse_type
-from core.ir.verify import verify
+import lathe.core.ops  # noqa: F401 (builders infer types by it)
+from lathe.core.errors import ModelError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Node, State, Value
+from lathe.core.ir.text import Weights, parse_graph, print_graph
+from lathe.core.ir.types import DType, OptionalType, SequenceType, TensorType, parse_type
+from lathe.core.ir.verify import verify
 
 MLP = """\
 graph @mlp {

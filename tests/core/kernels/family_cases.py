@@ -1,28 +1,26 @@
-"""One node or a few for every family of CPU kernels, in the element types that have instructions of their own."""
+"""Nodes for every family of CPU kernels, in the element types that have their own instructions."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Array, Graph
-from core.ir.types import DType, TensorType
-from core.kernels import cpu
-from core.kernels.catalog import KernelSpec, Request, candidates
-from core.kernels.target import Target
-from core.passes.conv_chain import ChainConvolutions
-from core.passes.pipeline import optimize
-from core.plan.planner import make_plan
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import KernelSpec, Request
+from lathe.core.kernels.choose import candidates
+from lathe.core.kernels.target import Target
+from lathe.core.passes.fusion.conv_chain import ChainConvolutions
+from lathe.core.passes.pipeline import optimize
+from lathe.core.plan.planner import make_plan
 from tests.core.kernels.harness import scalar_body, single_node
 from tests.core.kernels.sweep import floats, normal, tensor
-from tests.core.kernels.test_svm import fitted
-from tests.core.kernels.test_trees import grown
+from tests.core.kernels.test_svm import machine_attributes
+from tests.core.kernels.test_trees import tree_attributes
 from tests.core.passes.examples import chosen_branch, loop_with_a_body
 
 OWN = {"custom": "the definition of a custom operator writes its kernel itself"}  # families without a case here
@@ -48,9 +46,15 @@ def specs(target: Target) -> dict[str, KernelSpec]:
 
 
 def families() -> set[str]:
-    """The names of all modules that generate kernels."""
-    names = (module.name for module in pkgutil.iter_modules(cpu.__path__))
-    return {name for name in names if hasattr(importlib.import_module(f"core.kernels.cpu.{name}"), "generate")}
+    """The names of all families that have a generator for CPUs."""
+    found = {spec.family for spec in subclasses(KernelSpec) if spec.generator.endswith("cpu")}
+    return {family for family in found if family}
+
+
+def subclasses(base: type[KernelSpec]) -> Iterator[type[KernelSpec]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from subclasses(each)
 
 
 def graphs() -> Iterator[Graph]:
@@ -128,8 +132,10 @@ def graphs() -> Iterator[Graph]:
     yield single_node("RecurrentSteps", *_recurrent(), outputs=3, cell="LSTM", direction="forward")
     yield _node("SegmentAttention", *["float32[1,n,2,16]"] * 3, "int64[n+1]", epilogue=summed, **_HEADS)
     yield _node("SegmentReduce", "float32[n,8]", "int64[n+1]", axis=0, mode="mean")
-    yield single_node("TreeEnsembleRegressor", tensor("float32[n,5]"), **grown(0, trees=6, targets=2))
-    yield single_node("SVMClassifier", tensor("float32[n,5]"), outputs=2, **fitted("RBF", 9, 20, 3, probable=True))
+    yield single_node("TreeEnsembleRegressor", tensor("float32[n,5]"), **tree_attributes(0, trees=6, targets=2))
+    yield single_node(
+        "SVMClassifier", tensor("float32[n,5]"), outputs=2, **machine_attributes("RBF", 9, 20, 3, probable=True)
+    )
     yield _chain()
     yield loop_with_a_body()
     yield chosen_branch()
@@ -145,7 +151,7 @@ def _recurrent() -> list[TensorType | Array | None]:
 
 
 def _chain() -> Graph:
-    """Convolutions that widen, go channel by channel, and narrow, as one node."""
+    """An expanding, a depthwise and a projecting convolution as one node."""
     graph, relu = Graph("chain"), scalar_body(1, lambda b, x: b("Relu", x))
     b = Builder(graph)
     y = b.input("x", tensor("float32[n,12,12,8]"))

@@ -4,8 +4,7 @@
     [y] = kernel(x)                 # any n, the same compiled code
     kernel.check(x, threads=3)      # against the reference executor
 
-Every operand ends where an inaccessible page begins, so reading or writing beyond it crashes; outputs also carry a
-canary in front.
+An inaccessible page follows every operand, so an access beyond it crashes. Outputs also have a canary in front.
 """
 
 from __future__ import annotations
@@ -20,31 +19,34 @@ from typing import Any
 
 import numpy as np
 
-from core.codegen.jit import Library
-from core.codegen.lang import symbol_of
-from core.ir.build import Builder
-from core.ir.dim import evaluate
-from core.ir.graph import Array, Graph, Value
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import Block, In, KernelCall, Out, Packed, Request, Scratch, select
-from core.kernels.catalog.numbers import with_numbers
-from core.kernels.cpu import object_for
-from core.kernels.target import Target
-from core.reference import bind_symbols, interpret
+from lathe.core.codegen.jit import Library
+from lathe.core.codegen.lang import symbol_of
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Array, Graph, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Block, In, KernelCall, Out, Packed, Request, Scratch
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.cpu import object_for
+from lathe.core.kernels.shared.runtime_numbers import with_runtime_numbers
+from lathe.core.kernels.target import Target
+from lathe.core.reference import bind_symbols, interpret
 from tests.core.targets import vectors
 
 _PAGE = mmap.PAGESIZE
 _CANARY = 64
 # Bytes around an operand, before its wall. QEMU 7.2 reads whole vectors where masks leave lanes out; by the manual of
-# Intel's VMASKMOV such lanes do not fault, and CPUs keep to it. `make test-haswell` sets this, nothing else does.
+# Intel's VMASKMOV such lanes do not fault, and CPUs keep to it. Only `make test-haswell` sets this.
 _SLACK = int(os.environ.get("LATHE_TEST_SLACK", "0"))
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NodeKernel:
-    """One node, its kernel compiled for a target, which is the host without matrix tiles where none is given. A
-    `TensorType` argument is an input, an array a constant."""
+    """One node and its kernel, compiled for a target (default: the host without matrix tiles).
+
+    A `TensorType` argument is an input, an array is a constant.
+    """
 
     def __init__(
         self,
@@ -62,13 +64,13 @@ class NodeKernel:
         if call is None:
             raise LookupError(f"no kernel covers {self.graph}")
         self.status = 0
-        self.use(call)
+        self.note_run(call)
 
-    def use(self, call: KernelCall) -> None:
-        """Run this kernel, of those that are offered for the node, from now on."""
+    def note_run(self, call: KernelCall) -> None:
+        """Use this candidate kernel of the node from now on."""
         self.call: KernelCall = call
-        self.library = _library(call.code, self.target)
-        self.native = _NATIVE(self.library.address(symbol_of(call.code)))
+        self.library_version = _library(call.code, self.target)
+        self.native = _NATIVE(self.library_version.address(symbol_of(call.code)))
 
     def __call__(self, *arrays: Array, threads: int = 1) -> list[Array]:
         """The outputs, computed by `threads` threads that share one counter; `status` is the kernel's status word."""
@@ -82,13 +84,12 @@ class NodeKernel:
         return [output.array for output in outputs]
 
     def check(self, *arrays: Array, threads: int = 1, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-        """AssertionError when the kernel and the reference executor differ, or code for any numbers and the reference
-        executor do, where the kernel has such code."""
+        """AssertionError if the kernel or its dynamic-shape code differs from the reference executor."""
         names = [value.name for value in self.graph.inputs]
         expected = interpret(self.graph, dict(zip(names, arrays, strict=True)))
-        general, made = with_numbers(self.call, self.target), self.call
+        general, made = with_runtime_numbers(self.call, self.target), self.call
         for call in filter(None, (general, made)):
-            self.use(call)
+            self.note_run(call)
             for value, actual in zip(self.node.outputs, self(*arrays, threads=threads), strict=True):
                 np.testing.assert_allclose(actual, expected[value.name], rtol=rtol, atol=atol, err_msg=str(self.node))
 
@@ -155,7 +156,7 @@ def guarded(array: Array, align: int = 1) -> np.ndarray[Any, Any]:
 
 
 class Output:
-    """Where a kernel writes."""
+    """The memory of a kernel's output."""
 
     def __init__(self, array: np.ndarray[Any, Any], base_bytes: np.ndarray[Any, Any]) -> None:
         self.array = array
@@ -166,7 +167,7 @@ class Output:
 
 
 def guarded_output(value: Value, n: int) -> Output:
-    """Room for a result, with a canary in front and a wall behind."""
+    """Memory for a result, with a canary in front and an inaccessible page behind."""
     shape = value.tensor.evaluate({"n": n})
     nbytes = int(np.prod(shape)) * value.dtype.itemsize
     room = _ending_at_a_wall(_CANARY + nbytes)

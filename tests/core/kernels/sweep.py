@@ -2,7 +2,7 @@
 
     sweep("Add", "float32[n,7]", "float32[7]", target=target)
 
-A text is an input of that type, an array is a constant. Data come from a generator seeded by the shape.
+A string is an input of that type, an array is a constant. Data come from a generator seeded by the shape.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from core.ir.graph import Array
-from core.ir.types import DType, TensorType
-from core.ir.types import parse_type as parse
-from core.kernels.target import Target
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ir.types import parse_type as parse
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel
 
 Sample: TypeAlias = Callable[[DType, tuple[int, ...]], Array]

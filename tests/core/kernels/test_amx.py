@@ -1,4 +1,4 @@
-"""Products and convolutions on matrix tiles. Without such a machine, only what is planned for them is checked."""
+"""Products and convolutions on matrix tiles (AMX). On other machines only their plans are checked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import avx512, host
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.catalog import Request, candidates, select
-from core.kernels.catalog.amx import Flat, words_per_step
-from core.kernels.catalog.pool import Window
+from lathe.core.codegen.target import avx512, host
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.amx.spec import FlatImages, words_per_step
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import candidates, select
+from lathe.core.kernels.shared.window import Window
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
-from tests.core.kernels.test_words import floats, halves, narrowing, signed, unsigned
+from tests.core.kernels.test_dot_product_words import floats, halves, narrowing, signed, unsigned
 
 F32, BF16, F16, U8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.UINT8
 N = symbol("n")
@@ -163,7 +164,7 @@ def test_few_rows_leave_weights_in_float32() -> None:
 
 
 @needs_tiles
-def test_winograd_goes_first_where_it_multiplies_least() -> None:
+def test_winograd_is_preferred_where_it_multiplies_least() -> None:
     def families(stride: int, tf32: bool = False) -> list[str]:
         image, attrs = TensorType(F32, (N, 14, 14, 32)), {"pads": (1,) * 4, "strides": (stride,) * 2}
         graph = single_node("FusedConv", image, floats(32, 32, 3, 3), layout="NHWC", **attrs)
@@ -196,7 +197,7 @@ def test_targets_without_tiles_get_other_kernels() -> None:
         assert call is not None and call.spec.family == "gemm"
 
 
-def test_an_odd_number_of_float16_is_no_words_of_tiles() -> None:
+def test_an_odd_number_of_float16_does_not_run_on_tiles() -> None:
     graph = single_node("FusedMatMul", TensorType(F16, (N, 65)), floats(65, 48))
     assert all(call.spec.family == "gemm" for call in candidates(Request(graph.nodes[0], graph.constants, host())))
 
@@ -216,9 +217,9 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize(("y", "x", "lines"), WINDOWS)
-def test_every_tap_meets_its_pixel(y: Window, x: Window, lines: int) -> None:
-    """Pixels are numbers, zero outside; the planes are filled by definition, image after image."""
-    flat = Flat((y, x), lines)
+def test_every_tap_reads_its_pixel(y: Window, x: Window, lines: int) -> None:
+    """Pixels are their numbers, zero outside; the expected planes are filled by the definition, image by image."""
+    flat = FlatImages((y, x), lines)
     images = np.arange(1, flat.images * y.size * x.size + 1).reshape(-1, y.size, x.size)
     room = ((0, 0), *((w.before, w.after + w.kernel * w.dilation + w.stride) for w in (y, x)))
     padded = np.pad(images, room)

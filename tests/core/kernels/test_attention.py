@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.ir.graph import Graph
-from core.ir.types import DType
-from core.kernels.catalog import Request, select
-from core.kernels.catalog.attention import QueryRowsSpec
-from core.kernels.target import Target
+from lathe.core.errors import ModelError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType
+from lathe.core.kernels.attention.spec import QueryRowsSpec
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body, single_node
 from tests.core.kernels.sweep import floats, kernel, sweep, tensor
 from tests.core.targets import each_target
@@ -105,7 +106,7 @@ def test_masks_of_few_queries(target: Target, queries: int, mask: str) -> None:
 @each_target
 @pytest.mark.parametrize("queries", [2, 5, 21])
 def test_boolean_masks(target: Target, queries: int) -> None:
-    """Where a mask is false the score is a number of its own; of so many keys a whole vector may be masked."""
+    """Where a mask is false the score is a constant; with this many keys a whole vector may be masked."""
 
     def write(b: Any, score: Any, mask: Any) -> Any:
         return b.emit("Where", mask, score, b.constant(np.array(-1e9, np.float32)))[0]
@@ -160,7 +161,7 @@ def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:
 @each_target
 @pytest.mark.parametrize(("queries", "width"), [(1, 16), (1, 21), (3, 3), (5, 16), (40, 8)])
 def test_any_number_of_keys(target: Target, queries: int, width: int) -> None:
-    """As many as there are queries, and a past of n: none, around a vector, around a panel."""
+    """As many keys as queries plus a past of n: 0, around a vector, around a panel."""
     keys, past = f"n+{queries}", (0, 1, 2, 7, 15, 16, 17, 31, 33, 100, 130)
     q, mask = f"float32[2,3,{queries},{width}]", f"float32[2,1,{queries},{keys}]"
     k, v = f"float32[2,3,{keys},{width}]", f"float32[2,3,{keys},5]"
@@ -185,7 +186,7 @@ def test_many_keys(keys: int) -> None:
     sweep("FusedAttention", "float32[n,70,2,8]", kv, kv, target=_vectors(), batches=(1, 2), tolerance=5e-5, **HEADS)
 
 
-def test_heads_are_shared_out() -> None:
+def test_heads_are_split_among_threads() -> None:
     text = "float32[n,128,4,32]"
     compiled = kernel("FusedAttention", text, text, text, **HEADS)
     for threads in (1, 2, 4):
@@ -203,13 +204,13 @@ def test_heads_are_shared_out() -> None:
         ("float32[2,4,1]", "float32[2,1,n]", "float32[2,n,8]"),
     ],
 )
-def test_what_is_left_to_the_reference(q: str, k: str, v: str) -> None:
+def test_unsupported_attention_runs_on_the_reference(q: str, k: str, v: str) -> None:
     graph = single_node("FusedAttention", tensor(q), tensor(k), tensor(v))
     assert select(Request(graph.nodes[0], graph.constants, _vectors())) is None
 
 
 def test_operands_that_do_not_fit() -> None:
-    with pytest.raises(ModelError, match=r"queries \[5,4\] to keys \[4,7\] and values \[6,3\]"):
+    with pytest.raises(ModelError, match=r"queries \[5,4\], keys \[4,7\] and values \[6,3\] do not fit"):
         single_node("FusedAttention", tensor("float32[5,4]"), tensor("float32[4,7]"), tensor("float32[6,3]"))
 
 

@@ -1,4 +1,4 @@
-"""What the catalog promises of every family of kernels."""
+"""The contract of the kernel catalog for every family."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.core.kernels.sweep import kernel
         ("ReduceSum", ("float32[n,0]",), {"axes": (1,), "keepdims": 0}),
     ],
 )
-def test_what_is_empty_for_every_batch_has_no_kernel(op: str, inputs: tuple[str, ...], attrs: dict[str, Any]) -> None:
+def test_values_that_are_always_empty_have_no_kernel(op: str, inputs: tuple[str, ...], attrs: dict[str, Any]) -> None:
     """Kernels are written for extents of at least one; only the batch may be empty."""
     with pytest.raises(LookupError, match="no kernel covers"):
         kernel(op, *inputs, **attrs)

@@ -1,11 +1,11 @@
-"""Convolutions whose weights a run computes, for known and for any sizes of the image: like ONNX Runtime."""
+"""Convolutions with computed weights, for known and dynamic image sizes, against ONNX Runtime."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import core
+import lathe
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 # Shape of the image, and of the weights, and attributes.
@@ -38,7 +38,7 @@ def test_computed_weights(
     feeds = {"x": normal(*image), "w": normal(*weights, seed=1)} | ({"b": normal(weights[0], seed=2)} if bias else {})
     larger = {**feeds, "x": normal(3, image[1], *image[2:] if known else (size + 3 for size in image[2:]), seed=3)}
     assert_like_onnx_runtime(data, feeds, larger)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         session.run(feeds)
         assert "FALLBACK" not in session.explain()
         nothing = session.run({**feeds, "x": feeds["x"][:0]})["y"]
@@ -53,7 +53,7 @@ def test_padding_that_follows_from_the_size(mode: str) -> None:
         assert_like_onnx_runtime(data, {"x": normal(2, 3, 9, 8), "w": normal(4, 3, 3, 3, seed=1)})
 
 
-def test_weights_of_any_shape_stay_with_the_reference() -> None:
+def test_weights_of_dynamic_shape_run_on_the_reference() -> None:
     data = model("float[N,C,H,W] x, float[M,C,3,3] w => float[] y", "y = Conv (x, w)")
     assert_like_onnx_runtime(data, {"x": normal(2, 3, 9, 8), "w": normal(4, 3, 3, 3, seed=1)})
 
@@ -63,10 +63,10 @@ def test_other_floats(kind: str) -> None:
     data = model(f"{kind}[N,3,9,8] x, {kind}[4,3,3,3] w => {kind}[] y", "y = Conv (x, w)")
     dtype = {"double": np.float64, "float16": np.float16}[kind]
     feeds = {"x": normal(2, 3, 9, 8).astype(dtype), "w": normal(4, 3, 3, 3, seed=1).astype(dtype)}
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         found = session.run(feeds)["y"]
         assert "FALLBACK" not in session.explain()
-    expected = core.interpret(core.load(data), feeds)["y"]
+    expected = lathe.interpret(lathe.load(data), feeds)["y"]
     np.testing.assert_allclose(
         found.astype(np.float64), expected.astype(np.float64), 1e-2 if kind == "float16" else 1e-9, 1e-2
     )

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.ir.build import Builder
-from core.ir.graph import Array, Value
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.catalog import Request, select
-from core.kernels.target import Target
+import lathe
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Array, Value
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 from tests.core.targets import each_target, vectors
@@ -145,7 +146,7 @@ def test_plain_convolutions_are_covered_too() -> None:
     check(kernel, 2)
 
 
-def test_what_the_kernel_cannot_do_is_declined() -> None:
+def test_unsupported_convolutions_are_declined() -> None:
     first = single_node("Conv", TensorType(F32, (N, 5, 6, 6)), floats(4, 5, 3, 3))
     computed = single_node("Conv", image(6, 6, 5), TensorType(F32, (4, 5, 3, 3)), layout="NHWC")
     free = single_node("Conv", image(symbol("h"), 6, 5), floats(4, 5, 3, 3), layout="NHWC")
@@ -174,6 +175,6 @@ def test_one_by_one_over_an_image_whose_size_is_the_batch() -> None:
                  f"int64[1] zero = {{0}}, float[3,8,1] w = {{{', '.join(str(i / 16) for i in range(24))}}}, "
                  "float[3] b = {0.5, 0, -0.5}")  # fmt: skip
     assert_like_onnx_runtime(data, *({"x": normal(n, 8)} for n in (3, 1, 17)))
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         session.run({"x": normal(3, 8)})
         assert "FALLBACK" not in session.explain()

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import Request, select
-from core.kernels.target import Target
-from core.ops.terms import Writer
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
+from lathe.core.ops.opdef.terms import Writer
 from tests.core.kernels.harness import NodeKernel, single_node
 from tests.core.targets import each_target, vectors
 
@@ -97,7 +98,7 @@ def test_other_ranks(target: Target, sizes: Any, kernel: Any, counts: Any) -> No
 
 @each_target
 def test_long_windows(target: Target) -> None:
-    """Of more places in a line than there are registers for."""
+    """Windows with more taps per line than there are registers."""
     shapes = ((2, 5, 20, 8), (3, 5, 14, 8))
     run("ConvWeightGradient", *shapes, target=target, kernel_shape=(1, 11), pads=(0, 3, 0, 1))
 
@@ -153,7 +154,7 @@ def test_epilogue(target: Target) -> None:
         ("ConvTranspose", ((2, 5, 6, 20), (2, 7, 3, 3)), {"strides": (2, 2), "dilations": (2, 1)}),
     ],
 )
-def test_what_is_left_to_the_reference(op: str, shapes: Any, attrs: dict[str, Any]) -> None:
+def test_unsupported_forms_run_on_the_reference(op: str, shapes: Any, attrs: dict[str, Any]) -> None:
     if len(shapes) == 4:
         body = Graph("epilogue")
         writer = Writer(body)

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from core.codegen.target import host
-from core.ir.build import Builder
-from core.ir.graph import Graph, Value
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import candidates
-from core.kernels.catalog.base import Request
-from core.kernels.catalog.conv_chain import ConvChainSpec
-from core.kernels.target import Target
-from core.passes.conv_chain import ChainConvolutions
+from lathe.core.codegen.target import host
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import candidates
+from lathe.core.kernels.conv_chain.spec import ConvChainSpec
+from lathe.core.kernels.target import Target
+from lathe.core.passes.fusion.conv_chain import ChainConvolutions
 from tests.core.kernels.harness import NodeKernel, scalar_body
 from tests.core.kernels.test_conv import N, check, floats
 from tests.core.targets import each_target
 
 LARGE = dataclasses.replace(host(), l2_bytes=1 << 21)  # where whole images fit
-SMALL = dataclasses.replace(host(), l2_bytes=1 << 13)  # where a few lines are all that fits
+SMALL = dataclasses.replace(host(), l2_bytes=1 << 13)  # where only a few lines fit
 RELU = scalar_body(1, lambda b, x: b("Relu", x))
 SILU = scalar_body(1, lambda b, x: b("Mul", x, b("Sigmoid", x)))
 PLUS = scalar_body(2, lambda b, x, r: b("Add", b("Relu", x), r))

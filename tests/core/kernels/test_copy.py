@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.kernels.target import Target
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import guarded
 from tests.core.kernels.sweep import floats, kernel, normal, sweep, tensor
 from tests.core.targets import each_target
@@ -45,7 +45,7 @@ def test_transposes_of_images_and_heads(target: Target, shape: str, perm: tuple[
     sweep("Transpose", f"float32[{shape}]", perm=perm, target=target)
 
 
-def test_large_transposes_are_shared_out() -> None:
+def test_large_transposes_are_split_among_threads() -> None:
     compiled = kernel("Transpose", "float32[n,300]", perm=(1, 0))
     for threads in (1, 2, 3):
         compiled.check(normal(compiled.graph.inputs[0].dtype, (501, 300)), threads=threads)
@@ -98,12 +98,12 @@ def test_split_into_unequal_parts(target: Target) -> None:
     sweep("Split", "float32[n,20,3]", axis=-2, num_outputs=3, outputs=3, target=target)
 
 
-def test_large_concat_is_shared_out() -> None:
+def test_large_concat_is_split_among_threads() -> None:
     sweep("Concat", "float32[n,3,700]", "float32[n,1,700]", axis=1, target=kernel("Relu", "float32[n]").target,
           batches=(1, 50, 200))  # fmt: skip
 
 
-def test_concat_of_few_long_rows_is_shared_out() -> None:
+def test_concat_of_few_long_rows_is_split_among_threads() -> None:
     compiled = kernel("Concat", "float32[n,3,20480]", "float32[n,1,20480]", axis=1)
     for threads in (1, 2, 3):
         compiled.check(floats(2, 3, 20480), floats(2, 1, 20480), threads=threads)

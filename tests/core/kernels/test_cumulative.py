@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError
-from core.ir.types import DType
-from core.kernels.catalog import Request, Status, select
-from core.kernels.target import Target
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import Request, Status
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import floats, kernel, normal, sweep, tensor
 from tests.core.small_models import assert_like_onnx_runtime, model
@@ -29,14 +30,14 @@ def test_every_axis(target: Target, op: str, dtype: str, exclusive: int, reverse
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_lines_are_shared_out(threads: int) -> None:
+def test_lines_are_split_among_threads(threads: int) -> None:
     kernel("CumSum", "float32[n,30,11]", axis=(1,)).check(floats(900, 30, 11), threads=threads, rtol=1e-4, atol=1e-4)
 
 
 @each_target
 @pytest.mark.parametrize("kind", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_an_axis_that_a_run_shows(target: Target, dtype: str, kind: str) -> None:
+def test_an_axis_given_at_run_time(target: Target, dtype: str, kind: str) -> None:
     for op, exclusive, reverse in (("CumSum", 0, 1), ("CumProd", 1, 0)):
         compiled = kernel(op, f"{dtype}[n,3,21]", f"{kind}[]", target=target, exclusive=exclusive, reverse=reverse)
         for axis in range(-3, 3):
@@ -53,7 +54,7 @@ def test_a_fed_axis_like_onnx_runtime() -> None:
     data = model("float[N,L,C] x, int32 axis => float[N,L,C] y", "y = CumSum (x, axis)")
     feeds = [{"x": floats(2, 9, 5), "axis": np.array(axis, np.int32)} for axis in (0, 1, 2, -1)]
     assert_like_onnx_runtime(data, *feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         for each in feeds:
             session.run(each)
         assert "FALLBACK" not in session.explain()
@@ -61,6 +62,6 @@ def test_a_fed_axis_like_onnx_runtime() -> None:
             session.run({**feeds[0], "axis": np.array(3, np.int32)})
 
 
-def test_other_types_stay_with_the_reference() -> None:
+def test_other_types_run_on_the_reference() -> None:
     graph = single_node("CumSum", tensor("float16[n,4]"), axis=(1,))
     assert select(Request(graph.nodes[0], graph.constants, vectors())) is None

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import Request, select
-from core.kernels.target import Target
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 from tests.core.targets import each_target, vectors

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.kernels.target import Target
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body
 from tests.core.kernels.test_conv import check, convolution, floats, image
 from tests.core.targets import each_target
@@ -66,7 +66,7 @@ def test_targets(target: Target) -> None:
     check(pooled((6, 13), 7, target=target), 1, 2, threads=3)
 
 
-def test_what_direct_kernels_leave_to_others() -> None:
+def test_unsupported_convolutions_use_other_kernels() -> None:
     residual = scalar_body(2, lambda b, x, r: b("Add", x, r))
     for kernel in (
         convolution((6, 6), 5, 8, (3, 3)),

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import host
-from core.errors import ModelError
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import VIEWS, In, Out, Request, select
-from core.kernels.target import Target
-from core.ops import registry
-from core.reference import interpret
+from lathe.core.codegen.target import host
+from lathe.core.errors import ModelError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import VIEWS, In, Out, Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
+from lathe.core.ops.opdef import registry
+from lathe.core.reference import interpret
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import floats, kernel, normal, positive, sweep, tensor
 from tests.core.targets import each_target
@@ -150,7 +151,7 @@ def test_neighbouring_loops_with_one_pattern_are_merged() -> None:
 
 
 @each_target
-def test_large_tensors_are_shared_out(target: Target) -> None:
+def test_large_tensors_are_split_among_threads(target: Target) -> None:
     sweep("Exp", "float32[n,1000]", target=target, batches=(1, 201, 330))
     sweep("Add", "float32[n,1]", "float32[1,200000]", target=target, batches=(1, 2, 3))
 
@@ -162,6 +163,6 @@ def test_special_numbers_pass_through(target: Target) -> None:
     compiled.check(special)
 
 
-def test_types_outside_the_algebra_are_left_to_the_reference() -> None:
+def test_types_outside_the_algebra_run_on_the_reference() -> None:
     graph = single_node("Add", tensor("float16[n]"), tensor("float16[n]"))
     assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None

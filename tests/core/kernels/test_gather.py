@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
-from core.kernels.catalog import Status
-from core.kernels.target import Target
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import Status
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import floats, kernel, normal, sweep
 from tests.core.targets import each_target
 
@@ -46,7 +46,7 @@ def test_index_out_of_range_is_refused(target: Target, index: int) -> None:
     np.testing.assert_array_equal(y[[0, 2]], table[[3, -1]])
 
 
-def test_many_rows_are_shared_out() -> None:
+def test_many_rows_are_split_among_threads() -> None:
     compiled = kernel("Gather", "float32[1000,384]", "int64[n]")
     picks = np.random.default_rng(0).integers(0, 1000, 3000)
     for threads in (1, 2, 3):

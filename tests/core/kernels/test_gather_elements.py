@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
-from core.kernels.catalog import Request, Status, select
-from core.kernels.target import Target
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import Request, Status
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import floats, kernel, normal, sweep, tensor
 from tests.core.targets import each_target, vectors
@@ -38,7 +39,7 @@ def test_fewer_indices_than_elements_along_other_axes(target: Target) -> None:
     sweep("GatherElements", f"float32[4,{EXTENT},7]", "int64[3,n,5]", axis=1, target=target, sample=_sample)
 
 
-def test_more_indices_than_elements_stay_with_the_reference() -> None:
+def test_more_indices_than_elements_run_on_the_reference() -> None:
     for index in ("int64[5,2]", "int64[n,2]"):
         graph = single_node("GatherElements", tensor("float32[4,6]"), tensor(index), axis=1)
         assert select(Request(graph.nodes[0], graph.constants, vectors())) is None
@@ -76,7 +77,7 @@ def test_index_out_of_range_is_refused(target: Target, index: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_many_are_shared_out(threads: int) -> None:
+def test_many_elements_are_split_among_threads(threads: int) -> None:
     picks = np.random.default_rng(0).integers(-50, 50, (3000, 40))
     elements = kernel("GatherElements", "float32[n,50]", "int64[n,40]", axis=1)
     elements.check(floats(3000, 50), picks, threads=threads)

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.build import Builder
-from core.ir.graph import Array, Value
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.catalog import Request, select
-from core.kernels.catalog.gemm import GemmSpec, gemm
-from core.kernels.cpu.gemm import generate
-from core.kernels.target import Target
-from core.plan.choice import Choice
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Array, Value
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.gemm.cpu import generate
+from lathe.core.kernels.gemm.spec import GemmSpec, gemm
+from lathe.core.kernels.target import Target
+from lathe.core.plan.kernel_choice import KernelChoice
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
 from tests.core.targets import each_target, vectors
 
@@ -112,7 +113,7 @@ def test_extra_inputs_of_every_broadcast_pattern(shape: tuple[Any, ...]) -> None
         kernel.check(floats(n, 5, 9), floats(*(n if d is N else d for d in shape)), threads=n)
 
 
-def test_a_residual_may_be_replaced_in_place_but_not_when_it_is_also_multiplied() -> None:
+def test_a_residual_may_be_overwritten_unless_it_is_multiplied() -> None:
     """The kernel allows the one; that the other is the same memory is for the planner to see."""
     add = scalar_body(2, lambda b, x, y: b("Add", x, y))
     graph = single_node("FusedMatMul", tensor(N, 9), floats(9, 9), tensor(N, 9), epilogue=add)
@@ -120,9 +121,9 @@ def test_a_residual_may_be_replaced_in_place_but_not_when_it_is_also_multiplied(
     assert call is not None
     assert call.inplace == (2,)
     (node,) = graph.nodes
-    assert Choice([node], {node: call}).may_overwrite(node, 2)
+    assert KernelChoice([node], {node: call}).may_overwrite(node, 2)
     node.inputs[2] = node.inputs[0]
-    assert not Choice([node], {node: call}).may_overwrite(node, 2)
+    assert not KernelChoice([node], {node: call}).may_overwrite(node, 2)
 
 
 def test_gelu_epilogue() -> None:
@@ -140,14 +141,14 @@ def test_depth_that_depends_on_the_batch_is_declined() -> None:
     assert gemm(Request(graph.nodes[0], graph.constants, vectors())) is None
 
 
-def test_equal_weights_share_their_packed_form_whatever_the_rows() -> None:
+def test_equal_weights_share_their_packed_form() -> None:
     weight = floats(20, 70)
     few, many = (NodeKernel("FusedMatMul", tensor(rows, 20), weight) for rows in (1, 500))
     assert few.call.operands[1] == many.call.operands[1]
     assert few.call.spec != many.call.spec
 
 
-def test_what_differs_from_row_to_row_is_fetched_before_a_tile() -> None:
+def test_row_dependent_operands_are_prefetched_before_a_tile() -> None:
     add = scalar_body(2, lambda b, x, extra: b("Add", x, extra))
     fetched = []
     for extra in (tensor(40), tensor(N, 40)):  # a bias, and the first term of a residual sum

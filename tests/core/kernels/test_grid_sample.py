@@ -1,4 +1,4 @@
-"""Samples of images at positions of a run: all ways, around and far outside."""
+"""GridSample: every mode, with positions inside, around and far outside the image."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
-from core.kernels.catalog import Request, select
-from core.kernels.target import Target
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import kernel, normal, sweep, tensor
 from tests.core.targets import each_target, vectors
@@ -35,7 +36,7 @@ def spread(dtype: DType, shape: tuple[int, ...]) -> Array:
 
 @each_target
 @pytest.mark.parametrize("way", WAYS, ids=_name)
-def test_ways(target: Target, way: dict[str, Any]) -> None:
+def test_modes(target: Target, way: dict[str, Any]) -> None:
     sweep("GridSample", "float32[n,3,7,20]", "float32[n,5,9,2]", target=target, sample=spread, tolerance=5e-5, **way)
 
 
@@ -50,13 +51,13 @@ def test_other_ranks(target: Target, way: dict[str, Any]) -> None:
 
 
 @each_target
-def test_extents_that_a_run_shows(target: Target) -> None:
+def test_dynamic_extents(target: Target) -> None:
     sweep("GridSample", "float32[2,n,7,20]", "float32[2,n,9,2]", target=target, sample=spread, tolerance=5e-5)
     sweep("GridSample", "float32[2,3,n+1,20]", "float32[2,5,9,2]", target=target, sample=spread, tolerance=5e-5)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=_name)
-def test_what_is_no_position_reads_nothing_outside(way: dict[str, Any]) -> None:
+def test_invalid_positions_read_nothing_outside(way: dict[str, Any]) -> None:
     """Whatever the numbers are, results are numbers or NaN, and those of other samples are right."""
     compiled = kernel("GridSample", "float32[1,1,4,4]", "float32[1,1,8,2]", **way)
     x = normal(DType.FLOAT32, (1, 1, 4, 4))
@@ -69,7 +70,7 @@ def test_what_is_no_position_reads_nothing_outside(way: dict[str, Any]) -> None:
     np.testing.assert_allclose(found[0, 0, 0, 7], compiled(x, good)[0][0, 0, 0, 7])
 
 
-def test_what_is_left_to_the_reference() -> None:
+def test_unsupported_forms_run_on_the_reference() -> None:
     for x, grid, way in (
         ("float64[n,3,7,20]", "float64[n,5,9,2]", {}),
         ("float32[n,3,4,5,6]", "float32[n,5,9,2,3]", {"mode": "cubic"}),

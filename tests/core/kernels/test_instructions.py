@@ -1,6 +1,6 @@
-"""Code holds no instruction that its target lacks: object files are decoded, for machines that this one may not be.
+"""Object code has no instruction that its target lacks, also for targets that this machine is not.
 
-The decoder (iced-x86) has a table of its own of which CPUs know an instruction, so LLVM is not its own judge.
+The decoder (iced-x86) has its own table of CPU features, so the check is independent of LLVM.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import llvmlite.binding as llvm
 import pytest
 from iced_x86 import CpuidFeature, Decoder, Instruction
 
-from core.codegen.jit import compile_text
-from core.codegen.target import avx512, named, x86_64_v3
-from core.frontends.onnx import load
-from core.ir.types import DType
-from core.kernels.catalog import Request, select
-from core.kernels.cpu import object_for
-from core.kernels.target import Target
-from core.passes.pipeline import optimize
-from core.plan.planner import make_plan
-from core.runtime import machine, native
+from lathe.core.codegen.jit import compile_text
+from lathe.core.codegen.target import avx512, target_by_name, x86_64_v3
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.cpu import object_for
+from lathe.core.kernels.target import Target
+from lathe.core.passes.pipeline import optimize
+from lathe.core.plan.planner import make_plan
+from lathe.core.runtime.host import machine, native_driver
 from tests.core.conformance.models import suite_models
 from tests.core.kernels import family_cases
 from tests.core.kernels.harness import single_node
@@ -34,7 +35,7 @@ pytestmark = x86_only
 TARGETS = ["x86-64-v3", "skylake-avx512", "sapphirerapids"]
 SLOW = [*TARGETS[1:], "x86-64", "alderlake", "cascadelake", "cooperlake", "icelake-server", "graniterapids", "znver4"]
 
-# Names of the decoder for LLVM's features; one that stands nowhere here is allowed on no target.
+# The decoder's names of LLVM's features; a name that is missing here is allowed on no target.
 NAMES = {
     "64bit": ("INTEL8086", "INTEL186", "INTEL286", "INTEL386", "INTEL486", "X64", "MULTIBYTENOP", "PAUSE"),
     "cmov": ("CMOV",), "sse": ("SSE",), "sse2": ("SSE2",), "sse3": ("SSE3",), "ssse3": ("SSSE3",),
@@ -59,7 +60,7 @@ def decoded(data: bytes) -> Iterator[Instruction]:
 
 
 def foreign(data: bytes, target: Target) -> set[str]:
-    """Instructions of an object file that the target does not have, each with what it needs."""
+    """Instructions of an object file that the target lacks, each with the features it needs."""
     allowed = {name for feature in target.needs for name in NAMES.get(feature, ())}
     found = set()
     for instruction in decoded(data):
@@ -71,9 +72,9 @@ def foreign(data: bytes, target: Target) -> set[str]:
 
 @cache
 def code(name: str) -> dict[str, bytes]:
-    """Object files by what they are, for a target: the driver, the measurement of peaks, and kernels of each family."""
-    target = named(name)
-    texts = {"driver": native.source(), "peaks": machine._source(target)}
+    """Object files for a target by name: the driver, the measurement of peaks, and kernels of each family."""
+    target = target_by_name(name)
+    texts = {"driver": native_driver.source(), "peaks": machine._source(target)}
     kernels = {key: object_for(spec, target) for key, spec in family_cases.specs(target).items()}
     return {what: compile_text(text, target) for what, text in texts.items()} | kernels
 
@@ -82,7 +83,7 @@ def code(name: str) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_no_instruction_that_the_target_lacks(name: str) -> None:
     for what, data in code(name).items():
-        assert not foreign(data, named(name)), what
+        assert not foreign(data, target_by_name(name)), what
 
 
 def mnemonics(name: str) -> set[str]:
@@ -91,8 +92,8 @@ def mnemonics(name: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_instructions_of_each_target_are_met() -> None:
-    """What was decoded is the code that the target is there for."""
+def test_each_target_uses_its_characteristic_instructions() -> None:
+    """The decoded code uses the instructions that the target is meant for."""
     found = {name: mnemonics(name) for name in TARGETS}
     assert all("vfmadd231ps" in each for each in found.values())
     for mnemonic in ("vpdpbusd", "vdpbf16ps", "tdpbf16ps", "tdpbusd"):
@@ -100,18 +101,18 @@ def test_the_instructions_of_each_target_are_met() -> None:
 
 
 def test_the_cases_are_of_all_families() -> None:
-    found = {spec.family for name in TARGETS for spec in family_cases.specs(named(name)).values()}
+    found = {spec.family for name in TARGETS for spec in family_cases.specs(target_by_name(name)).values()}
     assert found == family_cases.families() - set(family_cases.OWN)
 
 
-def test_the_decoder_tells_targets_apart() -> None:
+def test_the_decoder_distinguishes_targets() -> None:
     """Code for AVX-512 is foreign to AVX2, with registers of any width; the other way round it is not."""
     for lanes, feature in ((8, "AVX512DQ"), (4, "AVX512VL")):
         data = compile_text(_converted(lanes), avx512())
         assert feature in " ".join(foreign(data, x86_64_v3())) and not foreign(data, avx512())
     assert not foreign(compile_text(_converted(8), x86_64_v3()), avx512())
-    assert "VNNI" in " ".join(foreign(_bytes_product("cascadelake"), named("skylake-avx512")))
-    assert "AMX" in " ".join(foreign(_bytes_product("sapphirerapids"), named("icelake-server")))
+    assert "VNNI" in " ".join(foreign(_bytes_product("cascadelake"), target_by_name("skylake-avx512")))
+    assert "AMX" in " ".join(foreign(_bytes_product("sapphirerapids"), target_by_name("icelake-server")))
 
 
 def _converted(lanes: int) -> str:
@@ -122,7 +123,10 @@ def _converted(lanes: int) -> str:
 
 def _bytes_product(name: str) -> bytes:
     """The preferred kernel of a product of bytes."""
-    graph, target = single_node("FusedMatMul", tensor("uint8[n,64]"), normal(DType.INT8, (64, 48))), named(name)
+    graph, target = (
+        single_node("FusedMatMul", tensor("uint8[n,64]"), normal(DType.INT8, (64, 48))),
+        target_by_name(name),
+    )
     call = select(Request(graph.nodes[0], graph.constants, target))
     assert call is not None
     return object_for(call.spec, target)
@@ -134,7 +138,7 @@ def _bytes_product(name: str) -> bytes:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_kernels_of_the_whole_backend_suite(name: str) -> None:
     """Every kernel that ONNX's backend test suite needs."""
-    target, seen = named(name), set()
+    target, seen = target_by_name(name), set()
     for model in (model for model in suite_models().values() if model.has_data):
         for spec in make_plan(optimize(load(model.read()))[0], target).specs.values():
             if spec.key not in seen:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import core
-from core.errors import ModelError
-from core.ir.text import parse_graph
-from core.ir.types import DType
-from core.reference import interpret
+import lathe
+from lathe.core.errors import ModelError
+from lathe.core.ir.text import parse_graph
+from lathe.core.ir.types import DType
+from lathe.core.reference import interpret
 from tests.core.kernels.harness import single_node
 
 _CASES = [
@@ -33,7 +33,7 @@ def test_any_place(dtype: str, shape: str, start: str, steps: str) -> None:
           %z : float32[n] = Relu(%x)
           output %y, %z
         }}""")
-    with core.compile(graph, threads=2) as session:
+    with lathe.compile(graph, threads=2) as session:
         assert "FALLBACK" not in session.explain()
         for n in (1, 2, 7, 33, 300):
             feeds = {"x": np.zeros(n, np.float32)}

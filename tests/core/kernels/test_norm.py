@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.kernels.target import Target
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import floats, kernel, sweep
 from tests.core.targets import each_target
 

@@ -1,4 +1,4 @@
-"""Pad by any widths, against the reference and ONNX Runtime."""
+"""Pad with dynamic widths, against the reference and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import LatheError
-from core.ir.types import DType, TensorType
-from core.kernels.catalog.base import Request
-from core.kernels.catalog.pad import PadSpec, pad
-from core.kernels.target import Target
+import lathe
+from lathe.core.errors import LatheError
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.copy.pad_spec import PadSpec, pad
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel
 from tests.core.kernels.sweep import normal as elements
 from tests.core.small_models import model, normal, theirs, untyped
@@ -28,7 +28,7 @@ def padded(shape: tuple[int, ...], widths: Any, mode: str, dtype: DType, target:
     made = NodeKernel("Pad", TensorType(dtype, shape), target=target, pads=pads, mode=mode, **value)
     call = pad(Request(made.node, made.graph.constants, target))
     assert call is not None and isinstance(call.spec, PadSpec)
-    made.use(call)
+    made.note_run(call)
     return made
 
 
@@ -55,14 +55,14 @@ def test_any_widths(target: Target, mode: str, dtype: DType) -> None:
         made.check(elements(dtype, shape), threads=int(random.integers(1, 4)))
 
 
-def test_axes_that_nothing_is_added_to_are_joined() -> None:
+def test_axes_without_padding_are_merged() -> None:
     target = NodeKernel("Relu", TensorType(DType.FLOAT32, (3,))).target
     widths = [(0, 0), (0, 0), (1, 0), (0, 0), (0, 0)]
     spec = padded((2, 3, 4, 5, 6), widths, "edge", DType.FLOAT32, target, False).call.spec
     assert isinstance(spec, PadSpec) and [axis.length for axis in spec.axes] == [6, 5, 30]
 
 
-def test_what_takes_several_reflections_has_a_kernel() -> None:
+def test_several_reflections_have_a_kernel() -> None:
     for mode in MODES[1:]:
         made = NodeKernel("Pad", TensorType(DType.FLOAT32, (3, 2)), pads=(7, 0, 8, 5), mode=mode)
         made.check(normal(3, 2))
@@ -83,7 +83,7 @@ def test_one_code_for_all_lengths_and_widths(mode: str, value: str) -> None:
     signature = "float[b,s,4] x, float fed => float[a] y, float[a] z"
     data = untyped(model(signature, f"{SIZES} {body} w = Neg(fed)", CONSTANTS, opset=19))
     filled = {"constant_values": 2.5 if value == "fed" else 0.5} if mode == "constant" else {}
-    with core.compile(core.load(data), tune="off", threads=1) as session:
+    with lathe.compile(lathe.load(data), tune="off", threads=1) as session:
         assert session.description.any_size and not session.description.in_parts
         for rows, length in ((2, 3), (1, 5), (3, 40), (1, 4), (2, 2), (1, 1)):
             feeds = {"x": normal(rows, length, 4), "fed": np.array(2.5, np.float32)}
@@ -95,21 +95,21 @@ def test_one_code_for_all_lengths_and_widths(mode: str, value: str) -> None:
                 np.testing.assert_array_equal(got, want, err_msg=f"{rows} x {length}")
             if mode != "reflect":  # ONNX Runtime reflects once only
                 np.testing.assert_array_equal(wanted[1], theirs(data, feeds)["z"])
-        assert "code for any sizes serves" in session.explain() and "FALLBACK" not in session.explain()
+        assert "dynamic-shape code serves" in session.explain() and "FALLBACK" not in session.explain()
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge"])
 @pytest.mark.parametrize("widths", [(3, -3), (-2, 3), (-4, 1), (5, -2)], ids=str)
-def test_more_is_cropped_than_there_is(mode: str, widths: tuple[int, int]) -> None:
-    """Kernels rely on it that something is left; else the reference fills, or refuses."""
+def test_cropping_more_than_the_extent(mode: str, widths: tuple[int, int]) -> None:
+    """Kernels need at least one remaining element; otherwise the reference fills, or raises an error."""
     before, after = widths
     text = f'y = Pad<mode="{mode}">(x, p)'
     data = model("float[2,k] x => float[2,m] y", text, f"int64[4] p = {{0,{before},0,{after}}}")
-    with core.compile(data, threads=1, tune="off", new_shapes="wait") as session:
+    with lathe.compile(data, threads=1, tune="off", new_shapes="wait") as session:
         for length in (6, 1, 2, 3, 4, 9):
             feeds = {"x": np.arange(2.0 * length, dtype=np.float32).reshape(2, length)}
             try:
-                expected = core.interpret(core.load(data), feeds)["y"]
+                expected = lathe.interpret(lathe.load(data), feeds)["y"]
             except LatheError:
                 with pytest.raises(LatheError):
                     session.run(feeds)

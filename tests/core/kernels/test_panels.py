@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from core.codegen.target import plain, x86_64_v3
-from core.ir.types import symbol
-from core.kernels.catalog.panels import ranked_tiles
-from core.kernels.target import Target
+from lathe.core.codegen.target import plain, x86_64_v3
+from lathe.core.ir.types import symbol
+from lathe.core.kernels.shared.panels import ranked_tiles
+from lathe.core.kernels.target import Target
 from tests.core.targets import x86_only
 
 N = symbol("n")
 
 
 @x86_only
-def test_more_columns_than_memory_holds() -> None:
+def test_choosing_tiles_for_huge_widths_takes_no_memory() -> None:
     """A damaged model may declare any number of columns: the choice takes no memory for them."""
     for target in (plain(), x86_64_v3()):
         assert widths(target, 1 << 60) == widths(target, 1 << 20)

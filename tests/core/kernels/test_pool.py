@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from core.kernels.catalog.pool import Window
-from core.kernels.target import Target
+from lathe.core.kernels.shared.window import Window
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import floats, kernel, sweep
 from tests.core.targets import each_target
 
@@ -64,7 +64,7 @@ def test_greatest_byte(target: Target, dtype: str) -> None:
     sweep("MaxPool", f"{dtype}[n,5,6,7]", layout="NHWC", target=target, batches=(2,), **window)  # type: ignore[arg-type]
 
 
-def test_many_lines_are_shared_out() -> None:
+def test_many_lines_are_split_among_threads() -> None:
     compiled = kernel(
         "MaxPool", "float32[n,56,56,16]", layout="NHWC", kernel_shape=(3, 3), strides=(2, 2), pads=(1,) * 4
     )

@@ -1,4 +1,4 @@
-"""MaxPool with the numbers of its greatest elements, and MaxUnpool, which puts them back."""
+"""MaxPool with indices of its maxima, and MaxUnpool, the inverse."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError
-from core.ir.types import DType
-from core.kernels.target import Target
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.ir.types import DType
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import kernel, normal
 from tests.core.small_models import assert_like_onnx_runtime, model
 from tests.core.targets import each_target
@@ -41,7 +41,7 @@ def test_windows(target: Target, dtype: str, shape: str, attrs: dict[str, Any]) 
 
 
 @each_target
-def test_no_numbers_and_infinities(target: Target) -> None:
+def test_nan_and_infinities(target: Target) -> None:
     """NaN counts where a window begins with it; a window may hold nothing but -inf."""
     x = normal(DType.FLOAT32, (2, 2, 12, 13))
     x[:, :, ::3, ::2], x[0, 1], x[1, 0, 5] = np.nan, -np.inf, np.inf
@@ -54,14 +54,14 @@ def test_no_numbers_and_infinities(target: Target) -> None:
     "attrs",
     ["kernel_shape = [2, 2], strides = [2, 2]", "kernel_shape = [2, 3], strides = [2, 1], pads = [0, 1, 0, 1]"],
 )
-def test_pooled_and_put_back(sizes: str, attrs: str) -> None:
+def test_pool_and_unpool(sizes: str, attrs: str) -> None:
     data = model(
         f"float[N,3,{sizes}] x => float[] z, float[] y, int64[] places",
         f"y, places = MaxPool <{attrs}> (x)  h = Relu (y)  z = MaxUnpool <{attrs}> (h, places)",
     )
     feeds = [{"x": np.random.default_rng(n).standard_normal((n, 3, 8, 14)).astype(np.float32)} for n in (1, 3)]
     assert_like_onnx_runtime(data, *feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         session.run(feeds[0])
         assert "FALLBACK" not in session.explain()
 
@@ -74,8 +74,8 @@ def test_a_larger_output_and_indices_outside() -> None:
     )
     places = np.random.default_rng(0).permutation(72)[:18].reshape(1, 2, 3, 3)
     x = normal(DType.FLOAT32, (1, 2, 3, 3))
-    with core.compile(data, threads=1, tune="off") as session:
-        expected = core.interpret(core.load(data), {"x": x, "places": places})["z"]
+    with lathe.compile(data, threads=1, tune="off") as session:
+        expected = lathe.interpret(lathe.load(data), {"x": x, "places": places})["z"]
         np.testing.assert_array_equal(session.run({"x": x, "places": places})["z"], expected)
         assert "FALLBACK" not in session.explain()
         for wrong in (-1, 72, -(2**40)):

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import core
-from core.ir.graph import Array
-from core.kernels.target import Target
+import lathe
+from lathe.core.ir.graph import Array
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import floats, kernel, sweep
 from tests.core.one_node import one_node_model, onnx_run
 from tests.core.targets import each_target
@@ -57,7 +57,7 @@ def test_both_directions_and_sequences_that_end_early(target: Target, cell: str)
 
 
 @each_target
-def test_gates_after_the_product_and_forgetting_what_enters(target: Target) -> None:
+def test_linear_before_reset_and_input_forget(target: Target) -> None:
     _sweep("GRU", 17, target, linear_before_reset=1)
     _sweep("LSTM", 17, target, input_forget=1, clip=0.5)
 
@@ -71,11 +71,11 @@ def test_activations_with_parameters(target: Target) -> None:
 @pytest.mark.parametrize(
     "activations", [("Affine",), ("Tanh", "Relu"), ("ScaledTanh",)], ids=["affine", "two directions", "scaled"]
 )
-def test_what_has_no_kernel_runs_on_the_reference(activations: tuple[str, ...]) -> None:
+def test_unsupported_options_run_on_the_reference(activations: tuple[str, ...]) -> None:
     direction = "bidirectional" if len(activations) == 2 else "forward"
     arrays = [floats(STEPS, 2, 3), floats(len(activations), 5, 3), floats(len(activations), 5, 5)]
     attrs = {"activations": list(activations), "hidden_size": 5, "direction": direction}
-    session = core.compile(one_node_model("RNN", arrays, attrs, 1).SerializeToString(), threads=1)
+    session = lathe.compile(one_node_model("RNN", arrays, attrs, 1).SerializeToString(), threads=1)
     assert "FALLBACK" in session.explain()
 
 
@@ -98,7 +98,7 @@ def test_whole_operators_agree_with_onnx_runtime(cell: str, direction: str, layo
     fixed = {f"x{i}" for i in (1, 2, 3)}
     for initializer in fixed:
         _freeze(model, initializer, given[int(initializer[1:])])
-    session = core.compile(model.SerializeToString(), threads=2)
+    session = lathe.compile(model.SerializeToString(), threads=2)
     assert "FALLBACK" not in session.explain()
     got = session.run({f"x{i}": array for i, array in enumerate(given) if f"x{i}" not in fixed})
     for i, expected in enumerate(want):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.kernels.target import Target
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import floats, kernel, positive, sweep
 from tests.core.targets import each_target
 
@@ -51,7 +51,7 @@ def test_log_sum_exp_of_infinities(target: Target) -> None:
 
 
 @each_target
-def test_extremes_keep_nan(target: Target) -> None:
+def test_extremes_propagate_nan(target: Target) -> None:
     rows = floats(4, 40)
     rows[1, 20] = np.nan
     for axis in (0, 1):
@@ -92,7 +92,7 @@ def test_index_of_nan(target: Target) -> None:
         kernel("ArgMax", "float32[n,20]", axis=axis, target=target).check(rows)
 
 
-def test_many_results_are_shared_out() -> None:
+def test_many_results_are_split_among_threads() -> None:
     for axis in (1, 2):
         compiled = kernel("ReduceMean", "float32[n,64,48]", axes=(axis,))
         for threads in (1, 2, 3):

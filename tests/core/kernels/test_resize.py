@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.dim import symbol
-from core.kernels.catalog import Request, select
-from core.kernels.target import Target
+from lathe.core.ir.dim import symbol
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import kernel, sweep, tensor
 from tests.core.targets import each_target
@@ -26,7 +27,7 @@ WAYS: list[dict[str, Any]] = [
 
 @each_target
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
-def test_ways(target: Target, way: dict[str, Any]) -> None:
+def test_modes(target: Target, way: dict[str, Any]) -> None:
     sweep("Resize", "float32[n,3,7,20]", target=target, batches=(0, 2), **way)
     sweep("Resize", "float32[n,7,5,19]", target=target, batches=(0, 2), layout="NHWC", **way)
 
@@ -38,19 +39,19 @@ def test_rows_along_the_channels(target: Target, way: dict[str, Any]) -> None:
 
 
 @each_target
-def test_sizes_of_all_axes_may_be_named(target: Target) -> None:
+def test_sizes_of_all_axes_may_be_given(target: Target) -> None:
     """As exporters resize one mask a row, and where there are several images."""
     for shape in ((symbol("n"), 3), (1, symbol("n")), (2, symbol("n"))):
         sizes = (*shape, 3, 5)
         sweep("Resize", f"float32[{shape[0]},{shape[1]},7,20]", target=target, batches=(0, 2), sizes=sizes)
 
 
-def test_large_images_are_shared_out() -> None:
+def test_large_images_are_split_among_threads() -> None:
     compiled = kernel("Resize", "float32[n,32,32,16]", layout="NHWC", mode="linear", scales=(1.0, 1.0, 4.0, 4.0))
     for threads in (1, 3):
         compiled.check(np.ones((2, 32, 32, 16), np.float32), threads=threads)
 
 
-def test_resized_channels_are_left_to_the_reference() -> None:
+def test_resized_channels_run_on_the_reference() -> None:
     graph = single_node("Resize", tensor("float32[n,3,7,20]"), scales=(1.0, 2.0, 1.0, 1.0))
     assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None

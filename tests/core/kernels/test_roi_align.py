@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError
-from core.ir.types import DType
-from core.kernels.catalog import Status
-from core.kernels.target import Target
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import Status
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import kernel, normal
 from tests.core.small_models import assert_like_onnx_runtime, model
 from tests.core.targets import each_target
@@ -47,7 +47,7 @@ def test_regions(target: Target, attrs: dict[str, Any], mode: str, transform: st
 
 
 @each_target
-def test_what_is_no_region(target: Target) -> None:
+def test_invalid_regions(target: Target) -> None:
     """No number gives zeros; another image than there are, and more samples than anybody wants, are refused."""
     operands = ("float32[2,3,8,8]", "float32[n,4]", "int64[n]")
     compiled = kernel("RoiAlign", *operands, target=target, output_height=2, output_width=2, sampling_ratio=0)
@@ -73,7 +73,7 @@ def test_like_onnx_runtime(sizes: str, ratio: int) -> None:
     boxes = np.sort(regions(7).reshape(-1, 2, 2), axis=1).reshape(-1, 4)
     feeds = {"x": normal(DType.FLOAT32, (2, 5, 20, 17)), "regions": boxes, "images": np.arange(7) % 2}
     assert_like_onnx_runtime(data, feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         session.run(feeds)
         assert "FALLBACK" not in session.explain()
         with pytest.raises(FeedError, match="out of range"):

@@ -1,4 +1,4 @@
-"""Scatter: rows and elements that join what is there, in one order; and indices that must be refused."""
+"""Scatter: rows and elements combined with the data in a fixed order; invalid indices are refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import Status
-from core.kernels.target import Target
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Status
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel
 from tests.core.kernels.sweep import floats, kernel
 from tests.core.targets import each_target
@@ -34,7 +34,7 @@ def test_rows(target: Target, reduction: str, width: int) -> None:
 
 
 @each_target
-def test_the_last_one_stays(target: Target) -> None:
+def test_the_last_update_of_an_element_wins(target: Target) -> None:
     compiled = kernel("ScatterND", f"int64[{ROWS},3]", "int32[n,1]", "int64[n,3]", target=target)
     compiled.check(picks(ROWS, 3), picks(50, 1, dtype=np.int32), picks(50, 3), threads=2)
 
@@ -47,14 +47,14 @@ def test_coordinates_of_several_axes(target: Target) -> None:
     compiled.check(floats(4, ROWS, 3).astype(np.float64), places, floats(5, 7, 3).astype(np.float64), threads=2)
 
 
-def test_zeros_are_no_operand() -> None:
+def test_data_of_zeros_is_no_operand() -> None:
     types = (TensorType(DType.INT64, (40, 1)), TensorType(DType.FLOAT32, (40, 9)))
     compiled = NodeKernel("ScatterND", np.zeros((ROWS, 9), np.float32), *types, reduction="add")
     assert len(compiled.call.operands) == 3
     compiled.check(picks(40, 1), floats(40, 9), threads=2)
 
 
-def test_threads_add_up_in_one_order() -> None:
+def test_sums_do_not_depend_on_the_number_of_threads() -> None:
     compiled = kernel("ScatterND", "float32[7,33]", "int64[n,1]", "float32[n,33]", reduction="add")
     feeds = (floats(7, 33), picks(500, 1, below=7), floats(500, 33))
     [once], [again] = compiled(*feeds, threads=1), compiled(*feeds, threads=4)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.errors import ModelError
-from core.ir.graph import Graph
-from core.kernels.target import Target
+from lathe.core.errors import ModelError
+from lathe.core.ir.graph import Graph
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.sweep import floats, kernel
 from tests.core.targets import each_target
@@ -20,7 +20,7 @@ LENGTHS = [(1,), (16,), (17, 1, 33), (3, 64, 7, 130), (1,) * 20, (65, 48)]
 
 
 def offsets(*lengths: int) -> NDArray[np.int64]:
-    """Where sequences of these lengths begin."""
+    """The start offsets of sequences with these lengths."""
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if lengths else 0
     return np.concatenate([[0], ends, np.full(total - len(lengths), total)]).astype(np.int64)
@@ -139,7 +139,7 @@ def test_counts(target: Target) -> None:
     assert (compiled(x, offsets(2, 7))[0][:2] == [x[:2].sum(0), x[2:].sum(0)]).all()
 
 
-def test_refuses_what_does_not_fit() -> None:
+def test_invalid_segments_are_refused() -> None:
     text = "float32[1,n,2,8]"
     with pytest.raises(ModelError, match="offsets are int64"):
         kernel("SegmentAttention", *[text] * 3, "int64[n]", **HEADS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.kernels.target import Target
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import floats, kernel, sweep
 from tests.core.targets import each_target
 
@@ -54,7 +54,7 @@ def test_special_numbers(target: Target, length: int) -> None:
         kernel("GuardedSoftmax", f"float32[n,{length}]", target=target).check(rows)
 
 
-def test_many_rows_are_shared_out() -> None:
+def test_many_rows_are_split_among_threads() -> None:
     compiled = kernel("Softmax", "float32[n,128]")
     for threads in (1, 2, 3):
         compiled.check(floats(2000, 128), threads=threads)

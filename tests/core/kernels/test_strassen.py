@@ -8,22 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import avx512, plain, x86_64_v3
-from core.ir.build import Builder
-from core.ir.graph import Value
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import Request, candidates, select
-from core.kernels.catalog.panels import Tile
-from core.kernels.catalog.strassen import PRODUCTS, StrassenSpec, pack
-from core.kernels.target import Target
+from lathe.core.codegen.target import avx512, plain, x86_64_v3
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import candidates, select
+from lathe.core.kernels.shared.panels import Tile
+from lathe.core.kernels.strassen.spec import PRODUCTS, StrassenSpec, pack
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body
 from tests.core.kernels.test_conv import convolution
 from tests.core.kernels.test_gemm import F32, N, floats, tensor
-from tests.core.targets import each, runs_here
+from tests.core.targets import parametrize_targets, runs_here
 
 WIDE = replace(x86_64_v3(), l1_bytes=1 << 20)  # a tile goes through all panels at once
 NARROW = replace(x86_64_v3(), l1_bytes=1 << 15, l2_bytes=1 << 16)  # panels do not fit: product by product
-DEPTH = 384  # the least that prefers seven products
+DEPTH = 384  # the smallest size that prefers seven products
 TARGETS = {
     "in turn": NARROW,
     "at once": WIDE,
@@ -43,7 +44,7 @@ def spec_of(kernel: NodeKernel) -> StrassenSpec:
     return kernel.call.spec
 
 
-@each(TARGETS)
+@parametrize_targets(TARGETS)
 @pytest.mark.parametrize("rows", [64, 83, 128])
 def test_rows_that_fill_tiles_or_not(target: Target, rows: int) -> None:
     kernel = product(rows, target=target)
@@ -58,7 +59,7 @@ def test_rows_of_one_sample_without_a_batch() -> None:
     kernel.check(floats(70, DEPTH), threads=2, rtol=1e-3, atol=1e-3)
 
 
-@each({name: TARGETS[name] for name in ("at once", "in turn")})
+@parametrize_targets({name: TARGETS[name] for name in ("at once", "in turn")})
 @pytest.mark.parametrize("op", ["Relu", "Gelu"])
 def test_epilogues_at_once_and_deferred(target: Target, op: str) -> None:
     def write(b: Builder, x: Value, bias: Value, residual: Value) -> Value:
@@ -107,7 +108,7 @@ def test_error_is_small_against_the_largest_result() -> None:
     assert np.abs(kernel(x)[0] - exact).max() < 1e-5 * np.abs(exact).max()
 
 
-def test_samples_stay_apart() -> None:
+def test_samples_do_not_influence_each_other() -> None:
     kernel, x = product(64), floats(3, 64, DEPTH)
     [alone] = kernel(x[1:2])
     x[0], x[2] = np.nan, np.inf
@@ -117,18 +118,18 @@ def test_samples_stay_apart() -> None:
 @pytest.mark.parametrize(
     "shape", [(64, N, DEPTH), (64 * N, DEPTH), (N, 16, DEPTH)], ids=["batch second", "flattened", "few rows"]
 )
-def test_rows_of_no_certain_sample_or_too_few_stay_plain(shape: tuple[Any, ...]) -> None:
+def test_rows_of_unknown_samples_or_too_few_use_plain_products(shape: tuple[Any, ...]) -> None:
     kernel = NodeKernel("FusedMatMul", tensor(*shape), floats(DEPTH, 384), target=WIDE)
     assert kernel.call.spec.family == "gemm"
 
 
-def test_narrow_targets_and_small_products_stay_plain() -> None:
+def test_narrow_targets_and_small_products_use_plain_products() -> None:
     assert product(64, target=plain()).call.spec.family == "gemm"
     assert product(64, depth=96).call.spec.family == "gemm"
     assert product(64, columns=128).call.spec.family == "gemm"
 
 
-def test_the_tuner_may_take_the_definition_instead() -> None:
+def test_the_plain_product_is_a_candidate_of_the_tuner() -> None:
     kernel = product(64)
     request = Request(kernel.node, kernel.graph.constants, WIDE)
     first, second, *_ = candidates(request)
@@ -137,7 +138,7 @@ def test_the_tuner_may_take_the_definition_instead() -> None:
     assert {call.spec.family for call in candidates(exact)} == {"gemm"}
 
 
-def test_shallow_products_are_offered_but_not_preferred() -> None:
+def test_for_shallow_products_strassen_is_not_preferred() -> None:
     kernel = product(64, depth=DEPTH - 32)
     first, *others = candidates(Request(kernel.node, kernel.graph.constants, WIDE))
     assert first.spec.family == "gemm"

@@ -7,10 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from core.ir.graph import Array
-from core.ir.types import DType
-from core.kernels.catalog import Request, select
-from core.kernels.target import Target
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import kernel, normal, sweep, tensor
 from tests.core.targets import each_target, vectors
@@ -60,7 +61,7 @@ def test_values_alone() -> None:
     sweep("TopK", "float32[n,40]", target=vectors(), outputs=1, tolerance=0, K=(7,))
 
 
-def test_what_is_left_to_the_reference() -> None:
+def test_unsupported_types_run_on_the_reference() -> None:
     for dtype in ("float64", "int64", "uint32"):
         graph = single_node("TopK", tensor(f"{dtype}[n,9]"), outputs=2, K=(3,))
         assert select(Request(graph.nodes[0], graph.constants, vectors())) is None

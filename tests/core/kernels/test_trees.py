@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.dim import symbol
-from core.ir.graph import Array
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import Request, select
-from core.kernels.target import Target
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import select
+from lathe.core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, single_node
 from tests.core.targets import each_target
 
@@ -19,7 +20,9 @@ FEATURES = 5
 X = TensorType(DType.FLOAT32, (symbol("n"), FEATURES))
 
 
-def grown(seed: int, trees: int, targets: int, mode: str = "BRANCH_LEQ", missing: bool = False) -> dict[str, Any]:
+def tree_attributes(
+    seed: int, trees: int, targets: int, mode: str = "BRANCH_LEQ", missing: bool = False
+) -> dict[str, Any]:
     """Attributes of a regressor over trees of random form, some of a single leaf."""
     random = np.random.default_rng(seed)
     nodes: list[tuple[int, int, int, float, str, int, int]] = []
@@ -60,7 +63,7 @@ def rows(count: int) -> Array:
 @pytest.mark.parametrize("mode", ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT"])
 @pytest.mark.parametrize("missing", [False, True])
 def test_comparisons(mode: str, missing: bool) -> None:
-    kernel = NodeKernel("TreeEnsembleRegressor", X, **grown(1, 13, 1, mode, missing))
+    kernel = NodeKernel("TreeEnsembleRegressor", X, **tree_attributes(1, 13, 1, mode, missing))
     for count in (1, 7, 8, 9, 300):
         kernel.check(rows(count), rtol=1e-5, atol=1e-5)
 
@@ -68,20 +71,22 @@ def test_comparisons(mode: str, missing: bool) -> None:
 @each_target
 @pytest.mark.parametrize(("targets", "how"), [(1, "SUM"), (3, "AVERAGE"), (16, "SUM"), (21, "SUM")])
 def test_several_targets(target: Target, targets: int, how: str) -> None:
-    attrs = grown(2, 10, targets, missing=True)
+    attrs = tree_attributes(2, 10, targets, missing=True)
     kernel = NodeKernel("TreeEnsembleRegressor", X, target=target, aggregate_function=how, **attrs)
     for count in (1, 17):
         kernel.check(rows(count), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_rows_are_shared_out(threads: int) -> None:
-    NodeKernel("TreeEnsembleRegressor", X, **grown(3, 40, 2)).check(rows(1500), threads=threads, rtol=1e-5, atol=1e-5)
+def test_rows_are_split_among_threads(threads: int) -> None:
+    NodeKernel("TreeEnsembleRegressor", X, **tree_attributes(3, 40, 2)).check(
+        rows(1500), threads=threads, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("trees", [1, 8])
-def test_trees_of_nothing_but_a_leaf(trees: int) -> None:
-    attrs = grown(4, 1, 1)
+def test_trees_of_a_single_leaf(trees: int) -> None:
+    attrs = tree_attributes(4, 1, 1)
     kernel = NodeKernel("TreeEnsembleRegressor", X, **attrs)
     kernel.check(rows(trees))
     assert kernel(np.empty((0, FEATURES), np.float32))[0].shape == (0, 1)
@@ -96,7 +101,7 @@ UNCOVERED = {
 
 
 @pytest.mark.parametrize("name", UNCOVERED)
-def test_what_stays_with_the_reference(name: str) -> None:
+def test_unsupported_trees_run_on_the_reference(name: str) -> None:
     attrs = {
         "nodes_treeids": (0, 0, 0), "nodes_nodeids": (0, 1, 2), "nodes_featureids": (0, 0, 0),
         "nodes_values": (0.0, 0.0, 0.0), "nodes_modes": ("BRANCH_LEQ", "LEAF", "LEAF"), "nodes_truenodeids": (1, 0, 0),

@@ -1,4 +1,4 @@
-"""Products of wide numbers, and of any sizes: around vectors and tiles, and of nothing."""
+"""Products of wide types and of dynamic sizes, around vector and tile lengths and empty."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import onnx
 import onnx.reference
 import pytest
 
-import core
-from core.kernels.target import Target
+import lathe
+from lathe.core.kernels.target import Target
 from tests.core.kernels.sweep import kernel, normal, sweep
 from tests.core.kernels.test_attention import scaled
 from tests.core.small_models import assert_like_onnx_runtime, model
@@ -77,7 +77,7 @@ def test_bytes_and_their_zero_points(sizes: tuple[str, str], left: str, right: s
         low, high = (0, 256) if text.startswith("u") else (-128, 128)
         feeds[name] = rng.integers(low, high, shape).astype(text.partition("[")[0])
     (expected,) = onnx.reference.ReferenceEvaluator(onnx.load_from_string(data)).run(None, feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         np.testing.assert_array_equal(session.run(feeds)["y"], expected)
         assert "FALLBACK" not in session.explain(), session.explain()
 
@@ -91,7 +91,7 @@ def test_integers_wrap() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_rows_are_shared_out(threads: int) -> None:
+def test_rows_are_split_among_threads(threads: int) -> None:
     shapes = ("float64[n,40]", "float64[40,9]")
     compiled = kernel("FusedMatMul", *shapes)
     feeds = [normal(v.dtype, v.tensor.evaluate({"n": 700})) for v in compiled.graph.inputs]
@@ -102,8 +102,8 @@ def test_rows_are_shared_out(threads: int) -> None:
 @pytest.mark.parametrize(
     ("a", "b"), [("M,K", "K,N"), ("L", "L,N"), ("B,M,L", "L"), ("L", "L"), ("B,M,K", "K,N"), ("B,M,K", "B,K,N")]
 )
-def test_like_onnx_runtime(kind: str, a: str, b: str) -> None:
-    """Vectors among the operands, for known and for any sizes."""
+def test_products_agree_with_onnx_runtime(kind: str, a: str, b: str) -> None:
+    """With vectors as operands, for known and for dynamic sizes."""
     sizes = {"B": 2, "M": 5, "K": 4, "N": 9, "L": 3}
     shapes = [[sizes[name] for name in text.split(",")] for text in (a, b)]
     dtype = {"double": "float64"}.get(kind, kind)
@@ -112,7 +112,7 @@ def test_like_onnx_runtime(kind: str, a: str, b: str) -> None:
     for left, right in ((a, b), tuple(",".join(map(str, shape)) for shape in shapes)):
         data = model(f"{kind}[{left}] x, {kind}[{right}] z => {kind}[] y", "y = MatMul (x, z)")
         assert_like_onnx_runtime(data, feeds)
-        with core.compile(data, threads=1, tune="off") as session:
+        with lathe.compile(data, threads=1, tune="off") as session:
             session.run(feeds)
             assert "FALLBACK" not in session.explain()
 

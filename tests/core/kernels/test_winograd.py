@@ -8,12 +8,13 @@ from math import inf
 import numpy as np
 import pytest
 
-from core.ir.types import TensorType
-from core.kernels.catalog import Request, candidates
-from core.kernels.catalog.panels import choose_tile
-from core.kernels.catalog.winograd import LARGE, PART, SMALL, STRIDED, Cover, Form, WinogradSpec, pack
-from core.kernels.catalog.winograd_lines import LINES
-from core.kernels.target import Target
+from lathe.core.ir.types import TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import candidates
+from lathe.core.kernels.shared.panels import choose_tile
+from lathe.core.kernels.target import Target
+from lathe.core.kernels.winograd.lines_spec import LINES
+from lathe.core.kernels.winograd.spec import LARGE, PART, SMALL, STRIDED, Cover, Form, WinogradSpec, pack
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 from tests.core.targets import each_wide, vectors
@@ -70,7 +71,7 @@ def test_error_is_small_against_the_largest_result(size: int, stride: int) -> No
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_the_tuner_may_take_the_definition_instead(stride: int) -> None:
+def test_the_direct_convolution_is_a_candidate_of_the_tuner(stride: int) -> None:
     node = convolution((16, 16), 32, 32, (3, 3), pads=(1,) * 4, strides=(stride, stride))
     offered = candidates(Request(node.node, node.graph.constants, vectors()))
     assert {call.spec.family for call in offered} == {"winograd", "conv"}
@@ -143,13 +144,13 @@ def test_packed_weights_are_more_than_the_weights(form: Form, times: float) -> N
     assert pack(weight, choose_tile(vectors(), 24, 64), form).size == round(times * weight.size)
 
 
-def test_the_weights_of_a_part_are_some_of_the_whole_forms() -> None:
+def test_small_tiles_use_a_subset_of_the_packed_weights() -> None:
     points = (*LARGE.points, inf)
     assert PART.weight == tuple(LARGE.weight[points.index(point)] for point in (*PART.points, inf))
 
 
 @pytest.mark.parametrize("size", [(7, 7), (8, 15), (11, 6)])
-def test_small_images_take_the_form_that_suits_their_number(size: tuple[int, int]) -> None:
+def test_the_number_of_small_images_selects_the_tile(size: tuple[int, int]) -> None:
     """Either form, by the same weights, and both with as small an error."""
     kernel = convolution(size, 32, 48, (3, 3), pads=(1,) * 4)
     spec = kernel.call.spec
@@ -160,14 +161,14 @@ def test_small_images_take_the_form_that_suits_their_number(size: tuple[int, int
 
 
 @pytest.mark.parametrize(("size", "stride"), [(14, 1), (7, 1), (14, 2)])
-def test_weights_beyond_the_second_level_cache_may_be_shared_by_more_tiles(size: int, stride: int) -> None:
+def test_weights_beyond_the_l2_cache_may_be_shared_by_more_tiles(size: int, stride: int) -> None:
     target = replace(vectors(), l2_bytes=1 << 14)
     node = convolution((size, size), 32, 32, (3, 3), pads=(1,) * 4, strides=(stride, stride), target=target)
     first, *others = candidates(Request(node.node, node.graph.constants, target))
     [other] = [call for call in others if call.spec.family == "winograd"]
     assert isinstance(first.spec, WinogradSpec) and isinstance(other.spec, WinogradSpec)
     assert other.spec.block == 2 * first.spec.block
-    node.use(other)
+    node.note_run(other)
     for n, threads in ((1, 1), (1, 2), (5, 2)):
         node.check(floats(n, size, size, 32), threads=threads, rtol=1e-4, atol=1e-4)
 
@@ -191,7 +192,7 @@ def test_transforms_convolve_exactly_in_exact_arithmetic(form: Form) -> None:
     ("count", "form", "tiles", "short"),
     [(14, LARGE, 4, 2), (16, LARGE, 4, 0), (5, LARGE, 2, 2), (7, SMALL, 4, 1), (8, SMALL, 4, 0), (7, STRIDED, 4, 1)],
 )
-def test_short_tiles_take_up_what_would_lie_beyond_the_image(count: int, form: Form, tiles: int, short: int) -> None:
+def test_short_tiles_avoid_work_beyond_the_image(count: int, form: Form, tiles: int, short: int) -> None:
     cover = Cover(count, form.output)
     assert (cover.tiles, cover.short) == (tiles, short)
     assert cover.whole * form.output + short * (form.output - 1) >= count

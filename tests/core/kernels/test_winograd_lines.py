@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.ir.types import TensorType
-from core.kernels.catalog import Request, candidates
-from core.kernels.catalog.panels import choose_tile
-from core.kernels.catalog.winograd_lines import pack
-from core.kernels.target import Target
+from lathe.core.ir.types import TensorType
+from lathe.core.kernels.call import Request
+from lathe.core.kernels.choose import candidates
+from lathe.core.kernels.shared.panels import choose_tile
+from lathe.core.kernels.target import Target
+from lathe.core.kernels.winograd.lines_spec import pack
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 from tests.core.targets import each_wide, vectors
@@ -51,7 +52,7 @@ def test_residual_epilogue_in_place() -> None:
     kernel.check(floats(2, 20, 22, 3), floats(2, 10, 11, 32), threads=2, rtol=1e-4, atol=1e-4)
 
 
-def test_the_tuner_may_take_the_definition_instead() -> None:
+def test_the_direct_convolution_is_a_candidate_of_the_tuner() -> None:
     node = convolution((32, 32), 3, 32, (7, 7), pads=(3,) * 4, strides=(2, 2))
     offered = candidates(Request(node.node, node.graph.constants, vectors()))
     assert {call.spec.family for call in offered} == {"winograd_lines", "conv"}

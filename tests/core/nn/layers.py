@@ -1,6 +1,6 @@
-"""The layers that are compared with PyTorch's: settings, inputs and weights, the same on both sides.
+"""The layers compared with PyTorch's: settings, inputs and weights, the same for both.
 
-`make_torch.py` runs this table through PyTorch and writes what it found to torch_layers.npz.
+`make_torch.py` runs this table through PyTorch and writes the results to torch_layers.npz.
 """
 
 from __future__ import annotations

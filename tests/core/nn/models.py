@@ -1,4 +1,4 @@
-"""Models to train on both sides: `nn` is `core.nn` or `torch.nn`, and the code is the same."""
+"""Models to train with Lathe and PyTorch: `nn` is `lathe.core.nn` or `torch.nn`; the code is the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RATE, MOMENTUM = 0.05, 0.9
 
 
 class Model(NamedTuple):
-    """How to make it, and the shape and type of its input ("2,3", or "i5:2,3" for integers below 5)."""
+    """A factory, and the shape and type of the input ("2,3", or "i5:2,3" for integers below 5)."""
 
     make: Callable[[Any], Any]
     x: str

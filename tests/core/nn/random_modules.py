@@ -1,6 +1,6 @@
-"""Random models of core.nn's layers: from images or sequences to the scores of four classes.
+"""Random models of lathe.core.nn's layers: from images or sequences to the scores of four classes.
 
-They grow by running eagerly: a layer that does not fit what has been made so far says so, and another one is drawn.
+They grow by running eagerly: if a layer raises an error for the current shape, another one is drawn.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from core import nn
-from core.errors import ModelError
-from core.ir.types import Dim
+from lathe import nn
+from lathe.core.errors import ModelError
+from lathe.core.ir.types import Dim
 
 CLASSES = 4
 _MOST_ELEMENTS = 3000  # of one row
@@ -127,7 +127,7 @@ ROWS: tuple[Maker, ...] = (
 
 
 class Growing:
-    """A model under construction, and what it makes of two rows."""
+    """A model under construction, and its output for two rows."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -143,7 +143,7 @@ class Growing:
         return self._x.shape
 
     def append(self, layer: nn.Module) -> bool:
-        """Whether the layer fits."""
+        """Append a layer. False if it does not fit."""
         try:
             y = layer(self._x)
         except ModelError:

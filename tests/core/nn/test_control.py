@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import nn
-from core.errors import ModelError
-from core.train import losses, optimizers, step
+import lathe
+from lathe import nn
+from lathe.core.errors import ModelError
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 
 POSITIVE, NEGATIVE = np.array([1.0, 2.0], np.float32), np.array([-3.0, 1.0], np.float32)
 
@@ -19,11 +20,11 @@ class Choosing(nn.Module):
     """One layer or another, by the sign of the sum; both see a tensor from around them."""
 
     def __init__(self) -> None:
-        self.up, self.down = nn.Linear(2, 3), nn.Linear(2, 3)
+        self.up, self.down_reason = nn.Linear(2, 3), nn.Linear(2, 3)
 
     def forward(self, x: nn.Tensor) -> Any:
         shift = x.mean()
-        return nn.cond(x.sum() > 0, lambda y: self.up(y) + shift, lambda y: self.down(y) - shift, (x,))
+        return nn.cond(x.sum() > 0, lambda y: self.up(y) + shift, lambda y: self.down_reason(y) - shift, (x,))
 
 
 def halved(x: nn.Tensor) -> Any:
@@ -35,11 +36,11 @@ def halved(x: nn.Tensor) -> Any:
 @pytest.mark.parametrize("x", [POSITIVE, NEGATIVE], ids=["positive", "negative"])
 def test_a_choice(x: Any) -> None:
     model = Choosing()
-    layer, sign = (model.up, 1) if x.sum() > 0 else (model.down, -1)
+    layer, sign = (model.up, 1) if x.sum() > 0 else (model.down_reason, -1)
     expected = x @ layer.weight.data.T + layer.bias.data + sign * x.mean()
     np.testing.assert_allclose(model(x).numpy(), expected, 1e-5, 1e-6)
     graph = nn.trace(model, {"x": "float32[2]"}, ["y"])
-    for run in (core.interpret(graph, {"x": x}), core.compile(graph, threads=1).run({"x": x})):
+    for run in (lathe.interpret(graph, {"x": x}), lathe.compile(graph, threads=1).run({"x": x})):
         np.testing.assert_allclose(run["y"], expected, 1e-5, 1e-6)
 
 
@@ -52,14 +53,14 @@ def test_a_loop_and_its_gradient(x: Any) -> None:
     np.testing.assert_array_equal(y.numpy(), x * 0.5**count)
     assert number.item() == count
     graph = nn.trace(halved, {"x": "float32[2]"}, ["y", "number"])
-    found = core.compile(graph, threads=1).run({"x": x})
+    found = lathe.compile(graph, threads=1).run({"x": x})
     np.testing.assert_array_equal(found["y"], x * 0.5**count)
     assert found["number"] == count
-    back = core.interpret(core.gradients(graph, of="y", with_respect_to=["x"]), {"x": x})
+    back = lathe.interpret(lathe.gradients(graph, of="y", with_respect_to=["x"]), {"x": x})
     np.testing.assert_allclose(back["x.gradient"], np.full(2, 0.5**count), 1e-6)
 
 
-def test_only_what_was_chosen_learns() -> None:
+def test_only_the_selected_branch_learns() -> None:
     model = Choosing()
     graph = nn.trace(model, {"x": "float32[2]"})
     learner = step(graph, losses.MeanSquaredError(), optimizers.SGD(0.1), threads=1)
@@ -68,8 +69,8 @@ def test_only_what_was_chosen_learns() -> None:
     assert moved == {"up.weight", "up.bias"}
 
 
-def test_choices_and_bodies_must_agree() -> None:
-    with pytest.raises(ModelError, match="the choices return 1 and 2 tensors"):
+def test_branches_and_bodies_must_agree_in_types() -> None:
+    with pytest.raises(ModelError, match="the branches return 1 and 2 tensors"):
         nn.trace(lambda x: nn.cond(x.sum() > 0, lambda: x, lambda: (x, x)), {"x": "float32[2]"})
     with pytest.raises(ModelError, match="the body returns 2 tensors, expected 1"):
         nn.trace(lambda x: nn.while_loop(lambda y: y.sum() > 0, lambda y: (y, y), (x,)), {"x": "float32[2]"})

@@ -1,4 +1,4 @@
-"""docs/nn.md says what is true: its examples run, its messages are those that come, its lists are whole."""
+"""docs/nn.md is correct: its examples run, its error messages are the real ones, its lists are complete."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core import nn
-from core.errors import ModelError, TraceError
+from lathe import nn
+from lathe.core.errors import ModelError, TraceError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "nn.md").read_text()
@@ -35,7 +35,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert halved == "[0.125 0.25  0.375 0.5  ]"
 
 
-def test_the_messages_are_those_that_come() -> None:
+def test_the_error_messages_are_the_real_ones() -> None:
     namespace: dict[str, type[nn.Module]] = {}
     exec(EXAMPLES[0], namespace)
     with pytest.raises(ModelError) as wrong:
@@ -45,8 +45,8 @@ def test_the_messages_are_those_that_come() -> None:
     assert [str(wrong.value), str(unknown.value)] == MESSAGES
 
 
-def test_the_lists_are_whole() -> None:
-    table = PAGE.partition("## What there is")[2]
+def test_the_lists_are_complete() -> None:
+    table = PAGE.partition("## Layers and functions")[2]
     named = set(re.findall(r"`(?:nn\.)?(\w+)`", table))
     layers = {name for name in nn.__all__ if name[0].isupper() and name not in ("ACTIVATIONS", "Tensor", "Identity")}
     assert layers <= named

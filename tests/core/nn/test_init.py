@@ -1,4 +1,4 @@
-"""First values follow PyTorch's formulas, and a seed decides them."""
+"""Initial values follow PyTorch's formulas and depend only on the seed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core import nn
-from core.nn import init
+from lathe import nn
+from lathe.core.nn import init
 
 UNIFORM = 1 / math.sqrt(3)  # deviation of a uniform distribution, for a bound of 1
 
@@ -32,7 +32,7 @@ def deviations(module: nn.Module) -> dict[str, float]:
                                                              "out_proj.weight": UNIFORM / 10}),
     ],
 )  # fmt: skip
-def test_layers_begin_as_pytorchs(make: Callable[[], nn.Module], expected: dict[str, float]) -> None:
+def test_layers_are_initialised_like_pytorchs(make: Callable[[], nn.Module], expected: dict[str, float]) -> None:
     found = deviations(make())
     assert found.keys() == expected.keys()
     for name, deviation in expected.items():
@@ -53,20 +53,20 @@ def test_layers_begin_as_pytorchs(make: Callable[[], nn.Module], expected: dict[
         (lambda p: init.zeros_(p), 0, 0),
     ],
 )
-def test_ways_to_begin(fill: Callable[[nn.Parameter], Any], mean: float, deviation: float) -> None:
+def test_initialisers(fill: Callable[[nn.Parameter], Any], mean: float, deviation: float) -> None:
     parameter = fill(nn.Parameter(np.empty((300, 400), np.float32)))
     assert parameter.data.dtype == np.float32
     assert parameter.data.mean() == pytest.approx(mean, abs=0.01)
     assert parameter.data.std() == pytest.approx(deviation, rel=0.02)
 
 
-def test_a_truncated_distribution_ends_where_it_should() -> None:
+def test_a_truncated_distribution_stays_in_its_bounds() -> None:
     data = init.trunc_normal_(nn.Parameter(np.empty(1000, np.float32)), a=-0.5, b=0.25).data
     assert -0.5 <= data.min() < -0.4
     assert 0.2 < data.max() <= 0.25
 
 
-def test_a_seed_begins_the_stream_anew() -> None:
+def test_setting_the_seed_restarts_the_stream() -> None:
     def drawn() -> Any:
         return nn.Linear(3, 3).weight.data
 
@@ -82,7 +82,7 @@ def test_a_seed_begins_the_stream_anew() -> None:
 
 def test_unknown_modes_are_refused() -> None:
     parameter = nn.Parameter(np.empty((2, 2), np.float32))
-    with pytest.raises(ValueError, match="mode is 'fan', expected fan_in or fan_out"):
+    with pytest.raises(ValueError, match="mode: expected fan_in or fan_out, got 'fan'"):
         init.kaiming_normal_(parameter, mode="fan")
-    with pytest.raises(ValueError, match="nonlinearity is 'swish', expected leaky_relu, linear"):
+    with pytest.raises(ValueError, match="nonlinearity: expected leaky_relu, linear"):
         init.kaiming_normal_(parameter, nonlinearity="swish")

@@ -1,4 +1,4 @@
-"""What belongs to a module, its state, and eager runs in training."""
+"""Modules: their parameters and buffers, their state, and eager runs in training."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core import nn
-from core.errors import LatheError
+from lathe import nn
+from lathe.core.errors import LatheError
 
 
 def small() -> nn.Sequential:
@@ -29,7 +29,7 @@ def test_paths_name_parameters_and_buffers() -> None:
     assert [name for name, _ in model.named_modules()] == ["", "0", "1", "2", "2.0", "2.1"]
 
 
-def test_what_is_shared_counts_once() -> None:
+def test_shared_parameters_count_once() -> None:
     layer = nn.Linear(3, 3)
     model = nn.Sequential(layer, nn.ReLU(), layer)
     assert list(model.state_dict()) == ["0.weight", "0.bias"]
@@ -80,7 +80,7 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     np.testing.assert_array_equal(model.state_dict()["0.weight"], before["0.weight"] + 1)
 
 
-def test_a_representation_shows_what_is_inside() -> None:
+def test_repr_shows_the_submodules() -> None:
     assert repr(nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.GELU(), nn.Dropout(0.1)))) == (
         "Sequential(\n"
         "  (0): Linear(in_features=3, out_features=4, bias=True)\n"
@@ -92,7 +92,7 @@ def test_a_representation_shows_what_is_inside() -> None:
     )
 
 
-def test_batch_normalization_in_training_looks_at_the_batch() -> None:
+def test_batch_normalization_uses_batch_statistics_in_training() -> None:
     layer, x = nn.BatchNorm2d(3, momentum=0.25), rows(4, 3, 5, 2)
     y = layer(x).numpy()
     np.testing.assert_allclose(y.mean((0, 2, 3)), 0, atol=1e-6)
@@ -117,7 +117,7 @@ def test_dropout_drops_in_training_alone_and_by_the_seed() -> None:
     assert [node.op for node in nn.trace(layer.train(), {"x": "float32[n]"}).nodes] == ["Dropout"]
 
 
-def test_what_modules_return_is_recorded() -> None:
+def test_outputs_of_modules_are_recorded() -> None:
     model, x = small().eval(), rows(2, 3)
     with nn.recorded() as seen:
         y = model(x)
@@ -135,13 +135,13 @@ def test_what_modules_return_is_recorded() -> None:
         (lambda: nn.Sequential({"a.b": nn.ReLU()}), "'a.b' cannot name a module in a Sequential"),
         (
             lambda: nn.MaxPool2d((1, 2), padding=1),
-            r"padding is \(1, 1\), expected at most half of the kernel, \(1, 2\)",
+            r"padding: expected at most half of the kernel \(1, 2\), got \(1, 1\)",
         ),
-        (lambda: nn.Dropout(1.0), "p is 1.0, expected at least 0 and below 1"),
-        (lambda: nn.MultiheadAttention(5, 2), "num_heads is 2, expected a divisor of embed_dim, 5"),
-        (lambda: nn.Embedding(3, 2, padding_idx=3), "padding_idx is 3, expected one of 3 rows"),
-        (lambda: nn.GroupNorm(2, 3), "num_groups is 2, expected a divisor of 3 channels"),
-        (lambda: nn.TransformerEncoderLayer(4, 2, activation="swiglu"), "activation is 'swiglu', expected one of relu"),
+        (lambda: nn.Dropout(1.0), "p: expected at least 0 and below 1, got 1.0"),
+        (lambda: nn.MultiheadAttention(5, 2), "num_heads: expected a divisor of embed_dim 5, got 2"),
+        (lambda: nn.Embedding(3, 2, padding_idx=3), "padding_idx: expected one of 3 rows, got 3"),
+        (lambda: nn.GroupNorm(2, 3), "num_groups: expected a divisor of 3 channels, got 2"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, activation="swiglu"), "activation: expected one of relu"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Tensors beside NumPy, eagerly and with a symbol among their dimensions."""
+"""Tensors against NumPy, eagerly and with a symbolic dimension."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import nn
-from core.errors import ModelError, TraceError
+import lathe
+from lathe import nn
+from lathe.core.errors import ModelError, TraceError
 
 X = np.random.default_rng(0).normal(0, 1, (4, 3, 6)).astype(np.float32)
 INDICES = np.array([[2, 0], [1, 1]])
 
-# What is written for tensors, and what the same is for arrays.
+# Expressions for tensors, and the same for arrays.
 CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "arithmetic": (lambda x: 2 - x * 3 + 1 / (x * x + 1) - x / 2, lambda x: 2 - x * 3 + 1 / (x * x + 1) - x / 2),
     "an array beside it": (lambda x: np.arange(6.0) * x + np.ones(6), lambda x: np.arange(6.0) * x + np.ones(6)),
@@ -56,14 +56,14 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_numpy_says(name: str) -> None:
+def test_operations_agree_with_numpy(name: str) -> None:
     ours, theirs = CASES[name]
     expected = theirs(X)
     eager = ours(nn.tensor(X)).numpy()
     np.testing.assert_allclose(eager, expected, 1e-5, 1e-5)
     assert eager.shape == expected.shape
     graph = nn.trace(ours, {"x": "float32[n,3,6]"}, ["y"])
-    np.testing.assert_array_equal(core.interpret(graph, {"x": X})["y"], eager)
+    np.testing.assert_array_equal(lathe.interpret(graph, {"x": X})["y"], eager)
 
 
 def test_a_tensor_of_elements_is_like_an_array() -> None:
@@ -79,23 +79,23 @@ def test_a_tensor_of_elements_is_like_an_array() -> None:
     ("wrong", "error", "message"),
     [
         (lambda x: x[4], IndexError, "index 4 is out of range for an axis of 4"),
-        (lambda x: x[::-1], ValueError, "step of a slice is -1, expected at least 1"),
-        (lambda x: x[1.0], TypeError, "index 1.0 is no number"),
-        (lambda x: nn.where(x > 0, 1.0, 0.0), TypeError, "one of the two choices must be a tensor"),
+        (lambda x: x[::-1], ValueError, "step of a slice: expected at least 1, got -1"),
+        (lambda x: x[1.0], TypeError, "index: expected an integer, slice"),
+        (lambda x: nn.where(x > 0, 1.0, 0.0), TypeError, "expected at least one of `yes` and `no` to be a tensor"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: Any, error: type[Exception], message: str) -> None:
+def test_invalid_operations_are_refused(wrong: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         wrong(nn.tensor(X))
 
 
 @pytest.mark.parametrize("ask", [bool, float, int, np.asarray, lambda x: x.numpy(), lambda x: x.item()])
 def test_elements_are_not_known_while_tracing(ask: Any) -> None:
-    with pytest.raises(TraceError, match=r"tensor %reducesum: float32\[\]: Python asks"):
+    with pytest.raises(TraceError, match=r"tensor %reducesum: float32\[\]: Python code needs"):
         nn.trace(lambda x: x * ask(x.sum()), {"x": "float32[n]"})
 
 
-def test_what_has_a_symbol_cannot_be_gone_through() -> None:
+def test_a_symbolic_dimension_cannot_be_iterated() -> None:
     with pytest.raises(ModelError, match=r"dimension 0 of float32\[n\] is not known, expected a number"):
         nn.trace(lambda x: nn.stack(list(x)), {"x": "float32[n]"})
 
@@ -108,7 +108,7 @@ def test_a_tensor_of_a_trace_does_not_outlive_it() -> None:
         return x + 1
 
     nn.trace(leaking, {"x": "float32[2]"})
-    with pytest.raises(TraceError, match=r"%x: is a tensor of a trace that has ended"):
+    with pytest.raises(TraceError, match=r"%x: is a tensor .* of a trace that has ended"):
         kept[0].numpy()
-    with pytest.raises(TraceError, match=r"%x: is a tensor of a trace that has ended"):
+    with pytest.raises(TraceError, match=r"%x: is a tensor .* of a trace that has ended"):
         nn.trace(lambda x: x + kept[0], {"x": "float32[2]"})

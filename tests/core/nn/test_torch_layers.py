@@ -1,4 +1,4 @@
-"""Every layer beside PyTorch's: the same parameters, results and gradients (torch_layers.npz, written by PyTorch)."""
+"""Every layer against PyTorch's: the same parameters, results and gradients (torch_layers.npz)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 
-import core
-from core import nn
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
+import lathe
+from lathe import nn
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
 from tests.core.nn.layers import LAYERS, Layer
 
 TORCH = np.load(Path(__file__).parent / "torch_layers.npz")
@@ -72,22 +72,22 @@ def test_parameters_have_pytorchs_names(layer: Layer) -> None:
 def test_results_eagerly_and_traced(layer: Layer) -> None:
     eager = Wrapped(layer).eval()(*layer.feeds().values())
     results(layer, {str(i): each.numpy() for i, each in enumerate(eager)})
-    results(layer, core.interpret(traced(layer), layer.feeds()))
+    results(layer, lathe.interpret(traced(layer), layer.feeds()))
 
 
 @BY_NAME
 def test_gradients(layer: Layer) -> None:
     graph = traced(layer)
     weights = graph.add_constant(layer.weight("weigh", graph.outputs[0].tensor.evaluate({})), "weigh")
-    (first,) = core.ir.build.Builder(graph).emit("Mul", graph.outputs[0], weights)
+    (first,) = lathe.core.ir.build.Builder(graph).emit("Mul", graph.outputs[0], weights)
     graph.outputs = [first]
     of_torch = [key for key in TORCH if key.startswith(f"{layer.name}/gradient ")]
     names = [key.rsplit("gradient ", 1)[1] for key in of_torch]
     if not names:
         assert layer.kind == "Embedding"
         return
-    back = core.gradients(graph, of=first.name, with_respect_to=names)
-    found = core.interpret(back, layer.feeds())
+    back = lathe.gradients(graph, of=first.name, with_respect_to=names)
+    found = lathe.interpret(back, layer.feeds())
     for name in names:
         want = expected(layer, f"gradient {name}")
         np.testing.assert_allclose(found[f"{name}.gradient"], want, 1e-3, 1e-5, err_msg=name)
@@ -95,7 +95,7 @@ def test_gradients(layer: Layer) -> None:
 
 @BY_NAME
 def test_results_as_exported(layer: Layer) -> None:
-    data = core.export(traced(layer))
+    data = lathe.export(traced(layer))
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     given = {each.name for each in session.get_inputs()}
@@ -105,4 +105,4 @@ def test_results_as_exported(layer: Layer) -> None:
 
 @BY_NAME
 def test_results_compiled(layer: Layer) -> None:
-    results(layer, core.compile(traced(layer), threads=1).run(layer.feeds()))
+    results(layer, lathe.compile(traced(layer), threads=1).run(layer.feeds()))

@@ -1,4 +1,4 @@
-"""Whole models, trained by `core.train.step` and by PyTorch from the same weights on the same batches."""
+"""Whole models, trained by `lathe.core.train.step` and by PyTorch from the same weights on the same batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core import nn
-from core.ir.types import DType, TensorType, symbol
-from core.train import losses, optimizers, step
+from lathe import nn
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 from tests.core.nn.models import MODELS, MOMENTUM, RATE, Model
 
 TORCH = np.load(Path(__file__).parent / "torch_models.npz")

@@ -1,4 +1,4 @@
-"""The same code eagerly and traced; what cannot be traced says so."""
+"""The same code runs eagerly and traced; code that cannot be traced raises an error."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import nn
-from core.errors import ModelError, TraceError
-from core.train import losses, optimizers, step
+import lathe
+from lathe import nn
+from lathe.core.errors import ModelError, TraceError
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 
 
 class Gate(nn.Module):
@@ -33,8 +34,8 @@ def test_eager_and_traced_agree() -> None:
     model, x = Gate(), rows(3, 4)
     eager = model(x).numpy()
     graph = nn.trace(model, {"x": "float32[n,4]"}, ["y"])
-    np.testing.assert_array_equal(core.interpret(graph, {"x": x})["y"], eager)
-    np.testing.assert_allclose(core.compile(graph).run({"x": x})["y"], eager, 1e-5, 1e-6)
+    np.testing.assert_array_equal(lathe.interpret(graph, {"x": x})["y"], eager)
+    np.testing.assert_allclose(lathe.compile(graph).run({"x": x})["y"], eager, 1e-5, 1e-6)
 
 
 def test_only_parameters_are_trained_and_by_their_names() -> None:
@@ -55,11 +56,11 @@ def test_control_flow_by_data_runs_eagerly_and_is_refused_when_traced() -> None:
         return x * 2 if x.sum() > 0 else x
 
     assert doubled(nn.tensor(np.ones(2))).numpy().tolist() == [2, 2]
-    with pytest.raises(TraceError, match=r"tensor %greater: bool\[\]: Python asks whether it is true while a graph"):
+    with pytest.raises(TraceError, match=r"tensor %greater: bool\[\]: Python code needs a truth value, but elements"):
         nn.trace(doubled, {"x": "float32[n]"})
 
 
-def test_errors_name_the_module_the_expectation_and_what_came() -> None:
+def test_errors_name_the_module_expected_and_given() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 2, 3)))
     message = r"module '1\.1' \(Conv2d\(4, 2, kernel_size=\(3, 3\), stride=\(1, 1\)\)\): expected \[N, 4, H, W\], got "
     with pytest.raises(ModelError, match=message + r"float32\[5,2,6,6\]"):

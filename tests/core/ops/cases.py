@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
-from core.ops import registry
+from lathe.core.ops.opdef import registry
 
 F32, F64, F16, BF16 = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 I8, I32, I64, U8, U32, U64, BOOL = np.int8, np.int32, np.int64, np.uint8, np.uint32, np.uint64, np.bool_
@@ -44,7 +44,7 @@ def case(op: str, *inputs: Any, outputs: int = 1, oracle: str = "ort", tolerance
 
 
 def floats(*shape: int, dtype: Any = F32, low: float = -3.0, high: float = 3.0) -> Any:
-    """Numbers without pattern, the same each time."""
+    """Random numbers, the same in every run."""
     seed = sum(extent * 7**i for i, extent in enumerate(shape)) + len(shape)
     return np.random.default_rng(seed).uniform(low, high, shape).astype(dtype)
 

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from core.ir.graph import Graph, Node, Value
-from core.ir.types import Dim, DType, TensorType
-from core.ops import registry
-from core.ops.inference import infer_graph
-from core.reference import interpret
+from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.types import Dim, DType, TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.reference import interpret
 from tests.core.one_node import OPSET, onnx_run
 from tests.core.ops.cases import Case
 
@@ -55,8 +55,8 @@ def _attr(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def lathe(case: Case, bind: bool = False) -> list[Any]:
-    """What the reference executor computes; it checks the element types it declared."""
+def run_lathe(case: Case, bind: bool = False) -> list[Any]:
+    """The outputs of the reference executor, which checks the declared element types."""
     return run(graph_of(case, bind=bind), case.inputs)
 
 
@@ -66,7 +66,7 @@ def run(graph: Graph, inputs: tuple[Any, ...]) -> list[Any]:
 
 
 def oracle(case: Case) -> list[Any]:
-    """What ONNX Runtime computes, or ONNX's own reference where the case says so."""
+    """The outputs of ONNX Runtime, or of ONNX's reference evaluator if the case says so."""
     attrs = {key: onnx.numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for key, v in case.attrs.items()}
     if case.oracle == "ort":
         return onnx_run(case.op, case.inputs, attrs, case.outputs, OLDER.get(case.op, OPSET))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.types import DType
-from core.ops.numeric import convert, erf, truncated_div
+from lathe.core.ir.types import DType
+from lathe.core.ops.opdef.numeric import convert, erf, truncated_div
 
 Operand = Any
 

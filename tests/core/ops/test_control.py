@@ -11,12 +11,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-import core
-from core.errors import ModelError
-from core.ir.build import Builder
-from core.ir.dim import SymDim
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
+import lathe
+from lathe.core.errors import ModelError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import SymDim
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -38,7 +38,7 @@ def model(nodes: Any, inputs: Any, outputs: Any, constants: Any = ()) -> bytes:
 def agree(data: bytes, feeds: dict[str, Any]) -> dict[str, Any]:
     """Lathe's outputs, equal to ONNX Runtime's."""
     session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-    ours = core.interpret(core.load(data), feeds)
+    ours = lathe.interpret(lathe.load(data), feeds)
     for value, theirs in zip(session.get_outputs(), session.run(None, feeds), strict=True):
         np.testing.assert_allclose(ours[value.name], theirs, 1e-6)
         assert (ours[value.name].dtype, ours[value.name].shape) == (theirs.dtype, theirs.shape)
@@ -109,7 +109,7 @@ def test_a_carried_value_may_grow() -> None:
     )
     ours = agree(data, {"x": np.array([1, 2], np.float32), "M": np.array(3)})
     assert ours["y"].shape == (8,)
-    (y,) = core.load(data).outputs
+    (y,) = lathe.load(data).outputs
     assert isinstance(y.shape[0], SymDim)
 
 

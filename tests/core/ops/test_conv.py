@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Node, Value
-from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.ops.conv import conv_pads
-from core.ops.inference import infer_node
-from core.reference import interpret
+from lathe.core.errors import ModelError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.nn.conv import conv_pads
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import infer_node
+from lathe.core.reference import interpret
 from tests.core.one_node import assert_like_onnx, assert_rows_apart, assert_symbolic_batch, lathe_run, make_node
 
 CONV = {
@@ -83,14 +83,14 @@ def test_symbolic_batch(op: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
-def test_rows_stay_apart(op: str) -> None:
+def test_rows_are_independent(op: str) -> None:
     assert_rows_apart(op, arrays((3, 4, 5, 5), (4, 4, 3, 3), 4), {"pads": [1, 1, 1, 1]})
 
 
 def test_weights_that_differ_by_row_mix() -> None:
     node = make_node("Conv", arrays((3, 4, 5, 5), (4, 4, 3, 3), 4), {})
     op = registry.get("Conv")
-    assert isinstance(op.rows(registry.Infer(op, node, {}), [0, 0, None]), registry.Mixes)
+    assert isinstance(op.rows(registry.Infer(op, node, {}), [0, 0, None]), registry.MixesRows)
 
 
 def test_half_precision_sums_in_single() -> None:
@@ -117,7 +117,7 @@ def test_half_precision_sums_in_single() -> None:
         ((1, 3, 5, 5), (4, 3, 3, 3), 4, {"layout": "HWCN"}, "layout is 'HWCN'"),
     ],
 )
-def test_refuses_what_does_not_fit(x: Any, w: Any, bias: int, attrs: dict[str, Any], message: str) -> None:
+def test_invalid_shapes_are_refused(x: Any, w: Any, bias: int, attrs: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         lathe_run("Conv", arrays(x, w, bias), attrs)
     assert caught.value.where == "node 'conv' (Conv)"
@@ -166,7 +166,8 @@ def test_fused_conv_runs_its_epilogue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "expected"), [(0, [0]), (None, registry.Mixes("extra input 3 does not go along with the rows"))]
+    ("extra", "expected"),
+    [(0, [0]), (None, registry.MixesRows("the rows of extra input 3 do not match those of the result"))],
 )
 def test_fused_conv_rows(extra: int | None, expected: object) -> None:
     graph, _ = fused_model()

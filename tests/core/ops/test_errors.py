@@ -1,4 +1,4 @@
-"""What an operator refuses, when typed and when run: the message names the node, what was expected and what came."""
+"""Errors of operators in type inference and at run time name the node, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import FeedError, ModelError, UnsupportedError
-from core.ir.dim import symbol
-from core.ops import registry
+from lathe.core.errors import FeedError, ModelError, UnsupportedError
+from lathe.core.ir.dim import symbol
+from lathe.core.ops.opdef import registry
 from tests.core.ops.cases import F32, I64, bools, case, floats, ints, scalar, vector
-from tests.core.ops.harness import graph_of, lathe, run
+from tests.core.ops.harness import graph_of, run, run_lathe
 
 ILL_TYPED = [
     (case("Add", floats(3), ints(3)), "one element type, got A: float32, B: int64"),
@@ -65,7 +65,7 @@ ILL_TYPED = [
     (case("Slice", floats(4), vector(0), vector(4, 5)), "have 1, 2, 1 and 1 elements"),
     (case("Slice", floats(4), vector(0), floats(1)), "input 2 (ends) is float32, expected int32 or int64"),
     (case("Pad", floats(4), vector(1)), "pads has 1 elements, expected 2"),
-    (case("Pad", floats(4), vector(-3, -3)), "crop more than there is"),
+    (case("Pad", floats(4), vector(-3, -3)), "crop more elements than"),
     (
         case("Pad", floats(4), vector(1, 1), mode="mirror"),
         "'mode' is 'mirror', expected constant, reflect, edge or wrap",
@@ -119,9 +119,9 @@ WRONG_DATA = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG_DATA, ids=[wrong.label for wrong, _ in WRONG_DATA])
-def test_wrong_data_is_refused_when_it_runs(wrong: Any, message: str) -> None:
+def test_wrong_data_is_refused_at_run_time(wrong: Any, message: str) -> None:
     with pytest.raises(FeedError) as error:
-        lathe(wrong)
+        run_lathe(wrong)
     assert message in str(error.value)
     assert f"({wrong.op})" in str(error.value)
 
@@ -136,8 +136,8 @@ def test_an_operator_is_registered_once() -> None:
         registry.register(type("Add", (registry.OpDef,), {}))
 
 
-def test_a_shape_that_turns_out_wrong_is_refused_when_it_runs() -> None:
-    """The extents are symbols when typed: only the data tells that they do not fit."""
+def test_a_wrong_dynamic_shape_is_refused_at_run_time() -> None:
+    """The extents are symbols at compile time; only the data shows that they do not fit."""
     graph = graph_of(case("Reshape", floats(4, 3), vector(2, 6)), {0: (symbol("n"), 3)})
     assert graph.outputs[0].shape == (2, 6)
     assert run(graph, (floats(4, 3),))[0].shape == (2, 6)

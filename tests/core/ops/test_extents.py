@@ -1,4 +1,4 @@
-"""Operators whose inputs have extents that are symbols: they run where the extents agree, and refuse where they do not.
+"""Operators with symbolic extents: they run if the extents agree, and raise an error if they do not.
 
 A symbol may be the batch, any other one, or one that only data show (here: of what Compress keeps of a longer input).
 """
@@ -14,8 +14,8 @@ import onnx
 import pytest
 from onnx import helper
 
-import core
-from core.errors import LatheError
+import lathe
+from lathe.core.errors import LatheError
 from tests.core.one_node import one_node_model
 from tests.core.small_models import assert_like_onnx_runtime, model, normal, theirs
 
@@ -119,7 +119,7 @@ def test_an_extent_that_is_a_symbol_may_be_the_right_one(sized: Sized, constant:
 def test_a_wrong_extent_of_the_batch_symbol_is_refused(sized: Sized, wrong: int, constant: bool) -> None:
     """No kernel may take it that the batch is as large as the extent should be."""
     made = sized.model("N", constant)
-    with core.compile(made.SerializeToString(), tune="off") as session:
+    with lathe.compile(made.SerializeToString(), tune="off") as session:
         with pytest.raises(LatheError, match=rf"{sized.name} (is|are|has|expects)|W expects"):
             session.run(_given(made, sized.fed(wrong)))
         session.run(_given(made, sized.fed()))
@@ -127,11 +127,11 @@ def test_a_wrong_extent_of_the_batch_symbol_is_refused(sized: Sized, wrong: int,
 
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("sized", "wrong"), WRONG)
-def test_a_wrong_extent_that_only_data_show_is_refused(sized: Sized, wrong: int, constant: bool) -> None:
+def test_a_wrong_data_dependent_extent_is_refused(sized: Sized, wrong: int, constant: bool) -> None:
     made = _computed(sized, constant)
     data, whole = made.SerializeToString(), _given(made, sized.fed(40))
     right = sized.inputs[sized.index].shape[sized.axis]
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         got = session.run({**whole, "keep": np.arange(40) < right})
         for name, array in theirs(data, {**whole, "keep": np.arange(40) < right}).items():
             np.testing.assert_allclose(got[name], array, 1e-3, 1e-3)
@@ -140,7 +140,7 @@ def test_a_wrong_extent_that_only_data_show_is_refused(sized: Sized, wrong: int,
 
 
 def _given(made: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the feeds the model takes."""
+    """The feeds that the model has inputs for."""
     return {value.name: feeds[value.name] for value in made.graph.input if value.name in feeds}
 
 
@@ -170,7 +170,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize(("signature", "body"), KERNELS)
-def test_kernels_whose_extents_only_a_run_shows(signature: str, body: str) -> None:
+def test_kernels_with_dynamic_extents(signature: str, body: str) -> None:
     dtype = np.uint8 if signature.startswith("uint8") else np.float32
     channels = 2 if "Transpose" in body else 4
     x = (np.abs(_floats(2, 4, 5, 6)) * 20).astype(dtype)
@@ -180,7 +180,7 @@ def test_kernels_whose_extents_only_a_run_shows(signature: str, body: str) -> No
 
 def test_a_kernel_that_does_not_fit_is_refused() -> None:
     signature, body = KERNELS[0]
-    with core.compile(model(signature, body), tune="off") as session, pytest.raises(LatheError, match="larger than"):
+    with lathe.compile(model(signature, body), tune="off") as session, pytest.raises(LatheError, match="larger than"):
         session.run({"x": _floats(2, 4, 5, 6), "w": _floats(4, 4, 9, 9)})
 
 
@@ -188,10 +188,10 @@ HEADS = "h = Shape <start = 0, end = 2> (x)  four = Concat <axis = 0> (h, rest) 
 
 
 def test_an_extent_that_is_a_quotient_of_the_batch() -> None:
-    """Of z it is known only when it runs how many elements are left for each of x; an empty x leaves no answer."""
+    """The elements of z per row of x are known only at run time; for an empty x they are undefined."""
     data = model("float[N,M] x, float[A,B] z => float[a,b,c,d] y", HEADS, "int64[2] rest = {3, -1}")
     assert_like_onnx_runtime(data, {"x": normal(2, 5), "z": normal(10, 12)}, {"x": normal(1, 2), "z": normal(4, 6)})
-    with core.compile(data, tune="off") as session, pytest.raises(LatheError, match="Reshape"):
+    with lathe.compile(data, tune="off") as session, pytest.raises(LatheError, match="Reshape"):
         session.run({"x": normal(0, 5), "z": normal(10, 12)})
 
 

@@ -1,4 +1,4 @@
-"""ImageDecoder: files written here, byte by byte, give back their pixels; damaged ones are refused."""
+"""ImageDecoder: files written here byte by byte decode to their pixels; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import FeedError, UnsupportedError
+from lathe.core.errors import FeedError, UnsupportedError
 from tests.core.ops.cases import case
-from tests.core.ops.harness import lathe
+from tests.core.ops.harness import run_lathe
 
 IMAGE = np.random.default_rng(4).integers(0, 256, (6, 5, 3)).astype(np.uint8)
 
@@ -22,7 +22,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def predicted(kind: int, a: int, b: int, c: int) -> int:
-    """What a PNG filter guesses of a byte from its left, upper and upper left one."""
+    """A PNG filter's prediction of a byte from its left, upper and upper-left neighbours."""
     paeth = min((a, b, c), key=lambda x: abs(a + b - c - x))
     return (0, a, b, (a + b) // 2, paeth)[kind]
 
@@ -73,7 +73,7 @@ def tiff(image: Any, order: str = "<") -> bytes:
 
 
 def decoded(data: bytes, pixel_format: str = "RGB") -> Any:
-    return lathe(case("ImageDecoder", np.frombuffer(data, np.uint8), pixel_format=pixel_format))[0]
+    return run_lathe(case("ImageDecoder", np.frombuffer(data, np.uint8), pixel_format=pixel_format))[0]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def decoded(data: bytes, pixel_format: str = "RGB") -> Any:
     [png, bmp, lambda x: bmp(x, -1), pnm, tiff, lambda x: tiff(x, ">")],
     ids=["png", "bmp", "bmp from the top", "pnm", "tiff", "tiff, big-endian"],
 )
-def test_pixels_come_back(write: Callable[[Any], bytes]) -> None:
+def test_files_decode_to_their_pixels(write: Callable[[Any], bytes]) -> None:
     np.testing.assert_array_equal(decoded(write(IMAGE)), IMAGE)
     np.testing.assert_array_equal(decoded(write(IMAGE), "BGR"), IMAGE[..., ::-1])
     gray = decoded(write(IMAGE), "Grayscale")
@@ -105,7 +105,7 @@ def test_refuses_a_file_cut_anywhere(write: Callable[[Any], bytes]) -> None:
             decoded(data[:length])
 
 
-def test_refuses_what_it_does_not_read_and_what_is_too_large() -> None:
+def test_refuses_unknown_formats_and_large_images() -> None:
     with pytest.raises(UnsupportedError, match="expected PNG, BMP, PNM or TIFF"):
         decoded(b"\xff\xd8\xff\xe0 a JPEG")
     with pytest.raises(FeedError, match="pixels"):

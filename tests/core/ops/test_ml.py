@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-import core
-from core.errors import ModelError
-from core.frontends.export import export
-from tests.core.ops.whole import agree, model
+import lathe
+from lathe.core.errors import ModelError
+from lathe.core.frontends.export import export
+from tests.core.ops.small_models import agree, model
 
 
 def ml(op: str, *inputs: str, **attrs: Any) -> onnx.NodeProto:
@@ -74,8 +74,8 @@ def test_of_two_values_of_a_key_the_last_one_counts() -> None:
     table = {"keys_int64s": [-1, 3, 7, 3], "values_floats": [0.5, 1.5, 2.5, 3.5]}
     feeds = {"x": np.int64([3, 7])}
     data = model([ml("LabelEncoder", "x", **table)], feeds, ["y"])
-    with core.compile(data, threads=1, tune="off") as session:
-        assert session.run(feeds)["y"].tolist() == core.interpret(core.load(data), feeds)["y"].tolist() == [3.5, 2.5]
+    with lathe.compile(data, threads=1, tune="off") as session:
+        assert session.run(feeds)["y"].tolist() == lathe.interpret(lathe.load(data), feeds)["y"].tolist() == [3.5, 2.5]
 
 
 def forest(dtype: Any = np.float32, **attrs: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_trees_against_a_walk_by_hand(dtype: Any, how: int) -> None:
     x = floats(40, 2, dtype=dtype)
     expected = [_by_hand(row, how) for row in x]
     attrs = forest(dtype, aggregate_function=how)
-    got = core.interpret(core.load(model([ml("TreeEnsemble", "x", **attrs)], {"x": x}, ["y"])), {"x": x})["y"]
+    got = lathe.interpret(lathe.load(model([ml("TreeEnsemble", "x", **attrs)], {"x": x}, ["y"])), {"x": x})["y"]
     np.testing.assert_allclose(got, np.array(expected, dtype), 1e-6)
     assert got.dtype == dtype
 
@@ -124,7 +124,7 @@ def test_trees_against_onnx_runtime() -> None:
 
 def scores(x: Any, **attrs: Any) -> Any:
     data = model([ml("TreeEnsemble", "x", **forest(**attrs))], {"x": x}, ["y"])
-    return core.interpret(core.load(data), {"x": x})["y"]
+    return lathe.interpret(lathe.load(data), {"x": x})["y"]
 
 
 def test_post_transforms() -> None:
@@ -151,8 +151,8 @@ def test_membership_and_missing_values() -> None:
     x = np.float32([[1.5, 0], [-1, 3], [0, 0], [2.5, -4]])
     agree([ml("TreeEnsemble", "x", **attrs)], {"x": x}, "y")
     attrs = forest(nodes_missing_value_tracks_true=[1, 0, 1, 0])
-    got = core.interpret(
-        core.load(model([ml("TreeEnsemble", "x", **attrs)], {"x": x}, ["y"])), {"x": np.float32([[np.nan] * 2] * 4)}
+    got = lathe.interpret(
+        lathe.load(model([ml("TreeEnsemble", "x", **attrs)], {"x": x}, ["y"])), {"x": np.float32([[np.nan] * 2] * 4)}
     )["y"]
     np.testing.assert_array_equal(got, [[0, 12.0]] * 4)  # node 0: true, node 1: false, the second tree: false
 
@@ -170,9 +170,9 @@ def test_membership_and_missing_values() -> None:
 )
 def test_malformed_trees_are_refused(attrs: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        core.load(model([ml("TreeEnsemble", "x", **forest(**attrs))], {"x": floats(2, 2)}, ["y"]))
+        lathe.load(model([ml("TreeEnsemble", "x", **forest(**attrs))], {"x": floats(2, 2)}, ["y"]))
 
 
 def test_export_imports_the_domain() -> None:
-    graph = core.load(model([ml("TreeEnsemble", "x", **forest())], {"x": floats(2, 2)}, ["y"]))
-    assert str(core.load(export(graph))) == str(graph)
+    graph = lathe.load(model([ml("TreeEnsemble", "x", **forest())], {"x": floats(2, 2)}, ["y"]))
+    assert str(lathe.load(export(graph))) == str(graph)

@@ -9,18 +9,18 @@ import onnx
 import pytest
 from onnx import helper
 
-import core
-from core.errors import FeedError, ModelError
-from core.frontends.export import export
+import lathe
+from lathe.core.errors import FeedError, ModelError
+from lathe.core.frontends.export import export
+from tests.core.ops.small_models import agree, model
 from tests.core.ops.test_ml import floats, ml
-from tests.core.ops.whole import agree, model
 
 NAN = float("nan")
 WORDS = np.array([["a", "b"], ["d", "c"]], object)
 
 
 def run(node: onnx.NodeProto, x: Any) -> Any:
-    return core.interpret(core.load(model([node], {"x": x}, ["y"])), {"x": x})["y"]
+    return lathe.interpret(lathe.load(model([node], {"x": x}, ["y"])), {"x": x})["y"]
 
 
 @pytest.mark.parametrize("x", [floats(3, 4), floats(4), np.int64([[1, 2, 3, 4]])])
@@ -66,15 +66,15 @@ def test_one_hot(x: Any, attrs: dict[str, Any]) -> None:
     agree([ml("OneHotEncoder", "x", **attrs)], {"x": x}, "y")
 
 
-def test_one_hot_refuses_what_is_in_no_category_if_asked() -> None:
+def test_one_hot_refuses_unknown_categories_on_request() -> None:
     with pytest.raises(FeedError, match="of no category"):
         run(ml("OneHotEncoder", "x", cats_int64s=[1, 2], zeros=0), np.int64([3]))
 
 
 @pytest.mark.parametrize("x", [np.float32([1.9, 2, 3]), np.int64([2, -(2**63)]), np.int64([1, 2**63 - 1])])
-def test_compiled_one_hot_refuses_what_is_in_no_category(x: Any) -> None:
+def test_compiled_one_hot_refuses_unknown_categories(x: Any) -> None:
     data = model([ml("OneHotEncoder", "x", cats_int64s=[2, 1], zeros=0)], {"x": x}, ["y"])
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         assert session.run({"x": x * 0 + 2})["y"].tolist() == [[1, 0]] * len(x)
         with pytest.raises(FeedError, match="out of range"):
             session.run({"x": x})
@@ -143,10 +143,10 @@ def test_maps_that_onnx_runtime_does_not_take_from_python(node: onnx.NodeProto, 
     ],
 )
 def test_maps_survive_a_round_trip(node: onnx.NodeProto, x: Any) -> None:
-    graph = core.load(model([node], {"x": x}, ["y"]))
+    graph = lathe.load(model([node], {"x": x}, ["y"]))
     exported = export(graph)
     onnx.checker.check_model(exported)
-    assert str(core.load(exported)) == str(graph)
+    assert str(lathe.load(exported)) == str(graph)
 
 
 def test_a_sparse_map_has_no_key_beyond_its_size() -> None:
@@ -191,13 +191,13 @@ def test_tokenizer(attrs: dict[str, Any], x: Any) -> None:
         (tokenizer(tokenexp="("), WORDS, "is not a regular expression"),
     ],
 )
-def test_what_is_refused_at_load(node: onnx.NodeProto, x: Any, message: str) -> None:
+def test_invalid_attributes_are_refused_at_load(node: onnx.NodeProto, x: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        core.load(model([node], {"x": x}, ["y"]))
+        lathe.load(model([node], {"x": x}, ["y"]))
 
 
-def test_rows_stay_apart() -> None:
-    """Scaled, imputed, encoded rows may share a batch; tokens may not, being filled up to the longest row."""
+def test_rows_are_independent() -> None:
+    """Scaled, imputed and encoded rows may share a batch; tokens may not, since they are padded to the longest row."""
     batch = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3])
     nodes = [
         helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml", scale=[2.0], offset=[0.0]),
@@ -208,7 +208,7 @@ def test_rows_stay_apart() -> None:
     graph = helper.make_graph(nodes, "g", [batch], [onnx.ValueInfoProto(name="y")])
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 5)]
     data = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
-    with core.compile(data, threads=1) as session:
+    with lathe.compile(data, threads=1) as session:
         assert session.batching.batchable, session.batching.reason
         with pytest.raises(FeedError):
             session.run({"x": floats(2, 4)})

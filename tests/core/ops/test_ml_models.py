@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-import core
-from core.errors import ModelError
+import lathe
+from lathe.core.errors import ModelError
+from tests.core.ops.small_models import agree as agree_at
+from tests.core.ops.small_models import model as model_at
 from tests.core.ops.test_ml import floats, ml
-from tests.core.ops.whole import agree as agree_at
-from tests.core.ops.whole import model as model_at
 
 OPSET = 3  # the newest in which ONNX Runtime takes the older operators of trees
 
@@ -35,7 +35,7 @@ def classifier(op: str, **attrs: Any) -> onnx.NodeProto:
 
 
 def reference(node: onnx.NodeProto, x: Any) -> Any:
-    return core.interpret(core.load(model([node], {"x": x}, list(node.output))), {"x": x})
+    return lathe.interpret(lathe.load(model([node], {"x": x}, list(node.output))), {"x": x})
 
 
 def numbers(count: int, seed: int) -> list[float]:
@@ -162,13 +162,13 @@ def test_tree_classifier(transform: str, labels: dict[str, Any], base: dict[str,
 @pytest.mark.parametrize("base", [{}, {"base_values": [0.1]}])
 def test_one_weighed_class_of_two(transform: str, weights: list[float], weighed: int, base: dict[str, Any]) -> None:
     if weighed and base:
-        base = {}  # ONNX Runtime adds it to the other class, of which the text says nothing
+        base = {}  # ONNX Runtime adds it to the other class, which the specification does not mention
     attrs = trees("class", [weighed], weights, post_transform=transform, classlabels_int64s=[4, 9], **base)
     agree([classifier("TreeEnsembleClassifier", **attrs)], {"x": X}, "y", "z", rtol=1e-5)
 
 
 def test_two_weighed_classes_have_the_label_of_the_larger_score() -> None:
-    """As the text has it; ONNX Runtime looks at the second class alone here."""
+    """As the specification says; ONNX Runtime looks only at the second class here."""
     attrs = trees("class", [0, 1], [0.7, 0.3, 0.1, 0.2], classlabels_int64s=[4, 9])
     found = reference(classifier("TreeEnsembleClassifier", **attrs), X)
     np.testing.assert_array_equal(found["y"], np.int64([4, 9])[found["z"].argmax(axis=1)])
@@ -183,7 +183,7 @@ def test_trees_are_named_by_any_number() -> None:
     np.testing.assert_array_equal(plain, renamed)
 
 
-def test_missing_values_go_where_the_node_says() -> None:
+def test_missing_values_follow_the_nodes_flag() -> None:
     attrs = trees("target", [0], [1.0, 2.0, 4.0, 8.0, 16.0], n_targets=1)
     attrs["nodes_missing_value_tracks_true"] = [1, 0, 0, 0, 0, 1, 0, 0]
     agree([ml("TreeEnsembleRegressor", "x", **attrs)], {"x": np.float32([[np.nan, np.nan], [np.nan, -5]])}, "y")
@@ -223,7 +223,7 @@ def test_splits_in_double_precision() -> None:
 def test_malformed_trees_are_refused(changes: dict[str, Any], message: str) -> None:
     attrs = trees("target", [0], [1.0, 2.0, 4.0], n_targets=1) | changes
     with pytest.raises(ModelError, match=message):
-        core.load(model([ml("TreeEnsembleRegressor", "x", **attrs)], {"x": X}, ["y"]))
+        lathe.load(model([ml("TreeEnsembleRegressor", "x", **attrs)], {"x": X}, ["y"]))
 
 
 @pytest.mark.parametrize(
@@ -249,13 +249,13 @@ def test_malformed_trees_are_refused(changes: dict[str, Any], message: str) -> N
 )
 def test_malformed_models_are_refused(node: onnx.NodeProto, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        core.load(model([node], {"x": floats(2, 4)}, list(node.output)))
+        lathe.load(model([node], {"x": floats(2, 4)}, list(node.output)))
 
 
-def test_rows_stay_apart() -> None:
+def test_rows_are_independent() -> None:
     attrs = trees("class", [0, 2, 1], [0.5, 0.25, 3.0], classlabels_int64s=[1, 2, 3])
-    graph = core.load(model([classifier("TreeEnsembleClassifier", **attrs)], {"x": X}, ["y", "z"]))
-    together = core.interpret(graph, {"x": X})
+    graph = lathe.load(model([classifier("TreeEnsembleClassifier", **attrs)], {"x": X}, ["y", "z"]))
+    together = lathe.interpret(graph, {"x": X})
     for row, x in enumerate(X):
         alone = reference(classifier("TreeEnsembleClassifier", **attrs), x[None])
         np.testing.assert_array_equal(alone["z"][0], together["z"][row])
@@ -264,5 +264,5 @@ def test_rows_stay_apart() -> None:
 def test_many_trees_walk_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     node = ml("TreeEnsembleRegressor", "x", **trees("target", [0], [1.0, 2.0, 4.0], n_targets=1))
     whole = reference(node, X)["y"]
-    monkeypatch.setattr("core.ops.forest._WALKERS", 4)
+    monkeypatch.setattr("lathe.core.ops.ml.forest._WALKERS", 4)
     np.testing.assert_array_equal(reference(node, X)["y"], whole)

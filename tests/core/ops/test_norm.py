@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from core.errors import ModelError
-from core.ops import registry
+from lathe.core.errors import ModelError
+from lathe.core.ops.opdef import registry
 from tests.core.one_node import (
     assert_like_onnx,
     assert_rows_apart,
@@ -149,7 +149,7 @@ def test_channels_last(op: str, inputs: list[Any], attrs: dict[str, Any]) -> Non
 def test_normalizing_over_the_batch_mixes_rows(op: str, inputs: list[Any], attrs: dict[str, Any]) -> None:
     rule, node = registry.get(op), make_node(op, inputs, attrs)
     rows = rule.rows(registry.Infer(rule, node, {}), [0] + [None] * (len(inputs) - 1))
-    assert isinstance(rows, registry.Mixes)
+    assert isinstance(rows, registry.MixesRows)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,6 @@ def test_normalizing_over_the_batch_mixes_rows(op: str, inputs: list[Any], attrs
         ("LRN", [normal(2, 6)], {"size": 0}, "size is 0"),
     ],
 )
-def test_refuses_what_does_not_fit(op: str, inputs: list[Any], attrs: dict[str, Any], message: str) -> None:
+def test_invalid_shapes_are_refused(op: str, inputs: list[Any], attrs: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         lathe_run(op, inputs, attrs)

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-import core
-from core.errors import ModelError
+import lathe
+from lathe.core.errors import ModelError
 
 DOMAIN = "ai.onnx.preview.training"
 STATES = {"Adagrad": 1, "Momentum": 1, "Adam": 2}
@@ -46,7 +46,7 @@ def test_steps(op: str, attrs: dict[str, Any], count: int) -> None:
     proto, rng = model(op, attrs), np.random.default_rng(1)
     feeds = {info.name: rng.uniform(0.1, 1, 3).astype(np.float32) for info in proto.graph.input[2:]}
     feeds |= {"R": np.array(0.1, np.float32), "T": np.array(count)}
-    ours = core.interpret(core.load(proto.SerializeToString()), feeds)
+    ours = lathe.interpret(lathe.load(proto.SerializeToString()), feeds)
     for value, expected in zip(ours.values(), ReferenceEvaluator(proto).run(None, feeds), strict=True):
         assert value.dtype == np.float32
         np.testing.assert_allclose(value, expected, 1e-5)
@@ -56,4 +56,4 @@ def test_refuses_an_incomplete_group() -> None:
     proto = model("Adam", {})
     proto.graph.node[0].input.pop()
     with pytest.raises(ModelError, match="expected a multiple of 4"):
-        core.load(proto.SerializeToString())
+        lathe.load(proto.SerializeToString())

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.ir.dim import symbol
-from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.ops.inference import infer_node
+from lathe.core.errors import ModelError
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import infer_node
 from tests.core.one_node import assert_like_onnx, assert_rows_apart, assert_symbolic_batch, lathe_run, make_node
 
 WINDOWS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -87,13 +87,13 @@ def test_layout_rows_and_symbolic_batch(op: str, attrs: dict[str, Any]) -> None:
 def test_positions_count_over_the_batch_so_rows_mix() -> None:
     node = make_node("MaxPool", [image((2, 1, 4, 4))], {"kernel_shape": [2, 2]}, outputs=2)
     op = registry.get("MaxPool")
-    assert isinstance(op.rows(registry.Infer(op, node, {}), [0]), registry.Mixes)
+    assert isinstance(op.rows(registry.Infer(op, node, {}), [0]), registry.MixesRows)
 
 
 @pytest.mark.parametrize("size", [16, 17, 18, 19])
 @pytest.mark.parametrize("attrs", [{"ceil_mode": 1}, {"ceil_mode": 1, "pads": (0, 1)}, {"ceil_mode": 0}])
 def test_symbolic_size_with_ceil_mode(size: int, attrs: dict[str, Any]) -> None:
-    """Where a symbol cannot say how the last window falls, the dimension is open; where it can, it is right."""
+    """If the last window depends on the symbol's value, the dimension is unknown; otherwise it is exact."""
     (y,) = lathe_run("MaxPool", [image((1, 1, size))], {"kernel_shape": (3,), "strides": (2,), **attrs})
     node = make_node("MaxPool", [image((1, 1, size))], {"kernel_shape": (3,), "strides": (2,), **attrs})
     assert node.inputs[0] is not None
@@ -112,6 +112,6 @@ def test_symbolic_size_with_ceil_mode(size: int, attrs: dict[str, Any]) -> None:
         ({"kernel_shape": [3, 3], "pads": [0, 0, 0, -1]}, "expected 4 numbers of at least 0"),
     ],
 )
-def test_refuses_what_does_not_fit(attrs: dict[str, Any], message: str) -> None:
+def test_invalid_shapes_are_refused(attrs: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         lathe_run("MaxPool", [image((1, 1, 5, 5))], attrs)

@@ -9,9 +9,9 @@ import onnx
 import onnx.parser
 import pytest
 
-import core
-from core.errors import FeedError
-from core.passes.pipeline import optimize
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.passes.pipeline import optimize
 from tests.core.one_node import lathe_run
 
 ZEROS = np.zeros((200, 50), np.float32)
@@ -61,7 +61,7 @@ def test_dropout_in_training_keeps_the_mean() -> None:
         lathe_run("Dropout", [data, np.float32(1).reshape(()), np.array(True)], {})
 
 
-def test_two_draws_stay_two() -> None:
+def test_two_equal_draws_are_not_merged() -> None:
     text = """
     <ir_version: 8, opset_import: ["" : 17]>
     agraph (float[64] x) => (float[64] a, float[64] b)
@@ -70,6 +70,6 @@ def test_two_draws_stay_two() -> None:
         b = RandomUniformLike(x)
     }
     """
-    graph = core.load(bytes(onnx.parser.parse_model(text).SerializeToString()))
-    a, b = core.interpret(optimize(graph)[0], {"x": ZEROS[0].repeat(2)[:64]}).values()
+    graph = lathe.load(bytes(onnx.parser.parse_model(text).SerializeToString()))
+    a, b = lathe.interpret(optimize(graph)[0], {"x": ZEROS[0].repeat(2)[:64]}).values()
     assert not np.array_equal(a, b)

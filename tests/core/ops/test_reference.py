@@ -1,4 +1,4 @@
-"""Every case: the reference agrees with the oracle, and inference with the reference."""
+"""For every case the reference operator agrees with the oracle, and type inference with the reference."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.dim import SymDim, symbol
-from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.ops.inference import infer_graph
+from lathe.core.ir.dim import SymDim, symbol
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import infer_graph
 from tests.core.one_node import lathe_run
 from tests.core.ops.cases import CASES, Case
-from tests.core.ops.harness import assert_close, graph_of, lathe, oracle, run
+from tests.core.ops.harness import assert_close, graph_of, oracle, run, run_lathe
 from tests.core.ops.numeric_cases import NUMERIC_CASES
 
 DATA_DEPENDENT = ("NonZero", "Compress", "Unique", "Range", "NonMaxSuppression")
@@ -23,7 +23,7 @@ every_case = pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.la
 
 @every_case
 def test_reference_agrees_with_the_oracle(case: Case) -> None:
-    for ours, theirs in zip(lathe(case), oracle(case), strict=True):
+    for ours, theirs in zip(run_lathe(case), oracle(case), strict=True):
         assert DType.from_numpy(ours.dtype) == DType.from_numpy(np.asarray(theirs).dtype)
         assert_close(ours, theirs, case.tolerance)
 
@@ -32,7 +32,7 @@ def test_reference_agrees_with_the_oracle(case: Case) -> None:
 def test_inferred_types_are_those_of_the_results(case: Case) -> None:
     for bind in (False, True):
         graph = graph_of(case, bind=bind)
-        for value, array in zip(graph.outputs, lathe(case, bind=bind), strict=True):
+        for value, array in zip(graph.outputs, run_lathe(case, bind=bind), strict=True):
             assert value.dtype == DType.from_numpy(array.dtype)
             assert value.tensor.rank == array.ndim
             known = [(dim, size) for dim, size in zip(value.shape, array.shape, strict=True) if isinstance(dim, int)]
@@ -43,7 +43,7 @@ def test_inferred_types_are_those_of_the_results(case: Case) -> None:
 @every_case
 def test_inference_copes_with_unknown_ranks(case: Case) -> None:
     """With the shape of one input hidden, and of all, what is inferred is still true, and the results are the same."""
-    expected, count = lathe(case), len(graph_of(case).inputs)
+    expected, count = run_lathe(case), len(graph_of(case).inputs)
     for hidden in {*((index,) for index in range(count)), tuple(range(count))}:
         graph = graph_of(case)
         for value in (*(graph.inputs[index] for index in hidden), *graph.outputs):
@@ -58,12 +58,12 @@ def test_inference_copes_with_unknown_ranks(case: Case) -> None:
 
 @every_case
 def test_bound_parameters_give_the_same_results(case: Case) -> None:
-    for constant, bound in zip(lathe(case), lathe(case, bind=True), strict=True):
+    for constant, bound in zip(run_lathe(case), run_lathe(case, bind=True), strict=True):
         assert_close(constant, bound, 0)
 
 
 @every_case
-def test_a_symbolic_batch_infers_what_the_number_does(case: Case) -> None:
+def test_inference_with_a_symbolic_batch_agrees_with_a_number(case: Case) -> None:
     """With the leading extent as a symbol: its value put in gives the concrete types."""
     first = next((i for i in range(len(case.inputs)) if _has_batch(case, i)), None)
     if first is None:

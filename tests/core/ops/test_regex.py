@@ -1,4 +1,4 @@
-"""Regular expressions beside RE2, as ONNX Runtime has it: which are taken, and what they match."""
+"""Regular expressions against RE2 (through ONNX Runtime): which patterns are valid, and what they match."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from core.ops import regex
-from core.ops.regex import BadPattern, Pattern
+from lathe.core.ops.text import regex
+from lathe.core.ops.text.regex import BadPattern, Pattern
 
 TEXTS = [
     "", "a", "b", "ab", "aab", "abc", "abab", "A", "aB", "a b", " a", "a\n", "\n", "a\nb", "0", "09", "a1", "_", "-",
@@ -61,7 +61,7 @@ def agree(pattern: str, texts: list[str]) -> None:
     assert {text: ours.matches(text) for text in texts} == dict(zip(texts, expected.tolist(), strict=True)), pattern
 
 
-def test_what_matches() -> None:
+def test_matches_agree_with_re2() -> None:
     for pattern in ("", *GOOD.split()):
         agree(pattern, TEXTS)
 
@@ -74,7 +74,7 @@ def is_taken(pattern: str) -> bool:
     return True
 
 
-def test_what_is_no_pattern_is_none() -> None:
+def test_invalid_patterns_are_refused() -> None:
     assert [pattern for pattern in BAD.split() if is_taken(pattern)] == []
     for pattern in BAD.split():
         with pytest.raises(BadPattern):
@@ -86,7 +86,7 @@ PIECES = r"a b . [ab] [^a] \b \B ^ $ (?m)^ (?m)$ ( ) (?i) | * + ? {2} {0,2} {1,}
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(PIECES.split()), max_size=8).map("".join))
-def test_any_pattern_is_taken_or_refused_as_there(pattern: str) -> None:
+def test_random_patterns_are_valid_exactly_if_they_are_in_re2(pattern: str) -> None:
     if is_taken(pattern):
         agree(pattern, ["", "a", "ab", "ba", "aab", "A", "a\nb", "\n", "b a", "-", "1", "]", "{", "a,b"])
     else:
@@ -106,14 +106,14 @@ def test_time_is_proportional_to_the_text() -> None:
 @pytest.mark.parametrize(
     "pattern", ["(((a{1000}){1000}){1000})", "((((){1000}){1000}){1000}){1000}", "(" * 5_000 + ")" * 5_000]
 )
-def test_what_would_take_too_much_memory_is_refused(pattern: str) -> None:
+def test_patterns_that_need_too_much_memory_are_refused(pattern: str) -> None:
     began = time.process_time()
     with pytest.raises(BadPattern):
         Pattern(pattern)
     assert time.process_time() - began < 10
 
 
-def test_what_is_remembered_has_a_bound() -> None:
+def test_the_cache_of_states_is_bounded() -> None:
     pattern = Pattern("(a|b|.)*c")
     for start in range(0x10000, 0x30000, 0x400):
         assert not pattern.matches("".join(map(chr, range(start, start + 0x400))))
@@ -123,9 +123,9 @@ def test_what_is_remembered_has_a_bound() -> None:
 
 def test_large_states_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each text of a and b one may be at other places, hundreds of them."""
-    monkeypatch.setattr(regex, "_MOST_PLACES", 10_000)
+    monkeypatch.setattr(regex, "_MOST_NFA_STATES", 10_000)
     pattern, choice = Pattern("[ab]*a[ab]{200}"), random.Random(1)
     text = "".join(choice.choice("ab") for _ in range(400))
     assert pattern.matches(text + "a" * 201)
     assert not pattern.matches(text + "b" * 201)
-    assert sum(len(known.places) for known in pattern._known.values()) <= 10_000 + 202
+    assert sum(len(state.nfa_states) for state in pattern._dfa.values()) <= 10_000 + 202

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.ir.dim import symbol
-from core.ir.graph import Node
-from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.ops.inference import infer_node
+from lathe.core.errors import ModelError
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Node
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import infer_node
 from tests.core.one_node import assert_like_onnx, lathe_run, make_node
 from tests.core.ops.cases import Case
 from tests.core.ops.harness import oracle
@@ -160,6 +160,6 @@ def test_rows(attrs: dict[str, Any], apart: bool) -> None:
         (scales(1, 1, 1e-9, 1), {"mode": "linear", "antialias": 1}, "makes every result of more than 65536 samples"),
     ],
 )
-def test_refuses_what_does_not_fit(inputs: list[Any], attrs: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(inputs: list[Any], attrs: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         lathe_run("Resize", [IMAGE, *inputs], attrs)

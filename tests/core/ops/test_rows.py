@@ -1,4 +1,4 @@
-"""Row rules are true: where a rule says that callers' rows stay apart, computing them together changes nothing."""
+"""Row rules are correct: where a rule says that rows are independent, computing them together changes nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.ir.dim import parse_dim, symbol
-from core.ir.graph import Graph
-from core.ops import registry
-from core.ops.registry import Infer, Mixes, RowAxis
+from lathe.core.errors import ModelError
+from lathe.core.ir.dim import parse_dim, symbol
+from lathe.core.ir.graph import Graph
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.registry import Infer, MixesRows, RowAxis
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.harness import assert_close, graph_of, run
 from tests.core.ops.numeric_cases import NUMERIC_CASES
@@ -36,8 +36,8 @@ def placements(case: Case) -> Iterator[list[RowAxis]]:
     yield from (list(axes) for axes in product(*choices) if any(axis is not None for axis in axes))
 
 
-def answer(case: Case, axes: Sequence[RowAxis], bind: bool) -> tuple[Graph, Sequence[RowAxis] | Mixes] | None:
-    """The case with `n` rows along these axes, and what the rule says; None when such types do not fit together."""
+def answer(case: Case, axes: Sequence[RowAxis], bind: bool) -> tuple[Graph, Sequence[RowAxis] | MixesRows] | None:
+    """The case with `n` rows along these axes, and the rule's result; None if such types do not fit together."""
     extents = {case.inputs[i].shape[axis] for i, axis in enumerate(axes) if axis is not None}
     if len(extents) > 1 or 0 in extents:
         return None
@@ -74,12 +74,12 @@ def check(case: Case, axes: Sequence[RowAxis], graph: Graph, out_axes: Sequence[
 
 @pytest.mark.parametrize("bind", [False, True])
 @pytest.mark.parametrize("op", sorted({case.op for case in ALL_CASES}))
-def test_rows_that_are_said_to_stay_apart_do(op: str, bind: bool) -> None:
+def test_rows_declared_independent_are_independent(op: str, bind: bool) -> None:
     proven = 0
     for case in (case for case in ALL_CASES if case.op == op):
         for axes in islice(placements(case), _MOST_PLACEMENTS):
             found = answer(case, axes, bind)
-            if found is not None and not isinstance(found[1], Mixes):
+            if found is not None and not isinstance(found[1], MixesRows):
                 check(case, axes, found[0], found[1])
                 proven += 1
     assert (proven > 0) == (op not in WITHOUT_RULE)
@@ -114,12 +114,12 @@ def test_rows_that_are_said_to_stay_apart_do(op: str, bind: bool) -> None:
         ("NonZero", ((4, 3),), {}, [0]),
     ],
 )
-def test_operators_that_mix_rows_say_so(op: str, inputs: Any, attrs: Any, axes: list[RowAxis]) -> None:
+def test_operators_that_mix_rows_declare_it(op: str, inputs: Any, attrs: Any, axes: list[RowAxis]) -> None:
     second = np.int64 if op == "Gather" else np.float32
     arrays = tuple(np.zeros(shape, second if i else np.float32) for i, shape in enumerate(inputs))
     found = answer(Case(op, arrays, attrs, outputs=2 if op == "TopK" else 1, label=op), axes, bind=True)
     assert found is not None
-    assert isinstance(found[1], Mixes)
+    assert isinstance(found[1], MixesRows)
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,4 @@ def test_rows_move_with_a_reshape(shape: Any, axis: int, target: Any, expected: 
     graph = graph_of(case, {0: dims})
     op, node = registry.get("Reshape"), graph.nodes[0]
     result = op.rows(Infer(op, node, {}), [axis])
-    assert isinstance(result, Mixes) if expected is None else result == [expected]
+    assert isinstance(result, MixesRows) if expected is None else result == [expected]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.ir.graph import Node, Value
-from core.ir.types import DType, TensorType
-from core.ops import registry, scalar_math
-from core.ops.inference import infer_node
-from core.ops.registry import NodeView
+from lathe.core.errors import ModelError
+from lathe.core.ir.graph import Node, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry, scalar_math
+from lathe.core.ops.opdef.inference import infer_node
+from lathe.core.ops.opdef.registry import NodeView
 from tests.core.ops.cases import CASES, Case
-from tests.core.ops.harness import assert_close, graph_of, lathe
+from tests.core.ops.harness import assert_close, graph_of, run_lathe
 from tests.core.ops.numpy_scalar import NumpyScalar
 
 # Narrow floats are computed in float32 by kernels, strings and 8-bit floats never by one.
@@ -41,7 +41,7 @@ def evaluate(case: Case, bind: bool) -> Any:
 @pytest.mark.parametrize("bind", [False, True])
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=lambda case: case.label)
 def test_scalar_expression_agrees_with_the_reference(case: Case, bind: bool) -> None:
-    (expected, *_), actual = lathe(case), evaluate(case, bind)
+    (expected, *_), actual = run_lathe(case), evaluate(case, bind)
     assert np.asarray(actual).dtype == expected.dtype
     assert_close(np.broadcast_to(actual, expected.shape), expected, max(case.tolerance, 2e-6))
 

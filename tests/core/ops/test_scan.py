@@ -10,8 +10,8 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 
-import core
-from core.errors import ModelError
+import lathe
+from lathe.core.errors import ModelError
 
 SUM = """
 <ir_version: 8, opset_import: ["" : {opset}]>
@@ -36,7 +36,7 @@ def model(attrs: str, x: str, z: str) -> bytes:
 
 def both(data: bytes, feeds: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return list(core.interpret(core.load(data), feeds).values()), list(session.run(None, feeds))
+    return list(lathe.interpret(lathe.load(data), feeds).values()), list(session.run(None, feeds))
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_axes_and_directions(attrs: str, x: tuple[int, int], z: str) -> None:
         np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
 
 
-def test_the_length_is_the_types() -> None:
-    graph = core.load(model("", "[n,2]", "[m,2]"))
+def test_the_length_follows_from_the_types() -> None:
+    graph = lathe.load(model("", "[n,2]", "[m,2]"))
     assert [str(value.type) for value in graph.outputs] == ["float32[2]", "float32[n,2]"]
 
 
-def test_no_slices_leave_the_states() -> None:
+def test_a_scan_of_length_zero_returns_the_initial_states() -> None:
     feeds = {"s": np.array([1, -1], np.float32), "x": np.zeros((0, 2), np.float32)}
-    y, z = core.interpret(core.load(model("", "[n,2]", "[m,2]")), feeds).values()
+    y, z = lathe.interpret(lathe.load(model("", "[n,2]", "[m,2]")), feeds).values()
     assert y.tolist() == [1, -1]
     assert z.shape == (0, 2)
 
@@ -81,8 +81,8 @@ def test_a_batch_with_lengths_of_their_own() -> None:
     )
     x = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
     feeds = {"n": np.array([3, 2]), "s": np.zeros((2, 2), np.float32), "x": x}
-    graph = core.load(bytes(onnx.parser.parse_model(text).SerializeToString()))
-    y, z = core.interpret(graph, feeds).values()
+    graph = lathe.load(bytes(onnx.parser.parse_model(text).SerializeToString()))
+    y, z = lathe.interpret(graph, feeds).values()
     np.testing.assert_array_equal(y, [x[0].sum(axis=0), x[1, :2].sum(axis=0)])
     np.testing.assert_array_equal(z[0, 0], x[0, 2] * x[0, 2])
     np.testing.assert_array_equal(z[1, 2], [0, 0])
@@ -92,4 +92,4 @@ def test_refuses_inputs_that_do_not_fit_the_body() -> None:
     proto = onnx.load_from_string(model("", "[5,2]", "[5,2]"))
     next(a for a in proto.graph.node[0].attribute if a.name == "num_scan_inputs").i = 3
     with pytest.raises(ModelError, match="3 of them scanned"):
-        core.load(proto.SerializeToString())
+        lathe.load(proto.SerializeToString())

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import core
-from core.errors import FeedError, ModelError
-from core.frontends.export import export
-from core.ir.text import parse_graph, print_graph
-from tests.core.ops.whole import agree, model, same
+import lathe
+from lathe.core.errors import FeedError, ModelError
+from lathe.core.frontends.export import export
+from lathe.core.ir.text import parse_graph, print_graph
+from tests.core.ops.small_models import agree, model, same
 
 N = helper.make_node
 A, B, C = np.float32([1, 2, 3]), np.float32([4, 5]), np.float32([6, 7, 8])
@@ -41,7 +41,7 @@ def test_insert_erase_and_length(index: int | None) -> None:
     agree(nodes, feeds, "more", "less", "n")
 
 
-def test_an_empty_sequence_takes_what_its_type_says() -> None:
+def test_an_empty_sequence_takes_elements_of_its_type() -> None:
     nodes = [N("SequenceEmpty", [], ["e"], dtype=TensorProto.INT64), N("SequenceInsert", ["e", "x"], ["y"])]
     agree(nodes, {"x": np.int64([[1, 2]])}, "y")
 
@@ -65,8 +65,8 @@ def test_stack_a_sequence(axis: int) -> None:
     agree([N("ConcatFromSequence", ["s"], ["y"], axis=axis, new_axis=1)], {"s": [A, C]}, "y")
 
 
-def test_a_sequence_keeps_what_later_steps_overwrite() -> None:
-    """The elements come from memory that the compiled steps after them use again."""
+def test_a_sequence_copies_elements_that_later_steps_overwrite() -> None:
+    """The elements are in memory that later compiled steps reuse."""
     chain = [N("Exp" if i % 2 else "Tanh", [f"h{i}"], [f"h{i + 1}"]) for i in range(4)]
     nodes = [
         N("Sin", ["x"], ["h0"]),
@@ -92,7 +92,7 @@ def map_model(feeds: dict[str, Any]) -> bytes:
 def test_sequence_map_goes_through_sequences_together() -> None:
     feeds = {"s": [A, B], "k": np.float32(2), "t": [10 * A, 10 * B]}
     data = map_model(feeds)
-    for result in (core.interpret(core.load(data), feeds), core.compile(data, threads=1).run(feeds)):
+    for result in (lathe.interpret(lathe.load(data), feeds), lathe.compile(data, threads=1).run(feeds)):
         same(result["y"], [12 * A, 12 * B])
         same(result["shapes"], [np.int64([3]), np.int64([2])])
 
@@ -100,7 +100,7 @@ def test_sequence_map_goes_through_sequences_together() -> None:
 def test_sequence_map_needs_equally_many() -> None:
     data = map_model({"s": [A], "k": np.float32(2), "t": [A]})
     with pytest.raises(FeedError, match=r"sequences have \[1, 2\] elements"):
-        core.interpret(core.load(data), {"s": [A, B], "k": np.float32(2), "t": [A]})
+        lathe.interpret(lathe.load(data), {"s": [A, B], "k": np.float32(2), "t": [A]})
 
 
 @pytest.mark.parametrize(("feed", "present"), [(A, True), (None, False)], ids=["present", "absent"])
@@ -113,7 +113,7 @@ def test_an_optional_input(feed: Any, present: bool) -> None:
         [onnx.ValueInfoProto(name="y")],
     )
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
-    for result in (core.interpret(core.load(data), {"x": feed}), core.compile(data).run({"x": feed})):
+    for result in (lathe.interpret(lathe.load(data), {"x": feed}), lathe.compile(data).run({"x": feed})):
         assert result["y"] == np.array(present)
 
 
@@ -132,15 +132,18 @@ def optional_model() -> bytes:
 
 def test_optionals_inside_a_graph() -> None:
     data = optional_model()
-    for result in (core.interpret(core.load(data), {"x": A, "i": at(0)}), core.compile(data).run({"x": A, "i": at(0)})):
+    for result in (
+        lathe.interpret(lathe.load(data), {"x": A, "i": at(0)}),
+        lathe.compile(data).run({"x": A, "i": at(0)}),
+    ):
         same(result["y"], A)
         same(result["z"], np.array(False))
 
 
 def test_types_of_sequences_survive_text_and_export() -> None:
-    graph = core.load(optional_model())
+    graph = lathe.load(optional_model())
     assert str(parse_graph(print_graph(graph))) == str(graph)
-    assert str(core.load(export(graph))) == str(graph)
+    assert str(lathe.load(export(graph))) == str(graph)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +155,13 @@ def test_types_of_sequences_survive_text_and_export() -> None:
         ([N("Optional", [], ["y"])], "neither an input nor the attribute"),
     ],
 )
-def test_what_is_refused_at_load(nodes: list[onnx.NodeProto], message: str) -> None:
+def test_invalid_sequences_are_refused_at_load(nodes: list[onnx.NodeProto], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        core.load(model(nodes, {"x": A, "i": at(0)}, ["y"]))
+        lathe.load(model(nodes, {"x": A, "i": at(0)}, ["y"]))
 
 
 @pytest.mark.parametrize("index", [3, -4])
 def test_a_position_outside_is_refused(index: int) -> None:
     data = model([N("SequenceAt", ["s", "i"], ["y"])], {"s": [A, B, C], "i": at(index)}, ["y"])
     with pytest.raises(FeedError, match=f"position is {index}, expected -3 to 2"):
-        core.interpret(core.load(data), {"s": [A, B, C], "i": at(index)})
+        lathe.interpret(lathe.load(data), {"s": [A, B, C], "i": at(index)})

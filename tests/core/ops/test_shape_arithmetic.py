@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.ir.build import Builder
-from core.ir.dim import Dim, evaluate, floor_div, larger, symbol
-from core.ir.graph import Graph, Value
-from core.ir.types import DType, TensorType
-from core.ops.inference import infer_graph
-from core.ops.supposed import suppositions
+import lathe
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import Dim, evaluate, floor_div, maximum, symbol
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.assumed_extents import assumptions
+from lathe.core.ops.opdef.inference import infer_graph
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 N, S = symbol("n"), symbol("s")
@@ -39,7 +39,7 @@ class World:
 
 
 def test_heads_are_split_for_attention_and_merged_again() -> None:
-    """What exporters write: Shape, Gather, Concat into Reshape; both batch and length stay symbols."""
+    """As exporters write it: Shape, Gather, Concat into Reshape; batch and length stay symbols."""
     w = World(N, S, 384)
     shape = w.build("Shape", w.x)
     batch, length = (w.build("Unsqueeze", w.build("Gather", shape, w.scalar(i)), w.c(0)) for i in (0, 1))
@@ -63,7 +63,7 @@ def test_expand_with_minus_one_where_equal() -> None:
     assert w.build("Expand", w.build.constant(np.zeros((1, 3), np.float32)), shape).shape == (N, 3)
 
 
-def test_what_depends_on_a_symbol_is_not_known() -> None:
+def test_a_value_that_depends_on_a_symbol_is_not_known() -> None:
     w = World(N, 3)
     shape = w.build("Shape", w.x)
     for value in (
@@ -87,26 +87,26 @@ def test_a_bound_is_right_on_both_of_its_sides(s: int) -> None:
     assert (evaluate(least, {"s": s}), evaluate(most, {"s": s})) == (min(s, 64), max(s - 5, 0))
 
 
-def test_what_must_be_as_long_as_a_limit_lets_it_be_is_whole() -> None:
+def test_a_clamped_extent_that_must_equal_the_whole_is_the_whole() -> None:
     """No run succeeds where min(s, 64) is to be s, and s is more than 64. With 1 as its limit it may broadcast."""
     w = World(N, S, 4)
     rows, length = (w.build("Shape", w.x, start=i, end=i + 1) for i in (0, 1))
     least, one = (w.build("Min", length, w.c(limit)) for limit in (64, 1))
     assert w.build("Reshape", w.x, w.build("Concat", rows, least, w.c(2), w.c(2), axis=0)).shape == (N, S, 2, 2)
     cut = [w.build("Slice", w.x, w.c(0), end, w.c(1)) for end in (least, one)]
-    assert cut[0].shape == (N, S + 64 - larger(64, S), 4)
+    assert cut[0].shape == (N, S + 64 - maximum(64, S), 4)
     sums = [w.build("Add", w.x, each) for each in cut]
     assert sums[0].shape == (N, S, 4) and sums[1].shape not in ((N, S, 4), None)
     w.graph.outputs = sums[:1]
-    assert 64 - S in suppositions(w.graph, infer_graph(w.graph), {"n", "s"})
+    assert 64 - S in assumptions(w.graph, infer_graph(w.graph), {"n", "s"})
     w.graph.outputs = sums[1:]
-    assert 64 - S not in suppositions(w.graph, infer_graph(w.graph), {"n", "s"})
+    assert 64 - S not in assumptions(w.graph, infer_graph(w.graph), {"n", "s"})
 
 
-def test_the_larger_one_of_two_sizes() -> None:
+def test_the_maximum_of_two_sizes() -> None:
     w = World(N, S)
     rows, length = (w.build("Shape", w.x, start=i, end=i + 1) for i in (0, 1))
-    assert w.known(w.build("Max", rows, length)) == [larger(N, S)]
+    assert w.known(w.build("Max", rows, length)) == [maximum(N, S)]
     assert w.known(w.build("Max", rows, w.build("Add", rows, length))) == [N + S]
 
 
@@ -165,7 +165,7 @@ def test_the_first_element_of_a_symbolic_extent_is_supposed_to_exist() -> None:
     y = w.build("Slice", w.x, starts=(0,), ends=(1,), axes=(0,))
     w.graph.outputs = [y]
     assert y.shape == (1, 4)
-    assert suppositions(w.graph, infer_graph(w.graph), ["n"]) == (N - 1,)
+    assert assumptions(w.graph, infer_graph(w.graph), ["n"]) == (N - 1,)
 
 
 def test_bounds_of_a_slice_count_from_the_end() -> None:
@@ -179,7 +179,7 @@ def test_bounds_of_a_slice_count_from_the_end() -> None:
     whole = w.build("Slice", w.x, w.build("Neg", w.build("Shape", w.x, start=1)), w.c(2**31), one, one)
     assert [value.shape for value in (tail, most, whole)] == [(N, S), (N, 3), (N, S + 3)]
     w.graph.outputs = [tail, most, whole]
-    assert suppositions(w.graph, infer_graph(w.graph), ["s"]) == (S - 1,)
+    assert assumptions(w.graph, infer_graph(w.graph), ["s"]) == (S - 1,)
 
 
 def test_splits_and_pads_of_a_symbolic_extent() -> None:
@@ -210,7 +210,7 @@ def test_quotients_of_counts_are_truncated(less: int, divisor: int, more: int, n
     w.graph.outputs = [w.build("ConstantOfShape", length), length]
     expected = int((n - less) / divisor) + more
     for optimize in (False, True):
-        session = core.compile(w.graph.clone(), optimize=optimize, threads=1, tune="off")
+        session = lathe.compile(w.graph.clone(), optimize=optimize, threads=1, tune="off")
         filled, counted = session.run({"x": np.zeros((n, 3), np.float32)}).values()
         assert (filled.shape, counted.tolist()) == ((expected,), [expected])
 
@@ -234,12 +234,12 @@ def test_an_extent_may_be_zero(op: str, n: int) -> None:
     numpy = {"Max": np.maximum, "Min": np.minimum, "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal}
     ufunc = numpy.get(op) or getattr(np, op.lower())
     for optimize in (False, True):
-        actual = core.compile(w.graph.clone(), optimize=optimize, threads=1, tune="off").run(feeds).values()
+        actual = lathe.compile(w.graph.clone(), optimize=optimize, threads=1, tune="off").run(feeds).values()
         for array, pair in zip(actual, (([n], [0, 1]), ([0, 1], [n])), strict=True):
             np.testing.assert_array_equal(array, ufunc(*pair))
 
 
-def test_what_only_numbers_go_into_is_known() -> None:
+def test_a_value_computed_from_numbers_alone_is_known() -> None:
     """An operator that cannot compute with symbols computes with the extents that are numbers."""
     w = World(N, 3, 4)
     extents = w.build("Slice", w.build("Shape", w.x), w.c(1), w.c(3))
@@ -265,7 +265,7 @@ def test_paddings_that_a_model_computes_one_after_the_other(height: str) -> None
     body = _PADDED.format("x", "z") + "a = Slice(z, front, last, second)" + _PADDED.format("a", "y")
     data = model(f"float[N,{height},9] x => float[N,R,S] y", body, constants)
     runs = [{"x": normal(n, 6, 9)} for n in (1, 3)]
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         assert session.batching.batchable, session.batching.reason
         session.run(runs[0])
         assert "FALLBACK" not in session.explain()

@@ -1,13 +1,15 @@
-"""Parameters that are computed from the batch size: known in symbols when a model is compiled, and in numbers when it
-runs. Every parameter of every operator is given such a value."""
+"""Parameters computed from the batch size: symbolic at compile time, numbers at run time.
+
+Every parameter of every operator is tested with such a value.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import core
-from core.ops import registry
+import lathe
+from lathe.core.ops.opdef import registry
 from tests.core.small_models import assert_like_onnx_runtime, model, normal, untyped
 
 # s [1] and q [] are n, the rows of x [n, 4]; f [] is n as a float.
@@ -108,5 +110,5 @@ def test_a_cumulative_product() -> None:
     """ONNX Runtime has none."""
     data = untyped(model("float[n,4] x => float[a] y", f"{SIZES} y = CumProd(x, q)", CONSTANTS, opset=26))
     x = normal(1, 4)
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         np.testing.assert_allclose(session.run({"x": x})["y"], np.cumprod(x, 1), 1e-6)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-import core
-from core.errors import ModelError
-from tests.core.ops.whole import agree, model
+import lathe
+from lathe.core.errors import ModelError
+from tests.core.ops.small_models import agree, model
 
 N = helper.make_node
 
@@ -40,9 +40,9 @@ def test_split(attrs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("delimiter", "parts"), [("-", [[""]]), ("", [[]])])
 def test_split_of_an_empty_string(delimiter: str, parts: list[list[str]]) -> None:
-    """As ONNX's own reference has it: an empty string is one part between delimiters, and no word."""
+    """As in ONNX's reference: an empty string is one part with a delimiter, and no part without one."""
     data = model([N("StringSplit", ["x"], ["y", "n"], delimiter=delimiter)], {"x": texts("")}, ["y", "n"])
-    result = core.interpret(core.load(data), {"x": texts("")})
+    result = lathe.interpret(lathe.load(data), {"x": texts("")})
     assert result["y"].tolist() == parts
     assert result["n"].tolist() == [len(parts[0])]
 
@@ -93,9 +93,9 @@ def test_ngrams_of_words() -> None:
         (N("StringConcat", ["x", "n"], ["y"]), "is int64, expected string"),
     ],
 )
-def test_what_is_refused_at_load(node: Any, message: str) -> None:
+def test_invalid_attributes_are_refused_at_load(node: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        core.load(model([node], {"x": texts("a"), "n": np.int64([1])}, ["y"]))
+        lathe.load(model([node], {"x": texts("a"), "n": np.int64([1])}, ["y"]))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_is_refused_at_load(node: Any, message: str) -> None:
 def test_ngrams_that_cannot_be_counted(attrs: dict[str, Any], message: str) -> None:
     given = {**NUMBERS, "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "mode": "TF", **attrs}
     with pytest.raises(ModelError, match=message):
-        core.load(model([N("TfIdfVectorizer", ["x"], ["y"], **given)], {"x": ROWS}, ["y"]))
+        lathe.load(model([N("TfIdfVectorizer", ["x"], ["y"], **given)], {"x": ROWS}, ["y"]))
 
 
 def test_ngrams_longer_than_any_row() -> None:
@@ -119,7 +119,9 @@ def test_ngrams_longer_than_any_row() -> None:
     attrs = {**NUMBERS, "min_gram_length": 1, "max_gram_length": 2**40, "max_skip_count": 2**40, "mode": "TF"}
     agree_with_shorter = {**attrs, "max_gram_length": 7, "max_skip_count": 7}
     long, short = (
-        core.interpret(core.load(model([N("TfIdfVectorizer", ["x"], ["y"], **each)], {"x": ROWS}, ["y"])), {"x": ROWS})
+        lathe.interpret(
+            lathe.load(model([N("TfIdfVectorizer", ["x"], ["y"], **each)], {"x": ROWS}, ["y"])), {"x": ROWS}
+        )
         for each in (attrs, agree_with_shorter)
     )
     np.testing.assert_array_equal(long["y"], short["y"])

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from core.ir.dim import evaluate
-from core.ir.graph import Array, Graph, Value
-from core.ir.text import parse_graph, print_graph
-from core.ir.types import DType
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Array, Graph, Value
+from lathe.core.ir.text import parse_graph, print_graph
+from lathe.core.ir.types import DType
 
 CASES = Path(__file__).parent / "cases"
 SIZES = {"n": 3, "m": 2, "batch": 3, "size0": 2, "size1": 4, "size2": 5}
@@ -29,7 +29,7 @@ SIZES = {"n": 3, "m": 2, "batch": 3, "size0": 2, "size1": 4, "size2": 5}
 
 @dataclass(frozen=True)
 class Case:
-    """One graph and what a pass makes of it."""
+    """One graph and the expected graph after the pass."""
 
     name: str
     title: str
@@ -81,5 +81,5 @@ def _random(rng: np.random.Generator, value: Value) -> Array:
 
 
 def operators(graph: Graph) -> dict[str, int]:
-    """How often each operator occurs."""
+    """The number of nodes per operator."""
     return dict(Counter(node.op for node in graph.nodes))

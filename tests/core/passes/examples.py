@@ -1,4 +1,4 @@
-"""Examples of what passes rewrite, built in Python where the text would be long."""
+"""Examples of graphs that passes rewrite, built in Python because their text would be long."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from core.autodiff import gradients
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, State, Value
-from core.ir.types import DType, TensorType
-from core.passes.pipeline import optimize
+from lathe.core.autodiff import gradients
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.passes.pipeline import optimize
 from tests.core.passes.test_pipeline import encoder, image_net
 from tests.core.passes.test_quantized import network, pair, quantized, scalar, weight
 
@@ -62,7 +62,7 @@ def _learning(graph: Graph, *weights: str) -> Graph:
 
 
 def loop_with_a_body() -> Graph:
-    """Five times x = x * 0.5 * 2 + 1, spelt with constants to fold."""
+    """A loop of five steps x = x * 0.5 * 2 + 1, with constants to fold."""
     b = Builder(Graph("loop"))
     x = _input(b, "x", N, 3)
     body = Builder(Graph("body"))
@@ -92,7 +92,7 @@ def chosen_branch() -> Graph:
 
 
 def what_changes_nothing() -> Graph:
-    """Less nothing, repeated once, cut at no bound, split into one part."""
+    """Operators without effect: subtract 0, repeat once, slice everything, split into one part."""
     b = Builder(Graph("nothing"))
     x = _input(b, "x", N, 6)
     y = b("Neg", b("Sub", x, b.constant(np.float32(0))))
@@ -193,7 +193,7 @@ def _integer_products(b: Builder, x: Value) -> Value:
 
 
 def fitted_models() -> Graph:
-    """Every operator of ai.onnx.ml that has an expansion, in the forms that exporters write."""
+    """Every ai.onnx.ml (classical ML) operator that has an expansion, in the forms of exporters."""
     b = Builder(Graph("fitted"))
     x, whole = _input(b, "x", N, 4), _input(b, "whole", N, 3, dtype=DType.INT32)
     random = np.random.default_rng(5)

@@ -1,13 +1,13 @@
-"""What has to be equal for rows to share a run is found, and assumed only where it makes rows independent."""
+"""Assumed equal dimensions: found where rows can then share a run, and assumed only if that makes rows independent."""
 
 from __future__ import annotations
 
 import pytest
 
-from core.ir.graph import Graph
-from core.ir.text import parse_graph
-from core.ops.inference import infer_graph
-from core.passes.assumptions import as_one_batch
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import parse_graph
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.proofs.assumptions import assume_one_batch
 
 
 def graph(text: str) -> Graph:
@@ -62,7 +62,7 @@ GATHERS = {
 @pytest.mark.parametrize("exporter", GATHERS)
 def test_a_mask_as_long_as_past_and_new_tokens(exporter: str) -> None:
     declared = graph(DECODER.format(numbers=NUMBERS, gather=GATHERS[exporter]))
-    together, proof = as_one_batch(declared)
+    together, proof = assume_one_batch(declared)
     assert proof.batchable, proof.reason
     assert str(together.inputs[2].type) == "bool[batch,new+past]"
     assert str(declared.inputs[2].type) == "bool[batch,total]", "the graph given stays as it is"
@@ -73,12 +73,12 @@ def test_leading_dimensions_of_their_own_beside_it(exporter: str) -> None:
     text = DECODER.format(numbers=NUMBERS, gather=GATHERS[exporter]).replace(
         "past : float32[batch", "past : float32[b2"
     )
-    together, proof = as_one_batch(graph(text.replace("mask : bool[batch", "mask : bool[b3")))
+    together, proof = assume_one_batch(graph(text.replace("mask : bool[batch", "mask : bool[b3")))
     assert proof.batchable, proof.reason
     assert [str(value.type) for value in together.inputs[1:]] == ["float32[batch,past,4]", "bool[batch,new+past]"]
 
 
-def test_nothing_is_assumed_where_it_does_not_help() -> None:
+def test_nothing_is_assumed_where_rows_meet_anyway() -> None:
     """Every row meets every other one, whatever is equal."""
     declared = graph("""
     input %a : float32[n,16]
@@ -86,7 +86,7 @@ def test_nothing_is_assumed_where_it_does_not_help() -> None:
     %t : float32[16,k] = Transpose(%b) {perm = [1, 0]}
     %y : float32[n,k] = MatMul(%a, %t)
     output %y""")
-    together, proof = as_one_batch(declared)
+    together, proof = assume_one_batch(declared)
     assert together is declared
     assert not proof.batchable
     assert "lead with different dimensions: k, n" in proof.reason
@@ -117,10 +117,10 @@ SEEN = {"gathered": GATHERS["dynamo"], "multiplied": "%seen : bool[*] = Identity
 
 
 @pytest.mark.parametrize("seen", SEEN)
-def test_leads_that_meet_are_equal_beside_others(seen: str) -> None:
+def test_leading_dimensions_that_meet_are_assumed_equal(seen: str) -> None:
     """Rows of texts meet those of images, but each mask is that of a text."""
     declared = graph(TWO_KINDS.format(numbers=NUMBERS, seen=SEEN[seen], mask="bool[masks,m]"))
-    together, proof = as_one_batch(declared)
+    together, proof = assume_one_batch(declared)
     assert not proof.batchable
     assert "images, texts" in proof.reason
     assert [str(value.type) for value in together.inputs] == ["int64[texts,m]", "bool[texts,m]", "float32[images,4]"]
@@ -130,15 +130,15 @@ def test_leads_that_meet_are_equal_beside_others(seen: str) -> None:
 def test_a_lead_that_is_an_extent_of_another_input_is_no_number_of_rows() -> None:
     text = TWO_KINDS.format(numbers=NUMBERS, seen=SEEN["multiplied"], mask="bool[masks,m]")
     declared = graph(text.replace("float32[images,4]", "float32[images,4]\n    input %more : float32[3,masks]"))
-    assert as_one_batch(declared)[0] is declared
+    assert assume_one_batch(declared)[0] is declared
 
 
-def test_nothing_is_assumed_where_nothing_is_needed() -> None:
+def test_nothing_is_assumed_if_rows_are_independent_without_it() -> None:
     declared = graph("""
     input %a : float32[n,m]
     %y : float32[n,m] = Relu(%a)
     output %y""")
-    together, proof = as_one_batch(declared)
+    together, proof = assume_one_batch(declared)
     assert together is declared
     assert proof.batchable
 
@@ -152,6 +152,6 @@ def test_equal_dimensions_that_the_nodes_do_not_fit() -> None:
     %y : float32[*] = Reshape(%r) {shape = [-1, 4]}
     %z : float32[k,3] = Relu(%b)
     output %y, %z""")
-    together, proof = as_one_batch(declared)
+    together, proof = assume_one_batch(declared)
     assert together is declared
     assert not proof.batchable

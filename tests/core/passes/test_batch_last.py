@@ -1,26 +1,26 @@
-"""A training step with its images batch-last computes what it did before, and transposes only at the borders."""
+"""A training step with batch-last images computes the same, and transposes only at the borders."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from core.ir.graph import Graph
-from core.ir.verify import verify
-from core.ops.inference import infer_graph
-from core.passes.batch_last import BatchLast
-from core.passes.pipeline import optimize
-from core.reference import interpret
-from core.train import losses, optimizers
-from core.train.joint import StepSettings, is_weight, joint_graph
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.layout.batch_last import BatchLast
+from lathe.core.passes.pipeline import optimize
+from lathe.core.reference import interpret
+from lathe.core.train.training_step import losses, optimizers
+from lathe.core.train.training_step.step_graph import StepSettings, is_weight, training_step_graph
 from tests.core.train.models import batch, convolutional
 
 SETTINGS = StepSettings(losses.CrossEntropy(), optimizers.SGD(0.1))
 
 
 def learning(rows: int) -> Graph:
-    """A training step of so many rows, whose outputs are the loss and all new states."""
-    step = joint_graph(convolutional(), SETTINGS, is_weight, updates=True, keep_outputs=False)
+    """A training step of `rows` rows, whose outputs are the loss and all new states."""
+    step = training_step_graph(convolutional(), SETTINGS, is_weight, updates=True, keep_outputs=False)
     bound = step.clone({"n": rows})
     infer_graph(bound)
     bound.outputs += [state.update for state in bound.states]
@@ -28,7 +28,7 @@ def learning(rows: int) -> Graph:
 
 
 @pytest.mark.parametrize("rows", [1, 13])
-def test_the_same_answers(rows: int) -> None:
+def test_batch_last_gives_the_same_results(rows: int) -> None:
     before = learning(rows)
     after = before.clone()
     assert BatchLast().run(after).changed > 0

@@ -1,45 +1,45 @@
-"""Every pass against its before-and-after file; and every rewrite against the reference executor."""
+"""Every pass against its before-and-after file, and every rewrite against the reference executor."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from core.errors import UnsupportedError
-from core.ir.graph import Graph
-from core.ir.types import TensorType
-from core.ir.verify import verify
-from core.ops.inference import infer_graph
-from core.passes.attention import FuseAttention
-from core.passes.base import Pass
-from core.passes.batch_axes import BatchAxes
-from core.passes.bind_params import BindParams
-from core.passes.conv_chain import ChainConvolutions
-from core.passes.cse import CommonSubexpressions
-from core.passes.definitions import Define
-from core.passes.elementwise import FuseElementwise
-from core.passes.eliminate import Eliminate
-from core.passes.epilogue import FuseEpilogue
-from core.passes.exact_products import ExactProducts
-from core.passes.fold_affine import FoldAffine
-from core.passes.fold_constants import FoldConstants
-from core.passes.gemm import FuseMatMul
-from core.passes.grouped_queries import GroupedQueries
-from core.passes.indexed_views import IndexedViews
-from core.passes.inline_if import InlineIf
-from core.passes.iota import WriteIota
-from core.passes.layout import ChannelsLast
-from core.passes.loops import SimplifyLoops
-from core.passes.pooled_conv import PoolConvolutions
-from core.passes.recompose import Recompose
-from core.passes.recurrent import SplitRecurrent
-from core.passes.requantize import Requantize
-from core.passes.same_pads import SamePads
-from core.passes.selected_rows import SelectedRows
-from core.passes.simplify import Simplify
-from core.passes.transposed_conv import TransposedConvolutions
-from core.passes.transposes import Transposes
-from core.reference import interpret
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import TensorType
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.fusion.attention import FuseAttention
+from lathe.core.passes.fusion.conv_chain import ChainConvolutions
+from lathe.core.passes.fusion.elementwise import FuseElementwise
+from lathe.core.passes.fusion.epilogue import FuseEpilogue
+from lathe.core.passes.fusion.gemm import FuseMatMul
+from lathe.core.passes.fusion.grouped_queries import FuseGroupedQueries
+from lathe.core.passes.fusion.pooled_conv import PoolConvolutions
+from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
+from lathe.core.passes.layout.channels_last import ChannelsLast
+from lathe.core.passes.lowering.definitions import ExpandDefinitions
+from lathe.core.passes.lowering.exact_products import ExactProducts
+from lathe.core.passes.lowering.masked_rows import SelectedRows
+from lathe.core.passes.lowering.recurrent import SplitRecurrent
+from lathe.core.passes.lowering.same_pads import SamePads
+from lathe.core.passes.lowering.transposed_conv import TransposedConvolutions
+from lathe.core.passes.rewrite.base import Pass
+from lathe.core.passes.simplify.algebra import Simplify
+from lathe.core.passes.simplify.batch_axes import BatchAxes
+from lathe.core.passes.simplify.bind_params import BindParams
+from lathe.core.passes.simplify.cse import CommonSubexpressions
+from lathe.core.passes.simplify.eliminate import Eliminate
+from lathe.core.passes.simplify.fold_affine import FoldAffine
+from lathe.core.passes.simplify.fold_constants import FoldConstants
+from lathe.core.passes.simplify.indexed_views import IndexedViews
+from lathe.core.passes.simplify.inline_if import InlineIf
+from lathe.core.passes.simplify.iota import WriteIota
+from lathe.core.passes.simplify.loops import SimplifyLoops
+from lathe.core.passes.simplify.recompose import Recompose
+from lathe.core.passes.simplify.transposes import Transposes
+from lathe.core.reference import interpret
 from tests.core.passes.case_files import CASES, SIZES, Case, canonical, feeds, read_cases
 
 PASSES: dict[str, Pass] = {
@@ -53,12 +53,12 @@ PASSES: dict[str, Pass] = {
         Simplify(),
         IndexedViews(),
         WriteIota(),
-        Define(),
+        ExpandDefinitions(),
         SamePads(),
         SelectedRows(),
         BatchAxes(),
-        GroupedQueries(),
-        Requantize(),
+        FuseGroupedQueries(),
+        RemoveRequantization(),
         ExactProducts(),
         FoldAffine(),
         Recompose(),
@@ -84,7 +84,7 @@ def test_every_pass_has_cases() -> None:
 
 
 @each_case
-def test_rewrites_as_shown(case: Case) -> None:
+def test_a_pass_rewrites_its_cases(case: Case) -> None:
     graph = case.before.clone()
     infer_graph(graph)
     result = PASSES[case.name].run(graph)
@@ -94,7 +94,7 @@ def test_rewrites_as_shown(case: Case) -> None:
 
 
 @each_case
-def test_keeps_types(case: Case) -> None:
+def test_a_pass_keeps_types(case: Case) -> None:
     graph = case.before.clone()
     infer_graph(graph)
     declared = {value.name: value.type for value in graph.outputs}
@@ -104,7 +104,7 @@ def test_keeps_types(case: Case) -> None:
 
 
 @each_case
-def test_keeps_results(case: Case) -> None:
+def test_a_pass_keeps_results(case: Case) -> None:
     given = feeds(case.before)
     expected, got = interpret(case.before, given), interpret(case.after, given)
     assert expected.keys() == got.keys()
@@ -113,8 +113,8 @@ def test_keeps_results(case: Case) -> None:
 
 
 @each_case
-def test_leaves_alone_what_needs_a_rank_that_is_not_known(case: Case) -> None:
-    """With the shape of one input after the other hidden, passes neither fail nor give other results."""
+def test_a_pass_is_correct_with_unknown_ranks(case: Case) -> None:
+    """With the shape of each input removed in turn, passes neither fail nor change results."""
     given = feeds(case.before)
     for index, hidden in enumerate(case.before.inputs):
         graph = case.before.clone(SIZES)
@@ -140,7 +140,7 @@ def _hides(graph: Graph, index: int) -> bool:
 
 
 @each_case
-def test_is_idempotent(case: Case) -> None:
+def test_a_pass_is_idempotent(case: Case) -> None:
     graph = case.after.clone()
     infer_graph(graph)
     assert PASSES[case.name].run(graph).changed == 0

@@ -9,14 +9,14 @@ import numpy as np
 import onnx.reference
 import pytest
 
-import core
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.passes.bind_params import BindParams
-from core.passes.definitions import Define
-from core.passes.pipeline import optimize
+import lathe
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.passes.lowering.definitions import ExpandDefinitions
+from lathe.core.passes.pipeline import optimize
+from lathe.core.passes.simplify.bind_params import BindParams
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 # Equations of attention, of windows, of adapters and of mixtures, with the shapes of their operands.
@@ -68,7 +68,7 @@ def test_equations(equation: str, shapes: Sequence[str]) -> None:
     data = einsum(equation, *shapes)
     runs = [{f"x{i}": normal(*extents(shape, n), seed=i) for i, shape in enumerate(shapes)} for n in (1, 3)]
     assert_like_onnx_runtime(data, *runs)
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         session.run(runs[0])
         assert "FALLBACK" not in session.explain(), session.explain()
 
@@ -88,19 +88,19 @@ def test_attention_is_fused() -> None:
     rng = np.random.default_rng(0)
     feeds = {"x": normal(3, 16, 8), "mask": (rng.random((3, 16)) < 0.8).astype(np.float32)}
     assert_like_onnx_runtime(ATTENTION, feeds)
-    with core.compile(ATTENTION, tune="off", new_shapes="wait") as session:
+    with lathe.compile(ATTENTION, tune="off", new_shapes="wait") as session:
         session.run(feeds)
         assert session.batching.batchable, session.batching.reason
         assert "FusedAttention" in session.explain()
 
 
 def test_attention_is_packed() -> None:
-    with core.compile(ATTENTION, tune="off", packing=64) as session:
+    with lathe.compile(ATTENTION, tune="off", packing=64) as session:
         assert session.packing is not None and session.packing.packable, session.packing
 
 
-def test_extents_that_only_a_run_shows_to_agree() -> None:
-    """They stay with the reference, which refuses what does not fit."""
+def test_extents_that_only_agree_at_run_time() -> None:
+    """They run on the reference operator, which raises an error if they differ."""
     data = model("float[N,A,4] x, float[N,B,4] z => float[] y", 'y = Einsum <equation = "nak,nak->n"> (x, z)')
     assert_like_onnx_runtime(data, *({"x": normal(2, a, 4), "z": normal(2, b, 4)} for a, b in ((3, 3), (1, 3), (3, 1))))
 
@@ -116,8 +116,8 @@ def transform(
 
 
 def by_onnx(graph: Graph, feeds: dict[str, Any]) -> Any:
-    """What ONNX's reference gives for the same numbers in double precision."""
-    (found,) = onnx.reference.ReferenceEvaluator(core.export(graph)).run(None, feeds)
+    """The outputs of ONNX's reference evaluator for the same numbers in double precision."""
+    (found,) = onnx.reference.ReferenceEvaluator(lathe.export(graph)).run(None, feeds)
     return found
 
 
@@ -142,7 +142,7 @@ TRANSFORMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("way", TRANSFORMS, ids=lambda way: "-".join(map(str, way.values())))
 def test_fourier_transforms(way: dict[str, Any]) -> None:
     graph = transform(**way)
-    with core.compile(graph, tune="off") as session:
+    with lathe.compile(graph, tune="off") as session:
         for rows in (1, 3):
             feeds = {"x": normal(*(size if isinstance(size, int) else rows for size in way["shape"]))}
             (got,), want = session.run(feeds).values(), by_onnx(graph, feeds)
@@ -152,14 +152,14 @@ def test_fourier_transforms(way: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("length", [6, 7])
-def test_there_and_back(length: int) -> None:
+def test_inverse_transforms(length: int) -> None:
     """Half of a spectrum gives back the real numbers; the reference of ONNX has no such inverse in every version."""
     b = Builder(Graph("there and back"))
     x = b.input("x", TensorType(DType.FLOAT32, (N, length, 1)))
     half = b("DFT", x, None, b.constant(np.array(1)), onesided=1)
     b.graph.outputs = [b("DFT", half, b.constant(np.array(length)), b.constant(np.array(1)), onesided=1, inverse=1)]
     feeds = {"x": normal(3, length, 1)}
-    with core.compile(b.graph, tune="off") as session:
+    with lathe.compile(b.graph, tune="off") as session:
         (got,) = session.run(feeds).values()
         assert "FALLBACK" not in session.explain()
     np.testing.assert_allclose(got, feeds["x"], atol=1e-6)
@@ -169,22 +169,22 @@ def test_there_and_back(length: int) -> None:
 def test_half_of_a_longer_spectrum(length: int) -> None:
     graph = transform((N, 7, 2), length=length, onesided=1, inverse=1)
     feeds = {"x": normal(3, 7, 2)}
-    with core.compile(graph, tune="off") as session:
+    with lathe.compile(graph, tune="off") as session:
         (got,) = session.run(feeds).values()
         assert "FALLBACK" not in session.explain()
     np.testing.assert_allclose(got[..., 0], np.fft.irfft(feeds["x"] @ [1, 1j], length), atol=1e-6)
 
 
-def test_symmetry_is_kept() -> None:
+def test_spectra_of_symmetric_signals_are_real() -> None:
     """The spectrum of a symmetric signal is real, however large its numbers are."""
     half = 1000 * np.random.default_rng(0).random((3, 50)).astype(np.float32)
     signal = np.concatenate([half, half[:, :1], half[:, :0:-1]], axis=1)
-    with core.compile(transform((N, 100, 1)), tune="off") as session:
+    with lathe.compile(transform((N, 100, 1)), tune="off") as session:
         (got,) = session.run({"x": signal[..., None]}).values()
     assert np.all(got[..., 1] == 0) and np.abs(got[..., 0]).max() > 1000
 
 
-def test_parts_that_nobody_reads_are_not_computed() -> None:
+def test_unused_parts_are_not_computed() -> None:
     """The real part of a transform along two axes of real numbers, as in FNet: four products."""
     b = Builder(Graph("fnet"))
     x = b("Unsqueeze", b.input("x", TensorType(DType.FLOAT32, (N, 16, 24))), axes=(3,))
@@ -194,7 +194,7 @@ def test_parts_that_nobody_reads_are_not_computed() -> None:
     optimized, _ = optimize(b.graph)
     assert [node.op for node in optimized.nodes].count("FusedMatMul") == 4
     feeds = {"x": normal(3, 16, 24)}
-    with core.compile(b.graph, tune="off") as session:
+    with lathe.compile(b.graph, tune="off") as session:
         (got,) = session.run(feeds).values()
         assert "FALLBACK" not in session.explain()
     np.testing.assert_allclose(got, np.fft.fft2(feeds["x"]).real, atol=1e-4)
@@ -209,7 +209,7 @@ def test_frames_of_a_signal(onesided: int, windowed: bool) -> None:
     data = model("float[N,100,1] x => float[] y", body, constants)
     feeds = {"x": normal(3, 100, 1)}
     assert_like_onnx_runtime(data, feeds)
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         session.run(feeds)
         assert "FALLBACK" not in session.explain()
 
@@ -223,10 +223,10 @@ BETTER_FAST: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BETTER_FAST)
-def test_what_the_fast_transform_is_better_at(name: str) -> None:
+def test_long_transforms_stay_with_the_fft(name: str) -> None:
     graph = transform(**BETTER_FAST[name])
     BindParams().run(graph)
-    assert Define().run(graph).changed == 0
+    assert ExpandDefinitions().run(graph).changed == 0
     assert [node.op for node in graph.nodes] == ["DFT"]
 
 
@@ -253,7 +253,7 @@ def test_columns_of_an_image(
     columns = 2 * int(np.prod(block))
     data = model(f"float[N,{columns},{windows}] x => float[] y", body, constants, opset=18)
     assert_like_onnx_runtime(data, *({"x": normal(n, columns, windows)} for n in (1, 3)))
-    with core.compile(data, tune="off") as session:
+    with lathe.compile(data, tune="off") as session:
         assert ("FALLBACK" in session.explain()) == ("dilations" in attrs)
 
 
@@ -272,7 +272,7 @@ def test_norms_are_reductions(body: str, sizes: str) -> None:
     feeds = [{"x": normal(rows, 3, 5, 7)} for rows in (1, 4)]
     feeds[0]["x"][0, 0, 0] = 0
     assert_like_onnx_runtime(data, *feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         session.run(feeds[0])
         assert "FALLBACK" not in session.explain()
 
@@ -283,8 +283,8 @@ def test_one_hot_gives_integers(kind: str) -> None:
     data = model("int64[N,L] x => int64[] y", "h = OneHot (x, depth, values) y = Cast <to = 7> (h)",
                  f"int64[1] depth = {{5}}, {kind}[2] values = {{3, 7}}")  # fmt: skip
     feeds = {"x": np.random.default_rng(0).integers(-6, 7, (3, 9))}
-    with core.compile(data, threads=1, tune="off") as session:
-        np.testing.assert_array_equal(session.run(feeds)["y"], core.interpret(core.load(data), feeds)["y"])
+    with lathe.compile(data, threads=1, tune="off") as session:
+        np.testing.assert_array_equal(session.run(feeds)["y"], lathe.interpret(lathe.load(data), feeds)["y"])
         assert "FALLBACK" not in session.explain()
 
 
@@ -300,7 +300,7 @@ def test_one_hot_is_a_comparison(axis: int, kind: str) -> None:
     feeds = [{"x": random.integers(-6, 7, shape).astype(dtype)} for shape in ((1, 4), (3, 9))]
     if kind == "int64":
         assert_like_onnx_runtime(data, *feeds)
-    with core.compile(data, threads=1, tune="off") as session:
+    with lathe.compile(data, threads=1, tune="off") as session:
         for each in feeds:
-            np.testing.assert_array_equal(session.run(each)["y"], core.interpret(core.load(data), each)["y"])
+            np.testing.assert_array_equal(session.run(each)["y"], lathe.interpret(lathe.load(data), each)["y"])
         assert "FALLBACK" not in session.explain()

@@ -1,4 +1,4 @@
-"""Passes over tensors with an extent of 0: the optimized graph gives the shapes of the graph as it was."""
+"""Passes over tensors with an extent of 0: the optimized graph gives the same shapes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from core.ir.build import Builder
-from core.ir.dim import Dim, symbol
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.ops.inference import infer_graph
-from core.passes.pipeline import optimize
-from core.reference import interpret
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import Dim, symbol
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.pipeline import optimize
+from lathe.core.reference import interpret
 
 N = symbol("n")
 CONSTANTS: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (0, 1), (1, 1, 1))

@@ -1,6 +1,6 @@
 """The passes against every model of the ONNX backend suite that imports: optimized, it must still compute the same.
 
-Each model runs as it is, and with all inputs but the first made constants, which is where passes find most to do.
+Each model runs unchanged, and with constants for all inputs but the first, where passes find most rewrites.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import LatheError
-from core.frontends.onnx import load
-from core.ir.graph import Graph
-from core.ir.types import TensorType
-from core.ops import registry
-from core.passes.pipeline import optimize
-from core.reference import interpret
+from lathe.core.errors import LatheError
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.passes.pipeline import optimize
+from lathe.core.reference import interpret
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Which models of sequences can be packed; and that packed ones give what each sequence gets alone."""
+"""Which sequence models can be packed, and that packed runs equal runs of each sequence alone."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Value
-from core.ir.text import parse_graph
-from core.ir.types import DType, TensorType
-from core.passes.pack import Packed, pack
-from core.plan.plan import Port
-from core.reference import interpret
-from core.runtime.packed import Feed, PackedRuns
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.text import parse_graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.passes.proofs.pack import Packed, pack
+from lathe.core.plan.plan import Port
+from lathe.core.reference import interpret
+from lathe.core.runtime.session.packed import Feed, PackedRuns
 
 WIDTH = 4
 
 
 class Interpreted:
-    """A graph that runs on the references, where PackedRuns wants compiled code."""
+    """Runs a graph on the reference operators, in place of the compiled code that PackedRuns expects."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -44,7 +44,7 @@ def packed_runs(graph: Graph, packed: Packed, capacity: int) -> PackedRuns:
 
 
 def check(graph: Graph, shapes: Sequence[tuple[int, int]], capacity: int) -> None:
-    """AssertionError where a packed run differs from one for each feed of so many rows and tokens."""
+    """AssertionError if a packed run differs from separate runs of each feed (rows and tokens given)."""
     packed = pack(graph)
     assert isinstance(packed, Packed), packed
     rng = np.random.default_rng(len(shapes))
@@ -57,7 +57,7 @@ def check(graph: Graph, shapes: Sequence[tuple[int, int]], capacity: int) -> Non
 
 
 # Programs. Each step makes a value [batch, sequence, 4] of such values; the last ones mix tokens in ways that have to
-# be seen, whatever comes before and after them.
+# be detected, whatever comes before and after them.
 
 
 class Program:
@@ -104,7 +104,7 @@ def attended_causally(p: Program, x: Value, y: Value) -> Value:
 
 
 def attended_near(p: Program, x: Value, y: Value) -> Value:
-    """A triangle of what every token says of itself."""
+    """Attention by a triangle of values computed from each token."""
     shape = p.b("Concat", *[p.b("Unsqueeze", p.length, p.axes(0))] * 2, axis=0)
     return attended(p, x, y, p.b("Trilu", p.b("ConstantOfShape", shape, value=np.array([3.0], np.float32)), upper=0))
 
@@ -154,7 +154,7 @@ def beside_others(p: Program, x: Value, y: Value) -> Value:
 
 
 def moved_far(p: Program, x: Value, y: Value) -> Value:
-    """What a sequence of one token has too few for."""
+    """A shift for which a sequence of one token is too short."""
     cut = p.b("Slice", x, p.axes(2), p.axes(2**40), p.axes(1))
     return p.b("Add", p.b("Pad", cut, p.axes(0, 0, 0, 0, 2, 0)), y)
 
@@ -201,7 +201,7 @@ def backwards(p: Program, x: Value, y: Value) -> Value:
 
 
 def chosen(p: Program, x: Value, y: Value) -> Value:
-    """x plus what a table says of the length."""
+    """x plus a table's row for the length."""
     length = p.b("Unsqueeze", p.length, p.axes(0))
     return p.b("Add", x, p.b("Slice", p.weight(40, WIDTH), length, p.b("Add", length, p.axes(1)), p.axes(0)))
 
@@ -269,7 +269,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(SAFE), st.integers(0, 5)), min_size=1
 
 @settings(max_examples=60)
 @given(STEPS, st.lists(st.sampled_from(POOLS), max_size=2), SHAPES, st.integers(1, 40))
-def test_packed_programs_give_what_each_sequence_gets_alone(
+def test_packed_programs_equal_runs_of_each_sequence_alone(
     steps: list[tuple[Callable[..., Value], int]], pools: list[str], shapes: list[tuple[int, int]], capacity: int
 ) -> None:
     check(program(steps, pools), shapes, capacity)
@@ -277,20 +277,20 @@ def test_packed_programs_give_what_each_sequence_gets_alone(
 
 @settings(max_examples=40)
 @given(STEPS, st.sampled_from(UNSAFE), STEPS)
-def test_what_mixes_tokens_is_seen_wherever_it_stands(
+def test_mixing_of_tokens_is_detected_anywhere_in_a_model(
     before: list[Any], mixing: Callable[..., Value], after: list[Any]
 ) -> None:
     assert isinstance(pack(program([*before, (mixing, 0), *after], [])), str)
 
 
 REFUSED = {
-    "the mean is used again for every token": (centred, "together with their tokens"),
+    "the mean is used again for every token": (centred, "a value of whole sequences with a value of tokens"),
     "a softmax over the tokens": (weighed, "Softmax works along the token axis"),
     "tokens move to other places": (shifted, "Slice works along the token axis"),
     "tokens move by two places": (moved_far, "Slice works along the token axis"),
     "tokens are cut off": (cleared, "Slice works along the token axis"),
     "a sum over the tokens": (correlated, "MatMul sums over the token axis"),
-    "weights between sequences": (unmasked, "pairs of tokens otherwise than attention does"),
+    "weights between sequences": (unmasked, "a value for pairs of tokens in a way that attention does not"),
     "tokens in another order": (folded, "Reshape spreads or joins tokens"),
     "the length as a number": (scaled, "computes with the number of tokens"),
     "a table by the length": (chosen, "computes with the number of tokens (attribute starts)"),
@@ -355,7 +355,7 @@ OTHERS = {
         %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
         %y : float32[*] = MatMul(%x, %t)
         output %y""",
-        "neither of tokens nor of sequences",
+        "has neither one row per token nor one per sequence",
     ),
     "an input of pairs": (
         """input %x : float32[batch,sequence,4]
@@ -379,7 +379,7 @@ OTHERS = {
         }}
         %y : float32[*] = Add(%x, %t)
         output %y""",
-        "its nested graphs do with tokens, or their number",
+        "its nested graphs read tokens, or their number",
     ),
     "a token at a place that is given": (
         """input %x : float32[batch,sequence,4]
@@ -387,7 +387,7 @@ OTHERS = {
         %last : int64[*] = ReduceMax(%at) {axes = [1], keepdims = 1}
         %y : float32[*] = GatherND(%x, %last) {batch_dims = 1}
         output %y""",
-        "(GatherND): uses what was computed of whole sequences together with their tokens",
+        "(GatherND): combines a value of whole sequences with a value of tokens",
     ),
     "numbers that happen to be as many as there are tokens": (
         """input %x : float32[batch,sequence,4]
@@ -397,7 +397,7 @@ OTHERS = {
         %t : float32[*] = Transpose(%f) {perm = [1, 0]}
         %y : float32[*] = Add(%x, %t)
         output %y""",
-        "an input varies along the tokens that has none",
+        "an input varies along the axis of the tokens, but has no tokens",
     ),
     "whole sequences with a tensor as long as the batch and random numbers": (
         """input %x : float32[batch,sequence,4]
@@ -421,7 +421,7 @@ OTHERS = {
         %m : float32[*] = ReduceSum(%s) {axes = [1], keepdims = 0}
         output %y
         output %m""",
-        "needs their length, 'sequence'",
+        "needs their length 'sequence'",
     ),
     "a table of pairs": (
         """input %x : float32[batch,sequence,4]
@@ -446,7 +446,7 @@ def test_refuses_other_models(case: str) -> None:
 
 
 def test_one_sequence_at_a_time() -> None:
-    """A model without a batch packs its tokens; what it makes of whole sequences has nowhere to go."""
+    """A model without a batch can pack its tokens, but not outputs per sequence."""
     text = """input %x : float32[1,sequence,4]
         %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
         %s : float32[*] = MatMul(%x, %t)
@@ -459,7 +459,7 @@ def test_one_sequence_at_a_time() -> None:
     assert "no batch dimension" in str(pack(parse_graph(f"graph @g {{\n{pooled}\n}}")))
 
 
-def test_what_comes_once_per_sequence_stays_with_it() -> None:
+def test_values_per_sequence_stay_with_their_sequence() -> None:
     graph = parse_graph("""graph @g {
         input %x : float32[batch,sequence,4]
         input %scale : float32[batch,4]
@@ -481,8 +481,8 @@ def test_what_comes_once_per_sequence_stays_with_it() -> None:
 
 
 @pytest.mark.parametrize("filled", ["ConstantOfShape()", "Expand(%row)"])
-def test_whole_sequences_meet_what_is_the_same_for_all_tokens(filled: str) -> None:
-    """A start value for each sequence, of as many rows as the batch has: no part of it is of tokens."""
+def test_values_per_sequence_combine_with_token_independent_ones(filled: str) -> None:
+    """An initial value per sequence, with as many rows as the batch, has no token axis."""
     text = f"""input %x : float32[batch,sequence,{WIDTH}]
         const %row : float32[{WIDTH}] = [1.0, 2.0, 3.0, 4.0]
         %start : float32[*] = {filled} {{shape = [batch, {WIDTH}]}}

@@ -1,14 +1,26 @@
-"""The matcher and the editor on their own."""
+"""The pattern matcher and the graph editor."""
 
 from __future__ import annotations
 
 import pytest
 
-from core.ir.graph import Graph, Node
-from core.ir.text import parse_graph
-from core.ir.verify import verify
-from core.passes.edit import Editor
-from core.passes.pattern import Match, Op, Rule, any_order, apply, const, is_constant, match, op, scalar, var
+from lathe.core.ir.graph import Graph, Node
+from lathe.core.ir.text import parse_graph
+from lathe.core.ir.verify import verify
+from lathe.core.passes.rewrite.editor import Editor
+from lathe.core.passes.rewrite.pattern import (
+    Match,
+    Op,
+    Rule,
+    any_order,
+    apply,
+    const,
+    is_constant,
+    match,
+    op,
+    scalar,
+    var,
+)
 
 
 def parsed(body: str) -> Graph:
@@ -44,7 +56,7 @@ def test_one_name_means_one_value() -> None:
     assert matched(op("Mul", var("a"), var("b")), graph) is not None
 
 
-def test_order_matters_otherwise() -> None:
+def test_other_operators_match_in_order_only() -> None:
     graph = parsed(SILU.replace("Mul", "Sub"))
     assert matched(op("Sub", var("x"), op("Sigmoid", var("x"))), graph) is None
 
@@ -54,7 +66,7 @@ def test_inner_values_must_not_be_read_outside() -> None:
     assert matched(op("Mul", var("x"), op("Sigmoid", var("x"))), graph) is None
 
 
-def test_backtracking_finds_the_second_way() -> None:
+def test_backtracking_finds_the_second_match() -> None:
     graph = parsed(
         """
         input %x : float32[4]
@@ -68,7 +80,7 @@ def test_backtracking_finds_the_second_way() -> None:
     assert [matched(pattern, graph) is not None for pattern in patterns] == [False, False, True]
 
 
-def test_constants_are_tested_and_named_nodes_are_given() -> None:
+def test_predicates_test_constants_and_named_nodes_are_returned() -> None:
     graph = parsed(
         """
         input %x : float32[2]
@@ -103,7 +115,7 @@ def test_rules_apply_until_nothing_matches() -> None:
     assert (result.changed, result.notes) == (2, ("double: 2",))
 
 
-def test_replacing_an_output_keeps_its_name_and_drops_what_served_it() -> None:
+def test_replacing_an_output_keeps_its_name_and_drops_dead_nodes() -> None:
     graph = parsed(SILU)
     editor, root = Editor(graph), node_of(graph, "y")
     editor.replace(root.output, editor.emit(root, "Swish", graph.inputs[0]))

@@ -1,4 +1,4 @@
-"""The whole pipeline: what typical networks become, what it guarantees, how it reports and fails."""
+"""The whole pass pipeline: results for typical networks, guarantees, reports and failures."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from core.frontends.onnx import load
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Node, Value, captures
-from core.ir.text import parse_graph, print_graph
-from core.ir.types import DType, TensorType
-from core.ir.verify import verify
-from core.passes.base import PassError, PassResult
-from core.passes.bind_params import BindParams
-from core.passes.eliminate import Eliminate
-from core.passes.fold_constants import FoldConstants
-from core.passes.pipeline import Options, optimize, prepare, run_passes
-from core.reference import interpret
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Node, Value, captures
+from lathe.core.ir.text import parse_graph, print_graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ir.verify import verify
+from lathe.core.passes.pipeline import Options, optimize, prepare, run_passes
+from lathe.core.passes.rewrite.base import PassError, PassResult
+from lathe.core.passes.simplify.bind_params import BindParams
+from lathe.core.passes.simplify.eliminate import Eliminate
+from lathe.core.passes.simplify.fold_constants import FoldConstants
+from lathe.core.reference import interpret
 from tests.core.passes.case_files import feeds, operators
 from tests.core.small_models import model
 
@@ -50,7 +50,7 @@ def image_net() -> Graph:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_weights_behind_a_flattened_image_take_its_order_whatever_theirs_is(order: Literal["C", "F"]) -> None:
+def test_weights_after_a_flattened_image_are_permuted_to_its_layout(order: Literal["C", "F"]) -> None:
     b = Builder(Graph("net"))
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 3, 6, 5)))
     image = b("Relu", b("Conv", x, weight(b, 4, 3, 3, 3)))
@@ -159,7 +159,7 @@ def test_the_bundled_model_is_all_fused() -> None:
     assert_same_results(graph, optimized)
 
 
-def test_names_and_types_of_inputs_and_outputs_stay() -> None:
+def test_names_and_types_of_inputs_and_outputs_do_not_change() -> None:
     graph = image_net()
     optimized, _ = optimize(graph)
     for before, after in ((graph.inputs, optimized.inputs), (graph.outputs, optimized.outputs)):
@@ -173,7 +173,7 @@ def test_the_callers_graph_is_not_edited() -> None:
     assert print_graph(graph) == text
 
 
-def test_preparation_only_binds_and_cleans() -> None:
+def test_without_optimization_passes_only_bind_and_clean() -> None:
     prepared, reports = prepare(encoder())
     names = ["bind_params", "fold_constants", "inline_if", "eliminate", "cse", "control"]
     assert [report.name for report in reports] == names
@@ -194,8 +194,8 @@ def _nested_branches(depth: int, x: str = "x") -> str:
     )
 
 
-def test_branches_that_tell_each_other_apart_go_however_deep_they_are() -> None:
-    """Which branch an If takes is known when the one around it is gone."""
+def test_nested_branches_on_a_known_rank_are_all_removed() -> None:
+    """The branch of an inner If is known after the outer If is removed."""
     body = f"{_nested_branches(6)} y = Neg(a6)"
     graph = load(model("float[n,4] x => float[n,4] y", body, "int64 two = {2}"))
     assert "If" not in operators(prepare(graph)[0])
@@ -208,13 +208,13 @@ def test_equal_epilogues_have_equal_text_so_that_kernels_are_shared() -> None:
     assert first == second
 
 
-def test_channels_last_can_be_left_out() -> None:
+def test_channels_last_can_be_switched_off() -> None:
     optimized, _ = optimize(image_net(), Options(channels_last=False))
     assert operators(optimized)["Conv"] == 4
     assert "Transpose" not in operators(optimized)
 
 
-def test_nan_and_infinity_come_through() -> None:
+def test_nan_and_infinity_propagate() -> None:
     graph = encoder()
     optimized, _ = optimize(graph)
     x = feeds(graph)["x"].astype(np.float32)
@@ -225,7 +225,7 @@ def test_nan_and_infinity_come_through() -> None:
     np.testing.assert_allclose(got[2], expected[2], rtol=1e-4, atol=1e-4)
 
 
-def test_what_cannot_be_folded_fails_when_it_runs() -> None:
+def test_nodes_that_cannot_be_folded_fail_at_run_time() -> None:
     graph = parse_graph(
         """graph @g {
           input %x : float32[n]
@@ -239,7 +239,7 @@ def test_what_cannot_be_folded_fails_when_it_runs() -> None:
     assert operators(optimize(graph)[0]) == {"Gather": 1, "Add": 1}
 
 
-def test_state_is_kept() -> None:
+def test_states_are_preserved() -> None:
     graph = parse_graph(
         """graph @counter {
           input %x : float32[4]
@@ -255,7 +255,7 @@ def test_state_is_kept() -> None:
     assert optimized.states[0].update is optimized.outputs[0]
 
 
-def test_nested_graphs_read_the_replacement_of_what_they_captured() -> None:
+def test_nested_graphs_read_replacements_of_captured_values() -> None:
     graph = parse_graph(
         """graph @g {
           input %x : float32[n,4]
@@ -295,7 +295,7 @@ def test_a_broken_pass_is_named_with_the_passes_before_it() -> None:
         run_passes(image_net(), [BindParams(), FoldConstants(), Breaks()])
 
 
-def test_reports_say_what_changed() -> None:
+def test_reports_list_the_changes() -> None:
     _, reports = optimize(encoder())
     notes = {report.name: report.notes for report in reports if report.notes}
     assert "Gelu: 1" in notes["recompose"]
@@ -333,7 +333,7 @@ def _gelu_of_a_matrix(b: Builder) -> Value:
 
 
 @pytest.mark.parametrize("build", [_squared, _rectified, _gelu_of_a_matrix])
-def test_constants_may_add_axes_to_what_has_no_known_rank(build: Callable[[Builder], Value]) -> None:
+def test_constants_may_add_axes_to_values_of_unknown_rank(build: Callable[[Builder], Value]) -> None:
     b = Builder(Graph("net"))
     b.graph.outputs = [build(b)]
     for shape in ((), (3,), (2, 3)):
@@ -359,7 +359,7 @@ def test_a_quantized_product_of_unknown_ranks_goes_through(hidden: int) -> None:
     np.testing.assert_array_equal(interpret(optimize(b.graph)[0], feed)["y"], interpret(b.graph, feed)["y"])
 
 
-def test_features_of_what_has_no_known_rank_are_extracted() -> None:
+def test_array_feature_extractor_of_unknown_rank() -> None:
     b = Builder(Graph("net"))
     x = b.input("x", TensorType(DType.FLOAT32, None))
     b.graph.outputs = [b("ArrayFeatureExtractor", x, b.constant(np.int64([2, 0])), name="y")]

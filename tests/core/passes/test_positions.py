@@ -1,4 +1,4 @@
-"""Positions: the formula that is found for a value gives what the reference computes, whatever the sizes."""
+"""Position formulas: the formula found for a value gives the reference's result for all sizes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.ir.dim import evaluate
-from core.ir.graph import Graph
-from core.ir.text import parse_graph
-from core.ops.inference import infer_graph
-from core.passes.positions import Finder, Positions
-from core.reference import interpret
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import parse_graph
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.proofs.positions import PositionFinder, Positions
+from lathe.core.reference import interpret
 
 SIZES = [{"n": 1, "m": 1}, {"n": 3, "m": 5}, {"n": 5, "m": 2}, {"n": 0, "m": 4}]
 
@@ -36,14 +36,14 @@ BEGIN = """
 
 
 def of(lines: str, name: str) -> tuple[Graph, Positions | None]:
-    """A graph of these lines after BEGIN, which gives %name, and what is found of that."""
+    """A graph of these lines after BEGIN, and the formula found for its value %name."""
     graph = parse_graph(f"graph @g {{{BEGIN}{lines}\n  output %{name}\n}}")
-    finder = Finder(infer_graph(graph))
+    finder = PositionFinder(infer_graph(graph))
     return graph, finder.of(graph.outputs[0])
 
 
 def values(found: Positions, sizes: dict[str, int]) -> Any:
-    """What a formula says."""
+    """The values of a formula."""
     shape = tuple(evaluate(extent, sizes) for extent in found.shape)
     result = np.full(shape, evaluate(found.offset, sizes), np.int64)
     for axis, step in enumerate(found.steps):
@@ -87,7 +87,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known(name: str) -> None:
+def test_known_formulas(name: str) -> None:
     graph, found = of(*KNOWN[name])
     assert found is not None
     check(graph, found)
@@ -103,7 +103,7 @@ def test_known(name: str) -> None:
         "%y : int64[n] = Neg(%rows)",
     ],
 )
-def test_other_values_are_none(lines: str) -> None:
+def test_other_values_have_no_formula(lines: str) -> None:
     begin = "  const %order : int64[2] = [1, 0]\n  %turned : int64[2] = Gather(%shape, %order) {axis = 0}\n"
     assert of(begin + lines, "y")[1] is None
 
@@ -130,7 +130,7 @@ def test_random_arithmetic(data: st.DataObject) -> None:
 
 
 def _fits(lines: list[str], name: str) -> bool:
-    """Whether the reference computes it for all sizes."""
+    """True if the reference computes it for all sizes."""
     try:
         graph, _ = of("\n".join(lines), name)
         for sizes in SIZES:

@@ -1,4 +1,4 @@
-"""bfloat16 and float16: which values become it, and how far whole models are off."""
+"""bfloat16 and float16: which values are narrowed, and the error of whole models."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-import core
-from core.errors import UnsupportedError
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Value
-from core.ir.text import print_graph
-from core.ir.types import DType, TensorType
-from core.ir.verify import verify
-from core.passes.growth import degree
-from core.passes.pipeline import Options, optimize
-from core.passes.precision import Narrow
-from core.reference import interpret
+import lathe
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.text import print_graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ir.verify import verify
+from lathe.core.passes.pipeline import Options, optimize
+from lathe.core.passes.precision.low_precision import ConvertToNarrow
+from lathe.core.passes.rewrite.polynomial_degree import polynomial_degree
+from lathe.core.reference import interpret
 from loadtest import zoo
 from tests.core.kernels.harness import scalar_body
 from tests.core.passes.case_files import feeds, operators
@@ -49,7 +49,7 @@ def product(b: Builder, x: Value, **attrs: Any) -> Value:
 def narrowed(graph: Graph, dtype: DType = BF16) -> dict[str, list[str]]:
     """Operator -> element types of the outputs of such nodes, after the pass; results must stay close."""
     copy = graph.clone()
-    Narrow(dtype).run(copy)
+    ConvertToNarrow(dtype).run(copy)
     verify(copy, "the pass")
     given = feeds(graph)
     for name, exact in interpret(graph, given).items():
@@ -61,7 +61,7 @@ def narrowed(graph: Graph, dtype: DType = BF16) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-def test_products_hand_on_narrow_numbers_and_the_ends_stay_float32(dtype: DType) -> None:
+def test_values_between_products_are_narrow_and_the_ends_float32(dtype: DType) -> None:
     found = narrowed(network(lambda b, x: product(b, b("Relu", product(b, x)))), dtype)
     assert found["FusedElementwise"] == [str(dtype)] and found["Cast"] == [str(dtype)]  # the input's
     assert found["FusedMatMul"] == [str(dtype), "float32"]
@@ -80,10 +80,10 @@ def test_products_hand_on_narrow_numbers_and_the_ends_stay_float32(dtype: DType)
 )
 def test_growth_of_epilogues(write: Callable[[Builder, Value], Value], expected: float) -> None:
     body = scalar_body(1, write)
-    assert degree(body, {body.inputs[0]: 1.0}) == expected
+    assert polynomial_degree(body, {body.inputs[0]: 1.0}) == expected
 
 
-def test_float16_keeps_what_nothing_bounds_in_float32() -> None:
+def test_float16_keeps_unbounded_values_in_float32() -> None:
     """Squares of activations overflow it, and normalization brings them back."""
 
     def write(b: Builder, x: Value) -> Value:
@@ -94,7 +94,7 @@ def test_float16_keeps_what_nothing_bounds_in_float32() -> None:
     graph = network(write)
     assert narrowed(graph, F16)["Reshape"] == ["float32"] and narrowed(graph, BF16)["Reshape"] == ["bfloat16"]
     x = {"x": np.full((2, 8), 500, np.float32)}
-    (got,), (want,) = core.compile(graph, precision="float16").run(x).values(), interpret(graph, x).values()
+    (got,), (want,) = lathe.compile(graph, precision="float16").run(x).values(), interpret(graph, x).values()
     assert np.abs(got - want).max() < 0.01 * np.abs(want).max()
 
 
@@ -108,7 +108,7 @@ def test_a_reader_that_needs_float32_gets_a_conversion() -> None:
     assert found["Softmax"] == ["float32"]
 
 
-def test_what_no_product_multiplies_stays_float32() -> None:
+def test_values_that_no_product_reads_stay_float32() -> None:
     found = narrowed(network(lambda b, x: b("Softmax", product(b, x), axis=-1)))
     assert found == {"Cast": ["bfloat16"], "FusedMatMul": ["float32"], "Softmax": ["float32"]}
 
@@ -122,7 +122,7 @@ def test_products_of_two_activations_stay_float32() -> None:
     graph = network(write)
     assert narrowed(graph)["FusedMatMul"] == ["bfloat16", "float32", "float32", "float32"]
     x = {"x": RNG.standard_normal((5, 8)).astype(np.float32)}
-    session = core.compile(graph, threads=1, precision="bfloat16")
+    session = lathe.compile(graph, threads=1, precision="bfloat16")
     (got,), (want,) = session.run(x).values(), interpret(graph, x).values()
     assert "no compiled kernel for FusedMatMul of bfloat16" not in session.explain()
     assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
@@ -144,13 +144,13 @@ def test_odd_depths_stay_float32(width: int) -> None:
 def test_graphs_without_products_stay_as_they_are() -> None:
     graph = network(lambda b, x: b("Exp", b("Add", x, x)))
     text = print_graph(graph)
-    assert Narrow(BF16).run(graph).changed == 0 and print_graph(graph) == text
+    assert ConvertToNarrow(BF16).run(graph).changed == 0 and print_graph(graph) == text
 
 
 def test_running_again_changes_nothing() -> None:
     graph, _ = optimize(network(lambda b, x: product(b, b("Relu", product(b, x)))), Options(precision="bfloat16"))
     text = print_graph(graph)
-    Narrow(BF16).run(graph)
+    ConvertToNarrow(BF16).run(graph)
     assert print_graph(graph) == text
 
 
@@ -163,7 +163,7 @@ SLOW = pytest.mark.slow
 )
 def test_models_stay_near_float32(name: str, precision: Any, error: float) -> None:
     model = zoo.model(name).SerializeToString()
-    session = core.compile(model, threads=1, max_batch=4, precision=precision)
+    session = lathe.compile(model, threads=1, max_batch=4, precision=precision)
     assert " 0 on the reference" in session.explain() and precision in session.explain()
     x = {"x": zoo.sample(name, 3)}
     exact = np.asarray(ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, x)[0])
@@ -173,7 +173,7 @@ def test_models_stay_near_float32(name: str, precision: Any, error: float) -> No
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_kernels_compute_what_the_rewritten_graph_says(precision: Any) -> None:
+def test_kernels_agree_with_the_rewritten_graph(precision: Any) -> None:
     def write(b: Builder, x: Value) -> Value:
         hidden = b("Relu", b("Add", product(b, x), weight(b, 8)))
         normal = b("LayerNormalization", b("Add", hidden, product(b, hidden)), weight(b, 8), weight(b, 8))
@@ -183,7 +183,7 @@ def test_kernels_compute_what_the_rewritten_graph_says(precision: Any) -> None:
     rewritten, _ = optimize(graph, Options(precision=precision))
     assert operators(rewritten)["FusedMatMul"] == 4
     x = {"x": RNG.standard_normal((7, 8)).astype(np.float32)}
-    got = core.compile(graph, precision=precision).run(x)
+    got = lathe.compile(graph, precision=precision).run(x)
     for name, want in interpret(rewritten, x).items():
         np.testing.assert_allclose(got[name], want, rtol=0.02, atol=0.005)
 
@@ -191,4 +191,4 @@ def test_kernels_compute_what_the_rewritten_graph_says(precision: Any) -> None:
 def test_unknown_precisions_are_refused() -> None:
     expected = "precision 'float8' is not supported, expected float32, tf32, bfloat16 or float16"
     with pytest.raises(UnsupportedError, match=expected):
-        core.compile(network(product), precision="float8")  # type: ignore[arg-type]
+        lathe.compile(network(product), precision="float8")  # type: ignore[arg-type]

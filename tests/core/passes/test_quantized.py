@@ -1,4 +1,4 @@
-"""Quantized graphs: what becomes integer kernels, and that results stay within one quantum of ONNX's."""
+"""Quantized graphs: which nodes get integer kernels, and that results stay within one quantum of ONNX's."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import rewriting
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Array, Graph, Value
-from core.ir.types import DType, TensorType
-from core.passes.pipeline import Options, optimize
-from core.reference import interpret
+import lathe
+from lathe.core.compiler import run_passes
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Array, Graph, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.passes.pipeline import Options, optimize
+from lathe.core.reference import interpret
 from tests.core.passes.case_files import operators
 from tests.core.small_models import model, theirs
 
@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
-def anew() -> None:
-    """Every test draws the same numbers, whichever ran before it."""
+def seeded() -> None:
+    """Seeds the generator for every test, so that its numbers do not depend on the order of tests."""
     RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
 
 
@@ -51,7 +51,7 @@ def quantized(b: Builder, x: Value, scale: float, zero: int, dtype: Any = np.uin
 
 
 def pair(b: Builder, x: Value, scale: float = 0.05, zero: int = 120, dtype: Any = np.uint8) -> Value:
-    """Quantized and back."""
+    """Quantize and dequantize."""
     y = quantized(b, x, scale, zero, dtype)
     return b("DequantizeLinear", y, scalar(b, scale, np.float32), scalar(b, zero, dtype))
 
@@ -70,12 +70,12 @@ def floats(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def compiled(graph: Graph, integers: bool, precision: str = "float32") -> core.Session:
+def compiled(graph: Graph, integers: bool, precision: str = "float32") -> lathe.Session:
     """As for a CPU that has an instruction for products of bytes, or for one that has not: the kernels for bytes run on
     both, but the compiler chooses them on the first alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewriting, "has_bytes", lambda target: integers)
-        return core.compile(graph, threads=1, precision=precision)
+        patch.setattr(run_passes, "has_int8_dot", lambda target: integers)
+        return lathe.compile(graph, threads=1, precision=precision)
 
 
 def check(graph: Graph, x: Array, quantum: float, kernels: str = "uint8") -> None:
@@ -215,10 +215,10 @@ def test_quantizing_operators_round_like_onnx_runtime(dtype: str, scales: str, i
     for signature, body, shape in ((rows, product, "32,24"), (images, image, "24,32,1,1")):
         data = model(signature, body, f"{common}, {points}, {vectors}, {biases}, int8[{shape}] w = {{{weights}}}")
         x = RNG.integers(0, 100, (99, 32) if signature is rows else (2, 32, 9, 9)).astype(dtype)
-        got, want = compiled(core.load(data), integers).run({"x": x}), theirs(data, {"x": x})
+        got, want = compiled(lathe.load(data), integers).run({"x": x}), theirs(data, {"x": x})
         for name in ("y", "z"):
             np.testing.assert_array_equal(got[name], want[name])
-            np.testing.assert_array_equal(interpret(core.load(data), {"x": x})[name], want[name])
+            np.testing.assert_array_equal(interpret(lathe.load(data), {"x": x})[name], want[name])
 
 
 @pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8])
@@ -272,12 +272,12 @@ def test_per_channel_conversions_of_activations_are_elementwise() -> None:
 # Run in a process of its own, because a process has one target: prints how many outputs are off by more than a quantum,
 # then the largest error in bfloat16.
 OTHER_TARGET = """
-import numpy as np, core
+import numpy as np, lathe
 from tests.core.passes import test_quantized as nets
 graph = nets.residual_block()
 x = {"x": nets.floats(2, 8, 10, 10)}
-session, precise = core.compile(graph, threads=1), core.compile(graph, threads=1, precision="bfloat16")
-(got,), (near,), (want,) = session.run(x).values(), precise.run(x).values(), core.interpret(graph, x).values()
+session, precise = lathe.compile(graph, threads=1), lathe.compile(graph, threads=1, precision="bfloat16")
+(got,), (near,), (want,) = session.run(x).values(), precise.run(x).values(), lathe.interpret(graph, x).values()
 print(int((np.abs(got - want) > 0.2001).sum()), float(np.abs(near - want).max() / np.abs(want).max()))
 """
 
@@ -291,7 +291,7 @@ def test_other_targets(target: str) -> None:
     assert int(off) == 0 and float(error) < 0.05
 
 
-def test_what_stays_in_floats_may_be_bfloat16() -> None:
+def test_float_parts_may_be_bfloat16() -> None:
     graph, x = residual_block(), {"x": floats(2, 8, 10, 10)}
     (got,), (want,) = compiled(graph, True, "bfloat16").run(x).values(), interpret(graph, x).values()
     assert np.abs(got - want).max() <= 0.2001

@@ -1,4 +1,4 @@
-"""Recomputation: less memory, the same numbers; what cannot run twice does not."""
+"""Recomputation (checkpointing of activations): less memory, the same numbers; random nodes run once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError
-from core.ir.build import Builder
-from core.ir.graph import Graph, State, Value
-from core.ir.types import DType, TensorType
-from core.ir.verify import verify
-from core.passes.recompute import Recompute
-from core.reference import interpret
-from core.train import TrainStep, losses, optimizers, step
+from lathe.core.errors import ModelError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ir.verify import verify
+from lathe.core.passes.lowering.recompute import Recompute
+from lathe.core.reference import interpret
+from lathe.core.train import TrainStep, step
+from lathe.core.train.training_step import losses, optimizers
 from tests.core.train.models import batch, convolutional
 
 F32 = DType.FLOAT32
@@ -35,7 +36,7 @@ def chain(length: int, op: str = "Exp") -> Graph:
 
 
 def least(graph: Graph) -> int:
-    """The bytes alive at the worst step: what no value is dropped for, by bisection of the pass itself."""
+    """The peak bytes without recomputation: the least limit for which the pass drops no value, by bisection."""
     low, high = 0, ROW * 100
     while high - low > 1:
         middle = (low + high) // 2
@@ -44,7 +45,7 @@ def least(graph: Graph) -> int:
 
 
 @pytest.mark.parametrize("rows", [4, 6, 9])
-def test_a_chain_needs_the_memory_it_is_given(rows: int) -> None:
+def test_a_chain_fits_its_memory_limit(rows: int) -> None:
     graph = chain(16, "Tanh")
     before = least(graph)
     assert before >= 15 * ROW
@@ -63,13 +64,13 @@ def test_enough_memory_changes_nothing() -> None:
     assert Recompute(ROW * 100).run(graph).changed == 0
 
 
-def test_out_of_reach_it_comes_as_near_as_it_can() -> None:
+def test_an_unreachable_limit_is_approached() -> None:
     graph = chain(12)
     Recompute(ROW).run(graph)
     assert least(graph) <= 5 * ROW
 
 
-def test_what_is_drawn_is_drawn_once() -> None:
+def test_random_numbers_are_drawn_once() -> None:
     graph = chain(8)
     for node in graph.nodes[:8]:
         node.op = "RandomUniformLike"
@@ -106,7 +107,7 @@ def arena(learner: TrainStep) -> int:
     return ready.plan.arena.at(1)
 
 
-def test_a_step_within_its_memory_learns_the_same_bit_by_bit() -> None:
+def test_a_step_under_a_memory_limit_gives_the_same_bits() -> None:
     whole, expected = trained(None)
     limit = int(arena(whole) * 0.7)
     tight, found = trained(limit)
@@ -115,6 +116,6 @@ def test_a_step_within_its_memory_learns_the_same_bit_by_bit() -> None:
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-def test_a_step_that_cannot_stay_within_its_memory_is_refused() -> None:
+def test_a_step_that_cannot_fit_its_limit_is_refused() -> None:
     with pytest.raises(ModelError, match="bytes even when values are computed again, 1000 are given"):
         trained(1000, runs=1)

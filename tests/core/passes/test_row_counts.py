@@ -1,4 +1,4 @@
-"""Where a model may use the number of rows, where it must not, and that a batch shows each misuse."""
+"""Uses of the number of rows that keep rows independent, and those that do not, which a batched run reveals."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError
-from core.ir.dim import parse_dim
-from core.ir.graph import Graph
-from core.ir.text import parse_graph
-from core.ops.common import broadcast_rows
-from core.ops.movement import Split
-from core.ops.registry import Infer, Mixes, RowAxis
-from core.passes import row_counts, rows
-from core.passes.row_counts import Counts, steps_per_row
-from core.passes.rows import rows as proof
-from tests.batching import RowsMeet, check_batching
+import lathe
+from lathe.core.errors import FeedError
+from lathe.core.ir.dim import parse_dim
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import parse_graph
+from lathe.core.ops.opdef.registry import Infer, MixesRows, RowAxis
+from lathe.core.ops.opdef.type_rules import broadcast_rows
+from lathe.core.ops.tensor.movement import Split
+from lathe.core.passes.proofs import row_counts, rows
+from lathe.core.passes.proofs.row_counts import Counts, steps_per_row
+from lathe.core.passes.proofs.rows import rows as proof
+from tests.batching import RowsNotIndependent, check_batching
 
 TABLE = "const %table : float32[40] = [" + ", ".join(f"{i}.5" for i in range(40)) + "]"
 
@@ -34,7 +34,7 @@ COUNTS = """
     %n : int64[*] = Unsqueeze(%one_n, %zeros)
     %n1 : int64[*] = Add(%n, %ones)"""
 
-# Models that gave a row another result among others than alone, and the node and input at which the proof must end.
+# Models whose rows differ in a batch and alone, with the node and input at which the proof must fail.
 MISUSED = {
     "x + table[n]": (
         """
@@ -114,7 +114,7 @@ MISUSED = {
         }} "choice"
         %g : float32[*] = Cast(%c) {to = 1}
         %y : float32[*] = Add(%x, %g)""",
-        "node 'choice' (If): its nested graph gives the number of rows to others",
+        "node 'choice' (If): its nested graph outputs the number of rows",
     ),
     "equal to five": (
         """
@@ -170,7 +170,7 @@ def text(body: str, width: str = "4") -> str:
     return f"graph @g {{ input %x : float32[n,{width}]\n{COUNTS}\n{TABLE}\n{body}\noutput %y }}"
 
 
-# Uses of the number of rows that leave every row what it is.
+# Uses of the number of rows that do not change any row.
 RIGHT = {
     "a shape": """
         %p : int64[*] = Concat(%n, %ones, %four) {axis = 0}
@@ -228,7 +228,7 @@ RIGHT = {
         }}""",
 }
 
-# The ways in which the proof was too trusting once, put back: each changes one place.
+# Earlier holes of the proof, put back: each changes one place.
 Hole = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -262,10 +262,10 @@ def any_measure(patch: pytest.MonkeyPatch) -> None:
 def any_rank(patch: pytest.MonkeyPatch) -> None:
     """Inputs of unknown rank have no say in what is broadcast."""
 
-    def broadcast(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    def broadcast(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
         return broadcast_rows(c, axes) if all(c.shape(i) is not None for i in range(len(axes))) else [None]
 
-    patch.setattr("core.ops.elementwise.broadcast_rows", broadcast)
+    patch.setattr("lathe.core.ops.tensor.elementwise.broadcast_rows", broadcast)
 
 
 HOLES: dict[str, tuple[Hole, ...]] = {
@@ -301,24 +301,23 @@ def test_an_unknown_rank_ends_the_proof(body: str) -> None:
 
 
 @pytest.mark.parametrize("label", HOLES)
-def test_a_batch_shows_what_a_hole_in_the_proof_lets_through(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer holes the proof still ends, with all of them the model counts as batchable, and a batch shows that it
-    is not."""
+def test_a_batch_reveals_a_hole_in_the_proof(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer holes the proof still fails; with all of them it wrongly succeeds, and a batch shows that."""
     width = "m" if label in UNKNOWN else "4"
     body = UNKNOWN[label] if label in UNKNOWN else MISUSED[label][0]
     for hole in HOLES[label]:
         assert not proof(model(body, width)).batchable
         hole(monkeypatch)
-    session = core.compile(model(body, width), threads=1)
+    session = lathe.compile(model(body, width), threads=1)
     assert session.batching.batchable, session.batching.reason
-    with pytest.raises((RowsMeet, FeedError)) as found:
+    with pytest.raises((RowsNotIndependent, FeedError)) as found:
         check_batching(session, {"x": np.random.default_rng(0).standard_normal((3, 4), np.float32)})
-    assert isinstance(found.value, RowsMeet) or label == "the n greatest"  # there are not as many to take
+    assert isinstance(found.value, RowsNotIndependent) or label == "the n greatest"  # there are not as many to take
 
 
 @pytest.mark.parametrize("body", RIGHT.values(), ids=RIGHT)
 def test_a_right_use_is_proven_and_true(body: str) -> None:
-    session = core.compile(model(body, "m" if "%column" in body else "4"), threads=1)
+    session = lathe.compile(model(body, "m" if "%column" in body else "4"), threads=1)
     assert session.batching.batchable, session.batching.reason
     feeds = {"x": np.random.default_rng(0).standard_normal((3, 4), np.float32)}
     assert check_batching(session, feeds, session.run(feeds)) == ""
@@ -338,12 +337,12 @@ def test_a_right_use_is_proven_and_true(body: str) -> None:
         ("4", None),
     ],
 )
-def test_the_steps_of_a_row_are_a_whole_factor(dim: str, steps: int | str | None) -> None:
+def test_steps_per_row_are_an_integer_factor(dim: str, steps: int | str | None) -> None:
     expected = parse_dim(steps) if isinstance(steps, str) else steps
     assert steps_per_row(parse_dim(dim), "n") == expected
 
 
-def test_rows_of_other_numbers_of_steps_do_not_go_together() -> None:
+def test_rows_with_different_numbers_of_steps_do_not_combine() -> None:
     """[1,2] and [2,2] broadcast, [n,2] and [2*n,2] do not."""
     body = """
         %r : float32[*] = Reshape(%x) {shape = [2*n, 2]}
@@ -368,7 +367,7 @@ def test_a_rule_that_forgets_an_output_ends_the_proof(monkeypatch: pytest.Monkey
         %y : float32[*], %z : float32[*] = Split(%x) {axis = 1} "halves" """
     assert proof(model(body)).batchable
     monkeypatch.setattr(Split, "rows", lambda self, c, axes: [0])
-    assert "node 'halves' (Split): its rule knows 1 of 2 outputs" in proof(model(body)).reason
+    assert "node 'halves' (Split): its rule for rows covers 1 of 2 outputs" in proof(model(body)).reason
 
 
 def test_a_branch_that_does_not_fit_is_no_error() -> None:

@@ -1,15 +1,16 @@
-"""Which models may be batched across callers, and which must not."""
+"""Which models may be batched across requests, and which must not."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from core.ir.graph import Array, Graph
-from core.ir.text import parse_graph
-from core.ops.inference import infer_graph
-from core.passes.rows import BatchInfo, rows
-from core.reference import interpret
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.text import parse_graph
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.proofs.batch_info import BatchInfo
+from lathe.core.passes.proofs.rows import rows
+from lathe.core.reference import interpret
 
 INDEPENDENT = {
     "a perceptron": """
@@ -255,7 +256,7 @@ MIXING = {
           output %u, %v
         }} "sums"
         output %y""",
-        "node 'sums' (Scan): its steps are rows",
+        "node 'sums' (Scan): it iterates over the rows",
     ),
     "a loop that ends when all rows are large": (
         """
@@ -349,7 +350,7 @@ def test_independent_rows_are_proven(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", INDEPENDENT.values(), ids=INDEPENDENT)
-def test_what_is_proven_is_true(text: str) -> None:
+def test_rows_proven_independent_are_independent(text: str) -> None:
     graph = parse_graph("graph @g {" + text + "\n}")
     infer_graph(graph)
     rng = np.random.default_rng(0)
@@ -367,7 +368,7 @@ def _rows_of(graph: Graph, rng: np.random.Generator, count: int) -> dict[str, Ar
 
 
 @pytest.mark.parametrize(("text", "reason"), MIXING.values(), ids=MIXING)
-def test_mixed_rows_are_refused_with_the_place(text: str, reason: str) -> None:
+def test_models_that_mix_rows_are_refused_with_the_node(text: str, reason: str) -> None:
     info = analysed(text)
     assert not info.batchable
     assert info.symbol is None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import core
-from core.frontends.onnx import load
-from core.ir.graph import Graph
-from core.passes.pipeline import Options, preparation, run_passes
-from core.passes.selected_rows import SelectedRows
+import lathe
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.graph import Graph
+from lathe.core.passes.lowering.masked_rows import SelectedRows
+from lathe.core.passes.pipeline import Options, required_passes, run_passes
 from tests.core.small_models import model, theirs, untyped
 
 SIGNATURE = "float[b,s,4] x, int64[b] group => float[b,s,4] y"
@@ -31,7 +31,7 @@ def written(function: str, base: str = "zeros", reduction: str = "none") -> byte
 
 def rewritten(data: bytes, step: SelectedRows) -> Graph:
     """The model with what it selects computed for all rows, if that may be."""
-    return run_passes(load(data), [*preparation(Options()), step])[0]
+    return run_passes(load(data), [*required_passes(Options()), step])[0]
 
 
 def given(rows: int, length: int) -> dict[str, np.ndarray]:
@@ -43,7 +43,7 @@ def given(rows: int, length: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_other_rows_hold_has_no_effect(reduction: str, value: float) -> None:
     data = written(LINEAR, reduction=reduction)
-    with core.compile(core.load(data), tune="off", threads=1) as session:
+    with lathe.compile(lathe.load(data), tune="off", threads=1) as session:
         feeds = given(5, 3)
         feeds["x"][feeds["group"] != 1] = value
         np.testing.assert_allclose(session.run(feeds)["y"], theirs(data, feeds)["y"], 1e-5, 1e-5)
@@ -65,7 +65,7 @@ def test_what_mixes_rows_or_may_refuse_them_is_left(function: str) -> None:
     feeds = given(4, 3)
     feeds["x"] = np.clip(feeds["x"], -1, 1)
     feeds["x"][feeds["group"] != 1] *= 100
-    with core.compile(core.load(data), tune="off", threads=1) as session:
+    with lathe.compile(lathe.load(data), tune="off", threads=1) as session:
         np.testing.assert_allclose(session.run(feeds)["y"], theirs(data, feeds)["y"], 1e-5, 1e-5)
 
 
@@ -96,6 +96,6 @@ def test_a_row_that_is_written_at_several_places_keeps_the_last_one() -> None:
         "weight": rng.standard_normal((6, 3)).astype(np.float32),
     }
     assert (feeds["choice"] == 1).sum(1).max() > 1
-    with core.compile(core.load(data), tune="off", threads=1) as session:
+    with lathe.compile(lathe.load(data), tune="off", threads=1) as session:
         np.testing.assert_allclose(session.run(feeds)["y"], theirs(data, feeds)["y"], 1e-6, 1e-6)
         assert session.description.batching.batchable and "FALLBACK" not in session.explain()

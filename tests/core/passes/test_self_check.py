@@ -1,7 +1,7 @@
-"""Every pattern of every pass runs on an example, and both sides give the same on random inputs.
+"""Every pattern of every pass fires on an example, and the graphs before and after agree on random inputs.
 
 Passes are found in `pipeline.py`, patterns in the modules of the passes: the functions there, and the rules in their
-tables. One that no example reaches fails a test. Examples are the case files, and for what is long as text EXAMPLES.
+tables. A pattern that no example reaches fails a test. Examples are the case files, and EXAMPLES for long graphs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.dim import evaluate
-from core.ir.graph import Array, Graph, Value
-from core.ir.types import DType
-from core.ir.verify import verify
-from core.ops.inference import infer_graph
-from core.passes import pipeline
-from core.passes.base import Pass
-from core.passes.pattern import Rule
-from core.reference import interpret
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Array, Graph, Value
+from lathe.core.ir.types import DType
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes import pipeline
+from lathe.core.passes.rewrite.base import Pass
+from lathe.core.passes.rewrite.pattern import Rule
+from lathe.core.reference import interpret
 from tests.core.passes.examples import EXAMPLES
 from tests.core.passes.test_cases import ALL, PASSES
 
@@ -31,7 +31,7 @@ DISCOVERED: dict[str, Pass] = {
     step.name: step
     for channels_last in (True, False)
     for precision in ("float32", "bfloat16", "float16")
-    for step in pipeline.passes(pipeline.Options(channels_last=channels_last, precision=precision))
+    for step in pipeline.optimizing_passes(pipeline.Options(channels_last=channels_last, precision=precision))
 } | PASSES
 
 GRAPHS: list[tuple[str, str, Graph]] = [
@@ -42,7 +42,7 @@ each_graph = pytest.mark.parametrize(("name", "graph"), [(name, graph) for name,
                                      ids=[f"{name}: {title}" for name, title, _ in GRAPHS])  # fmt: skip
 # Of the largest element; others only round differently.
 _TOLERANCES = {"bfloat16": 0.05, "float16": 0.01, "widen": 3e-3, "quantized": 0.06}
-# Where a result that is not finite may become another one, and why.
+# Cases where a result that is not finite may change, and why.
 _FINITE_ONLY = {
     "definitions": "what only one operand has is summed before it is multiplied, and a table has zeros",
     "quantized": "integers know neither infinities nor NaN",
@@ -50,13 +50,13 @@ _FINITE_ONLY = {
     "bfloat16": "what is just finite in float32 may not be in bfloat16",
     "float16": "what is large in float32 is infinite in float16",
 }
-# What only meets graphs whose inputs say where sequences begin and end (test_pack.py, runtime/test_packed.py run it),
+# Patterns for graphs of packed sequences (test_pack.py and runtime/test_packed.py run them),
 # what only a type of small range asks for, and what the compiler asks before.
 _ELSEWHERE = {
-    "indexed_views": {"wanted_extents"},
-    "attention": {"_fuse_segments", "_have_tokens", "_has_tokens", "_is_computed", "_adds_axes"},
+    "indexed_views": {"extents_to_equate"},
+    "attention": {"_fuse_segments", "_have_tokens", "_has_tokens", "_compute_in_body", "_changes_leading_axes"},
     "bfloat16": {"_is_bounded", "_degree"},
-    "widen": {"narrow_products", "_products"},
+    "widen": {"product_dtype", "_products"},
 }
 
 
@@ -92,7 +92,7 @@ def test_every_pattern_is_reached(name: str) -> None:
 
 
 def calls(run: Callable[[], None]) -> set[CodeType]:
-    """The code of every Python function called meanwhile."""
+    """Records the code object of every Python function called in the block."""
     seen: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -133,7 +133,7 @@ def rules(module: ModuleType) -> Iterable[Rule]:
 )
 @pytest.mark.parametrize("kind", ["normal", "large", "not finite"])
 @each_graph
-def test_both_sides_agree(name: str, graph: Graph, kind: str, sizes: dict[str, int]) -> None:
+def test_graphs_before_and_after_agree(name: str, graph: Graph, kind: str, sizes: dict[str, int]) -> None:
     if kind == "not finite" and name in _FINITE_ONLY:
         kind = "normal"
     before, after = prepared(graph), prepared(graph)

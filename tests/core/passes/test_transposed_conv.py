@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-import core
+import lathe
 
 # Kernel, and what is not the default: X has 4 channels and 5 pixels along every axis.
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 def test_agrees_with_onnx_runtime(case: str) -> None:
     kernel, attrs = CASES[case]
     model = _model(kernel, attrs, bias=len(case) % 2 == 0)
-    session = core.compile(model, threads=1)
+    session = lathe.compile(model, threads=1)
     assert "FALLBACK" not in session.explain()
     oracle = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     for rows in (1, 3):
@@ -47,7 +47,7 @@ def test_agrees_with_onnx_runtime(case: str) -> None:
 def test_kernels_with_holes_stay_on_the_reference() -> None:
     model = _model((3, 3), {"dilations": [2, 2]}, bias=False)
     x = np.random.default_rng(0).standard_normal((2, 4, 5, 5), np.float32)
-    session = core.compile(model, threads=1)
+    session = lathe.compile(model, threads=1)
     assert "FALLBACK" in session.explain()
     [want] = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     np.testing.assert_allclose(session.run({"x": x})["y"], want, rtol=1e-4, atol=1e-5)

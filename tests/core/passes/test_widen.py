@@ -1,4 +1,4 @@
-"""Models of float16 and bfloat16: compiled, near the exact answer, and rounded where that shows."""
+"""Models of float16 and bfloat16: compiled, near the exact result, and rounded where rounding is visible."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, numpy_helper
 
-import core
-from core.frontends.onnx import load
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Array, Graph, Value
-from core.ir.types import DType, TensorType
-from core.passes.widen import Widen, narrow_products
-from core.reference import interpret
+import lathe
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Array, Graph, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.passes.precision.widen import Widen, product_dtype
+from lathe.core.reference import interpret
 from loadtest import zoo
 from tests.core.small_models import model
 
@@ -51,11 +51,11 @@ def answer(model: onnx.ModelProto, x: Array) -> Array:
 @pytest.mark.parametrize(
     "name", ["mlp", "transformer", *(pytest.param(n, marks=SLOW) for n in ("resnet", "mobilenet"))]
 )
-def test_models_of_float16_are_compiled_and_as_exact_as_elsewhere(name: str) -> None:
+def test_float16_models_are_as_exact_as_in_onnx_runtime(name: str) -> None:
     exact = zoo.model(name)
     model, x = in_float16(exact), zoo.sample(name, 3)
     x = x if x.dtype.kind == "i" else x.astype(np.float16)
-    session = core.compile(model.SerializeToString(), threads=1, max_batch=4, tune="off")
+    session = lathe.compile(model.SerializeToString(), threads=1, max_batch=4, tune="off")
     assert " 0 on the reference" in session.explain() and "products of float16" in session.explain()
     [y] = session.run({"x": x}).values()
     want = answer(exact, x if x.dtype.kind == "i" else x.astype(np.float32))
@@ -82,7 +82,7 @@ def operators(graph: Graph) -> list[str]:
 
 
 def run(graph: Graph, x: Array, **options: Any) -> tuple[Array, str]:
-    session = core.compile(graph, threads=1, tune="off", **options)
+    session = lathe.compile(graph, threads=1, tune="off", **options)
     [y] = session.run({"x": x}).values()
     return y, session.explain()
 
@@ -97,7 +97,7 @@ def test_chains_are_computed_in_float32_and_rounded_once() -> None:
     assert " 0 on the reference" in explained
 
 
-def test_what_is_only_moved_stays_narrow() -> None:
+def test_moved_values_stay_narrow() -> None:
     """A table of float16 is not made twice as large."""
     b = Builder(Graph("net"))
     rows = b.input("x", TensorType(DType.INT64, (N,)))
@@ -148,10 +148,10 @@ def test_bodies_of_branches_are_compiled_too() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(F16, 2e-3), (BF16, 2e-2)])
-def test_products_stay_narrow_where_all_are(dtype: DType, error: float) -> None:
+def test_products_stay_narrow_in_all_narrow_models(dtype: DType, error: float) -> None:
     graph = network(lambda b, x: b("Gemm", b("Relu", b("MatMul", x, weights(b, 8, 8, dtype=dtype))),
                                    weights(b, 8, 8, dtype=dtype), weights(b, 8, dtype=dtype)), dtype)  # fmt: skip
-    assert narrow_products(graph) is dtype
+    assert product_dtype(graph) is dtype
     x = RNG.standard_normal((9, 8)).astype(dtype.numpy)
     y, explained = run(graph, x)
     want = next(iter(interpret(graph, {"x": x}).values())).astype(np.float32)
@@ -165,7 +165,7 @@ def test_products_of_a_mixed_model_are_float32_unless_asked() -> None:
         return b("Softmax", y, axis=-1)
 
     graph = network(write)
-    assert narrow_products(graph) is None
+    assert product_dtype(graph) is None
     x = RNG.standard_normal((9, 8)).astype(np.float16)
     want = next(iter(interpret(graph, {"x": x}).values()))
     for precision, told in (("float32", False), ("float16", True)):
@@ -183,10 +183,10 @@ OTHER_PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", OTHER_PRODUCTS)
-def test_other_products_count_too(name: str) -> None:
+def test_a_float16_product_does_not_narrow_others(name: str) -> None:
     """A product of float16 beside them does not make theirs narrow."""
     graph = load(model(
         "float16[N,8] x, float[S,1,8] z, bool t, float[1,4,8] w, float[1,4,4] r => float16[] u, float[] y",
         f"u = MatMul (x, c)  {OTHER_PRODUCTS[name]}", "float16[8,2] c = {" + ",".join(["15360"] * 16) + "}",
     ))  # fmt: skip
-    assert narrow_products(graph) is None
+    assert product_dtype(graph) is None

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-import core
+import lathe
 
 RNG = np.random.default_rng(7)
 BYTES = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}
@@ -27,7 +27,7 @@ def whole_range(dtype: Any, *shape: int) -> Any:
     return values
 
 
-def point_of(kind: str, dtype: Any, channels: int) -> Any:
+def random_zero_point(kind: str, dtype: Any, channels: int) -> Any:
     """No zero point, the least or the greatest number, or one for each channel."""
     limits = np.iinfo(dtype)
     kinds = {"none": None, "least": limits.min, "greatest": limits.max, "each": whole_range(dtype, channels)}
@@ -57,12 +57,12 @@ def check(op: str, x: Any, zero: Any, weight: Any, point: Any, known: bool, **at
     (constants if known else fed)["zero"] = zero
     proto = model(op, fed, constants, **attrs)
     (want,) = ReferenceEvaluator(proto).run(None, fed)
-    np.testing.assert_array_equal(core.interpret(core.load(proto.SerializeToString()), fed)["y"], want)
+    np.testing.assert_array_equal(lathe.interpret(lathe.load(proto.SerializeToString()), fed)["y"], want)
     np.testing.assert_array_equal(compiled(proto, fed), want)
 
 
 def compiled(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Any:
-    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+    with lathe.compile(proto.SerializeToString(), threads=1, tune="off") as session:
         got = session.run(feeds)["y"]
         assert " 0 on the reference" in session.explain()
         return got
@@ -75,7 +75,7 @@ def compiled(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> Any:
 @pytest.mark.parametrize("known", [True, False])
 def test_products(left: Any, right: Any, point: str, depth: int, known: bool) -> None:
     x, weight = whole_range(left, 5, 3, depth), whole_range(right, depth, 9)
-    check("MatMulInteger", x, whole_range(left, 2)[1], weight, point_of(point, right, 9), known)
+    check("MatMulInteger", x, whole_range(left, 2)[1], weight, random_zero_point(point, right, 9), known)
 
 
 @RIGHT
@@ -101,7 +101,7 @@ def test_a_batch_of_weights(right: Any) -> None:
 def test_convolutions(left: Any, right: Any, point: str, known: bool, channels: int, attrs: dict[str, Any]) -> None:
     group = attrs.get("group", 1)
     x, weight = whole_range(left, 2, channels, 9, 8), whole_range(right, max(group, 4), channels // group, 3, 3)
-    check("ConvInteger", x, whole_range(left, 2)[1], weight, point_of(point, right, 1), known, **attrs)
+    check("ConvInteger", x, whole_range(left, 2)[1], weight, random_zero_point(point, right, 1), known, **attrs)
 
 
 @RIGHT

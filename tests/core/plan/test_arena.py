@@ -1,12 +1,12 @@
-"""Placement: no two buffers that live together overlap, for any batch size, and sharing comes near the bound."""
+"""Arena allocation: buffers with overlapping lifetimes are disjoint for any batch size; memory is near the bound."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from core.plan.arena import place
-from core.plan.liveness import Affine, Buffer, aligned, lower_bound
+from lathe.core.plan.arena import place
+from lathe.core.plan.liveness import Affine, Buffer, align_size, lower_bound
 
 
 def overlapping(buffers: list[Buffer], n: int) -> list[tuple[Buffer, Buffer]]:
@@ -25,7 +25,7 @@ def random_buffers(seed: int) -> list[Buffer]:
     for _ in range(40):
         first = int(rng.integers(0, 30))
         a, b = int(rng.integers(0, 2)) * int(rng.integers(1, 4000)), int(rng.integers(0, 500))
-        buffers.append(Buffer(aligned(Affine(a, b)), first, first + int(rng.integers(0, 6))))
+        buffers.append(Buffer(align_size(Affine(a, b)), first, first + int(rng.integers(0, 6))))
     return buffers
 
 
@@ -50,7 +50,7 @@ def test_a_gap_between_longer_lived_buffers_is_used() -> None:
     assert place([low, high, first, second]).at(1) == 640 + 576 + 128
 
 
-def test_what_reaches_highest_is_placed_first_where_sizes_alone_mislead() -> None:
+def test_the_highest_buffer_is_placed_first_if_sizes_mislead() -> None:
     """By size the third lies above the second, so that the fourth has to go on top of the first and the third."""
     late, short = Buffer(Affine(a=320), 4, 6), Buffer(Affine(a=320), 1, 1)
     buffers = [late, short, Buffer(Affine(a=256), 1, 2), Buffer(Affine(a=192), 2, 4)]
@@ -59,10 +59,10 @@ def test_what_reaches_highest_is_placed_first_where_sizes_alone_mislead() -> Non
 
 
 def test_alignment_counts_the_constant_part_once_per_row() -> None:
-    assert aligned(Affine(a=40)) == Affine(a=64)
-    assert aligned(Affine(a=64, b=4)) == Affine(a=128)
-    assert aligned(Affine(b=65)) == Affine(b=128)
-    assert aligned(Affine()) == Affine()
+    assert align_size(Affine(a=40)) == Affine(a=64)
+    assert align_size(Affine(a=64, b=4)) == Affine(a=128)
+    assert align_size(Affine(b=65)) == Affine(b=128)
+    assert align_size(Affine()) == Affine()
 
 
 def test_a_constant_buffer_fills_a_gap_between_rows() -> None:
@@ -72,7 +72,7 @@ def test_a_constant_buffer_fills_a_gap_between_rows() -> None:
     assert not overlapping([low, gap, high, scratch], 5)
 
 
-def test_scratch_lies_above_the_rows_that_live_beside_it() -> None:
+def test_scratch_memory_lies_above_live_rows() -> None:
     wide, narrow, scratch = Buffer(Affine(a=640), 0, 1), Buffer(Affine(a=128), 2, 4), Buffer(Affine(b=6400), 3, 3)
     other = Buffer(Affine(a=128), 1, 2)
     buffers = [wide, narrow, scratch, other]

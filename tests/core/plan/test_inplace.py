@@ -1,16 +1,16 @@
-"""A result takes the memory of an operand only where the kernel reads nothing else from that memory."""
+"""A result reuses the memory of an operand only if the kernel reads nothing else from that memory."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import core
-from core.ir.graph import Graph, Node, State, Value
-from core.ir.types import DType, TensorType, symbol
-from core.kernels.catalog import In, KernelCall, KernelSpec, Out
-from core.ops.terms import Writer
-from core.plan.choice import Choice
+import lathe
+from lathe.core.ir.graph import Graph, Node, State, Value
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.plan.kernel_choice import KernelChoice
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 N = symbol("n")
@@ -21,7 +21,7 @@ CONSTANTS = """
     float[8] scale = {1, 1, 1, 1, 1, 1, 1, 1}, float[8] bias = {-1, 0, 1, 2, 3, 4, 5, 6}
 """
 
-# What combines a tensor h [N, 6, 8] with a part of itself.
+# Nodes that combine a tensor h [N, 6, 8] with a part of itself.
 PATTERNS = {
     "add the first token": "f = Slice(h, zero, one, one) r = Add(h, f)",
     "subtract from the last token": "f = Slice(h, five, six, one) r = Sub(f, h)",
@@ -45,7 +45,7 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("body", PATTERNS.values(), ids=PATTERNS)
-def test_a_tensor_and_a_part_of_it(body: str, threads: int) -> None:
+def test_a_tensor_combined_with_a_part_of_itself(body: str, threads: int) -> None:
     """`h` lies in the arena, and so does `r`: something follows."""
     before, after = "h = LayerNormalization <axis = -1> (x, scale, bias)", "y = Softmax <axis = -1> (r)"
     assert_like_onnx_runtime(tokens(f"{before} {body} {after}"), *batches(1, 2, 7), threads=threads)
@@ -60,10 +60,10 @@ def test_the_product_of_a_part_and_the_residual(threads: int) -> None:
     hidden = x.exp().sum((1,)) + x
     product = hidden.slice(1, 0, 48) @ writer.array(normal(48, 96))
     graph.outputs = [(product + hidden).op("Softmax", axis=1).value]
-    with core.compile(graph, threads=threads, tune="off") as session:
+    with lathe.compile(graph, threads=threads, tune="off") as session:
         for rows in (1, 5, 40):
             feeds = {"x": normal(rows, 96)}
-            for name, want in core.interpret(graph, feeds).items():
+            for name, want in lathe.interpret(graph, feeds).items():
                 np.testing.assert_allclose(session.run(feeds)[name], want, 1e-4, 1e-4)
 
 
@@ -95,7 +95,7 @@ def test_a_part_inside_a_branch() -> None:
 @pytest.mark.parametrize(
     ("op", "shape"), [("ScatterND", (4, 1)), ("ScatterElements <axis = 0>", (4, 8))], ids=["rows", "elements"]
 )
-def test_scattered_into_itself(op: str, shape: tuple[int, int], reduction: str) -> None:
+def test_a_tensor_scattered_into_itself(op: str, shape: tuple[int, int], reduction: str) -> None:
     """The updates are the tensor that they are written into, in the opposite order."""
     places = [3 - i // shape[1] for i in range(shape[0] * shape[1])]
     constants = f"int64[{shape[0]},{shape[1]}] places = {{{', '.join(map(str, places))}}}"
@@ -114,11 +114,11 @@ def test_a_state_and_a_part_of_it() -> None:
     value = Value("s", MATRIX)
     graph.states = [State(value, value, np.arange(32, dtype=np.float32).reshape(4, 8))]
     state = writer.term(value)
-    sums = state.sum((1,))  # comes before the update, which reads it
+    sums = state.sum((1,))  # comes before the update, which custom_reader it
     graph.states[0].update = (state - state.slice(0, -1, -5, -1) + x * sums).value
     graph.outputs = [sums.value]
     expected = np.arange(32, dtype=np.float32).reshape(4, 8)
-    with core.compile(graph, threads=1, tune="off") as session:
+    with lathe.compile(graph, threads=1, tune="off") as session:
         for seed in range(3):
             given = normal(4, 8, seed=seed)
             (found,) = session.run({"x": given}).values()
@@ -127,7 +127,7 @@ def test_a_state_and_a_part_of_it() -> None:
             expected = expected - expected[::-1] + given * wanted
 
 
-def reads(views: bool, pointwise: bool, *indices: int) -> tuple[Choice, Node]:
+def custom_reader(views: bool, pointwise: bool, *indices: int) -> tuple[KernelChoice, Node]:
     """A node that reads some of: a value, itself again, its bytes as another value, another value."""
     value, view, other = Value("a", MATRIX), Value("v", MATRIX), Value("b", MATRIX)
     look = Node("Identity", [value], [view])
@@ -137,12 +137,16 @@ def reads(views: bool, pointwise: bool, *indices: int) -> tuple[Choice, Node]:
     node.outputs = [Value("y", MATRIX, node)]
     operands = (*(In(i) for i in range(len(indices))), Out())
     call = KernelCall(KernelSpec(), operands, inplace=(0, 1), pointwise=pointwise)
-    return Choice([look, node], {node: call}), node
+    return KernelChoice([look, node], {node: call}), node
 
 
 @pytest.mark.parametrize("pointwise", [True, False])
 def test_other_operands_of_the_kernel(pointwise: bool) -> None:
-    assert [Choice.may_overwrite(*reads(True, pointwise, 0, 3), index) for index in (0, 1, 2)] == [True, True, False]
-    assert Choice.may_overwrite(*reads(True, pointwise, 0, 1), 0) == pointwise
-    assert not Choice.may_overwrite(*reads(True, pointwise, 0, 2), 0)
-    assert not Choice.may_overwrite(*reads(True, pointwise, 2, 0), 0)
+    assert [KernelChoice.may_overwrite(*custom_reader(True, pointwise, 0, 3), index) for index in (0, 1, 2)] == [
+        True,
+        True,
+        False,
+    ]
+    assert KernelChoice.may_overwrite(*custom_reader(True, pointwise, 0, 1), 0) == pointwise
+    assert not KernelChoice.may_overwrite(*custom_reader(True, pointwise, 0, 2), 0)
+    assert not KernelChoice.may_overwrite(*custom_reader(True, pointwise, 2, 0), 0)

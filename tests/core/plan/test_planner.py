@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import core
-from core.codegen.target import host
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.plan.plan import ARENA, Fallback, Plan, Segment, weight_chunks
-from core.plan.planner import make_plan
-from core.plan.serialize import plan_from_json, plan_to_json
+import lathe
+from lathe.core.codegen.target import host
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.plan.plan import ARENA, Fallback, Plan, Segment, weight_chunks
+from lathe.core.plan.planner import make_plan
+from lathe.core.plan.serialize import plan_from_json, plan_to_json
 
 N = symbol("n")
 
@@ -74,13 +74,13 @@ def test_an_input_returned_as_output_is_copied() -> None:
     assert plan_of(graph).copies == (("x", plan_of(graph).outputs[0].base),)
 
 
-def test_what_has_no_kernel_falls_back_with_a_reason() -> None:
+def test_nodes_without_a_kernel_fall_back_with_a_reason() -> None:
     b, graph = graph_of()
     odd = b("NonZero", b("Relu", graph.inputs[0]))
     graph.outputs = [odd]
     plan = plan_of(graph)
     assert [type(entry) for entry in plan.schedule] == [Segment, Fallback]
-    assert "only exists while the model runs" in plan.schedule[1].reason  # type: ignore[union-attr]
+    assert "whose size only a run shows" in plan.schedule[1].reason  # type: ignore[union-attr]
 
 
 def test_equal_constants_are_stored_once_and_aligned() -> None:
@@ -103,11 +103,11 @@ def test_large_weights_are_packed_when_they_are_written() -> None:
     assert item.data is not item.data and item.data.nbytes == item.nbytes == planned.plan.weights
     assert sorted(set(item.data.tolist()) - {0.0}) == weight.ravel().tolist()[1:]
     wrong = replace(planned, weights=(replace(item, nbytes=item.nbytes - 64),))
-    with pytest.raises(ValueError, match=f"have {item.nbytes} bytes, {item.nbytes - 64} were announced"):
+    with pytest.raises(ValueError, match=f"have {item.nbytes} bytes, expected {item.nbytes - 64}"):
         list(weight_chunks(wrong))
 
 
-def test_kernels_that_differ_only_in_numbers_share_code_where_they_are_many() -> None:
+def test_many_kernels_that_differ_only_in_sizes_share_code() -> None:
     """Products of every depth, and sums of every width: one kernel each. Three are still made for their numbers."""
     for count, products in ((3, 3), (6, 1)):
         b, graph = graph_of((N, 64))
@@ -122,9 +122,9 @@ def test_kernels_that_differ_only_in_numbers_share_code_where_they_are_many() ->
         assert sum(spec.family == "gemm" for spec in made.specs.values()) == products
         assert sum(step.op == "MatMul" for step in made.plan.steps) == count
         x = np.random.default_rng(0).standard_normal((5, 64), np.float32)
-        with core.compile(graph, threads=2, tune="off") as session:
+        with lathe.compile(graph, threads=2, tune="off") as session:
             (y,) = session.run({graph.inputs[0].name: x}).values()
-        (want,) = core.interpret(graph, {graph.inputs[0].name: x}).values()
+        (want,) = lathe.interpret(graph, {graph.inputs[0].name: x}).values()
         np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
 
 
@@ -136,12 +136,12 @@ def test_plans_survive_json() -> None:
     assert again == plan
 
 
-def test_what_fallbacks_read_is_listed_in_the_order_of_the_nodes() -> None:
+def test_inputs_of_fallbacks_are_listed_in_node_order() -> None:
     """So that a model compiled again makes the same bytes."""
     b, graph = graph_of()
     read = [b("Relu", b("Exp", graph.inputs[0])) for _ in range(8)]
     graph.outputs = [b("NonZero", value) for value in read]
-    assert list(plan_of(graph).located) == [value.name for value in read]
+    assert list(plan_of(graph).value_addresses) == [value.name for value in read]
 
 
 def test_a_reshape_that_only_fits_some_batch_sizes_is_no_view() -> None:
@@ -151,7 +151,7 @@ def test_a_reshape_that_only_fits_some_batch_sizes_is_no_view() -> None:
     assert [entry.op for entry in plan.schedule if isinstance(entry, Fallback)] == ["Reshape"]
 
 
-def test_a_tape_has_seams_where_one_value_crosses() -> None:
+def test_a_plan_has_cut_points_where_one_value_is_live() -> None:
     b, graph = graph_of((N, 64, 64))
     first = b("Softmax", graph.inputs[0], axis=1)
     second = b("Softmax", first, axis=1)
@@ -159,16 +159,16 @@ def test_a_tape_has_seams_where_one_value_crosses() -> None:
     graph.outputs = [b("Softmax", b("Softmax", total, axis=1), axis=1)]
     plan = plan_of(graph)
     assert [step.op for step in plan.steps] == ["Softmax"] * 3 + ["Add"] + ["Softmax"] * 2
-    assert [seam.step for seam in plan.seams] == [1, 2, 4, 5]
-    for seam in plan.seams:
+    assert [seam.step for seam in plan.cut_points] == [1, 2, 4, 5]
+    for seam in plan.cut_points:
         written = plan.steps[seam.step - 1].operands
         assert any((operand.base, operand.offset) == (ARENA, seam.place) for operand in written)
         assert seam.row == 64 * 64 * 4 and seam.arena.at(1) <= plan.arena.at(1)
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), Graph()).seams == plan.seams
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), Graph()).cut_points == plan.cut_points
 
 
-def test_a_value_whose_rows_are_not_the_batch_makes_no_seam() -> None:
+def test_a_value_whose_rows_are_not_the_batch_is_no_cut_point() -> None:
     b, graph = graph_of((N, 4, 16))
     flat = b("Reshape", graph.inputs[0], b.constant(np.array([-1, 16])))
     graph.outputs = [b("Softmax", b("Softmax", flat, axis=0), axis=0)]
-    assert plan_of(graph).seams == ()
+    assert plan_of(graph).cut_points == ()

@@ -1,4 +1,4 @@
-"""Steps of one stage may run in any order, or at once: here they run backwards, and nobody sees it."""
+"""Steps of one stage may run in any order or at once: running them in reverse gives the same results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import compiler
-from core.codegen.target import host
-from core.ir.build import Builder
-from core.ir.graph import Graph, State, Value
-from core.ir.types import DType, TensorType, symbol
-from core.plan.plan import Plan, Region, Segment, Step
-from core.plan.planner import make_plan
-from core.train import losses, optimizers, step
+import lathe
+from lathe.core.codegen.target import host
+from lathe.core.compiler import pipeline
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.plan.plan import Plan, Region, Segment, Step
+from lathe.core.plan.planner import make_plan
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 from tests.core.random_nets import Net, feeds
 
 N = symbol("n")
@@ -33,24 +34,24 @@ def runs(plan: Plan) -> list[list[Step]]:
         for each in plan.steps[segment.first : segment.last]:
             found += [[]] if begins else []
             found[-1].append(each)
-            begins = each.meets
+            begins = each.has_barrier
     return found
 
 
 @pytest.fixture
 def backwards(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """From now on everything is compiled with the steps of each stage in reverse; the plans before that."""
+    """Compiles everything with the steps of each stage in reverse; the list holds the plans before the reversal."""
     seen: list[Plan] = []
-    build = compiler.build
+    build = pipeline.build
 
     def reversed_build(*args: Any) -> Any:
         compiled = build(*args)
         seen.append(compiled.plan)
-        stages = [[replace(each, meets=False) for each in stage[::-1]] for stage in runs(compiled.plan)]
-        steps = [each for *others, last in stages for each in (*others, replace(last, meets=True))]
+        stages = [[replace(each, has_barrier=False) for each in stage[::-1]] for stage in runs(compiled.plan)]
+        steps = [each for *others, last in stages for each in (*others, replace(last, has_barrier=True))]
         return replace(compiled, plan=replace(compiled.plan, steps=tuple(steps)))
 
-    monkeypatch.setattr(compiler, "build", reversed_build)
+    monkeypatch.setattr(pipeline, "build", reversed_build)
     return seen
 
 
@@ -62,7 +63,7 @@ def written(write: Write) -> Graph:
 
 
 def sizes(write: Write, threads: int = 2) -> list[int]:
-    """How many steps each stage has."""
+    """The number of steps of each stage."""
     return [len(stage) for stage in runs(make_plan(written(write), host(), threads).plan)]
 
 
@@ -79,7 +80,7 @@ def test_products_of_one_operand_share_a_stage() -> None:
     assert sizes(branches) == [2, 1]
 
 
-def test_on_one_thread_every_step_has_its_own() -> None:
+def test_on_one_thread_every_step_is_a_stage() -> None:
     assert sizes(branches, threads=1) == [1, 1, 1]
 
 
@@ -110,7 +111,7 @@ def test_a_state_is_not_overwritten_beside_a_reader() -> None:
     assert [len(stage) for stage in runs(plan)] == [1, 1]
 
 
-def test_what_a_neighbour_reads_is_not_written_in_place() -> None:
+def test_a_value_read_by_a_neighbour_is_not_written_in_place() -> None:
     def shared(b: Builder, x: Value) -> list[Value]:
         made = b("MatMul", x, weight(b, 0))
         return [b("Concat", b("Relu", made), b("MatMul", made, weight(b, 1)), axis=0)]
@@ -118,8 +119,8 @@ def test_what_a_neighbour_reads_is_not_written_in_place() -> None:
     for rows in (1, 5):
         x = np.random.default_rng(rows).standard_normal((rows, 64)).astype(np.float32)
         graph = written(shared)
-        session = core.compile(graph, threads=2, optimize=False, tune="off")
-        (want,) = core.interpret(graph, {"x": x}).values()
+        session = lathe.compile(graph, threads=2, optimize=False, tune="off")
+        (want,) = lathe.interpret(graph, {"x": x}).values()
         (got,) = session.run({"x": x}).values()
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
@@ -128,10 +129,10 @@ def test_what_a_neighbour_reads_is_not_written_in_place() -> None:
 def test_random_graphs_run_backwards(seed: int, backwards: list[Plan]) -> None:
     rng = np.random.default_rng(seed)
     graph = Net(lambda below: int(rng.integers(below))).grow(25)
-    session = core.compile(graph, threads=2, tune="off")
+    session = lathe.compile(graph, threads=2, tune="off")
     for batch in (1, 5):
         given = feeds(graph, batch, seed)
-        got, want = session.run(given), core.interpret(graph, given)
+        got, want = session.run(given), lathe.interpret(graph, given)
         for name, expected in want.items():
             np.testing.assert_allclose(got[name], expected, rtol=1e-3, atol=1e-3)
     assert backwards
@@ -140,7 +141,7 @@ def test_random_graphs_run_backwards(seed: int, backwards: list[Plan]) -> None:
 
 
 def assert_apart(plan: Plan) -> None:
-    """What must exist at one time lies in different places."""
+    """Check that buffers with overlapping lifetimes are disjoint."""
 
     def bytes_of(region: Region, n: int) -> range:
         return range(region.offset.at(n), region.offset.at(n) + region.size.at(n))

@@ -1,4 +1,4 @@
-"""States are updated in place where nothing needs their old value any more, and copied where something does."""
+"""States are updated in place if their old value is dead, and copied otherwise."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import core
-from core.ir.graph import Graph, State, Value
-from core.ir.types import DType, TensorType
-from core.kernels.target import Target
-from core.ops.terms import Term, Writer
-from core.plan.planner import make_plan
+import lathe
+from lathe.core.ir.graph import Graph, State, Value
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.target import Target
+from lathe.core.ops.opdef.terms import Term, Writer
+from lathe.core.plan.planner import make_plan
 
 F32 = DType.FLOAT32
 TARGET = Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "", 32, 16)
 
 
 def with_state(build: Callable[[Term, Term], tuple[Term, Term]]) -> Graph:
-    """A graph of x and the state s, each of 4 x 4; `build` gives an output and the next state."""
+    """A graph of x and the state s, each 4 x 4; `build` returns an output and the next state."""
     graph = Graph("g")
     writer = Writer(graph)
     x = writer.input("x", TensorType(F32, (4, 4)))
@@ -55,13 +55,13 @@ COPIED: dict[str, Callable[[Term, Term], tuple[Term, Term]]] = {
 
 
 @pytest.mark.parametrize("build", IN_PLACE.values(), ids=IN_PLACE)
-def test_in_place(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
+def test_states_are_updated_in_place(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
     assert make_plan(with_state(build), TARGET).plan.copies == ()
     assert_right(build)
 
 
 @pytest.mark.parametrize("build", COPIED.values(), ids=COPIED)
-def test_copied(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
+def test_states_are_copied_if_the_old_value_is_read_later(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
     plan = make_plan(with_state(build), TARGET).plan
     assert plan.states[0].base in [base for _, base in plan.copies]
     assert_right(build)
@@ -70,13 +70,13 @@ def test_copied(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
 def assert_right(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
     """Three runs of a session against NumPy on the graph's own formula."""
     graph = with_state(build)
-    session = core.compile(graph, threads=1)
+    session = lathe.compile(graph, threads=1)
     for run in range(3):
         x = np.random.default_rng(run).uniform(-1, 1, (4, 4)).astype(np.float32)
         copy = with_state(build)
         copy.states[0].initial = graph.states[0].initial
         copy.outputs.append(copy.states[0].update)
-        expected = list(core.interpret(copy, {"x": x}).values())
+        expected = list(lathe.interpret(copy, {"x": x}).values())
         found = next(iter(session.run({"x": x}).values()))
         np.testing.assert_allclose(found, expected[0], 1e-5, 1e-5, err_msg=f"run {run}")
         graph.states[0].initial = expected[-1]  # the only one, where the result is an output

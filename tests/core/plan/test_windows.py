@@ -1,4 +1,4 @@
-"""Values inside others: parts and joined tensors need no copies, whoever reads and writes them."""
+"""Values inside other values: parts and concatenated tensors need no copies, whatever reads and writes them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import core
-from core.ir.build import Builder
-from core.ir.graph import Graph, Value
-from core.ir.types import Dim, DType, TensorType, symbol
-from core.plan.windows import restrided
+import lathe
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import Dim, DType, TensorType, symbol
+from lathe.core.plan.windows import view_strides
 
 N = symbol("n")
 Write = Callable[[Builder, Value], list[Value]]
@@ -22,10 +22,10 @@ def ran(write: Write, *shape: Dim, threads: int = 1) -> list[str]:
     graph = Graph("g")
     builder = Builder(graph)
     graph.outputs = write(builder, builder.input("x", TensorType(DType.FLOAT32, shape)))
-    session = core.compile(graph, threads=threads, optimize=False, tune="off")
+    session = lathe.compile(graph, threads=threads, optimize=False, tune="off")
     for rows in (0, 1, 3, 17):
         x = np.random.default_rng(rows).standard_normal([rows if dim is N else dim for dim in shape], np.float32)
-        got, want = session.run({"x": x}), core.interpret(graph, {"x": x})
+        got, want = session.run({"x": x}), lathe.interpret(graph, {"x": x})
         for name, expected in want.items():
             np.testing.assert_allclose(got[name], expected, rtol=1e-4, atol=1e-4)
     assert "FALLBACK" not in session.explain()
@@ -38,7 +38,7 @@ def conv(b: Builder, x: Value, columns: int, size: int = 3) -> Value:
     return b("FusedConv", x, b.constant(weight), **attrs)  # type: ignore[arg-type]
 
 
-def test_convolutions_write_into_what_joins_them() -> None:
+def test_convolutions_write_into_their_concatenation() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         pooled = b("MaxPool", x, kernel_shape=(1, 1), layout="NHWC")
         return [b("Relu", b("Concat", conv(b, x, 5), conv(b, x, 7, size=1), conv(b, x, 40), pooled, axis=-1))]
@@ -46,14 +46,14 @@ def test_convolutions_write_into_what_joins_them() -> None:
     assert ran(net, N, 6, 6, 20) == ["FusedConv", "FusedConv", "FusedConv", "MaxPool", "Relu"]
 
 
-def test_winograd_too() -> None:
+def test_winograd_writes_into_concatenations() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         return [b("Relu", b("Concat", conv(b, x, 32), conv(b, x, 48), axis=-1))]
 
     assert ran(net, N, 13, 13, 32) == ["FusedConv", "FusedConv", "Relu"]
 
 
-def test_every_layer_reads_all_before_it() -> None:
+def test_dense_blocks_need_no_copies() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         parts = [b("Relu", x)]
         for _ in range(3):
@@ -64,7 +64,7 @@ def test_every_layer_reads_all_before_it() -> None:
     assert "Concat" not in ran(net, N, 4, 4, 20, threads=2)
 
 
-def test_a_part_that_others_read_as_well() -> None:
+def test_a_part_with_other_readers() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         skip = conv(b, x, 8)
         small = b("MaxPool", skip, kernel_shape=(2, 2), strides=(2, 2), layout="NHWC")
@@ -73,7 +73,7 @@ def test_a_part_that_others_read_as_well() -> None:
     assert "Concat" not in ran(net, N, 6, 6, 20)
 
 
-def test_what_cannot_be_written_there_is_copied() -> None:
+def test_values_that_cannot_be_written_there_are_copied() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         kept = b("Relu", x)
         return [kept, b("Neg", b("Concat", x, kept, b("Exp", x), b("Softmax", x, axis=1), axis=1))]
@@ -81,7 +81,7 @@ def test_what_cannot_be_written_there_is_copied() -> None:
     assert ran(net, N, 5).count("Concat") == 1
 
 
-def test_one_value_twice() -> None:
+def test_one_value_concatenated_twice() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         y = b("Relu", x)
         return [b("Concat", y, b("Exp", x), y, axis=1)]
@@ -89,7 +89,7 @@ def test_one_value_twice() -> None:
     assert ran(net, N, 5).count("Concat") == 1
 
 
-def test_one_value_twice_that_lies_inside_another() -> None:
+def test_one_value_concatenated_twice_that_is_a_part_of_another() -> None:
     """Its stride along the axis is of no use: the extent there is 1."""
 
     def net(b: Builder, x: Value) -> list[Value]:
@@ -107,7 +107,7 @@ def test_results_are_written_into_an_output_of_the_model() -> None:
     assert ran(net, N, 5) == ["Exp", "Relu"]
 
 
-def test_what_begins_after_the_rows_of_a_batch_is_copied() -> None:
+def test_a_part_that_begins_after_the_rows_of_a_batch_is_copied() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         return [b("Tanh", b("Concat", b("Relu", x), b("Exp", x), axis=0))]
 
@@ -122,7 +122,7 @@ def test_vectors_become_rows_of_a_matrix() -> None:
     assert ran(net, N, 5) == ["Abs", "Exp", "Neg", "Relu"]
 
 
-def test_parts_are_read_where_they_are() -> None:
+def test_parts_are_read_in_place() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         y = b("Exp", x)
         first, second = b.emit("Split", y, outputs=2, axis=1, split=(4, 4))
@@ -180,6 +180,6 @@ def test_heads_of_one_product(threads: int) -> None:
 
 
 def test_strides_under_another_shape() -> None:
-    assert restrided((N, 1, 5), (40, 7, 1), (N, 5)) == (40, 1)
-    assert restrided((N, 5), (40, 1), (1, N, 1, 5)) == (0, 40, 0, 1)
-    assert restrided((N, 10), (40, 1), (N, 2, 5)) is None
+    assert view_strides((N, 1, 5), (40, 7, 1), (N, 5)) == (40, 1)
+    assert view_strides((N, 5), (40, 1), (1, N, 1, 5)) == (0, 40, 0, 1)
+    assert view_strides((N, 10), (40, 1), (N, 2, 5)) is None

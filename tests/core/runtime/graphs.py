@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-import core.ops  # noqa: F401
-from core.ir.build import Builder
-from core.ir.graph import Graph, State
-from core.ir.types import DType, TensorType, symbol
+import lathe.core.ops  # noqa: F401
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph, State
+from lathe.core.ir.types import DType, TensorType, symbol
 
 N = symbol("batch")
 
@@ -29,7 +29,7 @@ def mlp(seed: int = 0, hidden: int = 48) -> Graph:
 
 def sequence() -> Graph:
     """[batch, length, 8] -> [batch, length + 2, 8], resampled: a model of two symbols. The kernel of a Resize that
-    smoothes needs known sizes, so there is no code for any sizes, and no part of it."""
+    smoothes needs known sizes, so there is no dynamic-shape code, not even for a part of it."""
     graph = Graph("sequence")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (N, symbol("length"), 8)))
@@ -46,7 +46,7 @@ def counter() -> Graph:
     graph = Graph("counter")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (4,)))
-    from core.ir.graph import Value
+    from lathe.core.ir.graph import Value
 
     total = Value("total", TensorType(DType.FLOAT32, (4,)))
     graph.states = [State(total, total, np.zeros(4, np.float32))]

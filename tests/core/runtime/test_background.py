@@ -1,4 +1,4 @@
-"""The child of a session: how it gets a processor that others want, too."""
+"""The compile process of a session and its CPU priority on a busy machine."""
 
 from __future__ import annotations
 
@@ -8,45 +8,44 @@ import sys
 
 import pytest
 
-from core.runtime import background, child_python
-from core.runtime.background import Background
-from core.runtime.priority import Priority, lower
+from lathe.core.runtime.host import child_python
+from lathe.core.runtime.host.priority import Priority, set_priority
+from lathe.core.runtime.session import background
+from lathe.core.runtime.session.background import Background
 
 Started = list[tuple[Priority, bool, int]]
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """Of each child, which sleeps for as long as it is told: what it was given, whether it is idle, its niceness."""
+    """The started children, which only sleep: arguments, whether it is idle, and niceness of each."""
     found: Started = []
 
     def noting(pid: int, priority: Priority) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, 1)
-        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))  # whatever this process was started with
-        lower(pid, priority)
+        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))  # whatever niceness this process has
+        set_priority(pid, priority)
         found.append((priority, os.sched_getscheduler(pid) == os.SCHED_IDLE, os.getpriority(os.PRIO_PROCESS, pid)))
 
     sleeper = [sys.executable, "-S", "-c", "import sys, time; time.sleep(float(sys.argv[-1]))"]
     monkeypatch.setattr(child_python, "command", lambda *arguments: [*sleeper, *arguments])
-    monkeypatch.setattr(background, "_LOOK", 0.01)
-    monkeypatch.setattr(background, "lower", noting)
+    monkeypatch.setattr(background, "_CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(background, "set_priority", noting)
     return found
 
 
 SHARED, IDLE = (Priority.SHARED, False, 5), (Priority.IDLE, True, 19)
 
 
-def test_who_is_waited_for_has_a_share_and_who_is_not_is_idle(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "is_starved", lambda *_: False)  # whatever else this machine does
+def test_a_child_is_idle_unless_a_run_waits_for_it(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "is_starved", lambda *_: False)  # whatever the load of this machine
     worker = Background()
     assert worker.run_child(["0"])
     assert worker.run_child(["0"], patient=True)
     assert started == [SHARED, IDLE]
 
 
-def test_an_idle_child_that_others_leave_no_time_begins_anew(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starved_idle_child_is_restarted(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["60"]
 
     def starved(_pid: int, _computed: float) -> bool:
@@ -58,9 +57,9 @@ def test_an_idle_child_that_others_leave_no_time_begins_anew(started: Started, m
     assert started == [IDLE, SHARED]
 
 
-def test_who_is_nicer_already_stays_so() -> None:
+def test_a_higher_niceness_is_kept() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         os.setpriority(os.PRIO_PROCESS, child.pid, 12)
-        lower(child.pid, Priority.SHARED)
+        set_priority(child.pid, Priority.SHARED)
         assert os.getpriority(os.PRIO_PROCESS, child.pid) == 12
         child.kill()

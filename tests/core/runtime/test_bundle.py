@@ -1,4 +1,4 @@
-"""Bundles: what is written is read, and nothing is read that is damaged or that somebody else could have written."""
+"""Bundles read back what was written; damaged ones, and those writable by other users, are refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ArtifactError
-from core.runtime.bundle import LARGE, Bundle, Span, Written, is_trusted, write_bundle
+from lathe.core.errors import ArtifactError
+from lathe.core.runtime.artifact.bundle import LARGE, Bundle, FileIdentity, Span, is_trusted, write_bundle
 
 PARTS = {"first": [b"abc", memoryview(b"def")], "none": [], "second": [bytes(range(256)) * 40]}
 
@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, bytes]:
         return {name: bytes(bundle.section(name)) for name in PARTS}
 
 
-def test_sections_come_back_and_outlive_the_bundle(tmp_path: Path) -> None:
+def test_sections_read_back_and_outlive_the_bundle(tmp_path: Path) -> None:
     assert read(made(tmp_path)) == {name: b"".join(chunks) for name, chunks in PARTS.items()}
     with Bundle(tmp_path / "some.lathe") as bundle:
         section = bundle.section("second")
@@ -37,13 +37,13 @@ def test_sections_come_back_and_outlive_the_bundle(tmp_path: Path) -> None:
     assert np.array_equal(section[:256], np.arange(256))
 
 
-def test_equal_contents_give_equal_files_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_equal_contents_give_equal_files_and_no_temporary_ones(tmp_path: Path) -> None:
     content = made(tmp_path).read_bytes()
     assert made(tmp_path).read_bytes() == content  # the second replaces the first
     assert [path.name for path in tmp_path.iterdir()] == ["some.lathe"]
 
 
-def test_pieces_longer_than_a_huge_page_come_back_whole(tmp_path: Path) -> None:
+def test_sections_longer_than_a_huge_page_read_back(tmp_path: Path) -> None:
     pieces = [np.random.default_rng(size).bytes(size) for size in ((1 << 21) - 4099, 3 << 21, 5)]
     write_bundle(tmp_path / "some.lathe", {}, {"long": pieces})
     with Bundle(tmp_path / "some.lathe") as bundle:
@@ -61,17 +61,17 @@ def test_a_large_chunk_has_a_digest_of_its_own(tmp_path: Path) -> None:
         assert bytes(bundle.section("mixed")) == b"".join(parts) and bundle.size("mixed") == len(b"".join(parts))
 
 
-def test_only_what_this_process_wrote_and_nobody_touched_is_not_checked_again(tmp_path: Path) -> None:
+def test_only_untouched_files_of_this_process_skip_the_check(tmp_path: Path) -> None:
     path = tmp_path / "some.lathe"
     written = write_bundle(path, {"answer": 42}, PARTS)
     good, status = path.read_bytes(), path.stat()
     damaged = good.replace(b"abcdef", b"abcdeg")
 
-    def seen(known: Written | None) -> bytes:
+    def seen(known: FileIdentity | None) -> bytes:
         with Bundle(path, known) as bundle:
             return bytes(bundle.section("first"))
 
-    path.write_bytes(damaged)  # the time of the last change tells
+    path.write_bytes(damaged)  # the modification time shows it
     with pytest.raises(ArtifactError, match="is damaged: the digest of bytes 0 to 6 of its section 'first'"):
         seen(written)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -85,7 +85,7 @@ def test_only_what_this_process_wrote_and_nobody_touched_is_not_checked_again(tm
         seen(written)
 
 
-def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = made(tmp_path)
     with pytest.raises(TypeError):
         write_bundle(path, {}, {"first": [b"new", 3]})  # type: ignore[list-item]

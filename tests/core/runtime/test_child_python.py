@@ -1,4 +1,4 @@
-"""Child processes find this very package, whatever lies in the working directory."""
+"""Child processes import this package, whatever is in the working directory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import core
-from core import custom
-from core.runtime import child_python
-from core.runtime.background import Background
+import lathe
+from lathe.core.compiler import custom_operators
+from lathe.core.runtime.host import child_python
+from lathe.core.runtime.session.background import Background
 from tests.core.small_models import model
 
-PROJECT = Path(core.__file__).parents[1]
+PROJECT = Path(lathe.__file__).parents[1]
 
 
 @pytest.fixture
@@ -39,17 +39,15 @@ def test_a_child_imports_nothing_of_the_working_directory(
     assert (project_of_a_user / "out/graph.lir").exists()
 
 
-def test_it_finds_operators_where_this_process_found_them(
-    project_of_a_user: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A script that lies beside its operators sees them; a child would not, without the working directory."""
+def test_a_child_finds_custom_operators(project_of_a_user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script beside its operators can import them; a child needs their folder on its path."""
     folder = project_of_a_user / "scripts"
     (folder / "ours").mkdir(parents=True)
     (folder / "ours/__init__.py").write_text("")
     (folder / "ours/operators_of_a_test.py").write_text("")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv(child_python.OPERATORS, "")
-    custom.load_operators("ours.operators_of_a_test")
+    custom_operators.load_operators("ours.operators_of_a_test")
     assert child_python.python_path().split(os.pathsep)[-1] == str(folder.resolve())
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", child_python.python_path())
@@ -57,13 +55,13 @@ def test_it_finds_operators_where_this_process_found_them(
     assert done.returncode == 0
 
 
-def test_nobody_starts_python_in_another_way() -> None:
+def test_python_is_started_in_one_place_only() -> None:
     sources = [path for package in ("core", "server") for path in (PROJECT / package).rglob("*.py")]
     starting = {path.relative_to(PROJECT).as_posix() for path in sources if "sys.executable" in path.read_text()}
     # The exporters run in a client's process. They start a script by its path, in a Python that need not have Lathe,
     # with PYTHONSAFEPATH; `pytorch.py` is that script, and names its own Python in a message.
     exporting = {f"server/client/exporting/{name}.py" for name in ("files", "pytorch")}
-    assert starting == {"core/runtime/child_python.py"} | exporting
+    assert starting == {"core/runtime/host/child_python.py"} | exporting
 
 
 def _written(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Loops and branches that run inside native code: equal to the interpreter, and in sight where they do not."""
+"""Loops and branches in native code agree with the interpreter; explain() shows those that run on references."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import onnx
 import onnx.parser
 import pytest
 
-import core
-from core.errors import FeedError
-from core.ir.closure import closed, opened
-from core.ir.graph import Graph, captures
+import lathe
+import lathe.core.compiler.options
+from lathe.core.errors import FeedError
+from lathe.core.ir.closure import close_body, restore_captures
+from lathe.core.ir.graph import Graph, captures
 from tests.core.frontends.models import floats, theirs
 
 RECURRENT = """
@@ -45,10 +46,10 @@ def recurrent(condition: str, limit: str, outputs: str = "float[n,4] h, float[m,
 
 def check(data: bytes, feeds: dict[str, Any], threads: int = 1, native: bool = True) -> dict[str, Any]:
     """The compiled model agrees with the interpreter; `native`: without a single node on the reference."""
-    graph = core.load(data)
-    with core.compile(graph, threads=threads) as session:
+    graph = lathe.load(data)
+    with lathe.compile(graph, threads=threads) as session:
         assert (" 0 on the reference" in session.explain()) == native, session.explain()
-        got, want = session.run(feeds), core.interpret(graph, feeds)
+        got, want = session.run(feeds), lathe.interpret(graph, feeds)
     for name, array in want.items():
         assert (got[name].shape, got[name].dtype) == (array.shape, array.dtype)
         np.testing.assert_allclose(got[name], array, 1e-5, 1e-6)
@@ -62,16 +63,16 @@ def test_a_loop_with_a_carried_value_and_a_scan_output(rows: int, threads: int) 
     check(recurrent(KEEP, "5"), feeds, threads)
 
 
-def test_requests_share_a_batch_where_the_body_keeps_rows_apart() -> None:
+def test_requests_share_a_batch_if_the_body_keeps_rows_independent() -> None:
     data, x, h0 = recurrent(KEEP, "5", "float[n,4] h"), floats(3000, 4), floats(3000, 4, seed=1)
-    with core.compile(data, threads=2) as session:
+    with lathe.compile(data, threads=2) as session:
         assert session.batching.batchable, session.batching.reason
         together = session.run({"x": x, "h0": h0})["h"]
         apart = [session.run({"x": x[i : i + 1], "h0": h0[i : i + 1]})["h"][0] for i in (0, 7, 2999)]
     np.testing.assert_allclose(together[[0, 7, 2999]], apart, 1e-5, 1e-6)
 
 
-def test_like_onnx_runtime() -> None:
+def test_loops_agree_with_onnx_runtime() -> None:
     data, feeds = recurrent(KEEP, "5"), {"x": floats(3, 4), "h0": floats(3, 4, seed=1)}
     want = check(data, feeds)
     for name, array in theirs(onnx.load_from_string(data), feeds).items():
@@ -103,12 +104,12 @@ def test_a_limit_and_a_condition_that_the_caller_gives() -> None:
     np.testing.assert_array_equal(results[3], h0)
 
 
-def test_how_often_it_runs_shows_only_then_so_scan_outputs_do_not() -> None:
+def test_scan_outputs_of_an_unknown_number_of_steps_are_not_native() -> None:
     feeds = {"x": floats(2, 4), "h0": floats(2, 4, seed=1)}
     assert check(recurrent(STOP, "10"), feeds, native=False)["ys"].shape == (3, 2, 4)
 
 
-def test_carried_values_may_change_places_or_stay() -> None:
+def test_carried_values_may_swap_or_stay() -> None:
     body = """
         a, b, k, r = Loop (M, , x, y, x) <body = g2 (int64 i, bool c, float[n,3] p, float[n,3] q, float[n,3] s)
             => (bool again, float[n,3] q2, float[n,3] p2, float[n,3] s2, float[n,3] row)
@@ -182,11 +183,11 @@ def test_data_that_a_kernel_of_the_body_refuses() -> None:
     table = f"float[3,4] table = {{{', '.join(map(str, range(12)))}}}, int64 M = {{2}}"
     data = model(body, "float[4] x, int64 k", "float[4] y", table)
     check(data, {"x": floats(4), "k": np.array(2)})
-    with core.compile(data, threads=1) as session, pytest.raises(FeedError, match="index out of range"):
+    with lathe.compile(data, threads=1) as session, pytest.raises(FeedError, match="index out of range"):
         session.run({"x": floats(4), "k": np.array(3)})
 
 
-def test_a_body_without_kernels_runs_on_the_reference_and_says_so() -> None:
+def test_a_body_without_kernels_is_reported_as_fallback() -> None:
     body = """
         y = Loop (M, , x) <body = b (int64 i, bool c, float[4] u) => (bool ca, float[4] v) {
             ca = Identity(c)
@@ -195,29 +196,29 @@ def test_a_body_without_kernels_runs_on_the_reference_and_says_so() -> None:
         }>
     """
     data = model(body, "float[4] x, float[2,2] square", "float[4] y", "int64 M = {2}")
-    with core.compile(data, threads=1) as session:
+    with lathe.compile(data, threads=1) as session:
         assert "in its body, node 'w' (Det) runs on the reference: no compiled kernel for Det" in session.explain()
     check(data, {"x": floats(4), "square": floats(2, 2)}, native=False)
 
 
 def test_an_artifact_holds_the_kernels_of_bodies(tmp_path: Path) -> None:
     data, feeds = recurrent(KEEP, "5"), {"x": floats(2, 4), "h0": floats(2, 4, seed=1)}
-    graph = core.load(data)
-    options = core.compiler.make_options("cpu", "float32", 1, 8, True, None)  # type: ignore[attr-defined]
-    core.compiler.compile_to(tmp_path / "model", graph, options)  # type: ignore[attr-defined]
-    with core.load_compiled(tmp_path / "model") as session:
-        np.testing.assert_allclose(session.run(feeds)["h"], core.interpret(graph, feeds)["h"], 1e-5, 1e-6)
+    graph = lathe.load(data)
+    options = lathe.core.compiler.options.make_options("cpu", "float32", 1, 8, True, None)
+    lathe.core.compiler.compile.compile_to(tmp_path / "model", graph, options)
+    with lathe.load_compiled(tmp_path / "model") as session:
+        np.testing.assert_allclose(session.run(feeds)["h"], lathe.interpret(graph, feeds)["h"], 1e-5, 1e-6)
 
 
 def test_bodies_stand_alone_and_return() -> None:
-    graph = core.load(recurrent(KEEP, "5"))
+    graph = lathe.load(recurrent(KEEP, "5"))
     body = graph.nodes[0].attrs["body"]
     assert isinstance(body, Graph)
     text, captured = str(body), captures(body)
-    alone, outer = closed(body, graph.constants)
+    alone, outer = close_body(body, graph.constants)
     assert captures(alone) == [] and [value.name for value in outer] == ["x"]
     assert [array.shape for array in alone.constants.values()] == [(4, 4)]
-    again = opened(alone, outer)
+    again = restore_captures(alone, outer)
     assert captures(again) == [value for value in captured if value not in graph.constants]
     assert str(body) == text
 
@@ -231,7 +232,7 @@ def test_a_loop_ends_with_the_first_index_that_is_refused() -> None:
     }>"""
     data = model(body, "int64 m, int64[4] at, float[n,4] x", "float[n,4] h", "bool go = {1}")
     feeds = {"m": np.array(1 << 62), "at": np.array([0, 1, 2, 9]), "x": np.zeros((2, 4), np.float32)}
-    with core.compile(core.load(data), threads=1) as session:
+    with lathe.compile(lathe.load(data), threads=1) as session:
         assert " 0 on the reference" in session.explain()
         with pytest.raises(FeedError, match="index out of range"):
             session.run(feeds)
@@ -264,11 +265,11 @@ WHILE = """
 
 
 def test_a_while_loop_that_counts_steps_is_native_for_each_number_of_them() -> None:
-    """As TensorFlow writes a layer over time: its weights are carried, and the condition says how often it runs."""
+    """TensorFlow's form of a recurrent layer: weights are carried, and the condition sets the number of steps."""
     lengths = "counts = Shape <start = 1, end = 2> (x)\nrows = Shape <end = 1> (x)\nlengths = Expand(counts, rows)"
     constants = f"{W}, int64 M = {{9223372036854775807}}, int32 start = {{0}}, int32 one = {{1}}, int64 first = {{0}}"
     data = model(lengths + WHILE, "float[n,t,4] x, float[n,4] h0", "float[n,4] h, float[n,k,4] z", constants)
-    with core.compile(data, threads=1, new_shapes="wait", tune="off") as session:
+    with lathe.compile(data, threads=1, new_shapes="wait", tune="off") as session:
         for rows, steps in ((2, 3), (1, 5), (3, 1), (5, 3)):
             feeds = {"x": floats(rows, steps, 4), "h0": floats(rows, 4)}
             got = session.run(feeds)

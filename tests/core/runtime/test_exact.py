@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import core
-from core.ir.build import Builder
-from core.ir.graph import Array, Graph
-from core.ir.types import DType, TensorType, symbol
+import lathe
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.types import DType, TensorType, symbol
 
 BORDER = 10  # inside a tile of Winograd's: its results at 11 do not depend on what lies left of here
 OTHERWISE = ("winograd 4x4", "(AMX)")  # than by definition
@@ -36,7 +36,7 @@ def problem() -> tuple[Graph, Array, Array]:
     return convolution(weight), x, np.einsum("nihwjk,oijk->nohw", windows, weight)
 
 
-def error_of_near(session: core.Session, x: Array, exact: Array) -> float:
+def error_of_near(session: lathe.Session, x: Array, exact: Array) -> float:
     """The greatest error of results that only depend on the right part, against the largest of them."""
     [y] = session.run({"x": x}).values()
     return float(np.abs(y - exact)[..., BORDER + 1 :].max() / np.abs(exact[..., BORDER + 1 :]).max())
@@ -44,14 +44,14 @@ def error_of_near(session: core.Session, x: Array, exact: Array) -> float:
 
 def test_small_results_beside_large_ones_are_exact_without_winograd(problem: tuple[Graph, Array, Array]) -> None:
     graph, x, exact = problem
-    fast, plain = (core.compile(graph, threads=1, winograd=choice) for choice in (True, False))
+    fast, plain = (lathe.compile(graph, threads=1, winograd=choice) for choice in (True, False))
     assert error_of_near(plain, x, exact) < 2e-6
-    if "winograd 4x4" in fast.explain():  # else by matrix tiles, which keep rows apart
+    if "winograd 4x4" in fast.explain():  # otherwise by matrix tiles, which compute rows separately
         assert error_of_near(fast, x, exact) > 1e-4  # tiles reach across the border
 
 
-def test_explain_says_so(problem: tuple[Graph, Array, Array]) -> None:
-    fast, plain = (core.compile(problem[0], threads=1, winograd=choice) for choice in (True, False))
+def test_explain_shows_the_direct_products(problem: tuple[Graph, Array, Array]) -> None:
+    fast, plain = (lathe.compile(problem[0], threads=1, winograd=choice) for choice in (True, False))
     for session in (fast, plain):
         session.run({"x": problem[1]})
     assert any(otherwise in fast.explain() for otherwise in OTHERWISE)

@@ -1,4 +1,4 @@
-"""What a session says of itself: the work per node against the machine's peaks, the memory map, times."""
+"""`explain()` of a session: work per node against the machine's peaks, the memory map, times."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import core
-from core.frontends.export import export
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.kernels.target import Target
-from core.plan.liveness import Affine
-from core.plan.plan import Fallback, Memory, Plan, Port, Region, Segment, Step
-from core.runtime import machine
-from core.runtime.explain import explain_plan
-from core.runtime.machine import Peaks
-from core.runtime.profile import REFERENCE
+import lathe
+from lathe.core.frontends.export import export
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.target import Target
+from lathe.core.plan.liveness import Affine
+from lathe.core.plan.plan import Fallback, Memory, Plan, Port, Region, Segment, Step
+from lathe.core.runtime.host import machine
+from lathe.core.runtime.host.machine import Peaks
+from lathe.core.runtime.session.explain import explain_plan
+from lathe.core.runtime.session.profile import REFERENCE
 from tests.core.runtime import graphs
 from tests.core.targets import each_target
 
@@ -69,7 +69,7 @@ def test_the_memory_map_is_in_order_of_address() -> None:
 
 
 def test_regions_that_live_together_do_not_overlap() -> None:
-    session = core.compile(graphs.convolution(), threads=2)
+    session = lathe.compile(graphs.convolution(), threads=2)
     plan = session._shapes.made()[()].shares[0].plan
     regions = plan.regions
     assert regions and max(r.offset.at(5) + r.size.at(5) for r in regions) == plan.arena.at(5)
@@ -85,7 +85,7 @@ def test_the_time_of_a_fallback_is_its_own() -> None:
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (400, 400)))
     graph.outputs = [b("Exp", b("Det", b("Exp", x)))]
-    with core.compile(graph, threads=1) as session:
+    with lathe.compile(graph, threads=1) as session:
         profile = session.profile({"x": np.eye(400, dtype=np.float32)}, runs=3)
     before, middle, after = profile.nodes
     assert (middle.op, middle.kernel) == ("Det", REFERENCE)
@@ -93,8 +93,8 @@ def test_the_time_of_a_fallback_is_its_own() -> None:
 
 
 def test_a_share_of_the_peak_stands_beside_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.runtime.executable.peaks", lambda: Peaks(2e9, 1e15))
-    profile = core.compile(graphs.mlp(hidden=512), threads=1).profile({"x": np.ones((64, 20), np.float32)}, runs=2)
+    monkeypatch.setattr("lathe.core.runtime.host.executable.peaks", lambda: Peaks(2e9, 1e15))
+    profile = lathe.compile(graphs.mlp(hidden=512), threads=1).profile({"x": np.ones((64, 20), np.float32)}, runs=2)
     for node in profile.nodes:
         assert node.least == node.flops // 2
         assert node.roofline == pytest.approx(node.gflops / 2, rel=1e-3)
@@ -110,7 +110,7 @@ def test_measured_peaks_are_believable(target: Target, monkeypatch: pytest.Monke
     assert 2e8 < found.bandwidth < 2e12
 
 
-def test_peaks_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_peaks_are_measured_once_and_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LATHE_CACHE", str(tmp_path))
     measured: list[Target] = []
     monkeypatch.setattr(machine, "measure", lambda target: measured.append(target) or PEAKS)
@@ -123,8 +123,8 @@ def test_peaks_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_p
     machine.peaks.cache_clear()
 
 
-def test_what_is_explained_survives_an_artifact(tmp_path: Path) -> None:
+def test_explain_is_the_same_after_loading_an_artifact(tmp_path: Path) -> None:
     model, cache = export(graphs.mlp()), tmp_path / "cache"
-    fresh = core.compile(graphs.mlp(), threads=1, cache_dir=cache).explain(batch=8)
-    kept = [core.compile(model, threads=1, cache_dir=cache).explain(batch=8) for _ in range(2)]
+    fresh = lathe.compile(graphs.mlp(), threads=1, cache_dir=cache).explain(batch=8)
+    kept = [lathe.compile(model, threads=1, cache_dir=cache).explain(batch=8) for _ in range(2)]
     assert kept == [fresh, fresh] and "###" in fresh

@@ -1,4 +1,4 @@
-"""Sessions that are fed initializers which are inputs, too: code with real inputs in their place."""
+"""Sessions with feeds for initializers that are also inputs: code with real inputs in their place."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import core
-from core.described import describe
-from core.errors import FeedError, SessionClosed
-from core.runtime.session import _VARIANTS
+import lathe
+import lathe.core.compiler.options
+from lathe.core.compiler.description import describe
+from lathe.core.errors import FeedError, SessionClosed
+from lathe.core.runtime.session.session import _MAX_VARIANTS
 from tests.core.frontends.models import theirs
 from tests.core.frontends.test_defaults import X, load, model, scaled
 
@@ -107,7 +108,7 @@ def x_of(proto: onnx.ModelProto) -> np.ndarray[Any, Any]:
     return X if columns == 6 else X.reshape(-1, columns)
 
 
-def check(session: core.Session, proto: onnx.ModelProto, fed: Feeds) -> None:
+def check(session: lathe.Session, proto: onnx.ModelProto, fed: Feeds) -> None:
     feeds = {name: np.asarray(array) for name, array in {"x": x_of(proto), **fed}.items()}
     got, want = session.run(feeds)["y"], theirs(proto, feeds)["y"]
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
@@ -121,7 +122,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("form", ["graph", "bytes", "path", "artifact"])
-def test_a_fed_default_counts_for_its_run_alone(name: str, form: str, tmp_path: Path, cache: Path) -> None:
+def test_a_fed_default_affects_only_its_run(name: str, form: str, tmp_path: Path, cache: Path) -> None:
     make, feeds = CASES[name]
     proto = make()
     with opened(proto, form, tmp_path, cache) as session:
@@ -132,52 +133,54 @@ def test_a_fed_default_counts_for_its_run_alone(name: str, form: str, tmp_path: 
             check(session, proto, {})
 
 
-def opened(proto: onnx.ModelProto, form: str, tmp_path: Path, cache: Path) -> core.Session:
+def opened(proto: onnx.ModelProto, form: str, tmp_path: Path, cache: Path) -> lathe.Session:
     file, artifact = tmp_path / "model.onnx", tmp_path / "model.lathe"
     file.write_bytes(proto.SerializeToString())
     match form:
         case "graph":
-            return core.compile(load(proto), tune="off", cache_dir=cache)
+            return lathe.compile(load(proto), tune="off", cache_dir=cache)
         case "bytes":
-            return core.compile(proto.SerializeToString(), tune="off", cache_dir=cache)
+            return lathe.compile(proto.SerializeToString(), tune="off", cache_dir=cache)
         case "path":
-            core.compile(file, tune="off", cache_dir=cache).close()
-            return core.compile(file, tune="off", cache_dir=cache)  # as the first one left it in the cache
-    options = core.compiler.make_options(tune="off", cache_dir=cache)
-    core.compiler.compile_to(artifact, load(proto), options)
-    session = core.load_compiled(artifact, cache_dir=cache, tune="off")
+            lathe.compile(file, tune="off", cache_dir=cache).close()
+            return lathe.compile(file, tune="off", cache_dir=cache)  # as the first one left it in the cache
+    options = lathe.core.compiler.options.make_options(tune="off", cache_dir=cache)
+    lathe.core.compiler.compile.compile_to(artifact, load(proto), options)
+    session = lathe.load_compiled(artifact, cache_dir=cache, tune="off")
     artifact.unlink()  # the session has it open
     return session
 
 
 @pytest.mark.parametrize("new_shapes", ["wait", "background"])
-def test_a_child_process_compiles_what_is_fed(new_shapes: Any, tmp_path: Path, cache: Path) -> None:
+def test_a_child_process_compiles_for_fed_defaults(new_shapes: Any, tmp_path: Path, cache: Path) -> None:
     artifact = tmp_path / "model.lathe"
-    core.compiler.compile_to(artifact, load(scaled()), core.compiler.make_options(tune="off", cache_dir=cache))
-    with core.load_compiled(artifact, cache_dir=cache, new_shapes=new_shapes, tune="off") as session:
+    lathe.core.compiler.compile.compile_to(
+        artifact, load(scaled()), lathe.core.compiler.options.make_options(tune="off", cache_dir=cache)
+    )
+    with lathe.load_compiled(artifact, cache_dir=cache, new_shapes=new_shapes, tune="off") as session:
         check(session, scaled(), {"c": F([5])})
         assert session.settle(60)
         check(session, scaled(), {"c": F([5])})
         assert "with c fed:" in session.explain()
     stored = set(cache.rglob("*.lathe"))
-    with core.load_compiled(artifact, cache_dir=cache, new_shapes=new_shapes, tune="off") as session:
+    with lathe.load_compiled(artifact, cache_dir=cache, new_shapes=new_shapes, tune="off") as session:
         check(session, scaled(), {"c": F([6])})
         assert session.settle(60)
     assert set(cache.rglob("*.lathe")) == stored  # found there
 
 
-def test_what_no_run_feeds_costs_nothing(tmp_path: Path, cache: Path) -> None:
+def test_defaults_that_are_never_fed_cost_nothing(tmp_path: Path, cache: Path) -> None:
     """The code is that of the same model without optional inputs."""
     with_defaults, without = layers(), layers()
     del without.graph.input[1:]
-    options = core.compiler.make_options(tune="off", cache_dir=cache)
+    options = lathe.core.compiler.options.make_options(tune="off", cache_dir=cache)
     plans = []
     for proto in (with_defaults, without):
         graph = load(proto)
-        plans.append(core.compiler.build(graph, options, describe(graph, options).batching, ()).plan)
+        plans.append(lathe.core.compiler.pipeline.build(graph, options, describe(graph, options).batching, ()).plan)
     assert plans[0].steps == plans[1].steps
     assert plans[0].memory == plans[1].memory
-    with core.compile(load(with_defaults), tune="off", cache_dir=cache) as session:
+    with lathe.compile(load(with_defaults), tune="off", cache_dir=cache) as session:
         assert session.batching.batchable
         session.run({"x": X})
         assert session._calls.run({"x": X}) is not None
@@ -195,7 +198,7 @@ def test_what_no_run_feeds_costs_nothing(tmp_path: Path, cache: Path) -> None:
     ],
 )
 def test_feeds_that_do_not_fit_are_refused(fed: Feeds, message: str, cache: Path) -> None:
-    with core.compile(load(scaled()), tune="off", cache_dir=cache) as session:
+    with lathe.compile(load(scaled()), tune="off", cache_dir=cache) as session:
         with pytest.raises(FeedError, match=message):
             session.run({"x": X, **fed})
         with pytest.raises(FeedError, match="input 'x' is missing"):
@@ -209,31 +212,31 @@ def test_many_choices_at_once_and_closing(cache: Path) -> None:
     names = ("w", "b", "v", "a")
     arrays = {t.name: rng.standard_normal(numpy_helper.to_array(t).shape, F) for t in proto.graph.initializer}
     choices = [
-        {n: arrays[n] for i, n in enumerate(names) if bits >> i & 1} for bits in range(1, 3 * _VARIANTS // 2 + 1)
+        {n: arrays[n] for i, n in enumerate(names) if bits >> i & 1} for bits in range(1, 3 * _MAX_VARIANTS // 2 + 1)
     ]
     started = threading.active_count()
-    with core.compile(load(proto), tune="off", cache_dir=cache, threads=1) as session:
+    with lathe.compile(load(proto), tune="off", cache_dir=cache, threads=1) as session:
         with ThreadPoolExecutor(4) as pool:
             for result in [pool.submit(check, session, proto, fed) for fed in [*choices, *choices]]:
                 result.result()
-        assert len(session._variants.made()) == _VARIANTS
+        assert len(session._variants.made()) == _MAX_VARIANTS
     with pytest.raises(SessionClosed):
         session.run({"x": X, **choices[0]})
     assert threading.active_count() <= started + 1
 
 
-def test_state_belongs_to_one_code() -> None:
+def test_models_with_state_refuse_fed_defaults() -> None:
     """A model that keeps state takes none: its state would be one of several."""
     graph = load(scaled())
     value = graph.add_constant(np.zeros(1, F), "count")
-    graph.states.append(core.ir.graph.State(value, value, graph.constants.pop(value)))
-    with core.compile(graph, tune="off") as session:
+    graph.states.append(lathe.core.ir.graph.State(value, value, graph.constants.pop(value)))
+    with lathe.compile(graph, tune="off") as session:
         assert not session.defaults
         with pytest.raises(FeedError, match="unknown input 'c'"):
             session.run({"x": X, "c": F([1])})
 
 
-def test_profiles_take_them(cache: Path) -> None:
-    with core.compile(load(clipped()), tune="off", cache_dir=cache) as session:
+def test_profiles_accept_fed_defaults(cache: Path) -> None:
+    with lathe.compile(load(clipped()), tune="off", cache_dir=cache) as session:
         table = session.profile({"x": X, "high": np.float32(3)}, runs=1).table()
         assert "Clip" in table

@@ -1,4 +1,4 @@
-"""Runs that data can make go on for ever: told apart from others, and broken off, each by itself."""
+"""Interrupting runs that may never end because of their data: each is detected and interrupted separately."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
-import core
-from core import Session
-from core.errors import Interrupted
+import lathe
+import lathe.core.compiler.options
+from lathe import Session
+from lathe.core.errors import Interrupted
 from tests.core.runtime.test_control import model
 
 FOREVER = np.array(1 << 62)
@@ -44,11 +45,11 @@ def inside(op: str, inputs: str = "", carried: str = "") -> str:
 
 
 def endless(body: str = "") -> bytes:
-    """Goes round as often as `m` says."""
+    """A loop of `m` iterations."""
     return model(body or loop(), "int64 m, float[n,4] x", "float[n,4] h", "bool go = {1}")
 
 
-def breaks_off(session: Session, running: Future[Any], pool: ThreadPoolExecutor) -> int:
+def interrupts_run(session: Session, running: Future[Any], pool: ThreadPoolExecutor) -> int:
     """Break off the run that the pool's only thread is in. The answer is its number."""
     (thread,) = pool._threads
     while thread.ident not in session.runs():
@@ -79,19 +80,19 @@ def breaks_off(session: Session, running: Future[Any], pool: ThreadPoolExecutor)
     ids=["one loop", "a loop in a loop", "a loop in a branch", "on the reference"],
 )
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_loop_without_end_is_broken_off(body: str, native: bool, threads: int) -> None:
-    with core.compile(core.load(endless(body)), threads=threads) as session, ThreadPoolExecutor(1) as pool:
+def test_an_endless_loop_is_interrupted(body: str, native: bool, threads: int) -> None:
+    with lathe.compile(lathe.load(endless(body)), threads=threads) as session, ThreadPoolExecutor(1) as pool:
         assert (" 0 on the reference" in session.explain()) == native
         assert session.may_not_end
         few = session.run(FEW)["h"]
-        breaks_off(session, pool.submit(session.run, FEEDS), pool)
+        interrupts_run(session, pool.submit(session.run, FEEDS), pool)
         np.testing.assert_array_equal(session.run(FEW)["h"], few)  # none the worse
 
 
-def test_a_run_is_not_broken_off_for_the_one_before() -> None:
+def test_an_interrupt_does_not_reach_the_next_run() -> None:
     """By the same thread, with the same memory."""
-    with core.compile(core.load(endless()), threads=1) as session, ThreadPoolExecutor(1) as pool:
-        first = breaks_off(session, pool.submit(session.run, FEEDS), pool)
+    with lathe.compile(lathe.load(endless()), threads=1) as session, ThreadPoolExecutor(1) as pool:
+        first = interrupts_run(session, pool.submit(session.run, FEEDS), pool)
         running = pool.submit(session.run, FEEDS)
         while not session.runs():
             time.sleep(0.001)
@@ -99,11 +100,11 @@ def test_a_run_is_not_broken_off_for_the_one_before() -> None:
             session.interrupt(first)
             time.sleep(0.001)
         assert not running.done()
-        assert breaks_off(session, running, pool) > first
+        assert interrupts_run(session, running, pool) > first
 
 
-def test_all_runs_are_broken_off() -> None:
-    with core.compile(core.load(endless()), threads=1) as session, ThreadPoolExecutor(2) as pool:
+def test_all_runs_are_interrupted() -> None:
+    with lathe.compile(lathe.load(endless()), threads=1) as session, ThreadPoolExecutor(2) as pool:
         running = [pool.submit(session.run, FEEDS) for _ in range(2)]
         while not all(each.done() for each in running):
             session.interrupt()
@@ -111,10 +112,10 @@ def test_all_runs_are_broken_off() -> None:
         assert [type(each.exception()) for each in running] == [Interrupted] * 2
 
 
-def test_a_run_is_broken_off_though_its_code_was_dropped() -> None:
-    """As other shapes have come since."""
+def test_a_run_is_interrupted_after_its_code_was_dropped() -> None:
+    """The code was dropped because of other shapes."""
     data = model(loop(width="k"), "int64 m, float[n,k] x", "float[n,k] h", "bool go = {1}")
-    with core.compile(core.load(data), threads=1, new_shapes="wait") as session, ThreadPoolExecutor(1) as pool:
+    with lathe.compile(lathe.load(data), threads=1, new_shapes="wait") as session, ThreadPoolExecutor(1) as pool:
         assert session.may_not_end
         running = pool.submit(session.run, FEEDS)
         while not session.runs():
@@ -122,15 +123,15 @@ def test_a_run_is_broken_off_though_its_code_was_dropped() -> None:
         for k in range(5, 14):
             session.run({"m": np.array(1), "x": np.zeros((1, k), np.float32)})
         assert (("k", 4),) not in session._shapes.made()
-        breaks_off(session, running, pool)
+        interrupts_run(session, running, pool)
 
 
-def test_a_loop_between_parts_on_a_device_is_broken_off() -> None:
+def test_a_loop_between_parts_on_a_device_is_interrupted() -> None:
     body = f"a = Relu(x)\n{loop(x='a')}\ny = Relu(h)"
     data = model(body, "int64 m, float[n,4] x", "float[n,4] y", "bool go = {1}")
-    with core.compile(core.load(data), device="simulated:0", threads=1) as session, ThreadPoolExecutor(1) as pool:
+    with lathe.compile(lathe.load(data), device="simulated:0", threads=1) as session, ThreadPoolExecutor(1) as pool:
         assert session.may_not_end and session.devices == ("simulated:0",)
-        breaks_off(session, pool.submit(session.run, FEEDS), pool)
+        interrupts_run(session, pool.submit(session.run, FEEDS), pool)
 
 
 SCAN = """h = Scan <num_scan_inputs = 1, body = b (float[4] row) => (float[4] out) { out = Tanh(row) }> (x)"""
@@ -140,39 +141,39 @@ BRANCH = """h = If (yes) <then_branch = t () => (float[n,4] a) { a = Tanh(x) },
 
 @pytest.mark.parametrize("body", [SCAN, BRANCH], ids=["scan", "branch"])
 @pytest.mark.parametrize("op", ["Tanh", "RandomNormalLike <seed = 1.0>"], ids=["native", "reference"])
-def test_what_ends_with_its_input_is_not_looked_after(body: str, op: str) -> None:
+def test_bounded_models_are_not_watched(body: str, op: str) -> None:
     data = model(body.replace("Tanh", op), "float[n,4] x, bool yes", "float[n,4] h")
-    with core.compile(core.load(data), threads=1) as session:
+    with lathe.compile(lathe.load(data), threads=1) as session:
         assert (" 0 on the reference" in session.explain()) == (op == "Tanh")
         assert not session.may_not_end
 
 
-def test_an_artifact_tells_whether_it_may_not_end(tmp_path: Any) -> None:
+def test_an_artifact_records_whether_it_may_run_for_ever(tmp_path: Any) -> None:
     """Also before any of its shapes is compiled."""
     for width in ("4", "k"):
         data = model(loop(width=width), f"int64 m, float[n,{width}] x", f"float[n,{width}] h", "bool go = {1}")
-        options = core.compiler.make_options("cpu", "float32", 1, 8, True, None)  # type: ignore[attr-defined]
-        core.compiler.compile_to(tmp_path / "model", core.load(data), options)  # type: ignore[attr-defined]
-        with core.load_compiled(tmp_path / "model") as session:
+        options = lathe.core.compiler.options.make_options("cpu", "float32", 1, 8, True, None)
+        lathe.core.compiler.compile.compile_to(tmp_path / "model", lathe.load(data), options)
+        with lathe.load_compiled(tmp_path / "model") as session:
             assert session.may_not_end
 
 
-def test_a_long_match_is_broken_off() -> None:
+def test_a_long_regex_match_is_interrupted() -> None:
     """Each character may be as much work as the pattern is long."""
     text = """<ir_version: 9, opset_import: ["" : 20]>
         g (string[n] x) => (bool[n] y) { y = RegexFullMatch <pattern = "((a?){1000}){9}b"> (x) }"""
     data = onnx.parser.parse_model(text).SerializeToString()
-    with core.compile(core.load(data), threads=1) as session, ThreadPoolExecutor(1) as pool:
+    with lathe.compile(lathe.load(data), threads=1) as session, ThreadPoolExecutor(1) as pool:
         assert session.may_not_end
         np.testing.assert_array_equal(session.run({"x": np.array(["ab", "a"], object)})["y"], [True, False])
-        breaks_off(session, pool.submit(session.run, {"x": np.array(["a" * 4000] * 10, object)}), pool)
+        interrupts_run(session, pool.submit(session.run, {"x": np.array(["a" * 4000] * 10, object)}), pool)
 
 
-def test_an_interrupt_that_comes_just_before_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks twice: the run of many rounds ends all the same."""
-    with core.compile(endless(), threads=1, tune="off") as session:
+def test_an_interrupt_just_before_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt is sent once; the run of many iterations still ends."""
+    with lathe.compile(endless(), threads=1, tune="off") as session:
         session.run(FEEDS | {"m": np.array(3)})
-        workers = session._endless()[0]._team
+        workers = session._interruptible()[0]._team
         enter = workers.enter
 
         def late(team: Any, context: Any) -> int:

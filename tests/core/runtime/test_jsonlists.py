@@ -1,4 +1,4 @@
-"""Lists of numbers as native code reads them, beside Python's json and orjson: the same values, bit by bit, or none."""
+"""The native parser of JSON number lists against Python's json and orjson: the same bits, or not parsed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 import pytest
 
-from core.codegen.jsonnumbers import READERS
-from core.runtime.jsonlists import json_lists
+from lathe.core.codegen.json_numbers import READERS
+from lathe.core.runtime.host.json_lists import json_lists
 
 EDGES = """
 0 -0 0.0 -0.0 0e5 -0e5 -0E-0 0.0e400 1e-400 1e-99999 0e99999 1e308 1.7976931348623157e308 1.7976931348623158e308
@@ -45,7 +45,7 @@ def read(text: str | bytes, dtype: object, shape: Sequence[int], around: bytes =
     """The array, or None where the reader leaves the list to others; it must end where the list does."""
     text = text.encode() if isinstance(text, str) else text
     array = np.empty(tuple(shape), np.dtype(dtype))  # type: ignore[call-overload]
-    assert json_lists().takes(array.dtype, array.shape, 2 * array.size)
+    assert json_lists().can_read(array.dtype, array.shape, 2 * array.size)
     end = json_lists().read(around + text + around, len(around), array)
     assert end in (None, len(around) + len(text))
     return None if end is None else array
@@ -155,7 +155,7 @@ def test_numbers_at_the_edges() -> None:
     assert_reads(["0." + "0" * 400 + "1", "1" + "0" * 300, "0." + "123456789" * 500, "123456789" * 30 + "." + "0" * 99])
 
 
-def test_what_is_no_number_is_left_to_others() -> None:
+def test_invalid_numbers_are_not_parsed() -> None:
     for word in NO_NUMBERS.split():
         assert read(f"[{word}]", np.float64, [1]) is None, word
         assert read(f"[1,{word}, 2]", np.float32, [3]) is None, word
@@ -206,7 +206,7 @@ def test_lists_are_flat_or_nested_as_the_shape(shape: tuple[int, ...]) -> None:
     flat: list[object] = list(range(prod(shape)))
     for spaces in (None, 2):
         for depth in range(1, len(shape) + 1):
-            # What is nested less deep is the list of the outer dimensions, if the inner ones have one element.
+            # A less deeply nested list is accepted if the inner dimensions have one element.
             given = nested(flat, shape[:depth]) if depth > 1 else flat
             got = read(json.dumps(given, indent=spaces), np.float64, shape)
             if depth > 1 and prod(shape[:depth]) != prod(shape):
@@ -228,8 +228,8 @@ def test_lists_are_flat_or_nested_as_the_shape(shape: tuple[int, ...]) -> None:
         ("[0.25, -1.5,2.0625,3.5, 4.03125, 5.5]", (2, 3)),
     ],
 )
-def test_every_damage_to_a_list_is_left_to_others(text: str, shape: tuple[int, ...]) -> None:
-    """Of all lists that differ in a character, or two, those are read that Python reads as the same shape."""
+def test_damaged_lists_are_not_parsed(text: str, shape: tuple[int, ...]) -> None:
+    """Of all lists that differ in one or two characters, those are parsed that Python reads in the same shape."""
     characters = '[],1 2.e-"{}\n\x00'
     damaged = {
         text[:at] + c + text[at + skip :]
@@ -261,7 +261,7 @@ INSTEAD = """
 
 @pytest.mark.parametrize("separator", [",", ", "])
 @pytest.mark.parametrize("shape", [(30,), (2, 15)], ids=str)
-def test_every_damage_to_a_list_longer_than_what_is_looked_at_at_once(shape: tuple[int, ...], separator: str) -> None:
+def test_damaged_lists_longer_than_a_block_are_not_parsed(shape: tuple[int, ...], separator: str) -> None:
     rng = random.Random(2)
     numbers: list[object] = [round(rng.uniform(-9, 9), rng.randint(1, 8)) for _ in range(30)]
     text = json.dumps(nested(numbers, shape), separators=(separator, ":"))
@@ -282,7 +282,7 @@ def test_every_damage_to_a_list_longer_than_what_is_looked_at_at_once(shape: tup
 
 
 def assert_read_as_python_does(text: str, shape: tuple[int, ...]) -> None:
-    """What Python reads as such a list must become the same, all else is left to others."""
+    """Lists that Python reads must give the same array; all other texts are not parsed."""
     if not ends_plainly(text):
         return
     try:
@@ -297,7 +297,7 @@ def assert_read_as_python_does(text: str, shape: tuple[int, ...]) -> None:
 
 
 def ends_plainly(text: str) -> bool:
-    """Whether the text is a list from its first to its last character, so that its end can be compared."""
+    """True if the text is a list from its first to its last character, so that its end can be compared."""
     return (
         text.startswith("[") and text.endswith("]") and text.count("]") == text.count("[") and not text.endswith("[]")
     )
@@ -310,7 +310,7 @@ def flat_or_nested(value: object) -> np.ndarray | None:
         return None
 
 
-def test_nothing_outside_of_the_text_and_of_the_array_is_touched() -> None:
+def test_no_access_outside_of_the_text_and_the_array() -> None:
     """The end of the text may come after any byte, and numbers that are too many go nowhere."""
     text = b"[[1.25, 22.5e1, -12345678.12345678], [4, 5, 6]]"
     for stop in range(len(text)):
@@ -322,15 +322,15 @@ def test_nothing_outside_of_the_text_and_of_the_array_is_touched() -> None:
     assert block[0] == block[7] == 7.0
 
 
-def test_a_list_full_of_hard_numbers_is_left_to_others() -> None:
+def test_a_list_of_many_hard_numbers_is_not_parsed() -> None:
     """Each costs a step through Python, so that some are read and many are not."""
     hard = "9007199254740993" + "0" * 30 + "1e-31"
     assert_reads([hard] * 60)
     assert read("[" + ",".join([hard] * 100) + "]", np.float64, [100]) is None
 
 
-def test_which_arrays_are_taken() -> None:
-    takes = json_lists().takes
+def test_supported_arrays() -> None:
+    takes = json_lists().can_read
     assert takes(np.dtype(np.float32), (2, 3), 12) and takes(np.dtype(np.float32), (), 2)
     assert not takes(np.dtype(np.float16), (2,), 100) and not takes(np.dtype(np.object_), (2,), 100)
     assert not takes(np.dtype(np.float32), (2, 0), 100), "what has no elements shows no shape"
@@ -342,7 +342,7 @@ def test_which_arrays_are_taken() -> None:
 def test_objects_are_compiled_once_per_machine(tmp_path: Path) -> None:
     """The second process links what the first has left."""
     program = (
-        "import sys; from core.runtime import jsonlists; from core.codegen import jit; made = []\n"
+        "from lathe.core.runtime.host import json_lists as jsonlists; made = []\n"
         "compile_text = jsonlists.compile_text\n"
         "jsonlists.compile_text = lambda *given: (made.append(1), compile_text(*given))[1]\n"
         f"jsonlists.json_lists({str(tmp_path / 'store')!r}); print(len(made))"

@@ -1,5 +1,4 @@
-"""Threads share heaps of the C library once somebody says so; the compiler's code and a model's file leave memory when
-they have been read."""
+"""Memory: threads share malloc heaps on request; compiler code and model files leave memory after use."""
 
 from __future__ import annotations
 
@@ -12,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import core
-from core import compiler
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.options import make_options
-from core.runtime.memory import block_of, let_go
+import lathe
+from lathe.core.compiler import compile as compile_module
+from lathe.core.compiler.options import make_options
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.runtime.host.memory import owner_of, release_pages
 from tests.core.runtime import graphs
 
 SCRIPT = """
 import ctypes, sys, tempfile, threading
-from core.runtime.memory import share_heaps
+from lathe.core.runtime.host.memory import share_heaps
 
 share_heaps(int(sys.argv[1]))
 libc = ctypes.CDLL(None)
@@ -60,7 +59,7 @@ def test_threads_share_heaps(most: int) -> None:
 COMPILE = """
 import sys
 import numpy as np
-import core
+import lathe
 from tests.core.runtime.test_memory import large
 
 def resident():
@@ -71,7 +70,7 @@ def resident():
 
 for width in (2200, 2300, 2400):
     x = np.ones((3, width), np.float32)
-    with core.compile(large(width), threads=1, cache_dir=sys.argv[1], tune="off") as session:
+    with lathe.compile(large(width), threads=1, cache_dir=sys.argv[1], tune="off") as session:
         (found,) = session.run({"x": x}).values()
         np.testing.assert_allclose(found.sum(axis=1), [1, 1, 1], rtol=1e-4)
         print(resident())
@@ -79,7 +78,7 @@ for width in (2200, 2300, 2400):
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="memory is listed in Linux's /proc")
-def test_the_compilers_code_leaves_memory_and_comes_back_when_it_is_called(tmp_path: Path) -> None:
+def test_compiler_code_leaves_memory_and_is_paged_in_when_called(tmp_path: Path) -> None:
     made = subprocess.run([sys.executable, "-c", COMPILE, tmp_path], capture_output=True, text=True, check=True)
     assert all(int(line) < 16 for line in made.stdout.split()) and len(made.stdout.split()) == 3
 
@@ -112,30 +111,30 @@ def wide() -> Graph:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="memory is listed in Linux's /proc")
-def test_a_graph_that_was_checked_leaves_memory_until_somebody_compiles_it(tmp_path: Path) -> None:
+def test_a_checked_graph_leaves_memory_until_it_is_compiled(tmp_path: Path) -> None:
     path, x = tmp_path / "model.lathe", np.ones((1, 3, 1000), np.float32)
-    compiler.compile_to(path, wide(), make_options(threads=1))
+    compile_module.compile_to(path, wide(), make_options(threads=1))
     cache = tmp_path / "cache"
-    with core.load_compiled(path, threads=1, cache_dir=cache, new_shapes="wait", tune="off") as session:
+    with lathe.load_compiled(path, threads=1, cache_dir=cache, new_shapes="wait", tune="off") as session:
         assert resident(path) < 1000
         (found,) = session.run({"x": x}).values()
         assert resident(path) < 1000
-    (expected,) = core.interpret(wide(), {"x": x}).values()
+    (expected,) = lathe.interpret(wide(), {"x": x}).values()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_only_pages_of_files_are_let_go() -> None:
+def test_only_file_pages_are_released() -> None:
     array = np.arange(1 << 16)
     part = array[5:]
-    assert block_of(part) is block_of(array) is array
-    let_go(part)
-    let_go(array)
+    assert owner_of(part) is owner_of(array) is array
+    release_pages(part)
+    release_pages(array)
     assert (array == np.arange(1 << 16)).all()
 
 
 FREED = """
 import resource, sys
-from core.runtime.memory import keep_freed
+from lathe.core.runtime.host.memory import keep_freed
 
 size = 60 << 20
 if sys.argv[1] == "kept":
@@ -151,7 +150,7 @@ print(faults())
 """
 
 
-def test_freed_memory_is_kept_for_blocks_that_come_next() -> None:
+def test_freed_memory_is_reused_for_later_blocks() -> None:
     """Two blocks of 60 MiB are 30,720 pages of 4 KiB."""
     if platform.libc_ver()[0] != "glibc" or "MALLOC_CHECK_" in os.environ:
         return  # other C libraries number their options otherwise; checks of the heap have blocks of their own

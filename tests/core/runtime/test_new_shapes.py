@@ -1,4 +1,4 @@
-"""Shapes that come at run time: who answers meanwhile, what replaces what, and what closing ends."""
+"""New shapes at run time: reference runs until the code is compiled, its replacement, and closing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError, SessionClosed
-from core.frontends.export import export
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.runtime.background import Background
-from core.runtime.general import General, work
-from core.runtime.given import Binding, Given
-from core.runtime.shapes import Made
-from tests.core import partial
+import lathe
+from lathe.core.errors import FeedError, SessionClosed
+from lathe.core.frontends.export import export
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.runtime.session.background import Background
+from lathe.core.runtime.session.executables import ShapeCode
+from lathe.core.runtime.session.reference_runner import ReferenceRunner, operation_count
+from lathe.core.runtime.session.run_inputs import Binding, RunInputs
+from tests.core import partly_dynamic_models as partial
 from tests.core.runtime import graphs
 
 Feeds = dict[str, np.ndarray]
@@ -35,21 +35,21 @@ def feed(length: int, rows: int = 2) -> Feeds:
     return {"x": np.random.default_rng(length).standard_normal((rows, length, 8), np.float32)}
 
 
-def given(length: int) -> Given:
-    return Given(2, list(feed(length).values()), (("length", length),))
+def given(length: int) -> RunInputs:
+    return RunInputs(2, list(feed(length).values()), (("length", length),))
 
 
-def agree(graph: Graph, session: core.Session, feeds: Feeds) -> None:
-    for name, want in core.interpret(graph, feeds).items():
+def agree(graph: Graph, session: lathe.Session, feeds: Feeds) -> None:
+    for name, want in lathe.interpret(graph, feeds).items():
         np.testing.assert_allclose(session.run(feeds)[name], want, rtol=2e-5, atol=2e-5)
 
 
-def slowed(session: core.Session, go_on: threading.Event) -> None:
-    """Let the session's background wait for `go_on` before it makes anything."""
+def slowed(session: lathe.Session, go_on: threading.Event) -> None:
+    """Make the session's background compilation wait for `go_on`."""
     maker = session._shapes._maker
 
-    def waiting(stage: Callable[[Binding, Background], Made]) -> Callable[[Binding, Background], Made]:
-        def run(binding: Binding, background: Background) -> Made:
+    def waiting(stage: Callable[[Binding, Background], ShapeCode]) -> Callable[[Binding, Background], ShapeCode]:
+        def run(binding: Binding, background: Background) -> ShapeCode:
             assert go_on.wait(30)
             return stage(binding, background)
 
@@ -58,18 +58,18 @@ def slowed(session: core.Session, go_on: threading.Event) -> None:
     session._shapes._maker = replace(maker, later=tuple(map(waiting, maker.later)))
 
 
-def without_general(session: core.Session) -> None:
+def without_reference_runs(session: lathe.Session) -> None:
     session._shapes._maker = replace(session._shapes._maker, general=None)
 
 
-def test_the_general_version_answers_while_a_shape_is_compiled() -> None:
+def test_reference_operators_answer_while_a_shape_is_compiled() -> None:
     graph, go_on = graphs.sequence(), threading.Event()
-    session = core.compile(graph, threads=1)
+    session = lathe.compile(graph, threads=1)
     slowed(session, go_on)
     agree(graph, session, feed(4))
     agree(graph, session, feed(6))
     assert "length=4: tuned" in session.explain()
-    assert "length=6: being compiled; the general version serves meanwhile" in session.explain()
+    assert "length=6: being compiled; the reference runner serves meanwhile" in session.explain()
     assert not session.settle(timeout=0.01)
     go_on.set()
     assert session.settle(timeout=60)
@@ -78,9 +78,9 @@ def test_the_general_version_answers_while_a_shape_is_compiled() -> None:
     session.close()
 
 
-def test_even_the_first_shape_need_not_be_waited_for() -> None:
+def test_reference_operators_answer_the_first_shape() -> None:
     graph, go_on = graphs.sequence(), threading.Event()
-    session = core.compile(graph, threads=1, new_shapes="background")
+    session = lathe.compile(graph, threads=1, new_shapes="background")
     slowed(session, go_on)
     agree(graph, session, feed(3))
     assert session.memory is None
@@ -89,38 +89,38 @@ def test_even_the_first_shape_need_not_be_waited_for() -> None:
     session.close()
 
 
-def test_a_run_that_the_general_version_leaves_waits_for_the_code() -> None:
+def test_a_run_given_up_by_reference_operators_waits_for_the_code() -> None:
     graph = graphs.sequence()
-    session = core.compile(graph, threads=1, new_shapes="background")
-    without_general(session)
+    session = lathe.compile(graph, threads=1, new_shapes="background")
+    without_reference_runs(session)
     agree(graph, session, feed(5))
     assert "length=5" in session.explain()
     session.close()
 
 
-def test_the_general_version_gives_up_once_there_is_code() -> None:
+def test_a_reference_run_stops_when_the_code_is_ready() -> None:
     graph = graphs.sequence()
-    general = core.compile(graph, threads=1)._shapes._maker.general
+    general = lathe.compile(graph, threads=1)._shapes._maker.general
     assert general is not None
     asked = iter((False, True))
     assert general.run(given(5), lambda: next(asked)) is None
     assert general.run(given(5), lambda: False) is not None
 
 
-def test_the_general_version_rests_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_runs_pause_as_long_as_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, go_on = graphs.sequence(), threading.Event()
-    session = core.compile(graph, threads=1, new_shapes="background")
+    session = lathe.compile(graph, threads=1, new_shapes="background")
     slowed(session, go_on)
-    run, spans = General.run, []
+    run, spans = ReferenceRunner.run, []
 
-    def slow(self: General, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
+    def slow(self: ReferenceRunner, given: RunInputs, enough: Callable[[], bool]) -> list[Any] | None:
         started = time.monotonic()
         time.sleep(0.05)
         results = run(self, given, enough)
         spans.append((started, time.monotonic()))
         return results
 
-    monkeypatch.setattr(General, "run", slow)
+    monkeypatch.setattr(ReferenceRunner, "run", slow)
     for _ in range(3):
         agree(graph, session, feed(4))
     go_on.set()
@@ -129,25 +129,25 @@ def test_the_general_version_rests_as_long_as_it_works(monkeypatch: pytest.Monke
         assert following - ended >= ended - began - 0.01
 
 
-def test_one_run_at_a_time_is_answered_by_the_general_version() -> None:
+def test_one_reference_run_at_a_time() -> None:
     graph, go_on = graphs.sequence(), threading.Event()
-    session = core.compile(graph, threads=1, new_shapes="background")
+    session = lathe.compile(graph, threads=1, new_shapes="background")
     slowed(session, go_on)
     session.run(feed(4))
     with session._shapes.enter((("length", 4),)) as shape, shape.answering:
-        assert session._shapes.meanwhile(shape, given(4)) is None
+        assert session._shapes.stand_in_answer(shape, given(4)) is None
     go_on.set()
     session.close()
 
 
-def test_answers_of_the_general_version_are_fresh_arrays_in_rows() -> None:
+def test_reference_runs_return_fresh_row_major_arrays() -> None:
     graph = Graph("moved")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 3)))
     kept = b.constant(np.ones((2, 2), np.float32))
     graph.outputs = [b("Transpose", x, perm=(1, 0)), b("Identity", x), b("Identity", kept)]
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    outputs = General(graph).run(Given(2, [array]), lambda: False)
+    outputs = ReferenceRunner(graph).run(RunInputs(2, [array]), lambda: False)
     assert outputs is not None and outputs[0].flags.c_contiguous
     np.testing.assert_array_equal(outputs[0], array.T)
     assert not any(np.shares_memory(output, owned) for output in outputs for owned in (array, graph.constants[kept]))
@@ -159,63 +159,65 @@ def test_work_is_that_of_products_and_of_calling_nodes() -> None:
     x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 3, 10, 10)))
     weights = b.constant(np.zeros((4, 3, 3, 3), np.float32))
     graph.outputs = [b("Conv", x, weights, pads=(1, 1, 1, 1))]
-    one, two = work(graph, {"batch": 1}), work(graph, {"batch": 2})
+    one, two = operation_count(graph, {"batch": 1}), operation_count(graph, {"batch": 2})
     assert two - one == 2 * (4 * 100) * 27
-    assert work(graph, {}) == float("inf")
+    assert operation_count(graph, {}) == float("inf")
 
 
 each_with_steps = pytest.mark.parametrize("name", ["lstm", "scanned", "looped"])
 
 
 def partial_graph(name: str) -> Graph:
-    return core.load(partial.MODELS[name]().SerializeToString())
+    return lathe.load(partial.MODELS[name]().SerializeToString())
 
 
 @each_with_steps
 def test_work_over_time_grows_with_the_steps(name: str) -> None:
     graph = partial_graph(name)
-    few, many = (work(graph, {"batch": 2, "length": length}) for length in (10, 10_000))
+    few, many = (operation_count(graph, {"batch": 2, "length": length}) for length in (10, 10_000))
     assert 500 * few < many < 2000 * few
 
 
 @each_with_steps
 def test_references_answer_a_new_length_of_a_model_with_steps(name: str) -> None:
     graph, feeds = partial_graph(name), partial.feeds(2, 9)
-    outputs = General(graph).run(Given(2, [feeds["x"]], (("length", 9),)), lambda: False)
+    outputs = ReferenceRunner(graph).run(RunInputs(2, [feeds["x"]], (("length", 9),)), lambda: False)
     assert outputs is not None
-    np.testing.assert_allclose(outputs[0], core.interpret(graph, feeds)["y"])
+    np.testing.assert_allclose(outputs[0], lathe.interpret(graph, feeds)["y"])
 
 
-def test_references_do_not_begin_what_takes_long_or_may_not_end() -> None:
+def test_reference_runs_are_not_used_for_long_or_endless_work() -> None:
     many = np.zeros((2, 300_000, 16), np.float32)
-    assert General(partial_graph("lstm")).run(Given(2, [many], (("length", 300_000),)), lambda: False) is None
-    assert work(partial_graph("looped_on"), {"batch": 2, "length": 4}) == float("inf")
+    assert (
+        ReferenceRunner(partial_graph("lstm")).run(RunInputs(2, [many], (("length", 300_000),)), lambda: False) is None
+    )
+    assert operation_count(partial_graph("looped_on"), {"batch": 2, "length": 4}) == float("inf")
 
 
-def test_references_leave_a_loop_once_nobody_waits() -> None:
+def test_a_reference_run_leaves_a_loop_when_no_caller_waits() -> None:
     asked = itertools.count()
     x = np.zeros((2, 500, 16), np.float32)
-    given = Given(2, [x], (("length", 500),))
-    assert General(partial_graph("looped")).run(given, lambda: next(asked) > 40) is None
+    given = RunInputs(2, [x], (("length", 500),))
+    assert ReferenceRunner(partial_graph("looped")).run(given, lambda: next(asked) > 40) is None
     assert next(asked) < 50
 
 
-def test_a_feed_that_does_not_fit_is_refused_whoever_answers() -> None:
+def test_an_invalid_feed_is_refused_by_both_paths() -> None:
     graph = graphs.sequence()
-    session = core.compile(graph, threads=1, new_shapes="background")
+    session = lathe.compile(graph, threads=1, new_shapes="background")
     with pytest.raises(FeedError, match="expected"):
         session.run({"x": np.zeros((2, 4, 9), np.float32)})
     session.close()
 
 
-def test_what_the_background_cannot_make_the_run_makes() -> None:
+def test_a_run_compiles_if_the_background_cannot() -> None:
     graph = graphs.sequence()
-    session = core.compile(graph, threads=1, new_shapes="background")
+    session = lathe.compile(graph, threads=1, new_shapes="background")
 
-    def fails(binding: Binding, background: Background) -> Made:
+    def fails(binding: Binding, background: Background) -> ShapeCode:
         raise RuntimeError("no room")
 
-    without_general(session)
+    without_reference_runs(session)
     session._shapes._maker = replace(session._shapes._maker, later=(fails, fails))
     agree(graph, session, feed(4))
     assert session.settle(timeout=30) and "length=4: tuned" in session.explain()
@@ -229,27 +231,27 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_child_compiles_and_its_work_is_kept(model: Path, tmp_path: Path) -> None:
+def test_a_child_compiles_and_its_code_is_cached(model: Path, tmp_path: Path) -> None:
     graph, cache = graphs.sequence(), tmp_path / "cache"
-    with core.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:
+    with lathe.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:
         agree(graph, session, feed(7))
         assert session.settle(timeout=60)
         assert "length=7: tuned" in session.explain()
         agree(graph, session, feed(7))
-    with core.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:
+    with lathe.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:
         agree(graph, session, feed(7))
         assert "length=7: tuned" in session.explain()  # at hand: nothing to wait for
 
 
-def test_what_a_child_has_compiled_is_not_compiled_again(
+def test_code_compiled_by_a_child_is_not_compiled_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with core.compile(model, threads=1, cache_dir=tmp_path / "cache", new_shapes="background") as session:
+    with lathe.compile(model, threads=1, cache_dir=tmp_path / "cache", new_shapes="background") as session:
 
         def refuse(*_: Any) -> Any:
             raise AssertionError("compiled in the process that answers")
 
-        monkeypatch.setattr("core.compiler.build", refuse)
+        monkeypatch.setattr("lathe.core.compiler.pipeline.build", refuse)
         session.run(feed(7))
         assert session.settle(timeout=60) and "length=7: tuned" in session.explain()
 
@@ -259,11 +261,11 @@ def test_closing_ends_the_child(model: Path, tmp_path: Path, monkeypatch: pytest
     finish = Background.run_child
 
     def sleeping(self: Background, arguments: list[str], patient: bool) -> bool:
-        return finish(self, ["parse", str(tmp_path / "pipe"), str(tmp_path / "out")])  # a pipe that nobody writes to
+        return finish(self, ["parse", str(tmp_path / "pipe"), str(tmp_path / "out")])  # a pipe without a writer
 
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(Background, "run_child", sleeping)
-    session = core.compile(model, threads=1, cache_dir=tmp_path / "cache", new_shapes="background")
+    session = lathe.compile(model, threads=1, cache_dir=tmp_path / "cache", new_shapes="background")
     session.run(feed(4))
     (background, _) = session._shapes._backgrounds
     while background._child is None:
@@ -276,9 +278,9 @@ def test_closing_ends_the_child(model: Path, tmp_path: Path, monkeypatch: pytest
         session.run(feed(4))
 
 
-def test_closing_wakes_those_who_wait_for_code() -> None:
-    session = core.compile(graphs.sequence(), threads=1, new_shapes="background")
-    without_general(session)
+def test_closing_wakes_runs_that_wait_for_code() -> None:
+    session = lathe.compile(graphs.sequence(), threads=1, new_shapes="background")
+    without_reference_runs(session)
     go_on, outcome = threading.Event(), []
     slowed(session, go_on)
 
@@ -299,10 +301,10 @@ def test_closing_wakes_those_who_wait_for_code() -> None:
     assert outcome and not waiting.is_alive()
 
 
-def test_shapes_dropped_before_their_turn_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.runtime.session._SPECIALISATIONS", 2)
+def test_shapes_dropped_before_their_turn_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.core.runtime.session.session._MAX_SHAPES", 2)
     graph, go_on = graphs.sequence(), threading.Event()
-    session = core.compile(graph, threads=1, tune="off")
+    session = lathe.compile(graph, threads=1, tune="off")
     slowed(session, go_on)
     for length in range(1, 8):
         agree(graph, session, feed(length))
@@ -312,14 +314,14 @@ def test_shapes_dropped_before_their_turn_are_not_made(monkeypatch: pytest.Monke
     session.close()
 
 
-def test_tuned_code_takes_the_place_of_the_first_while_others_run(tmp_path: Path) -> None:
+def test_tuned_code_replaces_the_first_during_other_runs(tmp_path: Path) -> None:
     graph, path = graphs.mlp(hidden=300), tmp_path / "mlp.onnx"
     path.write_bytes(export(graph))
-    session = core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="background")
+    session = lathe.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="background")
     first = session._shapes.made()[()]
     assert "compiled without measuring" in session.explain()
     feeds = {"x": np.random.default_rng(0).standard_normal((4, 20), np.float32)}
-    (want,) = core.interpret(graph, feeds).values()
+    (want,) = lathe.interpret(graph, feeds).values()
     ended = threading.Event()
 
     def run(_: int) -> int:
@@ -342,24 +344,24 @@ def test_tuned_code_takes_the_place_of_the_first_while_others_run(tmp_path: Path
 @pytest.mark.parametrize("kind", ["graph", "bytes"])
 def test_tuning_in_the_background_needs_a_file(kind: str, tmp_path: Path) -> None:
     model = graphs.mlp() if kind == "graph" else export(graphs.mlp())
-    with pytest.raises(core.errors.UnsupportedError, match="needs the path of a file"):
-        core.compile(model, cache_dir=tmp_path, tune="background")
+    with pytest.raises(lathe.errors.UnsupportedError, match="needs the path of a file"):
+        lathe.compile(model, cache_dir=tmp_path, tune="background")
 
 
-def test_unknown_ways_to_meet_shapes_are_refused() -> None:
+def test_unknown_values_of_new_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="new_shapes is 'never', expected 'default', 'wait', 'background'"):
-        core.compile(graphs.sequence(), threads=1, new_shapes="never")  # type: ignore[arg-type]
+        lathe.compile(graphs.sequence(), threads=1, new_shapes="never")  # type: ignore[arg-type]
 
 
-def test_code_of_a_dropped_shape_stays_for_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.runtime.session._SPECIALISATIONS", 1)
+def test_code_of_a_dropped_shape_stays_for_all_waiting_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.core.runtime.session.session._MAX_SHAPES", 1)
     graph, go_on = graphs.sequence(), threading.Event()
-    session = core.compile(graph, threads=1, tune="off", new_shapes="background")
-    without_general(session)
+    session = lathe.compile(graph, threads=1, tune="off", new_shapes="background")
+    without_reference_runs(session)
     slowed(session, go_on)
     with session._shapes.enter((("length", 4),)) as shape, session._shapes.enter((("length", 5),)):
         go_on.set()
-        for _ in range(2):  # one after the other, both of those who are in it
+        for _ in range(2):  # both waiting runs, one after the other
             with session._shapes.executable(shape) as executable:
                 assert executable.run(2, list(feed(4).values()))
     with pytest.raises(SessionClosed):

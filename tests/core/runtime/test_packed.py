@@ -1,4 +1,4 @@
-"""Sessions that pack: against ONNX Runtime for each sequence alone, whatever the lengths, threads and bins."""
+"""Sessions with packing against ONNX Runtime on each sequence alone, for any lengths, threads and bins."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import core
-from core import compiler, nn
-from core.compiler import compile
-from core.errors import FeedError, SessionClosed, UnsupportedError
-from core.ir.text import parse_graph
-from core.runtime.packed import Feed, items_of, packed_bins
-from core.runtime.session import Session
+import lathe
+from lathe import nn
+from lathe.core.compiler import compile as compile_module
+from lathe.core.compiler import pipeline
+from lathe.core.compiler.compile import compile
+from lathe.core.errors import FeedError, SessionClosed, UnsupportedError
+from lathe.core.ir.text import parse_graph
+from lathe.core.runtime.session.packed import Feed, pack_bins, split_feeds
+from lathe.core.runtime.session.session import Session
 from tests.core.encoders import Encoder, Feeds
 from tests.server.data.test_padding import attention
 
@@ -99,7 +101,7 @@ def test_models_written_in_python() -> None:
         for rows, length in ((1, 1), (2, 5), (1, 40), (3, 17))
     ]
     with compile(graph, packing=100, tune="off") as session:
-        assert_agree(session.run_packed(feeds), [core.interpret(graph, feed) for feed in feeds])
+        assert_agree(session.run_packed(feeds), [lathe.interpret(graph, feed) for feed in feeds])
         assert "FALLBACK" not in session.explain(50)
 
 
@@ -123,13 +125,13 @@ def test_convolutions_and_neighbours_are_compiled() -> None:
     shapes = ((1, 1), (2, 5), (1, 40), (3, 17))
     feeds: list[Feeds] = [{"x": rng.standard_normal((*shape, 8)).astype(np.float32)} for shape in shapes]
     with compile(graph, packing=50, tune="off") as session:
-        assert_agree(session.run_packed(feeds), [core.interpret(graph, feed) for feed in feeds])
+        assert_agree(session.run_packed(feeds), [lathe.interpret(graph, feed) for feed in feeds])
         text = session.explain(50)
         assert "SegmentAttention" in text and "FALLBACK" not in text
 
 
 def test_the_token_of_the_greatest_id() -> None:
-    """As CLIP finds the end of a text; of several, it is the first."""
+    """The way CLIP finds the end of a text; the first one if there are several."""
     graph = parse_graph("""graph @g {
         input %ids : int64[batch,sequence]
         const %table : float32[5,3] = [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
@@ -146,15 +148,15 @@ def test_the_token_of_the_greatest_id() -> None:
     shapes = ((1, 1), (2, 5), (1, 40), (3, 17))
     feeds: list[Feeds] = [{"ids": rng.integers(0, 5, shape)} for shape in shapes]  # ids of 0 give infinities
     with compile(graph, packing=50, tune="off") as session:
-        assert_agree(session.run_packed(feeds), [core.interpret(graph, feed) for feed in feeds])
+        assert_agree(session.run_packed(feeds), [lathe.interpret(graph, feed) for feed in feeds])
         assert "FALLBACK" not in session.explain(50)
 
 
-def test_says_that_it_packs() -> None:
+def test_a_session_reports_that_it_packs() -> None:
     with packing(WHOLE.model(), 64) as session:
         text = session.explain(50)
         assert "packing: yes - no token depends on another sequence than its own, along 'sequence'" in text
-        assert "tokens, at most 64 in a run:" in text and "what is computed of whole sequences:" in text
+        assert "tokens, at most 64 in a run:" in text and "code for whole sequences:" in text
         assert session.memory is not None
         profiled = session.profile(WHOLE.feeds(2, 9), runs=2)
         assert any(node.op == "SegmentAttention" for node in profiled.nodes)
@@ -167,12 +169,12 @@ def test_nothing_compiles_for_a_new_length(monkeypatch: pytest.MonkeyPatch) -> N
         def refuse(*_: Any, **__: Any) -> Any:
             raise AssertionError("compiled again")
 
-        monkeypatch.setattr(compiler, "build", refuse)
+        monkeypatch.setattr(pipeline, "build", refuse)
         for length in (1, 2, 50, 160):
             session.run(WHOLE.feeds(1, length))
 
 
-def test_models_that_cannot_be_packed_run_as_ever() -> None:
+def test_models_that_cannot_be_packed_run_unpacked() -> None:
     model = WHOLE.model()
     model.graph.node.append(onnx.helper.make_node("ReduceMean", ["tokens"], ["centre"], axes=[1], keepdims=1))
     model.graph.node.append(onnx.helper.make_node("Sub", ["tokens", "centre"], ["centred"]))
@@ -180,9 +182,9 @@ def test_models_that_cannot_be_packed_run_as_ever() -> None:
     feeds = [WHOLE.feeds(1, 4)]
     with packing(model) as session:
         assert session.packing is not None and not session.packing.packable
-        assert "uses what was computed of whole sequences together with their tokens" in session.packing.reason
+        assert "combines a value of whole sequences with a value of tokens" in session.packing.reason
         assert f"packing: no - {session.packing.reason}" in session.explain()
-        with pytest.raises(UnsupportedError, match="together with their tokens"):
+        with pytest.raises(UnsupportedError, match="a value of whole sequences with a value of tokens"):
             session.run_packed(feeds)
         assert_agree([session.run(feeds[0])], theirs(model, feeds))
 
@@ -202,7 +204,7 @@ def test_attention_for_all_pairs_is_not_packed() -> None:
             assert "no kernel computes this attention within sequences" in session.packing.reason
 
 
-def test_only_who_asks_gets_it() -> None:
+def test_packing_is_off_by_default() -> None:
     with compile(WHOLE.model().SerializeToString(), tune="off") as session:
         assert session.packing is None
         with pytest.raises(UnsupportedError, match="compiled without `packing`"):
@@ -232,12 +234,12 @@ def test_empty_feeds_run_the_ordinary_way() -> None:
         assert [outputs["tokens"].shape for outputs in session.run_packed(feeds)] == [(2, 3, 16), (0, 4, 16)]
 
 
-def test_is_kept_in_artifacts(tmp_path: Path) -> None:
+def test_artifacts_store_packing(tmp_path: Path) -> None:
     model, feeds = WHOLE.model(), [WHOLE.feeds(1, length) for length in LENGTHS]
-    options = compiler.make_options(cache_dir=tmp_path / "cache", packing=150)
-    compiler.compile_to(tmp_path / "encoder.lathe", core.load(model.SerializeToString()), options)
+    options = pipeline.make_options(cache_dir=tmp_path / "cache", packing=150)
+    compile_module.compile_to(tmp_path / "encoder.lathe", lathe.load(model.SerializeToString()), options)
     for _ in range(2):  # the second time, compiled code comes from the cache
-        with core.load_compiled(tmp_path / "encoder.lathe", cache_dir=tmp_path / "cache", tune="off") as session:
+        with lathe.load_compiled(tmp_path / "encoder.lathe", cache_dir=tmp_path / "cache", tune="off") as session:
             assert session.packing is not None and session.packing.tokens == 150
             assert_agree(session.run_packed(feeds), theirs(model, feeds))
 
@@ -269,7 +271,7 @@ def test_many_threads_share_a_session() -> None:
 )
 def test_bins(shapes: list[tuple[int, int]], capacity: int) -> None:
     feeds = [Feed({}, rows, length) for rows, length in shapes]
-    bins = packed_bins(items_of(feeds, capacity), capacity)
+    bins = pack_bins(split_feeds(feeds, capacity), capacity)
     rows = sorted((item.feed, row) for items in bins for item in items for row in range(item.first, item.last))
     assert rows == [(index, row) for index, feed in enumerate(feeds) for row in range(feed.rows)]
     sizes = [sum(item.tokens for item in items) for items in bins]
@@ -278,7 +280,7 @@ def test_bins(shapes: list[tuple[int, int]], capacity: int) -> None:
     assert len(small) <= 1  # two such bins would have been one
 
 
-def test_numbers_that_are_none_reach_no_other_sequence_on_the_references_either() -> None:
+def test_nan_does_not_reach_other_sequences_on_references() -> None:
     """Products of six columns have no kernels."""
     hidden = np.zeros((3, 2, 6), np.float32)
     hidden[1] = np.nan

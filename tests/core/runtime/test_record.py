@@ -1,4 +1,4 @@
-"""What a run consisted of, kernel by kernel: complete, in order, inside the run, and no different a result."""
+"""Recorded runs: every kernel, in order, inside the run's time; recording does not change results."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.runtime.record import REFERENCE, KernelRun
-from core.runtime.session import Session
+import lathe
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.runtime.session.record import REFERENCE, KernelRun
+from lathe.core.runtime.session.session import Session
 from tests.core.runtime import graphs
+from tests.core.runtime.test_chunks import images, rows_at_once
 from tests.core.runtime.test_packed import WHOLE, packing
-from tests.core.runtime.test_pieces import images, rows_at_once
 
 
 def recorded(session: Session, feeds: dict[str, Any]) -> list[KernelRun]:
@@ -34,8 +34,8 @@ def recorded(session: Session, feeds: dict[str, Any]) -> list[KernelRun]:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_every_kernel_is_there_in_its_place(threads: int) -> None:
-    with core.compile(graphs.mlp(hidden=512), threads=threads) as session:
+def test_every_kernel_is_recorded_in_order(threads: int) -> None:
+    with lathe.compile(graphs.mlp(hidden=512), threads=threads) as session:
         feeds = {"x": np.random.default_rng(0).standard_normal((256, 20), np.float32)}
         nodes = session.profile(feeds, runs=1).nodes
         assert [(run.label, run.op, run.kernel, run.device) for run in recorded(session, feeds)] == [
@@ -43,18 +43,18 @@ def test_every_kernel_is_there_in_its_place(threads: int) -> None:
         ]
 
 
-def test_what_has_no_kernel_stands_between_those_around_it() -> None:
+def test_fallbacks_are_recorded_between_kernels() -> None:
     graph = Graph("middle")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (40, 40)))
     graph.outputs = [b("Exp", b("Det", b("Exp", x)))]
-    with core.compile(graph, threads=1) as session:
+    with lathe.compile(graph, threads=1) as session:
         runs = recorded(session, {"x": np.eye(40, dtype=np.float32)})
     assert [(run.op, run.kernel == REFERENCE) for run in runs] == [("Exp", False), ("Det", True), ("Exp", False)]
 
 
-def test_a_batch_in_pieces_has_every_kernel_once_per_piece() -> None:
-    with core.compile(graphs.convolution(), threads=1) as session:
+def test_a_batch_in_chunks_records_every_kernel_once_per_chunk() -> None:
+    with lathe.compile(graphs.convolution(), threads=1) as session:
         once = [run.op for run in recorded(session, images(rows_at_once(session)))]
         assert [run.op for run in recorded(session, images(3 * rows_at_once(session)))] == 3 * once
 

@@ -1,4 +1,4 @@
-"""Models whose sizes only agree for some batch sizes: others are refused, and nothing is read or written outside."""
+"""Models whose sizes agree only for some batch sizes: other batches are refused without out-of-bounds accesses."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import core
-from core.errors import FeedError, LatheError
-from core.ir.build import Builder
-from core.ir.dim import symbol
-from core.ir.graph import Graph, Value
-from core.ir.types import DType, TensorType
+import lathe
+from lathe.core.errors import FeedError, LatheError
+from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph, Value
+from lathe.core.ir.types import DType, TensorType
 from tests.core.runtime.graphs import N
 
 Make = Callable[[Builder, Value, Value], Value]
@@ -65,11 +65,11 @@ def feeds(graph: Graph, rows: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", CASES)
 def test_only_batch_sizes_that_fit_run(name: str, optimize: bool) -> None:
     graph, fits, clashes = built(name)
-    with core.compile(graph, threads=1, optimize=optimize) as session:
+    with lathe.compile(graph, threads=1, optimize=optimize) as session:
         with pytest.raises(LatheError):
             session.run(feeds(graph, clashes))
         given = feeds(graph, fits)
-        (got,), (want,) = session.run(given).values(), core.interpret(graph, given).values()
+        (got,), (want,) = session.run(given).values(), lathe.interpret(graph, given).values()
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -81,17 +81,17 @@ def test_only_batch_sizes_that_fit_run(name: str, optimize: bool) -> None:
         lambda b, x: b("ReduceSum", x, axes=(1,)),
     ],
 )
-def test_operands_that_are_always_empty_are_left_to_the_reference(make: Callable[[Builder, Value], Value]) -> None:
+def test_operands_that_are_always_empty_run_on_the_reference(make: Callable[[Builder, Value], Value]) -> None:
     graph = Graph("empty")
     b = Builder(graph)
     graph.outputs = [make(b, b.input("x", TensorType(DType.FLOAT32, (N, 0))))]
-    with core.compile(graph, threads=1) as session:
-        (got,), (want,) = session.run(feeds(graph, 2)).values(), core.interpret(graph, feeds(graph, 2)).values()
+    with lathe.compile(graph, threads=1) as session:
+        (got,), (want,) = session.run(feeds(graph, 2)).values(), lathe.interpret(graph, feeds(graph, 2)).values()
         np.testing.assert_array_equal(got, want)
 
 
 def test_a_declared_shape_is_used_and_checked() -> None:
-    """The author says what a shape computed from data will be; what comes after is compiled for it."""
+    """The model declares a data-dependent shape; later nodes are compiled for it."""
     b = Builder(Graph("declared"))
     x, shape = b.input("x", TensorType(DType.FLOAT32, (6,))), b.input("shape", TensorType(DType.INT64, (symbol("m"),)))
     y = b("Reshape", x, shape, name="y")
@@ -99,7 +99,7 @@ def test_a_declared_shape_is_used_and_checked() -> None:
     y.type = TensorType(DType.FLOAT32, (2, 3))
     b.graph.outputs = [b("Relu", y, name="z")]
     data = np.arange(-3, 3, dtype=np.float32)
-    with core.compile(b.graph, threads=1) as session:
+    with lathe.compile(b.graph, threads=1) as session:
         assert session.outputs["z"] == TensorType(DType.FLOAT32, (2, 3))
         assert " 1 on the reference" in session.explain()
         got = session.run({"x": data, "shape": np.array([2, 3])})["z"]

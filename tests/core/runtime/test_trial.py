@@ -1,4 +1,4 @@
-"""Trials of kernels: what a call finds in its memory."""
+"""Kernel trials of the tuner: the state of caches and memory at a call."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import ctypes
 
 import numpy as np
 
-from core.codegen.target import host
-from core.ir.build import Builder
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.kernels.catalog import Packed, Request, select
-from core.runtime import trial
+from lathe.core.codegen.target import host
+from lathe.core.ir.build import Builder
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.kernels.call import Packed, Request
+from lathe.core.kernels.choose import select
+from lathe.core.runtime.host import trial
 
 
-def test_every_call_meets_weights_that_have_left_the_cache() -> None:
+def test_every_trial_call_finds_weights_out_of_the_cache() -> None:
     graph = Graph("product")
     b = Builder(graph)
     weights = np.arange(64 * 256, dtype=np.float32).reshape(64, 256)

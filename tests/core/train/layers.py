@@ -1,4 +1,4 @@
-"""One small model per kind of layer, with symbolic rows: what a step of it needs is compiled."""
+"""One small model per kind of layer, with a symbolic number of rows, whose training step is compiled."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Term, Writer
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Term, Writer
 from tests.core.train.models import weight
 
 Layer: TypeAlias = Callable[[Writer, Term], Term]

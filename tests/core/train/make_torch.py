@@ -123,7 +123,7 @@ def numbers(tensor: Any) -> list[float]:
 
 
 def results() -> dict[str, Any]:
-    """What the file holds."""
+    """The content of the file."""
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(0, 0.6, SIZE).astype(np.float32), rng.normal(0, 1, (UPDATES, SIZE)).astype(np.float32)
     outputs, classes = rng.normal(0, 2, (ROWS, CLASSES)).astype(np.float32), rng.integers(0, CLASSES, ROWS)

@@ -1,4 +1,4 @@
-"""A small model and its batches, for Lathe and PyTorch alike: what they learn in each precision is compared."""
+"""A small model and its batches for Lathe and PyTorch, whose training in each precision is compared."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Term, Writer
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Term, Writer
 
 F32 = DType.FLOAT32
 
@@ -47,7 +47,7 @@ def convolutional(size: int = 8, classes: int = 3) -> Graph:
 
 
 def batch(graph: Graph, rows: int, classes: int = 3, seed: int = 0) -> dict[str, Any]:
-    """A batch whose classes can be told from its features."""
+    """A batch whose classes follow from its features."""
     rng = np.random.default_rng(seed)
     target = rng.integers(0, classes, rows)
     (value,) = graph.inputs

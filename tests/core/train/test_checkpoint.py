@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, whatever happens while they are written and to the files afterwards."""
+"""Checkpoints are complete or absent, whatever happens during writing and to the files afterwards."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.train import checkpoint, durable
-from core.train.checkpoint import Checkpoint, DamagedCheckpoint
+from lathe.core.train.run import checkpoint, durable_files
+from lathe.core.train.run.checkpoint import Checkpoint, DamagedCheckpoint
 
 FILES = ["state.safetensors", "state.json"]
 
@@ -33,7 +33,7 @@ def same(found: Checkpoint | None, number: int) -> bool:
     )
 
 
-def test_what_is_saved_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
+def test_saved_checkpoints_load_and_the_latest_two_stay(tmp_path: Path) -> None:
     for number in (1, 9, 10):
         checkpoint.save(tmp_path, number, content(number))
     assert checkpoint.steps(tmp_path) == [10, 9]
@@ -61,7 +61,7 @@ def test_any_flipped_byte_is_found(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["missing", "empty", "short"])
-def test_files_that_are_not_whole(tmp_path: Path, name: str, damage: str) -> None:
+def test_truncated_files_are_found(tmp_path: Path, name: str, damage: str) -> None:
     checkpoint.save(tmp_path, 1, content(1))
     path = tmp_path / checkpoint.FOLDER / "1" / name
     if damage == "missing":
@@ -91,7 +91,13 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         return call
 
-    for place, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (durable.shutil, "rmtree"), (Path, "mkdir")):
+    for place, name in (
+        (os, "fsync"),
+        (os, "rename"),
+        (os, "replace"),
+        (durable_files.shutil, "rmtree"),
+        (Path, "mkdir"),
+    ):
         monkeypatch.setattr(place, name, counted(getattr(place, name)))
     monkeypatch.setattr(Path, "open", counted(Path.open))
 
@@ -148,12 +154,14 @@ def test_an_error_at_any_step_leaves_the_earlier_ones(tmp_path: Path, plug: Any,
         at += 1
 
 
-def test_what_would_cut_into_what_is_kept_free_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_needs_the_reserved_space_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = [10_000]
-    monkeypatch.setattr(durable.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1))
-    monkeypatch.setattr(durable, "_kept", 0)
+    monkeypatch.setattr(durable_files.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1))
+    monkeypatch.setattr(durable_files, "_kept_free", 0)
     checkpoint.save(tmp_path, 1, content(1))
-    durable.keep_free(9_999)
+    durable_files.reserve_disk_space(9_999)
     with pytest.raises(OSError, match=r"10000 are free on the disk, and at least 9999 are kept: '2'") as refused:
         checkpoint.save(tmp_path, 2, content(2))
     assert refused.value.errno == errno.ENOSPC

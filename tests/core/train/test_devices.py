@@ -1,4 +1,4 @@
-"""Training on a device: losses and parameters as on the CPU, and state that stays where it is computed with."""
+"""Training on a device: losses and parameters agree with the CPU, and state stays on the device."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from core.errors import FeedError, LatheError, SessionClosed, UnsupportedError
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Writer
-from core.runtime.devices import open_device
-from core.train import TrainStep, losses, optimizers, schedules, step
-from core.train.data.dataset import Column
-from core.train.evaluation import Evaluation
-from core.train.fitting import Outcome
-from core.train.homes import DeviceHome
-from core.train.joint import Clip
-from core.train.optimizers import Optimizer
-from core.train.recipe import RecipeError
-from core.train.zoo import architecture
-from core.train.zoo.lenet import LeNet5
+from lathe.core.errors import FeedError, LatheError, SessionClosed, UnsupportedError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.runtime.device.devices import open_device
+from lathe.core.train import TrainStep, step
+from lathe.core.train.data.dataset import Column
+from lathe.core.train.recipe.recipe import RecipeError
+from lathe.core.train.run.fit_run import Outcome
+from lathe.core.train.training_step import losses, optimizers, schedules
+from lathe.core.train.training_step.live_model import LiveModel
+from lathe.core.train.training_step.optimizers import Optimizer
+from lathe.core.train.training_step.state_store import DeviceStateStore
+from lathe.core.train.training_step.step_graph import Clip
+from lathe.core.train.zoo import architecture
+from lathe.core.train.zoo.lenet import LeNet5
 from tests.core.train.models import batch, convolutional, perceptron, weight
-from tests.core.train.world import asked, final_state, fit, quadrants
+from tests.core.train.small_trainings import asked, final_state, fit, quadrants
 
 ON = "simulated"
 SGD, ADAM = optimizers.SGD(0.05, momentum=0.9), optimizers.Adam(0.01, weight_decay=0.01)
@@ -35,7 +36,7 @@ Make: TypeAlias = Callable[..., TrainStep]
 
 @pytest.fixture
 def made() -> Iterator[Make]:
-    """Makes steps, and gives back what their devices hold."""
+    """Creates steps, and frees their device memory afterwards."""
     steps: list[TrainStep] = []
 
     def make(model: Graph, optimizer: Optimizer, **options: Any) -> TrainStep:
@@ -60,7 +61,7 @@ def same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("model", [perceptron, lenet], ids=lambda model: model.__name__)
-def test_a_step_on_a_device_is_the_cpus(made: Make, model: Callable[[], Graph], optimizer: Optimizer) -> None:
+def test_a_step_on_a_device_agrees_with_the_cpu(made: Make, model: Callable[[], Graph], optimizer: Optimizer) -> None:
     graph = model()
     here, there = made(graph, optimizer), made(graph, optimizer, device=ON)
     for number, rows in enumerate((9, 9, 4, 9)):  # as an epoch ends; graphs are captured for the second of a size
@@ -71,7 +72,7 @@ def test_a_step_on_a_device_is_the_cpus(made: Make, model: Callable[[], Graph], 
     assert all(not np.array_equal(array, first[name]) for name, array in there.parameters.items())
 
 
-def test_all_that_a_step_can_do_it_can_do_there(made: Make) -> None:
+def test_a_device_supports_all_features_of_a_step(made: Make) -> None:
     """Running statistics, several runs to an update, clipping, averages, a schedule, and outputs."""
     graph = convolutional()
     options: dict[str, Any] = {
@@ -90,7 +91,7 @@ def test_all_that_a_step_can_do_it_can_do_there(made: Make) -> None:
     same(there.weights(averaged=True), here.weights(averaged=True))
 
 
-def test_what_is_dropped_is_the_same(made: Make) -> None:
+def test_dropout_masks_are_the_same(made: Make) -> None:
     settings = LeNet5(architecture="lenet5", channels=(3, 4), hidden=(8,), dropout=0.5)
     graph = architecture(settings, {"x": Column("x", DType.FLOAT32, (1, 12, 12), "CHW")}, 3)
     here, there = made(graph, SGD, seed=7), made(graph, SGD, seed=7, device=ON)
@@ -106,9 +107,9 @@ def test_states_are_updated_in_place_and_stay_on_the_device(made: Make) -> None:
     learner = made(graph, ADAM, device=ON, accumulate=2, average=0.9)
     for number, rows in enumerate((8, 8, 3, 3)):
         learner.run(batch(graph, rows, seed=number))
-    Evaluation(learner, averaged=True).run(batch(graph, 8))
-    assert isinstance(learner._home, DeviceHome)
-    *steps, evaluation = learner._home._made
+    LiveModel(learner, averaged=True).run(batch(graph, 8))
+    assert isinstance(learner._states, DeviceStateStore)
+    *steps, evaluation = learner._states._executables
     assert len(steps) == 4 and {part.device for part in steps} == {device}
     assert {part.state_block("w1").address for part in steps} == {steps[0].state_block("w1").address}
     assert evaluation.state_block("w1").address == steps[1].state_block("w1.average").address
@@ -117,7 +118,7 @@ def test_states_are_updated_in_place_and_stay_on_the_device(made: Make) -> None:
         assert all("gradient_sum" in port.name for port in plan.states if port.base in copied), "zeros alone are copied"
 
 
-def test_a_further_batch_size_never_has_states_twice(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_batch_size_never_copies_the_states(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for a moment: the largest parameter alone is larger than all that is asked for."""
     graph, space = perceptron(), open_device(ON).space  # type: ignore[attr-defined]
     learner = made(graph, ADAM, device=ON)
@@ -130,7 +131,7 @@ def test_a_further_batch_size_never_has_states_twice(made: Make, monkeypatch: py
     assert asked_for and largest not in asked_for
 
 
-def test_closing_gives_all_memory_back(made: Make) -> None:
+def test_closing_frees_all_memory(made: Make) -> None:
     graph, device = perceptron(), open_device(ON)
     before = device.memory().free
     learner = made(graph, ADAM, device=ON)
@@ -148,7 +149,7 @@ def test_closing_gives_all_memory_back(made: Make) -> None:
 def test_an_evaluation_follows_the_weights_on_the_device(made: Make, averaged: bool) -> None:
     graph = convolutional()
     here, there = made(graph, SGD, average=0.9), made(graph, SGD, device=ON, average=0.9)
-    judges = Evaluation(here, averaged), Evaluation(there, averaged)
+    judges = LiveModel(here, averaged), LiveModel(there, averaged)
     for number in range(3):
         feeds = batch(graph, 6, seed=number)
         same(judges[1].run(feeds), judges[0].run(feeds))
@@ -157,7 +158,7 @@ def test_an_evaluation_follows_the_weights_on_the_device(made: Make, averaged: b
     same(judges[1].weights, judges[0].weights)
 
 
-def test_a_checkpoint_goes_on_elsewhere(made: Make) -> None:
+def test_a_checkpoint_resumes_on_another_device(made: Make) -> None:
     """Before the first run there, and after some."""
     graph = perceptron()
     here, there, fresh = made(graph, ADAM), made(graph, ADAM, device=ON), made(graph, ADAM, device=ON)
@@ -174,8 +175,8 @@ def test_a_checkpoint_goes_on_elsewhere(made: Make) -> None:
 
 
 @pytest.mark.parametrize("steps", [None, 5])
-def test_a_recipe_trains_on_a_device_and_goes_on_there(tmp_path: Path, steps: int | None) -> None:
-    """As on the CPU, also where it was stopped in between; no memory stays taken."""
+def test_a_recipe_trains_and_resumes_on_a_device(tmp_path: Path, steps: int | None) -> None:
+    """Results agree with the CPU, also after a stop in between; all memory is freed."""
     data, before = quadrants(tmp_path / "points.npz"), open_device(ON).memory().free
     left = iter(range(steps or 0))
     here = fit(tmp_path / "here", asked(epochs=2), data)
@@ -189,10 +190,10 @@ def test_a_recipe_trains_on_a_device_and_goes_on_there(tmp_path: Path, steps: in
     same(final_state(tmp_path / "there"), final_state(tmp_path / "here"))
 
 
-def test_a_recipe_names_a_device_that_there_is() -> None:
+def test_a_recipe_with_an_unknown_device_is_refused() -> None:
     with pytest.raises(RecipeError, match="device"):
         asked(device="tpu")
-    with pytest.raises(RecipeError, match="`memory` bounds steps on the CPU, and `device` is cuda:1"):
+    with pytest.raises(RecipeError, match="`memory` bounds steps on the CPU only, got `device` cuda:1"):
         asked(device="cuda:1", memory=1 << 20)
 
 
@@ -213,7 +214,7 @@ def embedded() -> Graph:
     return graph
 
 
-def test_after_a_run_that_failed_the_state_wants_loading(made: Make) -> None:
+def test_after_a_failed_run_the_state_must_be_loaded(made: Make) -> None:
     graph, target = embedded(), np.zeros(2, np.int64)
     learner = made(graph, SGD, device=ON)
     learner.run({"x": np.array([1, 4]), "target": target})
@@ -221,14 +222,14 @@ def test_after_a_run_that_failed_the_state_wants_loading(made: Make) -> None:
     with pytest.raises(FeedError):
         learner.run({"x": np.array([1, 5]), "target": target})
     for use in (lambda: learner.run({"x": np.array([1, 4]), "target": target}), learner.state, learner.graph):
-        with pytest.raises(LatheError, match="a run that failed on simulated:0 may have changed the training's state"):
+        with pytest.raises(LatheError, match="a failed run on simulated:0 may have changed the state"):
             use()
     learner.load_state(saved, 1)
     learner.run({"x": np.array([1, 4]), "target": target})
     assert learner.runs == 2
 
 
-def test_a_batch_that_does_not_fit_moves_nothing(made: Make) -> None:
+def test_a_batch_that_does_not_fit_changes_no_state(made: Make) -> None:
     learner, feeds = made(perceptron(), SGD, device=ON), batch(perceptron(), 4)
     learner.run(feeds)
     before = learner.state()
@@ -244,21 +245,19 @@ def test_a_model_that_the_device_lacks_kernels_for_is_refused(made: Make) -> Non
     x = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), 5)))
     graph.outputs = [x.op("CumProd", writer.array(np.array(1))).op("MatMul", weight(writer, "w", 5, 3)).value]
     learner, before = made(graph, SGD, device=ON), open_device(ON).memory().free
-    message = r"runs on one device alone, and simulated:0 has no kernel for 'cumprod' \(CumProd\)"
+    message = r"runs on one device only, and simulated:0 has no kernel for 'cumprod' \(CumProd\)"
     with pytest.raises(UnsupportedError, match=message):
         learner.run({"x": np.ones((2, 5), np.float32), "target": np.zeros(2, np.int64)})
     assert open_device(ON).memory().free == before
 
 
-def test_what_is_for_the_cpu_alone_is_refused(made: Make) -> None:
+def test_cpu_only_features_are_refused(made: Make) -> None:
     graph = perceptron()
     here, there = made(graph, SGD), made(graph, SGD, device=ON)
     for mine, shared, device in (("cpu", there, "simulated:0"), (ON, here, "simulated:0")):
-        with pytest.raises(
-            UnsupportedError, match=f"steps share the arrays of the CPU, and one of these runs on {device}"
-        ):
+        with pytest.raises(UnsupportedError, match=f"steps can share arrays on the CPU only, got a step on {device}"):
             made(graph, SGD, device=mine, shares=[shared])
-    with pytest.raises(UnsupportedError, match="memory: activations are computed again on the CPU alone"):
+    with pytest.raises(UnsupportedError, match="memory: activations can be recomputed on the CPU only"):
         made(graph, SGD, device=ON, memory=1 << 20)
     with pytest.raises(UnsupportedError, match="device 'abacus' is not supported"):
         made(graph, SGD, device="abacus")

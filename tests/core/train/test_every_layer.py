@@ -1,11 +1,12 @@
-"""A step of any layer is native code alone, in place, for any number of rows, and computes what references do."""
+"""A training step of any layer is all native code, in place, for any batch size, and agrees with the references."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from core.train import losses, optimizers, step
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 from tests.core.train.layers import LAYERS, feeds
 from tests.core.train.test_step import reference
 

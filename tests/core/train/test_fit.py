@@ -1,4 +1,4 @@
-"""A training from recipe to result, in this process: what it writes, how it stops, goes on, chooses and fails."""
+"""Training from recipe to result in this process: files, stopping, resuming, choosing the best epoch, and failures."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import onnx
 import onnxruntime
 import pytest
 
-from core.errors import DataError, LatheError, ModelError
-from core.frontends.export import export
-from core.frontends.onnx import load
-from core.train import checkpoint, events
-from core.train import parent as parents
-from core.train.assembly import Means
-from core.train.data import open_dataset
-from core.train.fitting import Diverged, Fit, Outcome
-from core.train.parent import Parent
-from core.train.recipe import RecipeError
+from lathe.core.errors import DataError, LatheError, ModelError
+from lathe.core.frontends.export import export
+from lathe.core.frontends.onnx import load
+from lathe.core.train.data import open_dataset
+from lathe.core.train.recipe import parent_model
+from lathe.core.train.recipe.parent_model import Parent
+from lathe.core.train.recipe.recipe import RecipeError
+from lathe.core.train.recipe.training_setup import Resources
+from lathe.core.train.run import checkpoint, events
+from lathe.core.train.run.fit_run import Diverged, FitRun, Outcome
 from tests.core.train.models import perceptron
-from tests.core.train.world import asked, final_state, fit, kinds, model_bytes, quadrants
+from tests.core.train.small_trainings import asked, final_state, fit, kinds, model_bytes, quadrants
 
 
 def after(steps: int) -> Callable[[], bool]:
-    """Asks for an end when it is asked for the n-th time."""
+    """A stop callback that returns true on its n-th call."""
     asked_times = count(1)
     return lambda: next(asked_times) >= steps
 
@@ -82,7 +82,7 @@ def test_the_result_is_the_best_epoch(tmp_path: Path, data: Path) -> None:
     assert model_bytes(tmp_path / "shorter") == model_bytes(tmp_path / "best")
 
 
-def test_it_ends_early_when_nothing_improves(tmp_path: Path, data: Path) -> None:
+def test_early_stopping(tmp_path: Path, data: Path) -> None:
     fit(tmp_path, asked(epochs=200, stop={"patience": 3, "least_change": 0.05}, judge="loss"), data).run()
     looks = [event.values["validation"]["loss"] for event in events.read(tmp_path) if event.kind == "epoch"]
     assert 4 <= len(looks) < 200
@@ -90,7 +90,9 @@ def test_it_ends_early_when_nothing_improves(tmp_path: Path, data: Path) -> None
 
 
 @pytest.mark.parametrize("changes", [{"accumulate": 3, "average": 0.9}, {"precision": "float16", "memory": 1 << 20}])
-def test_stopping_changes_nothing(tmp_path: Path, data: Path, changes: dict[str, Any]) -> None:
+def test_a_stopped_and_resumed_training_gives_the_same_result(
+    tmp_path: Path, data: Path, changes: dict[str, Any]
+) -> None:
     what = asked(**changes)
     fit(tmp_path / "whole", what, data).run()
     runs = 1
@@ -110,14 +112,14 @@ def test_stopping_changes_nothing(tmp_path: Path, data: Path, changes: dict[str,
     assert looks[0] == looks[1]
 
 
-def test_a_training_in_float16_tells_of_its_scale(tmp_path: Path, data: Path) -> None:
+def test_float16_training_reports_its_loss_scale(tmp_path: Path, data: Path) -> None:
     fit(tmp_path, asked(precision="float16"), data).run()
     steps = [event.values for event in events.read(tmp_path) if event.kind == "step"]
     assert steps[-1]["loss_scale"] > 0 and steps[-1]["skipped"] >= 0 and steps[-1]["loss"] < steps[0]["loss"]
 
 
-def test_a_step_beyond_float16_is_skipped_and_the_training_goes_on(tmp_path: Path) -> None:
-    """Two rows are alike, far out of range, and of different classes: one of them at least is told wrong."""
+def test_an_overflowing_float16_step_is_skipped(tmp_path: Path) -> None:
+    """Two rows are equal, far out of range, and of different classes, so at least one is misclassified."""
     path = quadrants(tmp_path / "far.npz")
     with np.load(path) as file:
         arrays = dict(file)
@@ -135,10 +137,10 @@ def test_a_step_beyond_float16_is_skipped_and_the_training_goes_on(tmp_path: Pat
 @pytest.mark.parametrize(
     ("precision", "run", "is_lost"), [("float16", 2, False), ("float16", 4, True), ("float32", 2, True)]
 )
-def test_where_batches_make_one_update_the_last_one_decides(
+def test_the_last_of_several_accumulated_batches_decides_on_skipping(
     tmp_path: Path, data: Path, precision: str, run: int, is_lost: bool
 ) -> None:
-    """The loss of one of them is infinite; whether the update is skipped, nobody knows before all have come."""
+    """The loss of one batch is infinite; only after the last batch it is known whether the update is skipped."""
     training = fit(tmp_path, asked(precision=precision, accumulate=4, epochs=1), data)
     step = training.learner.run
 
@@ -160,7 +162,7 @@ def test_the_seed_decides(tmp_path: Path, data: Path) -> None:
     assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b") != model_bytes(tmp_path / "c")
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, data: Path) -> None:
+def test_a_damaged_checkpoint_is_ignored(tmp_path: Path, data: Path) -> None:
     what = asked()
     fit(tmp_path / "whole", what, data).run()
     parts = tmp_path / "parts"
@@ -174,11 +176,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, data: Path) -> None
     assert model_bytes(parts) == model_bytes(tmp_path / "whole")
 
 
-def test_checkpoints_of_something_else_are_refused(tmp_path: Path, data: Path) -> None:
+def test_checkpoints_of_another_training_are_refused(tmp_path: Path, data: Path) -> None:
     fit(tmp_path, asked(), data, stop=after(3)).run()
-    with pytest.raises(RecipeError, match="checkpoints of another recipe"):
+    with pytest.raises(RecipeError, match="recipe: the folder has checkpoints with sha256"):
         fit(tmp_path, asked(batch=8), data).run()
-    with pytest.raises(RecipeError, match="checkpoints of another data"):
+    with pytest.raises(RecipeError, match="data: the folder has checkpoints with sha256"):
         fit(tmp_path, asked(), quadrants(tmp_path / "other.npz", rows=121)).run()
 
 
@@ -205,14 +207,14 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, data: Path, monkeypatch
     assert model_bytes(tmp_path / "full") == model_bytes(tmp_path / "whole")
 
 
-def test_a_loss_that_is_no_number_ends_it(tmp_path: Path, data: Path) -> None:
+def test_a_nan_loss_ends_the_training(tmp_path: Path, data: Path) -> None:
     what = asked(optimizer={"kind": "sgd", "rate": 1e30}, loss={"kind": "mse"}, data={"task": "numbers"})
     with pytest.raises(Diverged, match=r"the loss is (inf|nan) at step \d+, epoch 1: try a lower rate"):
         fit(tmp_path, what, data).run()
     assert not (tmp_path / "result").exists()
 
 
-def test_numbers_are_learned_too(tmp_path: Path) -> None:
+def test_regression(tmp_path: Path) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (200, 3)).astype(np.float32)
     np.savez(tmp_path / "line.npz", x=x, y=x @ [1.0, -2.0, 0.5])
     what = asked(model={"architecture": "mlp", "hidden": [16]}, epochs=40, data={"target": "y"})
@@ -222,10 +224,10 @@ def test_numbers_are_learned_too(tmp_path: Path) -> None:
     assert metrics["mae"] <= metrics["rmse"]
 
 
-def test_an_onnx_model_goes_on_learning(tmp_path: Path, data: Path) -> None:
+def test_finetuning_an_onnx_model(tmp_path: Path, data: Path) -> None:
     parent = Parent(load(export(perceptron(features=2, classes=4))))
     what = asked(model={"onnx": "any.onnx", "trainable": ["w2", "b*"]})
-    training = Fit(what, open_dataset(data), tmp_path, parent, Means(threads=1))
+    training = FitRun(what, open_dataset(data), tmp_path, parent, Resources(threads=1))
     training.run()
     before = {value.name: array for value, array in parent.model.constants.items()}
     after_training = {
@@ -238,8 +240,8 @@ def test_an_onnx_model_goes_on_learning(tmp_path: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "parent", "error", "message"),
     [
-        ({"model": {"parent": True}}, None, RecipeError, "model: goes on from a model, and none was given"),
-        ({"model": {"parent": True}}, Parent(perceptron(2, 3)), DataError, "counts 4 classes, .* tells 3"),
+        ({"model": {"parent": True}}, None, RecipeError, "model: expected a model to fine-tune, and none was given"),
+        ({"model": {"parent": True}}, Parent(perceptron(2, 3)), DataError, "has 4 classes, .* has 3"),
         (
             {"data": {"inputs": {"z": "x"}}, "model": {"parent": True}},
             Parent(perceptron(2, 4)),
@@ -247,35 +249,35 @@ def test_an_onnx_model_goes_on_learning(tmp_path: Path, data: Path) -> None:
             r"inputs are \['z'\], but the model takes \['x'\]",
         ),
         ({"data": {"target": "label"}}, None, DataError, "label"),
-        ({"loss": {"kind": "mse"}}, None, RecipeError, "loss: expects a target of float32"),
-        ({"data": {"inputs": {"loss": "x"}}}, None, ModelError, "has an input called 'loss'"),
-        ({"data": {"inputs": {"optimizer.rate": "x"}}}, None, ModelError, "has an input called 'optimizer.rate'"),
+        ({"loss": {"kind": "mse"}}, None, RecipeError, "loss: expected a target of float32"),
+        ({"data": {"inputs": {"loss": "x"}}}, None, ModelError, "has an input 'loss'"),
+        ({"data": {"inputs": {"optimizer.rate": "x"}}}, None, ModelError, "has an input 'optimizer.rate'"),
         (
             {"data": {"task": "numbers"}, "judge": "accuracy"},
             None,
             RecipeError,
-            r"judge: expects classes, .* rows have float32\[1\]",
+            r"judge: accuracy needs a target of classes, got float32\[1\]",
         ),
-        ({"accumulate": 25}, None, RecipeError, "accumulate: 25 steps make one update, all epochs have 20 together"),
-        ({"model": {"architecture": "lenet5"}}, None, ModelError, r"takes images.*rows are float32\[2\]"),
+        ({"accumulate": 25}, None, RecipeError, "accumulate: expected at most the 20 steps of all epochs, got 25"),
+        ({"model": {"architecture": "lenet5"}}, None, ModelError, r"expected images.*got rows float32\[2\]"),
         (
             {"model": {"parent": True, "trainable": ["q*"]}},
             Parent(perceptron(2, 4)),
             RecipeError,
-            r"'q\*' names none of the weights w1, b1, w2, b2",
+            r"'q\*' matches none of the weights w1, b1, w2, b2",
         ),
     ],
 )
-def test_what_does_not_fit_together(
+def test_data_and_recipes_that_do_not_fit_are_refused(
     tmp_path: Path, data: Path, changes: dict[str, Any], parent: Any, error: type[LatheError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        Fit(asked(**changes), open_dataset(data), tmp_path, parent, Means(threads=1))
+        FitRun(asked(**changes), open_dataset(data), tmp_path, parent, Resources(threads=1))
 
 
 def test_rows_without_a_number_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((8, 0), np.float32), y=np.arange(8) % 2)
-    with pytest.raises(DataError, match=r"column 'x': is float32\[0\]: rows hold nothing that input 'x' could take"):
+    with pytest.raises(DataError, match=r"column 'x': rows are empty \(float32\[0\]\), which input 'x' cannot take"):
         fit(tmp_path / "job", asked(), tmp_path / "data.npz")
 
 
@@ -289,7 +291,7 @@ def images(path: Path) -> Path:
     return path
 
 
-def test_raw_pixels_go_in_and_class_names_come_along(tmp_path: Path) -> None:
+def test_the_model_takes_raw_pixels_and_stores_class_names(tmp_path: Path) -> None:
     """Preprocessing is part of the model; augmentation, in float32, is not; a child of it knows its classes."""
     data = images(tmp_path / "bars.npz")
     what = asked(
@@ -300,7 +302,7 @@ def test_raw_pixels_go_in_and_class_names_come_along(tmp_path: Path) -> None:
     )
     fit(tmp_path / "job", what, data).run()
     model = model_bytes(tmp_path / "job")
-    assert parents.classes_of(model) == ("lies", "stands")
+    assert parent_model.classes_of(model) == ("lies", "stands")
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     (given,) = session.get_inputs()
     assert (given.name, given.type, given.shape[1:]) == ("x", "tensor(uint8)", [8, 8, 1])
@@ -309,14 +311,14 @@ def test_raw_pixels_go_in_and_class_names_come_along(tmp_path: Path) -> None:
         names = np.array(["lies", "stands"])[answers.argmax(1)]
         assert (names == arrays["label"]).mean() > 0.95
     (tmp_path / "parent.onnx").write_bytes(model)
-    parent = parents.read_parent(tmp_path / "parent.onnx")
-    child = Fit(asked(model={"parent": True}, epochs=1), open_dataset(data), tmp_path, parent, Means(threads=1))
+    parent = parent_model.read_parent(tmp_path / "parent.onnx")
+    child = FitRun(asked(model={"parent": True}, epochs=1), open_dataset(data), tmp_path, parent, Resources(threads=1))
     assert child.assembly.examples.classes == ("lies", "stands")
     assert not any(name.startswith("preprocess.") for name in child.learner.parameters)
     assert child.run() is Outcome.DONE
 
 
-def test_classes_that_the_data_lack_keep_their_place(tmp_path: Path, data: Path) -> None:
+def test_classes_missing_in_the_data_keep_their_index(tmp_path: Path, data: Path) -> None:
     training = fit(tmp_path, asked(model={"parent": True}), data, parent=Parent(perceptron(2, classes=6)))
     assert training.assembly.examples.classes == ("0", "1", "2", "3", "4", "5")
     training.run()
@@ -328,5 +330,5 @@ def test_classes_that_the_data_lack_keep_their_place(tmp_path: Path, data: Path)
 def test_metadata_that_name_no_classes(tmp_path: Path, names: str) -> None:
     proto = onnx.load_from_string(export(perceptron()))
     onnx.helper.set_model_props(proto, {"classes": names})
-    with pytest.raises(ModelError, match="has metadata"):
-        parents.classes_of(proto.SerializeToString())
+    with pytest.raises(ModelError, match="metadata"):
+        parent_model.classes_of(proto.SerializeToString())

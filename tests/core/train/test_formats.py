@@ -1,4 +1,4 @@
-"""From a file of every format to a model that has learned what is in it, and that takes rows as the file has them."""
+"""Training from a file of every format to a model that takes rows in the file's form."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_iris
 
-import core
-from core.errors import DataError
-from core.ir.types import DType
-from core.train.result import FOLDER, MODEL, read_metrics
-from tests.core.train.world import asked, fit
+import lathe
+from lathe.core.errors import DataError
+from lathe.core.ir.types import DType
+from lathe.core.train.run.result import FOLDER, MODEL, read_metrics
+from tests.core.train.small_trainings import asked, fit
 
 LENET = {"architecture": "lenet5", "channels": [8, 16], "hidden": [32]}
 DIGITS = load_digits()
 PIXELS, LABELS = DIGITS.images.astype(np.uint8), DIGITS.target.astype(np.uint8)
 
 
-def trained(folder: Path, data: Path, **changes: Any) -> tuple[dict[str, Any], core.Graph]:
+def trained(folder: Path, data: Path, **changes: Any) -> tuple[dict[str, Any], lathe.Graph]:
     """Metrics of the held-out rows, and the model."""
     changes = {"data": {}, "schedule": {"kind": "one_cycle"}, "checkpoint": {}, **changes}
     fit(folder, asked(**changes), data).run()
-    return read_metrics(folder), core.load(folder / FOLDER / MODEL)
+    return read_metrics(folder), lathe.load(folder / FOLDER / MODEL)
 
 
 def idx(array: Any) -> bytes:
@@ -50,7 +50,7 @@ def test_mnist_format(tmp_path: Path) -> None:
     record, model = trained(tmp_path / "job", data, model=LENET, preprocess=steps, augment=augment, epochs=10, batch=64)
     assert record["metrics"]["accuracy"] > 0.93 and np.sum(record["confusion"]) == 360
     assert str(model.inputs[0]) == "%x: uint8[batch,8,8]"
-    answers = core.interpret(model, {"x": PIXELS[:360]})["logits"].argmax(axis=1)
+    answers = lathe.interpret(model, {"x": PIXELS[:360]})["logits"].argmax(axis=1)
     assert (answers == LABELS[:360]).mean() == record["metrics"]["accuracy"]
 
 
@@ -77,7 +77,7 @@ def test_a_table_with_words_as_classes(tmp_path: Path) -> None:
     assert record["metrics"]["accuracy"] > 0.9 and model.inputs[0].dtype is DType.FLOAT32
 
 
-def test_numbers_to_be_predicted(tmp_path: Path) -> None:
+def test_a_regression_table(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(600, 3))
     columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "sum": x @ [1.0, -2.0, 0.5]}
     pq.write_table(pa.table(columns), tmp_path / "data")
@@ -87,7 +87,7 @@ def test_numbers_to_be_predicted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [6, -1])
-def test_what_is_no_token_is_refused_by_its_row(tmp_path: Path, token: int) -> None:
+def test_invalid_tokens_are_refused_with_their_row(tmp_path: Path, token: int) -> None:
     words = np.ones((20, 3), np.int64)
     words[7, 1] = token
     np.savez(tmp_path / "data.npz", words=words, y=np.arange(20) % 2)

@@ -1,4 +1,4 @@
-"""Metrics, gathered in batches, against scikit-learn on everything at once."""
+"""Metrics accumulated over batches, against scikit-learn on all rows at once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from sklearn import metrics as theirs
 
-from core.train import metrics
-from core.train.metrics import Classes, Numbers, TopK, area_under_curve, meter
+from lathe.core.train.run import metrics
+from lathe.core.train.run.metrics import (
+    ClassificationMetrics,
+    RegressionMetrics,
+    TopK,
+    area_under_curve,
+    metric_collector,
+)
 
 
 def gathered(target: Any, output: Any, classes: int | None) -> Any:
-    gauge = meter(classes)
+    gauge = metric_collector(classes)
     for start in range(0, len(target), 37):
         gauge.add(target[start : start + 37], output[start : start + 37])
     return gauge
@@ -88,7 +94,7 @@ def test_r2_of_targets_that_never_change(output: list[float]) -> None:
 
 
 def test_logits_however_large() -> None:
-    gauge = Classes(3)
+    gauge = ClassificationMetrics(3)
     gauge.add(np.array([0, 1]), np.array([[1e4, -1e4, 0], [-1e4, 1e4, 0]], np.float32))
     assert gauge.values()["log_loss"] == 0
 
@@ -100,15 +106,19 @@ def test_area_with_many_ties(seed: int) -> None:
     assert area_under_curve(positive, scores) == pytest.approx(theirs.roc_auc_score(positive, scores))
 
 
-def test_scores_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MOST_SCORES", 1000)
+def test_the_number_of_stored_scores_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_SCORES", 1000)
     gauge = gathered(*scored(3), 3)
     assert "auc" not in gauge.values() and not gauge.area._scores
 
 
-def test_many_classes_have_no_matrix() -> None:
-    gauge = Classes(metrics.MOST_CONFUSED + 1)
-    assert gauge.confusion is None and Classes(3).confusion is not None and Numbers().confusion is None
+def test_many_classes_have_no_confusion_matrix() -> None:
+    gauge = ClassificationMetrics(metrics.MAX_CONFUSION_CLASSES + 1)
+    assert (
+        gauge.confusion is None
+        and ClassificationMetrics(3).confusion is not None
+        and RegressionMetrics().confusion is None
+    )
 
 
 def test_top_of_equal_scores() -> None:

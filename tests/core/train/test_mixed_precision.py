@@ -1,5 +1,4 @@
-"""Training in bfloat16 and float16: near float32, as near to what PyTorch's autocast does, with parameters that stay
-float32."""
+"""Training in bfloat16 and float16: near float32 and near PyTorch's autocast, with parameters in float32."""
 
 from __future__ import annotations
 
@@ -10,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import UnsupportedError
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Writer
-from core.train import losses, optimizers, step
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers
 from tests.core.train.mixed import FEATURES, MOMENTUM, RATE, SHAPES, STEPS, batch, weight
 
 TORCH: dict[str, Any] = json.loads((Path(__file__).parent / "torch_results.json").read_text())
@@ -51,7 +51,7 @@ def test_losses_follow_float32_and_autocast(precision: str, error: float) -> Non
     assert "FALLBACK" not in learner.explain()
 
 
-def test_few_and_odd_rows_learn_too() -> None:
+def test_odd_numbers_of_rows_train_too() -> None:
     """A product over an odd number of rows is no product of pairs: it stays float32."""
     learner = step(model(), losses.CrossEntropy(), optimizers.SGD(0.1), precision="bfloat16", threads=1)
     for rows in (1, 33):

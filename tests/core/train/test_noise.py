@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Writer
-from core.reference import interpret
-from core.train import losses, noise, optimizers, step
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.reference import interpret
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers, random_numbers
 
 
 def drawn(key: int, salt: int, shape: tuple[Any, ...], **sizes: int) -> Any:
@@ -19,7 +20,7 @@ def drawn(key: int, salt: int, shape: tuple[Any, ...], **sizes: int) -> Any:
     graph = Graph("bits")
     writer = Writer(graph)
     like = writer.input("like", TensorType(DType.FLOAT32, shape))
-    found = noise.bits(writer, writer.input("key", TensorType(DType.UINT32, ())), salt, like.shape)
+    found = random_numbers.random_bits(writer, writer.input("key", TensorType(DType.UINT32, ())), salt, like.shape)
     graph.outputs = [found.value]
     like_array = np.zeros([sizes.get(str(dim), dim) for dim in shape], np.float32)
     return interpret(graph, {"like": like_array, "key": np.array(key, np.uint32)})[found.value.name]
@@ -50,7 +51,7 @@ def test_dropout_drops_its_share_in_native_code(ratio: float) -> None:
     np.testing.assert_allclose(outputs[0][outputs[0] != 0], 1 / (1 - ratio), 1e-6)
 
 
-def test_every_run_seed_and_node_draws_its_own() -> None:
+def test_every_run_seed_and_node_has_independent_bits() -> None:
     learner = dropping(0.5, seed=0)
     first, second = (learner.run(feeds())["y"] == 0 for _ in range(2))
     other = dropping(0.5, seed=1).run(feeds())["y"] == 0
@@ -72,8 +73,10 @@ def test_every_run_seed_and_node_draws_its_own() -> None:
         ("RandomNormal", {"shape": (64, 80)}, 0.0, 1.0),
     ],
 )
-def test_noise_of_its_own_in_every_run(op: str, attrs: dict[str, Any], mean: float, deviation: float) -> None:
-    """What a variational autoencoder, say, draws."""
+def test_random_operators_draw_new_numbers_in_every_run(
+    op: str, attrs: dict[str, Any], mean: float, deviation: float
+) -> None:
+    """Random operators in the model itself, as in a variational autoencoder."""
 
     def learner() -> Any:
         graph = Graph("noise")

@@ -1,4 +1,4 @@
-"""Recipes as files and requests hold them; every mistake is named with its field."""
+"""Recipes in files and requests; every error names its field."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from core.train import choices, optimizers, recipe, schedules
-from core.train.recipe import Recipe, RecipeError
-from core.train.section import Part
-from tests.core.train.world import RECIPE
+from lathe.core.train.recipe import choices, recipe
+from lathe.core.train.recipe.recipe import Recipe, RecipeError
+from lathe.core.train.recipe.section import Part
+from lathe.core.train.training_step import optimizers, schedules
+from tests.core.train.small_trainings import RECIPE
 
 TOML = """
 epochs = 3
@@ -35,7 +36,7 @@ label_smoothing = 0.1
 """
 
 
-def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(TOML)
     read = recipe.read(tmp_path / "r.toml")
     (tmp_path / "r.json").write_text(read.model_dump_json())
@@ -70,12 +71,12 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         ({"model": {}}, "model: expected one of the keys `architecture`, `onnx` and `parent`"),
         ({"model": {"architecture": "mlp", "hidden": [0]}}, r"model.hidden.0: .* got 0"),
         ({"data": {"held_out": 1.5}}, "data.held_out: Input should be less than 1, got 1.5"),
-        ({"data": {}, "stop": {"patience": 2}}, "`stop` needs rows to look at after every epoch"),
+        ({"data": {}, "stop": {"patience": 2}}, "`stop` needs validation rows: set `data.validation`"),
         ({"schedule": {"kind": "steps", "every": {}}}, "expected either `epochs` or `updates`"),
         ({"seed": 1 << 40}, "seed: Input should be less than 4294967296"),
     ],
 )
-def test_mistakes_are_named(changes: dict[str, Any], complaint: str) -> None:
+def test_errors_name_the_field(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RecipeError, match=complaint.replace("?", r"\?")) as caught:
         recipe.from_values({**RECIPE, **changes})
     assert not re.search(r"\btags?\b|discriminator|Extra inputs|Value error", str(caught.value))
@@ -84,27 +85,27 @@ def test_mistakes_are_named(changes: dict[str, Any], complaint: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"epochs = ", "is no TOML"),
-        (b"\xff", "is no TOML"),
-        (b"epochs = 2020-01-01", "holds a value that is no text"),
+        (b"epochs = ", "invalid TOML"),
+        (b"\xff", "invalid TOML"),
+        (b"epochs = 2020-01-01", "a value is not text"),
         (b"epochs = nan", "epochs"),
-        (b"epochs = " + b"[" * 5000, "too many lists or tables inside each other"),
+        (b"epochs = " + b"[" * 5000, "lists or tables are nested too deeply"),
     ],
 )
-def test_files_that_are_no_recipes(tmp_path: Path, text: bytes, complaint: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
     (tmp_path / "r.toml").write_bytes(text)
     with pytest.raises(RecipeError, match=rf"r\.toml: .*{complaint}"):
         recipe.read(tmp_path / "r.toml")
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(RecipeError) as caught:
         recipe.from_values({**RECIPE, "epochs": 0, "batch": -1})
     assert "epochs:" in str(caught.value) and "batch:" in str(caught.value)
 
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_bytes(b"#" * (recipe.LARGEST + 1))
+    (tmp_path / "r.toml").write_bytes(b"#" * (recipe.MAX_BYTES + 1))
     with pytest.raises(RecipeError, match="expected 1048576 at most"):
         recipe.read(tmp_path / "r.toml")
 
@@ -117,7 +118,7 @@ def test_the_json_schema_agrees() -> None:
 
 
 @pytest.mark.parametrize("kind", [*choices.LOSSES, *choices.OPTIMIZERS])
-def test_tables_have_the_defaults_of_what_they_stand_for(kind: str) -> None:
+def test_tables_have_the_defaults_of_their_classes(kind: str) -> None:
     table: type[Part] = {**choices.LOSSES, **choices.OPTIMIZERS}[kind]
     assert table(kind=kind).make() == table.target()
     left = {field.name for field in fields(table.target)} - table.model_fields.keys()

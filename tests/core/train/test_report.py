@@ -1,4 +1,4 @@
-"""Reports of a training: what they say comes from its events and its result."""
+"""Reports of a training, made from its events and its result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from core.train.events import Events
-from core.train.report import page, read_history, section, slowest, write, write_tensorboard
+from lathe.core.train.report import page, read_history, search_section, slowest_operators, write, write_tensorboard
+from lathe.core.train.run.events import EventLog
 
 MODEL = Path(__file__).resolve().parents[3] / "model_repo" / "digits" / "2" / "model.onnx"
 
@@ -20,7 +20,7 @@ MODEL = Path(__file__).resolve().parents[3] / "model_repo" / "digits" / "2" / "m
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A training of two epochs that was killed in the second one, after a checkpoint at step 3, and resumed."""
-    events = Events(tmp_path)
+    events = EventLog(tmp_path)
     events.emit("started", rows={"train": 8}, epochs=2, parameters=1234)
     for step in (1, 2):
         events.emit("step", step=step, epoch=1, loss=3.0 - step, rate=0.1, rows_per_second=100.0, seconds=0.1 * step)
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_done_twice_counts_once(folder: Path) -> None:
+def test_repeated_steps_after_a_resume_count_once(folder: Path) -> None:
     history = read_history(folder)
     assert history.train["loss"] == [(1, 2.0), (2, 1.0), (3, 0.75), (4, 0.5)]
     assert history.validation == {"accuracy": [(2, 0.5), (4, 0.75)], "loss": [(2, 1.25), (4, 0.8)]}
@@ -52,9 +52,9 @@ def test_a_page_shows_metrics_curves_confusions_operators_and_graph(folder: Path
     text = write(folder, threads=1).read_text()
     assert "0.875" in text and "&lt;cat&gt;" in text and "<cat>" not in text
     titles = re.findall(r"<h2>([^<]+)</h2>", text)
-    expected = ["Loss", "accuracy", "Learning rate", "Throughput", "Confusions", "The model", "The recipe"]
-    assert [title for title in titles if not title.startswith("Operators")] == expected
-    assert [title.split(", ")[1].split(" (")[0] for title in titles if title.startswith("Operators")] == [
+    expected = ["Loss", "accuracy", "Learning rate", "Throughput", "Confusion matrix", "The model", "The recipe"]
+    assert [title for title in titles if not title.startswith("Slowest")] == expected
+    assert [title.split(", ")[1].split(" (")[0] for title in titles if title.startswith("Slowest")] == [
         "batch 1",
         "batch 16",
         "batch 64",
@@ -74,7 +74,7 @@ def test_a_training_without_validation_or_classes_has_a_page(folder: Path) -> No
 
 
 def test_operators_are_sorted_and_their_shares_add_up() -> None:
-    found = slowest(MODEL, batches=(1, 4), threads=1)
+    found = slowest_operators(MODEL, batches=(1, 4), threads=1)
     assert [entry["batch"] for entry in found] == [1, 4]
     for entry in found:
         times = [operator["microseconds"] for operator in entry["operators"]]
@@ -105,11 +105,11 @@ def test_a_search_is_shown_by_its_trials_the_best_one_first() -> None:
         for number, (state, merit) in enumerate(tried)
     ]
     search = {"trials": trials, "importance": {"rate": 0.875, "loss": 0.125}}
-    text = section(search, {0: {1: 0.25, 2: 0.5}, 1: {1: 0.75}, 2: {1: 0.5, 2: 0.625}})
+    text = search_section(search, {0: {1: 0.25, 2: 0.5}, 1: {1: 0.75}, 2: {1: 0.5, 2: 0.625}})
     assert re.findall(r"<h2>([^<]+)</h2>", text) == [
         "Best so far",
         "The best trials by epoch",
-        "What mattered",
+        "Importance of settings",
         "4 trials",
     ]
     rows = re.findall(r"<tr><td>(\d)</td><td>(\w+)</td><td>([\d.]*)</td>", text)

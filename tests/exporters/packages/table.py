@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.ir.graph import Array
+from lathe.core.ir.graph import Array
 from tests.exporters.packages.inputs import ids, kept, numbers, page, photo, spectra, voice, zeros
 
 Feeds = dict[str, Array]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.fuzz.graphs.evaluate import tensor_type
-from tests.fuzz.graphs.values import BF16, BOOL, F32, FLOATS, STRING, UNSIGNED, Item, Unfit
+from tests.fuzz.graphs.values import BF16, BOOL, F32, FLOATS, STRING, UNSIGNED, Item, UnfitNode
 
 if TYPE_CHECKING:
     from tests.fuzz.graphs.grower import Grower
@@ -21,7 +21,7 @@ def adapted(
     dtype = f.of(dtypes)
     found = [v for v in f.visible() if v.dtype == F32 and v.exact and v.rank(f.alive) is not None]
     if not found or dtype in (STRING, BF16):
-        raise Unfit(f"no value of {dtypes} and rank {ranks}")
+        raise UnfitNode(f"no value of {dtypes} and rank {ranks}")
     x = f.of(found)
     if ranks is not None:
         x = _of_rank(f, x, f.of(ranks))
@@ -32,7 +32,7 @@ def adapted(
             x = f.one("Mul", f.one("Tanh", x), f.constant(f.of((3, 20, 100)), np.float32))
         x = f.one("Cast", f.one("Abs", x) if dtype in UNSIGNED else x, to=tensor_type(np.zeros(0, dtype)))
     if not where(x):
-        raise Unfit("what was adapted does not do")
+        raise UnfitNode("what was adapted does not do")
     return x
 
 
@@ -42,7 +42,7 @@ def _of_rank(f: Grower, x: Item, rank: int) -> Item:
         return x
     if missing < 0:
         if rank != 2:
-            raise Unfit("of too many axes")
+            raise UnfitNode("of too many axes")
         return f.one("Flatten", x, axis=1)
     axes = [rank - 1 - index for index in range(missing)][::-1]
     return f.one("Unsqueeze", x, axes=axes) if f.opset < 13 else f.one("Unsqueeze", x, f.vector(axes))

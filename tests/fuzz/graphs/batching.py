@@ -1,4 +1,4 @@
-"""Rows of a model that says its rows are independent: alone, in another order, and among others."""
+"""Checks models that declare independent rows: rows alone, in another order, and among others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-import core
+import lathe
 from tests.fuzz.graphs.generate import Case
 from tests.fuzz.graphs.values import FLOATS, Array
 
 
 class Differs(Exception):
-    """A row that is not what it was. `kind` says under what."""
+    """A row changed. `kind` names the change of the batch that caused it."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -21,7 +21,7 @@ class Differs(Exception):
 
 
 def check_batching(
-    session: core.Session, cases: Sequence[Case], tolerance: Callable[[Array, Array], Array | float]
+    session: lathe.Session, cases: Sequence[Case], tolerance: Callable[[Array, Array], Array | float]
 ) -> None:
     """Raise Differs where a row of a batch depends on the other rows, or on how many there are."""
     for case in cases:

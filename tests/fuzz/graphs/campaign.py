@@ -3,8 +3,8 @@
     python -m tests.fuzz.graphs.campaign --count 20000 --jobs 2
     python -m tests.fuzz.graphs.campaign --replay 1234
 
-A seed always makes the same graph. Results are kept in a folder (`--state`), and the next call goes on from there.
-Each new kind of disagreement is made small, and a script that shows it is written beside the results.
+A seed always makes the same graph. Results are stored in a folder (`--state`), and the next call continues from there.
+Each new kind of disagreement is minimised, and a script that shows it is written beside the results.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tests.fuzz.graphs.state import State
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = "tests.fuzz.graphs.worker"  # the module that children run
 _PART = 100  # seeds for each child
-_SILENCE = 120.0  # seconds without a word from a child
+_SILENCE = 120.0  # seconds without output of a child, after which it counts as hanging
 _SCRIPTS = {"differs": 25, "rows": 12}  # for each kind of disagreement
 _FEW_SCRIPTS = 2  # for all others
-_BEYOND = 1000  # seeds from so many rounds of the table on are for cells that others leave empty
+_BEYOND = 1000  # seeds beyond this many rounds of the table are for cells that others leave empty
 _OURS = "checks"  # the phase in which Lathe runs
 
 
 def run(seeds: Sequence[int], jobs: int, state: State, seconds: float = float("inf"), scripts: bool = True) -> None:
-    """Check the seeds that are not in the state yet, for so long."""
+    """Check the seeds that are not in the state yet, up to a time limit."""
     end = time.monotonic() + seconds
     guard = threading.Lock()
     left = [seed for seed in seeds if seed not in state.seeds]
@@ -60,7 +60,7 @@ def run(seeds: Sequence[int], jobs: int, state: State, seconds: float = float("i
 
 
 def _worth_a_script(state: State) -> list[int]:
-    """Of each kind of disagreement a few seeds that have no script yet."""
+    """A few seeds without a script for each kind of disagreement."""
     found = []
     for kind, seeds in state.findings.items():
         most = _SCRIPTS.get(kind.partition(":")[0], _FEW_SCRIPTS)
@@ -80,7 +80,7 @@ def _parts(seeds: Sequence[int]) -> list[list[int]]:
 
 
 def environment(seed: int, folder: Path) -> dict[str, str]:
-    """Of a child that checks this seed."""
+    """The environment of a child that checks this seed."""
     target = target_of(seed)
     return {
         **os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "LATHE_CACHE": str(folder / "cache"),
@@ -115,15 +115,15 @@ def child(seeds: Sequence[int], folder: Path, end: float) -> Iterator[dict[str, 
                     return
         timer.stop()
     reader.join()
-    if process.returncode or timer.fired:
-        yield _ended(at, seeds, process.returncode, timer.fired, words)
+    if process.returncode or timer.due_count:
+        yield _ended(at, seeds, process.returncode, timer.due_count, words)
 
 
 class _Timer:
-    """Ends a child that says nothing for too long."""
+    """Kills a child that writes nothing for too long."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process, self.fired = process, False
+        self._process, self.due_count = process, False
         self._start()
 
     def _start(self) -> None:
@@ -132,7 +132,7 @@ class _Timer:
         self._timer.start()
 
     def _fire(self) -> None:
-        self.fired = True
+        self.due_count = True
         self._process.kill()
 
     def reset(self) -> None:
@@ -144,7 +144,7 @@ class _Timer:
 
 
 def _ended(at: dict[str, Any], seeds: Sequence[int], code: int, silent: bool, words: Sequence[str]) -> dict[str, Any]:
-    """The result of the seed that took a child down."""
+    """The result of the seed that crashed a child."""
     if "kind" in at:  # between two seeds
         at = {"seed": seeds[min(seeds.index(at["seed"]) + 1, len(seeds) - 1)], "phase": "begins"}
     if silent:

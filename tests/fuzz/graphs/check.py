@@ -1,4 +1,4 @@
-"""What must hold of a model: Lathe gives what the oracles give, for every batch, and rows do not see each other."""
+"""The checks of a model: Lathe agrees with the oracles for every batch size, and declared-independent rows are."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-import core
-from core.errors import LatheError
+import lathe
+from lathe.core.errors import LatheError
 from tests.fuzz.graphs.batching import Differs, check_batching
 from tests.fuzz.graphs.config import Config, applied
 from tests.fuzz.graphs.evaluate import REFUSALS, ort_session
@@ -22,7 +22,7 @@ from tests.fuzz.graphs.values import BF16, F16, F32, F64, FLOATS, STRING, Array
 
 # Of the largest number of an output: what summing in another order, or narrower tables, may make of it.
 _TOLERANCES = {F32: 1e-4, F64: 1e-9, F16: 1e-2, BF16: 6e-2}
-_SHADOWS = 30  # so many times what small changes of every rounded number make of it
+_SHADOWS = 30  # times the effect of small changes of every rounded number
 _LEAST_SCALE = 0.02
 
 
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def check(model: onnx.ModelProto, cases: Sequence[Case], config: Config, doubt: str = "") -> Outcome:
-    """Compile and run a model as its configuration says, and compare it with what the oracles gave: see `confirmed`."""
+    """Compile and run a model in its configuration, and compare it with the oracles' results: see `confirmed`."""
     if doubt:
         return Outcome("excluded", doubt)
     try:
@@ -67,9 +67,9 @@ def _unless_excluded(kind: str, text: str, model: onnx.ModelProto) -> Outcome:
 
 
 def confirmed(model: onnx.ModelProto, cases: Sequence[Case]) -> tuple[list[Case], str]:
-    """The cases with what ONNX Runtime says of the whole model; where it does not take that, of each node by itself.
+    """The cases with ONNX Runtime's results for the whole model, or, if it refuses the model, for each node.
 
-    Also why the oracles are not to be trusted, if they contradict themselves.
+    Also the reason not to trust the oracles, if they contradict themselves.
     """
     try:
         session = ort_session(model)
@@ -93,8 +93,8 @@ def confirmed(model: onnx.ModelProto, cases: Sequence[Case]) -> tuple[list[Case]
 
 
 def _compiled(model: onnx.ModelProto, cases: Sequence[Case], config: Config) -> Outcome:
-    graph = core.load(model.SerializeToString())
-    with core.compile(
+    graph = lathe.load(model.SerializeToString())
+    with lathe.compile(
         graph, threads=config.threads, max_batch=config.max_batch, optimize=config.optimize, tune="off",
         winograd=config.winograd, new_shapes="wait", packing=config.packing,
     ) as session:  # fmt: skip
@@ -115,7 +115,7 @@ def _compiled(model: onnx.ModelProto, cases: Sequence[Case], config: Config) -> 
     return Outcome("agrees", "batchable" if session.batching.batchable else "")
 
 
-def _packed(session: core.Session, cases: Sequence[Case]) -> None:
+def _packed(session: lathe.Session, cases: Sequence[Case]) -> None:
     """Sequences of several lengths in one run give what each gives alone."""
     feeds = [{name: case.feeds[name] for name in session.inputs} for case in cases]
     for case, got in zip(cases, session.run_packed(feeds), strict=True):
@@ -126,7 +126,7 @@ def _packed(session: core.Session, cases: Sequence[Case]) -> None:
 
 
 def tolerance(want: Array, shadow: Array) -> Array | float:
-    """How far each number may be off."""
+    """The tolerance of each number."""
     if want.dtype not in FLOATS or want.size == 0:
         return 0.0
     wide = want.astype(np.float64)
@@ -137,7 +137,7 @@ def tolerance(want: Array, shadow: Array) -> Array | float:
 
 
 def difference(got: Array, want: Array, shadow: Array) -> str:
-    """What is wrong with a result; "" where nothing is."""
+    """A description of what is wrong with a result; "" if it is right."""
     if got.shape != want.shape:
         return f"shape: {got.shape}, expected {want.shape}"
     if got.dtype != want.dtype and not (want.dtype == STRING and got.dtype.kind in "OU"):

@@ -13,7 +13,7 @@ TARGETS = ("", "", "", "", "", "", "x86-64-v3", "plain")  # by seed; "" is the m
 
 @dataclass(frozen=True)
 class Config:
-    """`cache` bytes force large batches into pieces; `forced` lets the smallest run use all threads."""
+    """`cache` bytes force large batches into chunks; `forced` lets the smallest run use all threads."""
 
     threads: int = 1
     max_batch: int = 32
@@ -25,7 +25,7 @@ class Config:
 
 
 def target_of(seed: int) -> str:
-    """What LATHE_TARGET has to be in the process that runs a seed: a process has one target."""
+    """The value of LATHE_TARGET in the process that runs a seed: a process has one target."""
     return TARGETS[seed % len(TARGETS)]
 
 
@@ -45,13 +45,13 @@ def drawn(rng: random.Random, lengths: bool) -> Config:
 
 @contextmanager
 def applied(config: Config) -> Iterator[None]:
-    """The thresholds of the runtime as the configuration says."""
+    """Sets the thresholds of the runtime by the configuration."""
     changes = {}
     if config.forced:
-        changes.update({"executable._ALONE_BELOW": 0, "executable._ALONE_BELOW_IN_A_ROW": 0})
+        changes.update({"host.executable._ONE_THREAD_BELOW": 0, "host.executable._ONE_THREAD_BELOW_WHEN_AWAKE": 0})
     if config.cache is not None:
-        changes["pieces._CACHE_BYTES"] = config.cache
+        changes["host.chunks._CACHE_BYTES"] = config.cache
     with ExitStack() as stack:
         for name, value in changes.items():
-            stack.enter_context(mock.patch(f"core.runtime.{name}", value))
+            stack.enter_context(mock.patch(f"lathe.core.runtime.{name}", value))
         yield

@@ -11,9 +11,9 @@ from tests.fuzz.graphs.bodies import body_of
 from tests.fuzz.graphs.evaluate import LOCAL, live, tensor_type
 from tests.fuzz.graphs.facts import words
 from tests.fuzz.graphs.grower import Grower
-from tests.fuzz.graphs.hidden import holds, of_all, rankless
 from tests.fuzz.graphs.rules import RULES, rule
-from tests.fuzz.graphs.values import BF16, F32, FLOATS, I64, NUMBERS, Item, Unfit, same_shape
+from tests.fuzz.graphs.unknown_rank import holds, of_all, rankless
+from tests.fuzz.graphs.values import BF16, F32, FLOATS, I64, NUMBERS, Item, UnfitNode, same_shape
 
 _INSIDE = tuple(
     sorted(
@@ -32,7 +32,7 @@ def condition(f: Grower) -> Item:
     """A truth value of rank 0: from the number of rows, from data, or a constant."""
     kind = f.kind(count=2, data=2, constant=0.7)
     if kind == "constant" or f.opset < 9:
-        return f.constant(f.often(0.5), bool)
+        return f.constant(f.on_frequent(0.5), bool)
     if kind == "count":
         return f.one("Greater", f.extent(scalar=True), f.constant(f.choose(8), np.int64))
     x = f.pick((F32,), where=lambda v: v.exact and all(v.at(case).size for case in f.alive))
@@ -48,7 +48,7 @@ def _grow(inner: Grower, steps: int) -> None:
         try:
             with inner.attempt():
                 inner.of(rules).build(inner)
-        except Unfit:
+        except UnfitNode:
             continue
 
 
@@ -74,13 +74,13 @@ def _merge(f: Grower, inner: Grower) -> None:
 @rule("If", weight=2.5)
 def _if(f: Grower) -> None:
     flag = condition(f)
-    x = f.pick(FLOATS if f.often(0.8) else NUMBERS)
+    x = f.pick(FLOATS if f.on_frequent(0.8) else NUMBERS)
     kind = f.kind(same=2, rank=2, shape=1)
     branches, results = [], []
     for side in range(2):
         inner = Grower(f.world, f)
         y = x
-        if f.often(0.7):
+        if f.on_frequent(0.7):
             _grow(inner, f.choose(3))
             fits = [v for v in inner.items if v.dtype == x.dtype and (kind != "same" or same_shape(v, x, f.alive))]
             y = inner.of(fits) if fits else inner.one(f.of(("Neg", "Abs")), x) if x.dtype in FLOATS else x
@@ -90,7 +90,7 @@ def _if(f: Grower) -> None:
     for inner, result in branches:
         results.append(body_of(inner, [], [result]))
     if kind == "same" and not same_shape(branches[0][1], branches[1][1], f.alive):
-        raise Unfit("branches differ")
+        raise UnfitNode("branches differ")
     made = f.emit("If", [flag], then_branch=results[0], else_branch=results[1])[0]
     ranks = [branch[1].rank(f.alive) for branch in branches]
     made.rankless = ranks[0] != ranks[1] or None in ranks or any(branch[1].rankless for branch in branches)
@@ -99,7 +99,7 @@ def _if(f: Grower) -> None:
 
 
 def _other_rank(f: Grower, x: Item) -> Item:
-    if f.often(0.5) or not x.rank(f.alive):
+    if f.on_frequent(0.5) or not x.rank(f.alive):
         return f.one("Unsqueeze", x, axes=[0]) if f.opset < 13 else f.one("Unsqueeze", x, f.vector([0]))
     if x.dtype in FLOATS and f.opset < 18:
         return f.one("ReduceMax", x, axes=[0], keepdims=0)
@@ -108,8 +108,8 @@ def _other_rank(f: Grower, x: Item) -> Item:
 
 @rule("If", weight=1.5)
 def _rankless(f: Grower) -> None:
-    """A value that is taken as it is, but whose rank nobody can tell before; and something computed with it."""
-    if f.often(0.6):
+    """A value whose rank the compiler cannot know, and a value computed from it."""
+    if f.on_frequent(0.6):
         add_of_all(f)
         return
     made = rankless(f, f.pick((F32,), (1, 2, 3)), holds(f))
@@ -117,13 +117,15 @@ def _rankless(f: Grower) -> None:
 
 
 def add_of_all(f: Grower) -> None:
-    """The sum of a value and a number that another one decides, whose rank nobody can tell."""
+    """The sum of a value and a number computed from another value of unknown rank."""
     f.one("Add", f.pick((F32,)), of_all(f, f.pick((F32,), (1, 2, 3, 4))))
 
 
 @rule("Loop", weight=3)
 def _loop(f: Grower) -> None:
-    kinds = [kind for kind in (NUMBERS if f.often(0.2) else FLOATS) if kind != BF16]  # the reference stacks wrongly
+    kinds = [
+        kind for kind in (NUMBERS if f.on_frequent(0.2) else FLOATS) if kind != BF16
+    ]  # the reference stacks wrongly
     carried = [f.pick(kinds) for _ in range(1 + f.choose(2))]
     inner = Grower(f.world, f)
     cases = range(len(f.world.cases))
@@ -136,18 +138,18 @@ def _loop(f: Grower) -> None:
     formal = [_formal(inner, item) for item in carried]
     _grow(inner, 1 + f.choose(4))
     after = [_own(inner, _again(inner, item)) for item in formal]
-    scanned = [_own(inner, inner.of(inner.items))] if f.often(0.5) else []
-    if f.opset >= 9 and f.often(0.3):
+    scanned = [_own(inner, inner.of(inner.items))] if f.on_frequent(0.5) else []
+    if f.opset >= 9 and f.on_frequent(0.3):
         test = inner.one("Less", step, inner.constant(f.choose(4), np.int64), keep=False)
     else:
         test = inner.one("Identity", going, keep=False)
     inputs = [step, going, *formal]
     results = [test, *after, *scanned]
     if len({item.name for item in results}) < len(results):
-        raise Unfit("one value twice")
+        raise UnfitNode("one value twice")
     body = body_of(inner, inputs, results)
     most = f.whole(1 if scanned else 0, 3, scalar=True)  # of no steps, the shape of what is stacked is open
-    first = f.constant(True, bool) if f.often(0.7) else None
+    first = f.constant(True, bool) if f.on_frequent(0.7) else None
     f.emit("Loop", [most, first, *carried], outputs=len(after) + len(scanned), body=body)
     _merge(f, inner)
 
@@ -161,7 +163,7 @@ def _again(inner: Grower, item: Item) -> Item:
         x = inner.of(found) if found else item
         y = inner.one(inner.of(("Add", "Mul", "Sub")), x, inner.like(x))
         if not same_shape(y, item, inner.alive):
-            raise Unfit("another shape")
+            raise UnfitNode("another shape")
         return inner.one("Tanh", y)
 
 
@@ -172,7 +174,7 @@ def _scan(f: Grower) -> None:
     f.without_empty(x)  # ONNX Runtime divides by zero there
     inner = Grower(f.world, f)
     if any(x.at(case).shape[axis] == 0 for case in f.alive):
-        raise Unfit("no steps")
+        raise UnfitNode("no steps")
     arrays = {case: np.take(x.at(case), 0, axis) for case in f.alive}
     shadows = {case: np.take(x.shadows[case], 0, axis) for case in f.alive}
     piece = Item(f.world.name("i"), arrays, shadows, steps=x.steps)
@@ -180,7 +182,7 @@ def _scan(f: Grower) -> None:
     inner.items.append(piece)
     shapes = {array.shape for array in arrays.values()}
     state = None
-    if f.often(0.7) and len(shapes) == 1:
+    if f.on_frequent(0.7) and len(shapes) == 1:
         state = f.fit(F32, next(iter(shapes)), x)
     formal = [_formal(inner, state)] if state is not None else []
     _grow(inner, 1 + f.choose(3))
@@ -188,14 +190,14 @@ def _scan(f: Grower) -> None:
     scanned = _own(inner, inner.of(inner.items[-3:]))
     results = [*after, scanned]
     if len({item.name for item in results}) < len(results):
-        raise Unfit("one value twice")
+        raise UnfitNode("one value twice")
     for item in results:
         inner.without_empty(item)  # it divides by their sizes, too
     body = body_of(inner, [*formal, piece], results)
     attrs: dict[str, Any] = {"scan_input_axes": [axis]}
-    if f.often(0.3):
+    if f.on_frequent(0.3):
         attrs["scan_input_directions"] = [1]
-    if f.often(0.3) and scanned.rank(f.alive):
+    if f.on_frequent(0.3) and scanned.rank(f.alive):
         attrs["scan_output_axes"] = [1]
     inputs = [*([state] if state is not None else []), x]
     f.emit("Scan", inputs, outputs=len(results), body=body, num_scan_inputs=1, **attrs)
@@ -225,7 +227,7 @@ def _function(f: Grower) -> None:
     )
     f.emit(name, inputs, outputs=len(results), domain=LOCAL)
     _merge(f, inner)
-    if f.often(0.3):
+    if f.on_frequent(0.3):
         f.emit(name, [inputs[0]] * len(inputs), outputs=len(results), domain=LOCAL)
 
 
@@ -239,7 +241,7 @@ def _sequence(f: Grower) -> None:
     names = [f.world.name() for _ in range(2)]
     place = f.constant(f.choose(len(parts)), np.int64)
     nodes = [helper.make_node("SequenceConstruct", [part.name for part in parts], names[:1])]
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         nodes.append(helper.make_node("SequenceAt", [names[0], place.name], names[1:]))
     else:
         nodes.append(helper.make_node("ConcatFromSequence", names[:1], names[1:], axis=0))

@@ -1,4 +1,4 @@
-"""Which inputs of which operators were reached by what kind of operand, as a table; and why some cells are empty."""
+"""A coverage table: operators' inputs by kind of operand, with reasons for empty cells."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 
 from tests.fuzz.graphs import control, elementwise, layers, movement  # noqa: F401  (they fill the table of rules)
-from tests.fuzz.graphs.disguise import is_fixed
 from tests.fuzz.graphs.grower import KINDS
+from tests.fuzz.graphs.operand_forms import is_fixed
 from tests.fuzz.graphs.rules import RULES
 
 Cells = Counter[tuple[str, int, str]]
@@ -90,7 +90,7 @@ def _position(op: str, index: int) -> int:
 
 
 def _inputs(op: str) -> int | None:
-    """How many inputs the newest form has at most; None for any number."""
+    """The largest number of inputs of the newest form; None if it is unlimited."""
     if not onnx.defs.has(op):
         return None
     schema = onnx.defs.get_schema(op)
@@ -98,7 +98,7 @@ def _inputs(op: str) -> int | None:
 
 
 def rows(cells: Cells) -> list[tuple[str, int]]:
-    """Every input of the operators that rules draw, and what was reached besides."""
+    """Every input of the operators that rules draw, and other inputs that were reached."""
     found = {(op, index) for op, index, _ in cells}
     for op in {each.op for each in RULES}:
         most = _inputs(op)
@@ -136,7 +136,7 @@ def undrawn() -> dict[str, str]:
 
 
 def unexplained(cells: Cells) -> list[tuple[str, int, str]]:
-    """Cells that are empty for no reason."""
+    """Empty cells without a reason."""
     empty = [(op, index, kind) for op, index in rows(cells) for kind in KINDS if not cells[op, index, kind]]
     return [cell for cell in empty if not reason(*cell)]
 

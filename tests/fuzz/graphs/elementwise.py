@@ -21,7 +21,7 @@ from tests.fuzz.graphs.values import (
     STRING,
     UNSIGNED,
     Item,
-    Unfit,
+    UnfitNode,
     broadcast,
 )
 
@@ -64,7 +64,7 @@ for _op, (_since, _) in _WITH_NUMBER.items():
 
 
 def _stepping(f: Grower, op: str) -> None:
-    f.one(op, f.number(where=lambda item: item.exact or f.often(0.3)))
+    f.one(op, f.number(where=lambda item: item.exact or f.on_frequent(0.3)))
 
 
 for _op, _since in _STEPPING.items():
@@ -97,12 +97,12 @@ def _acosh(f: Grower) -> None:
 
 @rule("HardSigmoid", weight=0.8)
 def _hard_sigmoid(f: Grower) -> None:
-    f.one("HardSigmoid", f.number(), **({"alpha": 0.3, "beta": 0.4} if f.often(0.5) else {}))
+    f.one("HardSigmoid", f.number(), **({"alpha": 0.3, "beta": 0.4} if f.on_frequent(0.5) else {}))
 
 
 @rule("Gelu", since=20)
 def _gelu(f: Grower) -> None:
-    f.one("Gelu", f.number(), **({"approximate": "tanh"} if f.often(0.5) else {}))
+    f.one("Gelu", f.number(), **({"approximate": "tanh"} if f.on_frequent(0.5) else {}))
 
 
 @rule("ThresholdedRelu", since=10, weight=0.8)
@@ -122,16 +122,16 @@ def _is_nan(f: Grower) -> None:
 
 @rule("IsInf", since=10, weight=1)
 def _is_inf(f: Grower) -> None:
-    f.one("IsInf", f.number(), **({"detect_negative": 0} if f.often(0.3) else {}))
+    f.one("IsInf", f.number(), **({"detect_negative": 0} if f.on_frequent(0.3) else {}))
 
 
 @rule("Add", "Sub", "Mul", weight=3)
 def _arithmetic(f: Grower, op: str) -> None:
-    x = f.pick(NUMBERS if f.often(0.3) else FLOATS)
+    x = f.pick(NUMBERS if f.on_frequent(0.3) else FLOATS)
     y = f.like(x)
-    pair = (x, y) if f.often(0.6) else (y, x)
+    pair = (x, y) if f.on_frequent(0.6) else (y, x)
     made = f.one(op, *pair)
-    if made.dtype in FLOATS and f.often(0.25):
+    if made.dtype in FLOATS and f.on_frequent(0.25):
         f.one("Tanh", made)
 
 
@@ -147,17 +147,17 @@ def _divide(f: Grower) -> None:
         f.one("Div", x, count)
     else:
         number = f.constant(f.of((2, 3, 7, 10, 41, 49) if x.dtype not in FLOATS else (3, 0.1, 7, 41, 47, 49)), x.dtype)
-        if x.dtype in (F32, F64) and x.exact and f.often(0.6):
+        if x.dtype in (F32, F64) and x.exact and f.on_frequent(0.6):
             x = _multiples(f, x, number)
         y = f.one("Div", x, number)
-        if x.dtype in FLOATS and x.exact and f.often(0.6):  # the numbers where a rounded quotient jumps
-            f.one("Floor", y) if f.often(0.5) else f.one("Cast", y, to=helper.np_dtype_to_tensor_dtype(I64))
+        if x.dtype in FLOATS and x.exact and f.on_frequent(0.6):  # the numbers where a rounded quotient jumps
+            f.one("Floor", y) if f.on_frequent(0.5) else f.one("Cast", y, to=helper.np_dtype_to_tensor_dtype(I64))
 
 
 def _multiples(f: Grower, x: Item, number: Item) -> Item:
     """Whole numbers, some of them multiples of a number; or multiples alone, one where `x` is positive, else another.
     Neither counts as rounded."""
-    if f.opset < 9 or f.often(0.4):
+    if f.opset < 9 or f.on_frequent(0.4):
         return f.one("Floor", f.one("Mul", x, f.constant(f.of((16, 32, 64)), x.dtype)))
     ones = [f.constant(number.at(f.alive[0]) * (1 + f.choose(9)), x.dtype) for _ in range(2)]
     return f.one("Where", f.one("Greater", x, f.constant(0, x.dtype)), *ones)
@@ -166,10 +166,10 @@ def _multiples(f: Grower, x: Item, number: Item) -> Item:
 @rule("Mod", since=10)
 def _modulo(f: Grower) -> None:
     x = f.pick((*INTS, F32, F64), where=lambda item: item.exact)
-    divisor = f.constant(f.of((2, 3, 7)), x.dtype) if f.often(0.7) else f.weight(x.dtype, (1,), 0.5, 3.0)
+    divisor = f.constant(f.of((2, 3, 7)), x.dtype) if f.on_frequent(0.7) else f.weight(x.dtype, (1,), 0.5, 3.0)
     if (divisor.at(f.alive[0]) == 0).any():
         divisor = f.constant(3, x.dtype)
-    if f.often(0.3):
+    if f.on_frequent(0.3):
         divisor = f.one("Cast", f.count(1, 60), to=helper.np_dtype_to_tensor_dtype(x.dtype))
     f.one("Mod", x, divisor, **({"fmod": 1} if x.dtype in FLOATS else {}))
 
@@ -192,16 +192,18 @@ def _power(f: Grower) -> None:
 
 @rule("Max", "Min", "Sum", "Mean", since=8)
 def _several(f: Grower, op: str) -> None:
-    x = f.pick(NUMBERS if op in ("Max", "Min") and f.often(0.3) else FLOATS)
+    x = f.pick(NUMBERS if op in ("Max", "Min") and f.on_frequent(0.3) else FLOATS)
     f.emit(op, [x, *(f.like(x) for _ in range(f.choose(3)))])
 
 
 @rule("Less", "Greater", "Equal", "LessOrEqual", "GreaterOrEqual", since=7)
 def _compare(f: Grower, op: str) -> None:
-    x = f.pick((*FLOATS, *INTS, *((BOOL, STRING) if op == "Equal" else ())), where=lambda v: v.exact or f.often(0.2))
+    x = f.pick(
+        (*FLOATS, *INTS, *((BOOL, STRING) if op == "Equal" else ())), where=lambda v: v.exact or f.on_frequent(0.2)
+    )
     y = f.like(x)
-    made = f.one(op, *((x, y) if f.often(0.5) else (y, x)))
-    if f.opset >= 9 and f.often(0.5):
+    made = f.one(op, *((x, y) if f.on_frequent(0.5) else (y, x)))
+    if f.opset >= 9 and f.on_frequent(0.5):
         _where_of(f, made)
 
 
@@ -223,14 +225,14 @@ def _where(f: Grower) -> None:
 
 def _where_of(f: Grower, flags: Item) -> None:
     x = f.pick((*NUMBERS, BOOL, STRING))
-    f.one("Where", flags, *((x, f.like(x)) if f.often(0.5) else (f.like(x), x)))
+    f.one("Where", flags, *((x, f.like(x)) if f.on_frequent(0.5) else (f.like(x), x)))
 
 
 @rule("Clip", since=6, weight=1.5)
 def _clip(f: Grower) -> None:
     x = f.pick((F32, F64, F16) if f.opset < 12 else (F32, F64, F16, *INTS))
     if f.opset < 11:
-        f.one("Clip", x, **{name: bound for name, bound in (("min", -0.7), ("max", 0.9)) if f.often(0.7)})
+        f.one("Clip", x, **{name: bound for name, bound in (("min", -0.7), ("max", 0.9)) if f.on_frequent(0.7)})
         return
     bounds: list[Item | None] = []
     for low, high in ((-1, 1), (1, 4)):
@@ -250,14 +252,14 @@ def _clip(f: Grower) -> None:
 
 @rule("Cast", weight=2)
 def _cast(f: Grower) -> None:
-    x = f.pick((*NUMBERS, BOOL), where=lambda item: item.exact or f.often(0.3))
+    x = f.pick((*NUMBERS, BOOL), where=lambda item: item.exact or f.on_frequent(0.3))
     types = [F32, F64, I32, I64, BOOL, F16, *INTS, *((BF16,) if f.opset >= 13 else ())]
     to = f.of(types)
     if x.dtype in FLOATS and to in INTS:  # what lies outside of the type becomes anything
         x = f.one("Abs", x) if to in UNSIGNED else x
         largest = np.iinfo(to).max
         if any(np.abs(x.at(case).astype(np.float64)).max(initial=0) > largest for case in f.alive):
-            raise Unfit("outside of the type")
+            raise UnfitNode("outside of the type")
     f.one("Cast", x, to=helper.np_dtype_to_tensor_dtype(to))
 
 
@@ -289,7 +291,7 @@ def _prelu(f: Grower) -> None:
     x = f.number()
     slope = f.like(x)
     if broadcast(x, slope, f.alive) != x.shapes(f.alive):
-        raise Unfit("a slope has to broadcast to the value")
+        raise UnfitNode("a slope has to broadcast to the value")
     f.one("PRelu", x, slope)
 
 
@@ -299,6 +301,6 @@ def _dropout(f: Grower) -> None:
     if f.opset < 12:
         f.one("Dropout", x, ratio=0.4)
     else:
-        ratio = f.constant(0.4, np.float32) if f.often(0.5) else None
-        training = f.constant(False, bool) if f.often(0.3) else None
+        ratio = f.constant(0.4, np.float32) if f.on_frequent(0.5) else None
+        training = f.constant(False, bool) if f.on_frequent(0.3) else None
         f.emit("Dropout", [x, ratio, training], outputs=1 + f.choose(2))

@@ -1,4 +1,4 @@
-"""What one node computes, by ONNX Runtime, or by ONNX's reference evaluator where ONNX Runtime has no kernel."""
+"""Evaluates one node with ONNX Runtime, or with ONNX's reference evaluator if ONNX Runtime has no kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from tests import onnx_runtime
-from tests.fuzz.graphs.values import BF16, Array, Unfit
+from tests.fuzz.graphs.values import BF16, Array, UnfitNode
 
 REFUSALS = (*onnx_runtime.REFUSALS, TypeError, ValueError)
 LOCAL = "local"  # the domain of functions
@@ -47,7 +47,7 @@ def ort_session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 class Evaluator:
-    """Evaluates nodes of one opset, with the functions of one model. `engines` counts who answered."""
+    """Evaluates nodes of one opset, with the functions of one model. `engines` counts the answers by engine."""
 
     def __init__(self, opset: int, functions: Sequence[onnx.FunctionProto]) -> None:
         self.opset, self.functions = opset, functions
@@ -68,9 +68,11 @@ class Evaluator:
                 pass
             except REFUSALS as error:
                 if "bfloat16" not in str(error).lower():
-                    raise Unfit(str(error)) from None
+                    raise UnfitNode(str(error)) from None
         if node.op_type == "Loop":
-            raise Unfit("ONNX's reference runs no Loop that has no condition, and gives its iteration number an axis")
+            raise UnfitNode(
+                "ONNX's reference runs no Loop that has no condition, and gives its iteration number an axis"
+            )
         answers = self._by_reference(model, feeds)
         return self._sharper(node, constants, feeds, answers) if narrow else answers
 
@@ -84,11 +86,11 @@ class Evaluator:
             return
         try:
             others = self._by_reference(model, [feed for feed, _ in doubtful])
-        except Unfit:  # the reference lacks the operator, or this form of it
+        except UnfitNode:  # the reference lacks the operator, or this form of it
             return
         for (_, answer), other in zip(doubtful, others, strict=True):
             if answer is not None and other is not None and not all(map(_same, answer, other)):
-                raise Unfit("the oracles contradict each other")
+                raise UnfitNode("the oracles contradict each other")
 
     def _sharper(
         self,
@@ -146,7 +148,7 @@ class Evaluator:
             try:
                 evaluator = ReferenceEvaluator(model)
             except Exception as error:  # it raises all kinds of errors for what it does not know
-                raise Unfit(str(error)) from None
+                raise UnfitNode(str(error)) from None
             results: list[list[Array] | None] = []
             for feed in feeds:
                 try:
@@ -158,7 +160,7 @@ class Evaluator:
 
 
 def _is_doubtful(feed: Mapping[str, Array], answer: list[Array] | None) -> bool:
-    """Whether a node is asked of text, or makes elements of none."""
+    """True if a node processes strings, or makes elements of an empty input."""
     if answer is None:
         return False
     texts = any(array.dtype == object for array in (*feed.values(), *answer))
@@ -176,19 +178,19 @@ def _wide(array: Array) -> Array:
 
 
 def _rounded(found: list[Array] | None, answers: list[Array] | None) -> list[Array] | None:
-    """What was computed in float32, in the types of the answers."""
+    """Results computed in float32, converted to the types of the answers."""
     if found is None or answers is None:
         return None
     pairs = list(zip(found, answers, strict=True))
     if any(ours.shape != theirs.shape for ours, theirs in pairs):
-        raise Unfit("the oracles contradict each other")
+        raise UnfitNode("the oracles contradict each other")
     return [ours.astype(BF16) if theirs.dtype == BF16 else theirs for ours, theirs in pairs]
 
 
 def _arrays(results: Sequence[Any]) -> list[Array]:
     arrays = [np.asarray(result) for result in results]
     if any(array.nbytes > _MOST_BYTES for array in arrays):
-        raise Unfit("large")
+        raise UnfitNode("large")
     return arrays
 
 

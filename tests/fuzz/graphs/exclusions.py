@@ -1,4 +1,4 @@
-"""What is not counted as a disagreement, class by class, each with its reason."""
+"""Classes of outcomes that do not count as disagreements, each with its reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(
         "the model declares a wrong extent, 77, where no node tells another one: it is believed, and shows in the run",
         kind="refused: (Model|Feed)Error",
-        text=r"^(?!.*is declared).*\b77\b",  # but what nodes tell is no reason to refuse the model
+        text=r"^(?!.*is declared).*\b77\b",  # but a contradiction with the nodes is no reason to refuse the model
     ),
     Exclusion(
         "ONNX Runtime reads beyond the end where there are no images",

@@ -1,4 +1,4 @@
-"""What the generator knows of operators: which results are bits, which share memory, which carry extents."""
+"""Facts about operators for the generator: exact results, shared memory, results that carry extents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that Lathe once had, put back one at a time: does a random graph show each of them?
+"""Puts faults that Lathe once had back, one at a time, and checks that a random graph shows each of them.
 
     python -m tests.fuzz.graphs.faults --first 30000 --count 2000
     python -m tests.fuzz.graphs.faults "slices that suppose nothing" --seconds 600
@@ -6,7 +6,7 @@
 A graph shows a fault if it disagrees with the oracles while the fault is there, and agrees without it. Only the graphs
 are checked whose target is the machine's own, as a process has one target; all of them are counted.
 
-Two faults of old are not here, since the oracles do not agree on what is right: integers divided by zero, which ends
+Two old faults are missing, because the oracles disagree on the right result: integer division by zero, which crashes
 ONNX Runtime, and the scale of zeros in DynamicQuantizeLinear, which is 1 there and 1/255 in ONNX's reference.
 """
 
@@ -25,26 +25,26 @@ from unittest import mock
 
 import numpy as np
 
-import core.compiler
-import core.frontends.onnx
-import core.ops.matmul
-import core.ops.slicing
-import core.ops.supposed
-import core.passes.eliminate
-import core.passes.rows
-import core.passes.steps
-from core.check.switch import SWITCH
-from core.errors import ShapeWarning, UnknownRankError
-from core.ir.dim import Dim, floor_div
-from core.ir.graph import Array, Node, Value, node_reads
-from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.ops.common import Shape, broadcast_rows
-from core.ops.quantize import integer_range, saturated
-from core.ops.registry import Infer, Mixes, OpDef, RowAxis
-from core.ops.slicing import Cut, Slice
-from core.passes.row_counts import Counts, Mixed
-from core.plan.choice import Choice
+import lathe.core.compiler.pipeline
+import lathe.core.frontends.onnx
+import lathe.core.ops.nn.matmul
+import lathe.core.ops.opdef.assumed_extents
+import lathe.core.ops.tensor.slicing
+import lathe.core.passes.proofs.rows
+import lathe.core.passes.rewrite.discontinuities
+import lathe.core.passes.simplify.eliminate
+from lathe.core.check.switch import CHECK_VARIABLE
+from lathe.core.errors import ShapeWarning, UnknownRankError
+from lathe.core.ir.dim import Dim, floor_div
+from lathe.core.ir.graph import Array, Node, Value, node_reads
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.registry import Infer, MixesRows, OpDef, RowAxis
+from lathe.core.ops.opdef.type_rules import Shape, broadcast_rows
+from lathe.core.ops.quantized.quantize import integer_range, saturate
+from lathe.core.ops.tensor.slicing import Slice, SliceLength
+from lathe.core.passes.proofs.row_counts import Counts, ProofFailed
+from lathe.core.plan.kernel_choice import KernelChoice
 from tests.fuzz.graphs.check import check, confirmed
 from tests.fuzz.graphs.config import target_of
 from tests.fuzz.graphs.generate import Made, make
@@ -54,7 +54,7 @@ Change = tuple[Any, str, Any]  # an object, the name of an attribute, and what i
 
 @dataclass(frozen=True)
 class Fault:
-    """`changes` bring it back. `about` says what was wrong. `plans`: whether every plan is checked meanwhile."""
+    """A fault: `changes` bring it back, `about` describes it, `plans` means that every plan is checked."""
 
     name: str
     about: str
@@ -64,7 +64,7 @@ class Fault:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.dict(os.environ, {SWITCH: str(int(self.plans))}))
+            stack.enter_context(mock.patch.dict(os.environ, {CHECK_VARIABLE: str(int(self.plans))}))
             for place, attribute, changed in self.changes:
                 stack.enter_context(mock.patch.object(place, attribute, changed))
             yield
@@ -73,14 +73,14 @@ class Fault:
 def _everywhere(function: Callable[..., Any], changed: Callable[..., Any]) -> tuple[Change, ...]:
     """The changes of a function in all modules that import it by its name."""
     name = function.__name__
-    modules = [module for key, module in sorted(sys.modules.items()) if key.partition(".")[0] == "core"]
+    modules = [module for key, module in sorted(sys.modules.items()) if key.startswith("lathe.core.")]
     return tuple((module, name, changed) for module in modules if vars(module).get(name) is function)
 
 
 # -- memory (C1) -------------------------------------------------------------------------------------------------------
 
 
-def _over_any_operand(choice: Choice, node: Node, index: int) -> bool:
+def _over_any_operand(choice: KernelChoice, node: Node, index: int) -> bool:
     """Over memory that another operand shares, as a view or a part; not over a value that is read once more."""
     call, source = choice.calls.get(node), node.input(index)
     if call is None or index not in call.inplace or source is None or source in choice.windows:
@@ -88,7 +88,7 @@ def _over_any_operand(choice: Choice, node: Node, index: int) -> bool:
     return call.pointwise or node_reads(node).count(source) == 1
 
 
-def _over_itself(choice: Choice, node: Node, index: int) -> bool:
+def _over_itself(choice: KernelChoice, node: Node, index: int) -> bool:
     """Over an operand that is read once more, by kernels that are not pointwise, too."""
     call, source = choice.calls.get(node), node.input(index)
     if call is None or index not in call.inplace or source is None or source in choice.windows:
@@ -107,17 +107,19 @@ def _any_parameter(counts: Counts, node: Node) -> None:
     op = registry.get(node.op)
     known = op.shape_arithmetic and all(output in counts.known for output in node.outputs)
     if not known and any(value in counts and i not in op.params.values() for i, value in enumerate(node.inputs)):
-        raise Mixed("computes with the number of rows")
+        raise ProofFailed("computes with the number of rows")
 
 
 def _no_dimensions(where: str, value: Value, axis: RowAxis, batch: str) -> None:
     """Look at no dimension of a value, but have them known."""
     if not _rank_is_known(value):
-        raise Mixed(f"{where}: the rank of '{value.name}' is not known")
+        raise ProofFailed(f"{where}: the rank of '{value.name}' is not known")
 
 
-_check_dims, _check_steps, _check_counts = core.passes.rows._check_dims, core.passes.rows._check_steps, Counts.check
-_node_rows = core.passes.rows._node_rows
+_check_dims = lathe.core.passes.proofs.rows._check_dims
+_check_steps = lathe.core.passes.proofs.rows._check_steps
+_check_counts = Counts.check
+_node_rows = lathe.core.passes.proofs.rows._node_rows
 
 
 def _dimensions_of_known_ranks(where: str, value: Value, axis: RowAxis, batch: str) -> None:
@@ -134,7 +136,7 @@ def _rows_where_ranks_are_known(node: Node, axes: dict[Value, RowAxis], counts: 
     try:
         return _node_rows(node, axes, counts)
     except UnknownRankError as error:
-        raise Mixed(str(error)) from error
+        raise ProofFailed(str(error)) from error
 
 
 def _counts_of_known_ranks(counts: Counts, node: Node) -> None:
@@ -142,43 +144,43 @@ def _counts_of_known_ranks(counts: Counts, node: Node) -> None:
         _check_counts(counts, node)
 
 
-def _rows_of_known_ranks(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+def _rows_of_known_ranks(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
     shapes = [c.shape(i) if c.has_input(i) else () for i in range(len(axes))]
     known = [(axis, shape) for axis, shape in zip(axes, shapes, strict=True) if shape is not None]
     found = {axis - len(shape) for axis, shape in known if axis is not None}
     if not found:
         return [None] * len(c.node.outputs)
     if len(found) > 1:
-        return Mixes("its inputs have their rows along different axes")
+        return MixesRows("its inputs have their rows along different axes")
     back = found.pop()
     if any(axis is None and len(shape) >= -back and shape[back] != 1 for axis, shape in known):
-        return Mixes("an input without rows varies along the row axis")
+        return MixesRows("an input without rows varies along the row axis")
     return [max(len(shape) for _, shape in known) + back] * len(c.node.outputs)
 
 
 _UNKNOWN_RANKS: tuple[Change, ...] = (
-    (core.passes.rows, "_check_dims", _dimensions_of_known_ranks),
-    (core.passes.rows, "_check_steps", _steps_of_known_ranks),
-    (core.passes.rows, "_node_rows", _rows_where_ranks_are_known),
+    (lathe.core.passes.proofs.rows, "_check_dims", _dimensions_of_known_ranks),
+    (lathe.core.passes.proofs.rows, "_check_steps", _steps_of_known_ranks),
+    (lathe.core.passes.proofs.rows, "_node_rows", _rows_where_ranks_are_known),
 )
 
 # -- extents -----------------------------------------------------------------------------------------------------------
 
 
-def _cut_without_clamping(extent: Dim, start: Dim, end: Dim, step: int) -> Cut | None:
+def _cut_without_clamping(extent: Dim, start: Dim, end: Dim, step: int) -> SliceLength | None:
     """The length is that of the bounds, whatever the extent is."""
-    far = core.ops.slicing._FAR
+    far = lathe.core.ops.tensor.slicing._FAR
     if all(isinstance(dim, int) for dim in (extent, start, end)):
-        return Cut(len(range(*slice(start, end, step).indices(extent))))  # type: ignore[misc, arg-type]
+        return SliceLength(len(range(*slice(start, end, step).indices(extent))))  # type: ignore[misc, arg-type]
     if step == 1 and start == 0 and (end == extent or (isinstance(end, int) and end >= far)):
-        return Cut(extent)
+        return SliceLength(extent)
     last = extent if isinstance(end, int) and end >= far else end
     if isinstance(last, int):
         last = extent + last if last < 0 else last
     if step < 0 or not isinstance(start, int) or start < 0 or (isinstance(last, int) and last > 0):
         return None
     length = floor_div(last - start + (step - 1), step)
-    return Cut(length if not isinstance(length, int) else max(0, length))
+    return SliceLength(length if not isinstance(length, int) else max(0, length))
 
 
 def _steps_are_one(c: Infer) -> bool:
@@ -212,13 +214,13 @@ def _nan_as_zero_point(rounded: Any, point: Any, dtype: DType) -> Array:
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-_OVER_ITSELF = ((Choice, "may_overwrite", _over_itself),)
+_OVER_ITSELF = ((KernelChoice, "may_overwrite", _over_itself),)
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "a result over memory of another operand",
         "A kernel writes its result over an operand whose memory another operand shares: h - h[:, k] (C1).",
-        ((Choice, "may_overwrite", _over_any_operand),),
+        ((KernelChoice, "may_overwrite", _over_any_operand),),
     ),
     Fault(
         "updates that are the data, over themselves",
@@ -234,7 +236,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a number of rows as any parameter",
         "The number of rows may be any parameter: sum(x[:, :n]), TopK, Tile, Pad by n; no dimension is checked (C2).",
-        ((Counts, "check", _any_parameter), (core.passes.rows, "_check_dims", _no_dimensions)),
+        ((Counts, "check", _any_parameter), (lathe.core.passes.proofs.rows, "_check_dims", _no_dimensions)),
     ),
     Fault(
         "rows of values of unknown rank",
@@ -259,14 +261,14 @@ FAULTS: tuple[Fault, ...] = (
         "a slice from k to n + k taken for the whole",
         "x[k:n+k] gets n elements, and a slice of the type of its input is dropped (C4).",
         (
-            (core.ops.slicing, "cut_of", _cut_without_clamping),
-            (core.passes.eliminate, "takes_all", _steps_are_one),
+            (lathe.core.ops.tensor.slicing, "slice_length", _cut_without_clamping),
+            (lathe.core.passes.simplify.eliminate, "is_whole_slice", _steps_are_one),
         ),
     ),
     Fault(
         "x / c as x * (1 / c) before a step",
         "A quotient is rounded otherwise although a step sees it: int(x / 41) (C5).",
-        ((core.passes.steps, "decides", lambda *_: False),),
+        ((lathe.core.passes.rewrite.discontinuities, "reaches_discontinuity", lambda *_: False),),
     ),
     Fault(
         "slices that suppose nothing",
@@ -276,12 +278,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "extents below 0",
         "Batches smaller than what a model cuts off: Pad by negative widths, Split into [n, 8 - n].",
-        ((core.ops.supposed, "supposed_by", _only_what_operators_suppose),),
+        ((lathe.core.ops.opdef.assumed_extents, "node_assumptions", _only_what_operators_suppose),),
     ),
     Fault(
         "one code for batches of all sizes",
         "No batch gets code of its own, whatever the code for all batches supposes.",
-        ((core.compiler, "supposed_of", lambda *_: ()),),
+        ((lathe.core.compiler.pipeline, "code_assumptions", lambda *_: ()),),
     ),
     Fault(
         "a symbol as any parameter",
@@ -291,22 +293,22 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "initializers that cannot be fed",
         "An initializer that is a graph input, too, is no input of the session.",
-        ((core.frontends.onnx, "replaceable", lambda *_: {}),),
+        ((lathe.core.frontends.onnx, "replaceable_defaults", lambda *_: {}),),
     ),
     Fault(
         "a C of another symbol in Gemm",
         "Gemm refuses a C of another symbolic extent than the product has.",
-        ((core.ops.matmul, "_may_fit", _fits),),
+        ((lathe.core.ops.nn.matmul, "_may_fit", _fits),),
     ),
     Fault(
         "a wrong declared output refused",
         "A declared output shape that its nodes contradict is an error.",
-        ((core.frontends.onnx, "_only_shapes_differ", lambda *_: False),),
+        ((lathe.core.frontends.onnx, "_only_shapes_differ", lambda *_: False),),
     ),
     Fault(
         "NaN quantized to the zero point",
         "The reference of QuantizeLinear makes the zero point of NaN, compiled code 0.",
-        _everywhere(saturated, _nan_as_zero_point),
+        _everywhere(saturate, _nan_as_zero_point),
     ),
 )
 
@@ -324,7 +326,7 @@ def watched(faults: Collection[Fault]) -> Iterator[set[str]]:
             places.setdefault((id(place), attribute), (place, []))[1].append((fault.name, changed))
     differ: set[str] = set()
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {SWITCH: "1"}))
+        stack.enter_context(mock.patch.dict(os.environ, {CHECK_VARIABLE: "1"}))
         for (_, attribute), (place, changes) in places.items():
             watching = _watching(getattr(place, attribute), changes, differ)
             stack.enter_context(mock.patch.object(place, attribute, watching))
@@ -345,7 +347,7 @@ def _watching(function: Callable[..., Any], changes: Sequence[tuple[str, Any]], 
 
 
 def _answer(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """What a function returns or raises; all that a generator gives."""
+    """A function's result or exception; for a generator the list of its values."""
     try:
         answer = function(*arguments)
         return list(answer) if isinstance(answer, Iterator) else answer

@@ -1,4 +1,4 @@
-"""In place of the real worker: seeds that agree, crash, exit, and raise."""
+"""Replaces the real worker: seeds that agree, crash, exit, and raise."""
 
 from __future__ import annotations
 

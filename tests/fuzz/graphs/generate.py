@@ -1,4 +1,4 @@
-"""A random model of a seed, with what to feed it and what comes out."""
+"""Generates the random model of a seed, with its feeds and expected outputs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from onnx import helper
 
 from tests.fuzz.graphs import control, coverage
 from tests.fuzz.graphs.config import Config, drawn
-from tests.fuzz.graphs.disguise import Aim, Operands
 from tests.fuzz.graphs.evaluate import ir_version, live, opset_ids, reads, tensor, tensor_type
 from tests.fuzz.graphs.grower import Grower
+from tests.fuzz.graphs.operand_forms import Aim, Operands
 from tests.fuzz.graphs.rules import RULES, Rule
+from tests.fuzz.graphs.shared_state import SharedState
 from tests.fuzz.graphs.values import (
     ALL,
     BF16,
@@ -33,10 +34,9 @@ from tests.fuzz.graphs.values import (
     U8,
     Array,
     Item,
-    Unfit,
+    UnfitNode,
     random_array,
 )
-from tests.fuzz.graphs.world import World
 
 OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
 ROWS, LENGTH, AS_MANY = "N", "M", "P"  # symbols; the last one stands for as many as there are rows
@@ -46,7 +46,7 @@ _MOST_OUTPUTS = 8
 
 @dataclass
 class Case:
-    """The feeds of one run, what comes out, and how far each output may be off."""
+    """The feeds of one run, the expected outputs, and the tolerance of each."""
 
     rows: int
     feeds: dict[str, Array]
@@ -80,7 +80,7 @@ def make(seed: int) -> Made:
     opset = rng.choice(fit or OPSETS)  # old forms are few
     lengths = rng.random() < 0.12
     cases = [{ROWS: rows, AS_MANY: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
-    world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
+    world = SharedState(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
     world.rowwise = rng.random() < 0.55
     world.hidden = rng.choice(("extents", "numbers")) if world.rowwise and rng.random() < 0.25 else ""
     world.settled = bool(world.hidden) or (world.rowwise and rng.random() < 0.8)
@@ -99,7 +99,7 @@ def _aims() -> list[Aim]:
 
 
 def _grow(f: Grower, nodes: int, aim: str) -> None:
-    """Steps until there are so many nodes; sometimes a node again, with the same inputs, or the operator aimed at."""
+    """Add nodes up to a number; sometimes a node again with the same inputs, or the operator aimed at."""
     allowed = [each for each in RULES if each.since <= f.opset <= each.until]
     aimed = [each for each in allowed if each.op == aim]
     rules = _some(allowed, f)
@@ -111,25 +111,25 @@ def _grow(f: Grower, nodes: int, aim: str) -> None:
         for _ in range(_TRIES):
             try:
                 with f.attempt():
-                    if f.nodes and f.often(0.04):
+                    if f.nodes and f.on_frequent(0.04):
                         _again(f)
-                    elif aimed and f.often(0.15):
+                    elif aimed and f.on_frequent(0.15):
                         f.of(aimed).build(f)
-                    elif f.world.hidden == "numbers" and f.often(0.12):
+                    elif f.world.hidden == "numbers" and f.on_frequent(0.12):
                         control.add_of_all(f)
                     else:
                         f.world.rng.choices(rules, weights)[0].build(f)
                 break
-            except Unfit as reason:
+            except UnfitNode as reason:
                 f.world.refused[str(reason)[:60]] += 1
 
 
 def _some(rules: list[Rule], f: Grower) -> list[Rule]:
     """Half of the graphs have few rules, so that these meet often: swarm testing (Groce et al., ISSTA 2012)."""
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         return rules
     share = f.of((0.1, 0.2, 0.4))
-    return [rule for rule in rules if f.often(share)] or rules
+    return [rule for rule in rules if f.on_frequent(share)] or rules
 
 
 def _rarity(rule: Rule) -> float:
@@ -149,7 +149,7 @@ def _breadth(rule: Rule) -> float:
 def _again(f: Grower) -> None:
     node = f.of(f.nodes)
     if node.op_type in ("Constant", "If", "Loop", "Scan"):
-        raise Unfit("not again")
+        raise UnfitNode("not again")
     attrs = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     inputs = [f.find(name) if name else None for name in node.input]
     f.emit(node.op_type, inputs, outputs=len(node.output), domain=node.domain, **attrs)
@@ -166,18 +166,20 @@ _OTHERS: tuple[tuple[Any, ...], ...] = ((), (4,), (2, 3), (3, 1, 5), (2, ROWS), 
 
 def _inputs(f: Grower, lengths: bool) -> dict[str, tuple[Any, ...]]:
     """The inputs and their shapes. Of most models every input leads with the number of rows."""
-    together = f.world.rowwise or f.often(0.5)
+    together = f.world.rowwise or f.on_frequent(0.5)
     shapes: dict[str, tuple[Any, ...]] = {}
     for index in range(2 + f.choose(3)):
-        shape = f.of(_SHAPES) if together or f.often(0.5) else f.of(_OTHERS)
+        shape = f.of(_SHAPES) if together or f.on_frequent(0.5) else f.of(_OTHERS)
         if lengths and index < 2:
             shape = f.of(((ROWS, LENGTH), (ROWS, LENGTH, 8)))
-        if index and not f.world.rowwise and f.often(0.06):
+        if index and not f.world.rowwise and f.on_frequent(0.06):
             shape = tuple(AS_MANY if extent == ROWS else extent for extent in shape)
         kinds = [F32] * 12 + [F64, F16, I32, I64, I64, BOOL, U8, I8, *ALL]
-        dtype = F32 if index == 0 else f.of([kind for kind in kinds if kind not in (STRING, BF16) or f.often(0.3)])
+        dtype = (
+            F32 if index == 0 else f.of([kind for kind in kinds if kind not in (STRING, BF16) or f.on_frequent(0.3)])
+        )
         name = f"x{index}"
-        whole = dtype in FLOATS and f.often(0.15)
+        whole = dtype in FLOATS and f.on_frequent(0.15)
         arrays = {}
         for case, sizes in enumerate(f.world.cases):
             extents = [sizes.get(extent, extent) for extent in shape]
@@ -202,19 +204,19 @@ def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]], aim: str) -> list[It
     if f.world.rowwise:  # what is not one row per row would make the answer no
         rows = [f.world.cases[case][ROWS] for case in f.alive]
         by_row = [item for item in found if [shape[:1] for shape in item.shapes(f.alive)] == [(n,) for n in rows]]
-        found = [item for item in by_row if not item.rankless or f.often(0.1)] or by_row or found
+        found = [item for item in by_row if not item.rankless or f.on_frequent(0.1)] or by_row or found
         ends = [item for item in ends if item in found]
     if not found:
         return [f.one("Identity", f.items[0])]
-    if f.often(0.6) and ends:
+    if f.on_frequent(0.6) and ends:
         chosen = ends[-_MOST_OUTPUTS:]
     else:
         chosen = [found[-1], *(f.of(found) for _ in range(f.choose(3)))]
     results = [node.output[0] for node in f.nodes if node.op_type == aim]
     chosen += [item for item in found if item.name in results][-2:]
-    if f.often(0.08):
+    if f.on_frequent(0.08):
         chosen.append(f.known[f.of(list(inputs))])
-    if f.often(0.08) and f.constants and not f.world.rowwise:
+    if f.on_frequent(0.08) and f.constants and not f.world.rowwise:
         chosen.append(f.known[f.of(f.constants).name])
     return list({item.name: item for item in chosen}.values())
 
@@ -229,7 +231,7 @@ def _declared(f: Grower, item: Item, shaped: bool) -> onnx.ValueInfoProto:
     for axis in range(rank):
         rows = item.extents(axis, f.alive) == [f.world.cases[case][ROWS] for case in f.alive]
         shape.append(ROWS if rows and axis == 0 else None)
-    if shape and f.often(0.05):  # a wrong one, of which ONNX Runtime warns; the nodes tell what it is
+    if shape and f.on_frequent(0.05):  # a wrong one, of which ONNX Runtime warns; the nodes determine the real one
         shape[f.choose(rank)] = 77
     return helper.make_tensor_value_info(item.name, kind, shape)
 
@@ -237,7 +239,7 @@ def _declared(f: Grower, item: Item, shaped: bool) -> onnx.ValueInfoProto:
 def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs: list[Item], config: Config) -> Made:
     names = [item.name for item in outputs]
     nodes = live(f.nodes, names)
-    dead = [node for node in f.nodes if f.often(0.1)]  # some that no output needs stay
+    dead = [node for node in f.nodes if f.on_frequent(0.1)]  # some that no output needs stay
     kept = [node for node in f.nodes if node in nodes or (node in dead)]
     kept = live(f.nodes, [*names, *(name for node in kept for name in node.output if name)])
     used = {name for node in kept for name in reads(node)} | set(names)
@@ -249,7 +251,7 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
     infos += [
         helper.make_tensor_value_info(name, tensor_type(f.known[name].at(0)), f.known[name].at(0).shape) for name in fed
     ]
-    shaped = f.often(0.4)
+    shaped = f.on_frequent(0.4)
     ports = [_declared(f, item, shaped) for item in outputs]
     graph = helper.make_graph(kept, "random", infos, ports, constants)
     model = helper.make_model(graph, opset_imports=opset_ids(f.opset), ir_version=ir_version(f.opset))
@@ -277,7 +279,7 @@ def _fed(f: Grower, constants: list[onnx.TensorProto]) -> list[str]:
     """Names of initializers that are inputs, too, and are fed in every run: the model holds other numbers for them. Not
     those that give factors of extents: with other ones the model would not be valid."""
     found: list[str] = []
-    if not f.often(0.1) or any(node.op_type in ("Resize", "Upsample") for node in f.nodes):
+    if not f.on_frequent(0.1) or any(node.op_type in ("Resize", "Upsample") for node in f.nodes):
         return found
     for index, constant in enumerate(constants):
         array = f.known[constant.name].at(0)

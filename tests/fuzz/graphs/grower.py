@@ -2,7 +2,7 @@
 
 A rule asks for operands, and the grower decides what they are: a constant, a value of the graph, the same value again,
 a part of it, something computed from an extent, something of unknown rank. What an oracle refuses, what is not finite,
-and what small changes of the inputs turn into something else is not kept (`Unfit`; see `shadows`).
+and what small changes of the inputs turn into something else is not kept (`UnfitNode`; see `shadows`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from tests.fuzz.graphs.facts import (
     VIEWS,
     WINDOWS,
 )
-from tests.fuzz.graphs.hidden import UNKNOWN, holds, of_all, rankless
 from tests.fuzz.graphs.shadows import MOST_ELEMENTS, computed
+from tests.fuzz.graphs.shared_state import SharedState
+from tests.fuzz.graphs.unknown_rank import UNKNOWN, holds, of_all, rankless
 from tests.fuzz.graphs.values import (
     F32,
     FLOATS,
@@ -33,11 +34,10 @@ from tests.fuzz.graphs.values import (
     STRING,
     Array,
     Item,
-    Unfit,
+    UnfitNode,
     broadcast,
     random_array,
 )
-from tests.fuzz.graphs.world import World
 
 T = TypeVar("T")
 KINDS = ("plain", "constant", "alias", "window", "part", "count", "unknown rank")
@@ -46,7 +46,7 @@ KINDS = ("plain", "constant", "alias", "window", "part", "count", "unknown rank"
 class Grower:
     """One graph, or the body of one; a body may read the values of the graphs around it."""
 
-    def __init__(self, world: World, outer: Grower | None = None, closed: bool = False) -> None:
+    def __init__(self, world: SharedState, outer: Grower | None = None, closed: bool = False) -> None:
         """`closed`: the body of a function, which has no constants of its own but nodes, and reads nothing outside."""
         self.world, self.outer, self.closed = world, outer, closed
         self.nodes: list[onnx.NodeProto] = []
@@ -71,7 +71,7 @@ class Grower:
     def choose(self, below: int) -> int:
         return self.world.rng.randrange(below)
 
-    def often(self, chance: float) -> bool:
+    def on_frequent(self, chance: float) -> bool:
         return self.world.rng.random() < chance
 
     def kind(self, **weights: float) -> str:
@@ -91,7 +91,7 @@ class Grower:
             try:
                 with self.attempt():
                     return self._emit(op, disguise.inputs(self, op, inputs), outputs, domain, keep, names, attrs)
-            except Unfit:
+            except UnfitNode:
                 pass
             finally:
                 self.world.disguise = disguise
@@ -112,7 +112,7 @@ class Grower:
         results, shadows, steps = computed(self.world, node, sources)
         flows = op in ("Shape", "Size") or any(item.counted for item in self._carriers(op, domain, inputs, sources))
         if self.world.rowwise and op not in ("Shape", "Size") and not self._keeps_rows(sources, results):
-            raise Unfit("mixes rows")
+            raise UnfitNode("mixes rows")
         items = []
         for index, name in enumerate(made):
             if not name:
@@ -138,12 +138,12 @@ class Grower:
         return self.emit(op, inputs, **attrs)[0]
 
     def _keeps_rows(self, sources: Sequence[Item], results: Mapping[int, Sequence[Array]]) -> bool:
-        """Whether results lead with the number of rows where an operand does."""
+        """True if the results lead with the number of rows whenever an operand does."""
         rows = {case: self.world.cases[case]["N"] for case in results}
         if self.outer is not None or all(item.dtype == I64 and item.counted for item in sources):
             return True  # arithmetic of extents, or a body: its results are looked at
         if any(item.rankless for item in sources):
-            return True  # a proof has to see by itself what becomes of those
+            return True  # a proof has to find out by itself how those are used
         leads = any(all(item.at(case).shape[:1] == (n,) for case, n in rows.items()) for item in sources)
         return not leads or all(array.shape[:1] == (rows[case],) for case in results for array in results[case])
 
@@ -155,7 +155,7 @@ class Grower:
         return [item for item in given if item is not None]
 
     def _note(self, node: onnx.NodeProto, inputs: Sequence[Item | None]) -> None:
-        """Of what kinds the inputs of a node are."""
+        """Record the kinds of a node's inputs."""
         found = []
         for index, item in enumerate(inputs):
             if item is None:
@@ -184,12 +184,12 @@ class Grower:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """What is built inside goes again if it turns out to be unfit."""
+        """Removes the nodes built in the block if one is unfit."""
         kept = (len(self.nodes), len(self.constants), len(self.items), list(self.alive), dict(self.known))
         functions = len(self.world.functions)
         try:
             yield
-        except Unfit:
+        except UnfitNode:
             nodes, constants, items, self.world.alive, self.known = kept
             del self.nodes[nodes:], self.constants[constants:], self.items[items:], self.world.functions[functions:]
             raise
@@ -198,7 +198,7 @@ class Grower:
         """Give up the cases in which a value has no numbers: where ONNX Runtime ends the process for them."""
         left = [case for case in self.alive if x.at(case).size]
         if len(left) < 2:
-            raise Unfit("empty")
+            raise UnfitNode("empty")
         self.world.alive = left
 
     def _without_copied(self, x: Item | None, target: Item | None) -> None:
@@ -216,7 +216,7 @@ class Grower:
 
         left = [case for case in self.alive if not copies(case)]
         if len(left) < 2:
-            raise Unfit("an extent of 0 copies")
+            raise UnfitNode("an extent of 0 copies")
         self.world.alive = left
 
     # -- constants ----------------------------------------------------------------------------------------------------
@@ -228,14 +228,14 @@ class Grower:
         item = Item(name, dict.fromkeys(range(len(self.world.cases)), array), {}, static=True)
         item.shadows = item.arrays
         self.known[name] = item
-        if self.closed or self.often(0.15):
+        if self.closed or self.on_frequent(0.15):
             self.nodes.append(self._constant_node(array, name))
         else:
             self.constants.append(tensor(array, name))
         return item
 
     def _constant_node(self, array: Array, name: str) -> onnx.NodeProto:
-        if self.opset >= 12 and array.dtype == I64 and array.ndim < 2 and self.often(0.5):
+        if self.opset >= 12 and array.dtype == I64 and array.ndim < 2 and self.on_frequent(0.5):
             short = {"value_int": int(array)} if array.ndim == 0 else {"value_ints": array.tolist()}
             if array.size:
                 return helper.make_node("Constant", [], [name], **short)
@@ -247,7 +247,7 @@ class Grower:
     def weight(self, dtype: np.dtype[Any], shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Item:
         """A constant of any numbers that suit the element type."""
         if int(np.prod(shape)) > MOST_ELEMENTS:
-            raise Unfit("large")
+            raise UnfitNode("large")
         return self.constant(random_array(self.world.numbers, dtype, shape, low, high))
 
     # -- operands -----------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Grower:
         fits = [item for item in self.visible() if item.dtype in dtypes and self._ranked(item, ranks) and where(item)]
         if not fits:
             return adapted(self, dtypes, ranks, where)
-        if I64 in dtypes and self.often(0.15):  # the type of parameters, with which it may share memory
+        if I64 in dtypes and self.on_frequent(0.15):  # the type of parameters, with which it may share memory
             fits = [item for item in fits if item.dtype == I64] or fits
         ages = range(len(fits))
         weights = [
@@ -287,7 +287,7 @@ class Grower:
         dtype = dtype or x.dtype
         if dtype != x.dtype:
             fits = [item for item in self.visible() if item.dtype == dtype and broadcast(x, item, self.alive)]
-            return self.of(fits) if fits and self.often(0.8) else self._constant_like(x, dtype)
+            return self.of(fits) if fits and self.on_frequent(0.8) else self._constant_like(x, dtype)
         kind = self.kind(
             same=1, view=0.6, part=3, whole=3 if x.window else 0, pool=3, constant=2, count=1, flip=0.6,
             all=2 * (self.world.hidden == "numbers"),
@@ -295,9 +295,9 @@ class Grower:
         try:
             with self.attempt():
                 return self._of_kind(x, kind)
-        except Unfit:
+        except UnfitNode:
             fits = [item for item in self.visible() if item.dtype == dtype and broadcast(x, item, self.alive)]
-            return self.of(fits) if fits and self.often(0.5) else self._constant_like(x, dtype)
+            return self.of(fits) if fits and self.on_frequent(0.5) else self._constant_like(x, dtype)
 
     def _of_kind(self, x: Item, kind: str) -> Item:
         if kind == "same":
@@ -318,7 +318,7 @@ class Grower:
         if kind == "whole":
             fits = [item for item in fits if item.root == x.root and item is not x]
         if not fits:
-            raise Unfit("nothing fits")
+            raise UnfitNode("nothing fits")
         return self.of(fits)
 
     def _constant_like(self, x: Item, dtype: np.dtype[Any]) -> Item:
@@ -327,14 +327,14 @@ class Grower:
         if rank is None:
             return self.weight(dtype, ())
         fixed = [x.fixed(axis, self.alive) for axis in range(rank)]
-        shape = [extent if extent is not None and self.often(0.6) else 1 for extent in fixed]
+        shape = [extent if extent is not None and self.on_frequent(0.6) else 1 for extent in fixed]
         return self.weight(dtype, shape[self.choose(rank + 1) :])
 
     def count_like(self, x: Item) -> Item:
         """An extent as data: of the element type of `x`, small where that is a floating-point one."""
         if x.dtype not in (*FLOATS, I64) or self.opset < 9:
-            raise Unfit("no such number")
-        number = self.count(0, 60, scalar=self.often(0.5))
+            raise UnfitNode("no such number")
+        number = self.count(0, 60, scalar=self.on_frequent(0.5))
         if x.dtype == I64:
             return number
         made = self.one("Cast", number, to=tensor_type(np.zeros(0, x.dtype)))
@@ -350,10 +350,10 @@ class Grower:
         rank = x.rank(self.alive)
         axes = [axis for axis in range(rank or 0) if min(x.extents(axis, self.alive)) > 0]
         if not axes:
-            raise Unfit("nothing to take a part of")
+            raise UnfitNode("nothing to take a part of")
         axis = self.of(axes)
         extent = min(x.extents(axis, self.alive))
-        if self.often(0.3):
+        if self.on_frequent(0.3):
             index = self.index(x, axis, scalar=False)
             return self.one("Gather", x, index, axis=axis)
         first = self.choose(extent)
@@ -362,7 +362,7 @@ class Grower:
     def flipped(self, x: Item) -> Item:
         rank = x.rank(self.alive)
         if not rank or self.opset < 10:
-            raise Unfit("nothing to flip")
+            raise UnfitNode("nothing to flip")
         return self.slice(x, [self.choose(rank)], [-1], [-(2**31)], [-1])
 
     def slice(
@@ -372,10 +372,10 @@ class Grower:
         """Slice in the form of the opset. Bounds may be values of the graph from opset 10 on."""
         if self.opset < 10:
             if steps is not None or isinstance(starts, Item) or isinstance(ends, Item):
-                raise Unfit("bounds are attributes")
+                raise UnfitNode("bounds are attributes")
             return self.one("Slice", x, axes=list(axes), starts=list(starts), ends=list(ends))
         given = [*([] if isinstance(starts, Item) else starts), *([] if isinstance(ends, Item) else ends)]
-        narrow = self.often(0.1) and len(given) == 2 * len(axes) and max(map(abs, given)) < 2**31
+        narrow = self.on_frequent(0.1) and len(given) == 2 * len(axes) and max(map(abs, given)) < 2**31
         kind = np.int32 if narrow else np.int64
         bounds = [given if isinstance(given, Item) else self.vector(given, kind) for given in (starts, ends)]
         last = [self.vector(steps, kind)] if steps is not None else []
@@ -385,23 +385,23 @@ class Grower:
         """An operand of just this shape: a constant, or made of values of the graph (of `near`, if it can be)."""
         size = int(np.prod(shape))
         if size > MOST_ELEMENTS:
-            raise Unfit("large")
-        if self.often(0.5):
+            raise UnfitNode("large")
+        if self.on_frequent(0.5):
             return self.weight(dtype, shape, low)
         whole = tuple(shape)
         found = [item for item in self.visible() if item.dtype == dtype and set(item.shapes(self.alive)) == {whole}]
-        if found and self.often(0.6):
+        if found and self.on_frequent(0.6):
             return self.of(found)
         try:
             with self.attempt():
                 carved = self._carved(dtype, shape, size, near)
-                return self.one("Sin", carved) if dtype in FLOATS and self.often(0.3) else carved
-        except Unfit:
+                return self.one("Sin", carved) if dtype in FLOATS and self.on_frequent(0.3) else carved
+        except UnfitNode:
             return self.weight(dtype, shape, low)
 
     def _carved(self, dtype: np.dtype[Any], shape: Sequence[int], size: int, near: Item | None) -> Item:
         """The first numbers of a value, in another shape."""
-        source = near if near is not None and near.dtype == dtype and self.often(0.7) else self.pick((dtype,))
+        source = near if near is not None and near.dtype == dtype and self.on_frequent(0.7) else self.pick((dtype,))
         flat = self.one("Reshape", source, self.vector([-1]))
         if min(len(flat.at(case)) for case in self.alive) < size:
             filled = self.weight(dtype, (size,))
@@ -415,7 +415,7 @@ class Grower:
             part = self.slice(flat, [0], first, last)
         else:
             part = self.slice(flat, [0], [start], [start + size])
-        seen = tuple(shape) == (size,) and self.often(0.2)  # else a view says what the extent is
+        seen = tuple(shape) == (size,) and self.on_frequent(0.2)  # otherwise a view shows the extent
         return part if seen else self.one("Reshape", part, self.vector(shape))
 
     # -- numbers that are parameters ----------------------------------------------------------------------------------
@@ -423,22 +423,22 @@ class Grower:
     def extent(self, x: Item | None = None, scalar: bool = False) -> Item:
         """An extent of a value, one that differs from case to case rather than another: [1], or a scalar."""
         seen = self.visible()
-        if x is None or self.often(0.3):
+        if x is None or self.on_frequent(0.3):
             moving = [item for item in seen if len(set(item.shapes(self.alive))) > 1 and item.rank(self.alive)]
             x = self.of(moving) if moving else self.of(seen)
         if self.world.hidden == "extents":
             x = rankless(self, x, holds(self))
         rank = x.rank(self.alive)
-        if not rank or self.often(0.1):
+        if not rank or self.on_frequent(0.1):
             size = self.one("Size", x)
             return size if scalar else self.one("Reshape", size, self.vector([1]))
         axes = [axis for axis in range(rank) if x.fixed(axis, self.alive) is None]
-        axis = self.of(axes) if axes and self.often(0.8) else self.choose(rank)
-        if self.opset >= 15 and self.often(0.4):
+        axis = self.of(axes) if axes and self.on_frequent(0.8) else self.choose(rank)
+        if self.opset >= 15 and self.on_frequent(0.4):
             found = self.one("Shape", x, start=axis, end=axis + 1)
             return self.one("Reshape", found, self.vector([])) if scalar else found
         shape = self.one("Shape", x)
-        if scalar or self.often(0.5):
+        if scalar or self.on_frequent(0.5):
             return self.one("Gather", shape, self.constant(axis if scalar else [axis], np.int64), axis=0)
         return self.slice(shape, [0], [axis], [axis + 1])
 
@@ -456,10 +456,10 @@ class Grower:
             n = self.one("Mod", n, small)
         highs = [high] * len(self.alive) if isinstance(high, int) else list(high)
         if any(n.at(case).size != 1 for case in self.alive):
-            raise Unfit("no single number")
+            raise UnfitNode("no single number")
         if any(not low <= int(n.at(case).reshape(())) <= top for case, top in zip(self.alive, highs, strict=True)):
             if self.opset < 12 or min(highs) < low:
-                raise Unfit("out of range")
+                raise UnfitNode("out of range")
             n = self.one("Min", n, self.constant(min(highs) if scalar else [min(highs)], np.int64))
             n = self.one("Max", n, self.constant(low if scalar else [low], np.int64))
         return n
@@ -479,7 +479,7 @@ class Grower:
     def drawn(self, low: int, high: int, scalar: bool = False) -> Item:
         """A whole number that depends on data, in this range."""
         if self.opset < 12 or high < low:
-            raise Unfit("no Min and Max of whole numbers")
+            raise UnfitNode("no Min and Max of whole numbers")
         source = self.pick((I64,), where=lambda item: all(item.at(case).size for case in self.alive))
         flat = self.one("Reshape", source, self.vector([-1]))
         one = self.one("Gather", flat, self.constant(0 if scalar else [0], np.int64), axis=0)
@@ -490,7 +490,7 @@ class Grower:
         """A whole number in a range: a constant, from an extent, or from data."""
         least = high if isinstance(high, int) else min(high)
         if least < low:
-            raise Unfit("an empty range")
+            raise UnfitNode("an empty range")
         kind = self.kind(constant=4, count=3, data=1)
         try:
             with self.attempt():
@@ -498,14 +498,14 @@ class Grower:
                     return self.count(low, high, scalar, x)
                 if kind == "data":
                     return self.drawn(low, least, scalar)
-        except Unfit:
+        except UnfitNode:
             pass
         number = low + self.choose(least - low + 1)
         return self.constant(number if scalar else [number], np.int64)
 
     def wholes(self, ranges: Sequence[tuple[int, int]], x: Item | None = None) -> Item:
         """A vector of whole numbers, each in its range; some of them computed, if the opset lets them be joined."""
-        if self.often(0.4):
+        if self.on_frequent(0.4):
             return self.vector([low + self.choose(high - low + 1) for low, high in ranges])
         parts = [self.whole(low, high, x=x) for low, high in ranges]
         return parts[0] if len(parts) == 1 else self.one("Concat", *parts, axis=0)
@@ -514,7 +514,7 @@ class Grower:
         """A place along an axis of `x`."""
         extent = min(x.extents(axis, self.alive))
         if extent < 1:
-            raise Unfit("nothing to take")
+            raise UnfitNode("nothing to take")
         return self.whole(0, extent - 1, scalar, x)
 
 
@@ -522,10 +522,10 @@ _CONTROL = ("If", "Loop", "Scan")
 
 
 def _ranked(op: str) -> int:
-    """How many of the inputs decide the rank of the result."""
+    """The number of inputs that decide the rank of the result."""
     return 99 if op in JOINS or op == "MatMul" else 1
 
 
 def _is_number(op: str, inputs: Sequence[Item | None], attrs: Mapping[str, Any]) -> bool:
-    """Whether an operator reduces a tensor of whatever rank to one number."""
+    """True if an operator reduces a tensor of any rank to one number."""
     return op.startswith("Reduce") and len(inputs) == 1 and "axes" not in attrs and attrs.get("keepdims") == 0

@@ -9,24 +9,24 @@ from onnx import helper
 
 from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.rules import rule
-from tests.fuzz.graphs.values import F32, F64, FLOATS, I8, I32, I64, U8, Item, Unfit
+from tests.fuzz.graphs.values import F32, F64, FLOATS, I8, I32, I64, U8, Item, UnfitNode
 
 
 def _width(f: Grower, x: Item, axis: int) -> int:
     width = x.fixed(axis, f.alive)
     if not width:
-        raise Unfit("no fixed extent")
+        raise UnfitNode("no fixed extent")
     return width
 
 
 def _tamed(f: Grower, x: Item) -> Item:
-    """What may have become large, mostly through Tanh."""
-    return f.one("Tanh", x) if f.often(0.5) else x
+    """A value bounded, mostly by Tanh, after an operator that may make it large."""
+    return f.one("Tanh", x) if f.on_frequent(0.5) else x
 
 
 def _residual(f: Grower, x: Item, y: Item) -> None:
     """The result with what it was computed from, or a part of it: what kernels do at the end of their own."""
-    if x.dtype == y.dtype and f.often(0.35):
+    if x.dtype == y.dtype and f.on_frequent(0.35):
         f.one(f.of(("Add", "Mul", "Sub")), y, x)
 
 
@@ -49,7 +49,7 @@ def _matmul(f: Grower) -> None:
     elif kind == "own":
         fits = [v for v in f.visible() if v.dtype == x.dtype and v.rank(f.alive) == 2 and v.fixed(0, f.alive) == width]
         if not fits:
-            raise Unfit("nothing to multiply with")
+            raise UnfitNode("nothing to multiply with")
         _tamed(f, f.one("MatMul", x, f.of(fits)))
     elif kind == "left" and (x.rank(f.alive) or 0) >= 2:
         depth = _width(f, x, -2)
@@ -57,20 +57,20 @@ def _matmul(f: Grower) -> None:
     else:
         n = f.of((1, 3, 8, width, width))
         made = f.one("MatMul", x, f.fit(x.dtype, (width, n), x))
-        if f.often(0.5):
+        if f.on_frequent(0.5):
             made = f.one("Add", made, f.fit(x.dtype, (n,), x))
-        if f.often(0.3):
+        if f.on_frequent(0.3):
             made = f.one("Relu", made)
         if n == width:
             _residual(f, x, made)
-        elif f.often(0.3):
+        elif f.on_frequent(0.3):
             f.one("Tanh", made)
 
 
 @rule("Gemm", since=7, weight=1.5)
 def _gemm(f: Grower) -> None:
     x = f.number((2,))
-    turned_a, turned_b = int(f.often(0.2)), f.choose(2)
+    turned_a, turned_b = int(f.on_frequent(0.2)), f.choose(2)
     depth = _width(f, x, 0 if turned_a else 1)
     n = f.of((1, 4, 8, depth))
     w = f.fit(x.dtype, (n, depth) if turned_b else (depth, n), x)
@@ -119,7 +119,7 @@ def _spatial(f: Grower, x: Item, op: str, **extra: Any) -> dict[str, Any]:
     sizes = [min(x.extents(axis + 2, f.alive)) for axis in range(count)]
     kernel = [f.of([k for k in (1, 2, 3) if k <= size] or [1]) for size in sizes]
     attrs: dict[str, Any] = {"kernel_shape": kernel, **extra}
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         attrs["strides"] = [f.of((1, 1, 2)) for _ in range(count)]
     style = f.kind(none=1, explicit=2, same=1)
     if style == "explicit":
@@ -131,7 +131,7 @@ def _spatial(f: Grower, x: Item, op: str, **extra: Any) -> dict[str, Any]:
 
 @rule("Conv", weight=3)
 def _conv(f: Grower) -> None:
-    x = f.pick((F32, F32, F64) if f.often(0.2) else (F32,), (3, 4))
+    x = f.pick((F32, F32, F64) if f.on_frequent(0.2) else (F32,), (3, 4))
     channels = _width(f, x, 1)
     kind = f.kind(plain=3, part=1.5)
     source = x
@@ -141,16 +141,16 @@ def _conv(f: Grower) -> None:
     depth = _width(f, source, 1)
     group = f.of([1, 1, depth])
     m = f.of((channels, channels, 2, 4)) if group == 1 else depth * f.of((1, 2))
-    same = f.often(0.5)
+    same = f.on_frequent(0.5)
     attrs = _spatial(f, source, "Conv")
     if same:
         attrs = {"kernel_shape": [f.of((1, 3))] * len(attrs["kernel_shape"]), "auto_pad": "SAME_UPPER"}
-    if f.often(0.15):
+    if f.on_frequent(0.15):
         attrs["dilations"] = [f.of((1, 2)) for _ in attrs["kernel_shape"]]
     w = f.fit(x.dtype, (m, depth // group, *attrs["kernel_shape"]), x)
-    bias = f.fit(x.dtype, (m,), x) if f.often(0.5) else None
+    bias = f.fit(x.dtype, (m,), x) if f.on_frequent(0.5) else None
     made = f.one("Conv", source, w, bias, group=group, **attrs)
-    if f.often(0.4):
+    if f.on_frequent(0.4):
         made = f.one(f.of(("Relu", "Sigmoid", "Tanh")), made)
     if made.shapes(f.alive) == x.shapes(f.alive):
         _residual(f, x, made)
@@ -163,9 +163,9 @@ def _conv_transpose(f: Grower) -> None:
     count = (x.rank(f.alive) or 3) - 2
     kernel, m = [f.of((1, 2, 3)) for _ in range(count)], f.of((1, 2, 4))
     attrs: dict[str, Any] = {"kernel_shape": kernel, "strides": [f.of((1, 2)) for _ in range(count)]}
-    if f.often(0.4):
+    if f.on_frequent(0.4):
         attrs["pads"] = [f.choose(max(k, 1)) for k in (*kernel, *kernel)]
-    bias = f.fit(F32, (m,), x) if f.often(0.5) else None
+    bias = f.fit(F32, (m,), x) if f.on_frequent(0.5) else None
     f.one("ConvTranspose", x, f.fit(F32, (channels, m, *kernel), x), bias, **attrs)
 
 
@@ -174,11 +174,11 @@ def _pool(f: Grower, op: str) -> None:
     x = f.pick((F32,), (3, 4))
     f.without_empty(x)  # windows of nothing
     attrs = _spatial(f, x, op)
-    if op == "MaxPool" and f.opset >= 10 and f.often(0.2):
+    if op == "MaxPool" and f.opset >= 10 and f.on_frequent(0.2):
         attrs["ceil_mode"] = 1
-    if op == "AveragePool" and f.often(0.5):
+    if op == "AveragePool" and f.on_frequent(0.5):
         attrs["count_include_pad"] = 1
-    outputs = 2 if op == "MaxPool" and f.opset >= 8 and f.often(0.2) else 1
+    outputs = 2 if op == "MaxPool" and f.opset >= 8 and f.on_frequent(0.2) else 1
     f.emit(op, [x], outputs=outputs, **attrs)
 
 
@@ -190,7 +190,7 @@ def _global_pool(f: Grower, op: str) -> None:
 @rule("Resize", since=10)
 def _resize(f: Grower) -> None:
     x = f.pick((F32,), (4,))
-    scales = _factors(f) if f.often(0.3) else f.constant([1, 1, f.of((1, 2, 3)), f.of((1, 2, 0.5))], np.float32)
+    scales = _factors(f) if f.on_frequent(0.3) else f.constant([1, 1, f.of((1, 2, 3)), f.of((1, 2, 0.5))], np.float32)
     mode = f.of(("nearest", "linear"))
     if f.opset == 10:
         f.one("Resize", x, scales, mode=mode)
@@ -199,12 +199,12 @@ def _resize(f: Grower) -> None:
     if mode == "nearest":
         attrs["nearest_mode"] = "floor"
     region = None if f.opset >= 13 else f.constant([], np.float32)
-    if f.often(0.25):  # the one mode that reads it; ONNX Runtime does not crop along an axis whose extent stays
+    if f.on_frequent(0.25):  # the one mode that reads it; ONNX Runtime does not crop along an axis whose extent stays
         attrs["coordinate_transformation_mode"] = "tf_crop_and_resize"
         region = f.constant([0, 0, f.of((0, 0.125)), 0.25, 1, 1, f.of((0.75, 1)), 1], np.float32)
         f.one("Resize", x, region, f.constant([1, 1, f.of((2, 3)), 2], np.float32), **attrs)
         return
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         f.one("Resize", x, region, scales, **attrs)
         return
     shape = f.one("Shape", x)
@@ -227,7 +227,7 @@ def _upsample(f: Grower) -> None:
     if f.opset < 9:
         f.one("Upsample", x, mode=f.of(("nearest", "linear")), scales=scales)
     else:
-        factors = _factors(f) if f.often(0.3) else f.constant(scales, np.float32)
+        factors = _factors(f) if f.on_frequent(0.3) else f.constant(scales, np.float32)
         f.one("Upsample", x, factors, mode="nearest")
 
 
@@ -246,7 +246,7 @@ def _roi_align(f: Grower) -> None:
     x = f.pick((F32,), (4,))
     count = 1 + f.choose(3)
     corners = f.constant(np.sort(f.world.numbers.uniform(0, 4, (count, 2, 2)), axis=1).reshape(count, 4), np.float32)
-    images = f.one("Expand", f.index(x, 0), f.vector([count])) if f.often(0.4) else f.vector([0] * count)
+    images = f.one("Expand", f.index(x, 0), f.vector([count])) if f.on_frequent(0.4) else f.vector([0] * count)
     f.one("RoiAlign", x, corners, images, output_height=2, output_width=3, sampling_ratio=2)
 
 
@@ -256,7 +256,7 @@ def _batch_norm(f: Grower) -> None:
     c = _width(f, x, 1)
     scale, bias, mean = (f.fit(x.dtype, (c,), x) for _ in range(3))
     variance = f.weight(x.dtype, (c,), 0.5, 2.0)
-    if f.often(0.3):
+    if f.on_frequent(0.3):
         variance = f.one("Add", f.one("Abs", f.fit(x.dtype, (c,), x)), f.constant(0.5, x.dtype))
     f.one("BatchNormalization", x, scale, bias, mean, variance, epsilon=0.01)
 
@@ -271,7 +271,7 @@ def _instance_norm(f: Grower) -> None:
     c = _width(f, x, 1)
     scale, bias = f.fit(F32, (c,), x), f.fit(F32, (c,), x)
     if _largest(f, x) * _largest(f, scale) >= 50:
-        raise Unfit("ONNX Runtime subtracts means after it has multiplied them: large ones leave few digits")
+        raise UnfitNode("ONNX Runtime subtracts means after it has multiplied them: large ones leave few digits")
     f.one("InstanceNormalization", x, scale, bias, epsilon=0.05)
 
 
@@ -281,9 +281,9 @@ def _layer_norm(f: Grower) -> None:
     rank = x.rank(f.alive) or 2
     axis = 1 + f.choose(rank - 1)
     shape = [_width(f, x, a) for a in range(axis, rank)]
-    bias = f.fit(x.dtype, shape, x) if f.often(0.5) else None
+    bias = f.fit(x.dtype, shape, x) if f.on_frequent(0.5) else None
     made = f.one("LayerNormalization", x, f.fit(x.dtype, shape, x), bias, axis=axis, epsilon=0.05)
-    f.one(f.of(("Add", "Sub")), made, f.like(made)) if f.often(0.4) else None
+    f.one(f.of(("Add", "Sub")), made, f.like(made)) if f.on_frequent(0.4) else None
 
 
 @rule("LayerNormalization", weight=1.0)
@@ -293,16 +293,16 @@ def _written_layer_norm(f: Grower) -> None:
     axis = (x.rank(f.alive) or 2) - 1
     mean = _reduced(f, "ReduceMean", x, axis)
     centred = f.one("Sub", x, mean)
-    square = f.one("Mul", centred, centred) if f.often(0.5) else f.one("Pow", centred, f.constant(2, np.float32))
+    square = f.one("Mul", centred, centred) if f.on_frequent(0.5) else f.one("Pow", centred, f.constant(2, np.float32))
     variance = _reduced(f, "ReduceMean", square, axis)
     deviation = f.one("Sqrt", f.one("Add", variance, f.constant(0.05, np.float32)))
     made = f.one("Div", centred, deviation)
-    f.one(f.of(("Add", "Sub", "Mul")), made, f.like(made)) if f.often(0.6) else None
+    f.one(f.of(("Add", "Sub", "Mul")), made, f.like(made)) if f.on_frequent(0.6) else None
 
 
 def _reduced(f: Grower, op: str, x: Item, axis: int) -> Item:
     if not x.fixed(axis, f.alive):
-        raise Unfit("the mean of nothing")
+        raise UnfitNode("the mean of nothing")
     return f.one(op, x, axes=[axis]) if f.opset < 18 else f.one(op, x, f.vector([axis]))
 
 
@@ -340,29 +340,29 @@ def _mean_variance(f: Grower) -> None:
 @rule("RNN", "GRU", "LSTM", since=7, weight=1.5)
 def _recurrent(f: Grower, op: str) -> None:
     x = f.pick((F32,), (3,))
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         x = f.one("Transpose", x, perm=[1, 0, 2])
     f.without_empty(x)
     width, h = _width(f, x, 2), f.of((2, 4))
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
     w, r = f.fit(F32, (1, gates * h, width), x), f.fit(F32, (1, gates * h, h), x)
-    bias = f.fit(F32, (1, 2 * gates * h), x) if f.often(0.6) else None
-    lengths = _lengths(f, x) if f.often(0.5) else None
+    bias = f.fit(F32, (1, 2 * gates * h), x) if f.on_frequent(0.6) else None
+    lengths = _lengths(f, x) if f.on_frequent(0.5) else None
     rows = x.fixed(1, f.alive)
-    starts = [f.fit(F32, (1, rows, h), x) if rows and f.often(0.3) else None for _ in range(1 + (op == "LSTM"))]
-    peepholes = [f.fit(F32, (1, 3 * h), x)] if op == "LSTM" and f.often(0.3) else []
+    starts = [f.fit(F32, (1, rows, h), x) if rows and f.on_frequent(0.3) else None for _ in range(1 + (op == "LSTM"))]
+    peepholes = [f.fit(F32, (1, 3 * h), x)] if op == "LSTM" and f.on_frequent(0.3) else []
     extra = {"linear_before_reset": f.choose(2)} if op == "GRU" else {}
     made = f.emit(
-        op, [x, w, r, bias, lengths, *starts, *peepholes], outputs=2 + (op == "LSTM" and f.often(0.3)),
+        op, [x, w, r, bias, lengths, *starts, *peepholes], outputs=2 + (op == "LSTM" and f.on_frequent(0.3)),
         hidden_size=h, **extra,
     )  # fmt: skip
-    f.one("Squeeze", made[0], axes=[1]) if f.opset < 13 and f.often(0.5) else None
+    f.one("Squeeze", made[0], axes=[1]) if f.opset < 13 and f.on_frequent(0.5) else None
 
 
 def _lengths(f: Grower, x: Item) -> Item | None:
     """How many steps of each row take part, at least one: constants, or one number for all, as an extent tells."""
     rows, least = x.fixed(1, f.alive), min(x.extents(0, f.alive))
-    if rows and f.often(0.5):
+    if rows and f.on_frequent(0.5):
         return f.constant(f.world.numbers.integers(1, least + 1, rows), np.int32)
     if f.opset < 8:
         return None
@@ -374,21 +374,23 @@ def _lengths(f: Grower, x: Item) -> Item | None:
 def _quantize(f: Grower) -> None:
     x = f.pick((F32,))
     kind = f.of((U8, I8))
-    if kind == U8 and f.often(0.3):  # NaN becomes 0, whatever the zero point; of int8 ONNX Runtime gives the least
+    if kind == U8 and f.on_frequent(
+        0.3
+    ):  # NaN becomes 0, whatever the zero point; of int8 ONNX Runtime gives the least
         holes = f.world.numbers.uniform(-1, 1, 5).astype(np.float32)
         holes[f.choose(5)] = np.nan
         x = f.constant(holes)
-    zero = f.constant(f.choose(20), kind) if f.often(0.8) else None
+    zero = f.constant(f.choose(20), kind) if f.on_frequent(0.8) else None
     scale = f.constant(f.of((0.02, 0.05, 0.1)), np.float32)
     y = f.one("QuantizeLinear", x, scale, zero)
-    if f.often(0.6):
+    if f.on_frequent(0.6):
         f.one("DequantizeLinear", y, scale, zero if zero is not None else f.constant(0, y.dtype))
 
 
 @rule("DequantizeLinear", since=10)
 def _dequantize(f: Grower) -> None:
     x = f.pick((U8, I8, I32))
-    scale = f.constant(f.of((0.02, 0.1)), np.float32) if f.often(0.7) else f.one("Abs", f.fit(F32, ()))
+    scale = f.constant(f.of((0.02, 0.1)), np.float32) if f.on_frequent(0.7) else f.one("Abs", f.fit(F32, ()))
     f.one("DequantizeLinear", x, scale, f.constant(0 if x.dtype == I32 else f.choose(9), x.dtype))
 
 
@@ -402,7 +404,7 @@ def _dynamic_quantize(f: Grower) -> None:
 def _matmul_integer(f: Grower) -> None:
     x = f.pick((U8, I8), (2, 3))
     w = f.fit(f.of((U8, I8)), (_width(f, x, -1), 3), x)
-    zeros = [f.constant(f.choose(5), x.dtype), f.constant(f.choose(5), w.dtype)] if f.often(0.6) else []
+    zeros = [f.constant(f.choose(5), x.dtype), f.constant(f.choose(5), w.dtype)] if f.on_frequent(0.6) else []
     f.one("MatMulInteger", x, w, *zeros)
 
 
@@ -432,7 +434,7 @@ def _qlinear_conv(f: Grower) -> None:
     w = f.fit(U8, (3, _width(f, x, 1), f.of((1, 2)), 1), x)
     scale = [f.constant(s, np.float32) for s in _FACTORS]
     zero = [f.constant(f.choose(5), U8) for _ in range(3)]
-    bias = f.fit(I32, (3,), x) if f.often(0.5) else None
+    bias = f.fit(I32, (3,), x) if f.on_frequent(0.5) else None
     f.one("QLinearConv", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2], bias)
 
 
@@ -459,22 +461,22 @@ def _reduce(f: Grower, op: str) -> None:
         f.without_empty(x)  # the mean of nothing is 0 in ONNX Runtime, and NaN in the reference
     rank = x.rank(f.alive) or 1
     axes = sorted(f.world.rng.sample(range(rank), 1 + f.choose(min(rank, 2))))
-    if f.opset >= 11 and f.often(0.3):
+    if f.opset >= 11 and f.on_frequent(0.3):
         axes = [axis - rank for axis in axes]
     attrs = {"keepdims": f.choose(2)}
     if f.opset < (13 if op == "ReduceSum" else 18):
-        made = f.one(op, x, **attrs, **({"axes": axes} if f.often(0.9) else {}))
-    elif f.often(0.2) and f.opset >= 12:
+        made = f.one(op, x, **attrs, **({"axes": axes} if f.on_frequent(0.9) else {}))
+    elif f.on_frequent(0.2) and f.opset >= 12:
         made = f.one(op, x, f.whole(0, rank - 1, x=x), **attrs)
     else:
-        made = f.one(op, x, f.vector(axes) if f.often(0.9) else None, **attrs)
-    if attrs["keepdims"] and made.dtype == x.dtype and f.often(0.4):
+        made = f.one(op, x, f.vector(axes) if f.on_frequent(0.9) else None, **attrs)
+    if attrs["keepdims"] and made.dtype == x.dtype and f.on_frequent(0.4):
         f.one(f.of(("Sub", "Add")), x, made)
 
 
 @rule("ArgMax", "ArgMin")
 def _arg(f: Grower, op: str) -> None:
-    x = f.pick((F32, F64, I32), (1, 2, 3, 4), lambda v: v.exact or f.often(0.4))
+    x = f.pick((F32, F64, I32), (1, 2, 3, 4), lambda v: v.exact or f.on_frequent(0.4))
     f.without_empty(x)  # there is no largest of nothing; ONNX Runtime gives what was in memory
     extra = {"select_last_index": f.choose(2)} if f.opset >= 12 else {}
     f.one(op, x, axis=f.choose(x.rank(f.alive) or 1), keepdims=f.choose(2), **extra)
@@ -482,7 +484,7 @@ def _arg(f: Grower, op: str) -> None:
 
 @rule("TopK", weight=1.5)
 def _top_k(f: Grower) -> None:
-    x = f.pick((F32, F64, I64) if f.opset >= 11 else (F32,), (1, 2, 3), lambda v: v.exact or f.often(0.4))
+    x = f.pick((F32, F64, I64) if f.opset >= 11 else (F32,), (1, 2, 3), lambda v: v.exact or f.on_frequent(0.4))
     axis = f.choose(x.rank(f.alive) or 1)
     extents = x.extents(axis, f.alive)
     if f.opset < 10:
@@ -509,7 +511,7 @@ def _cumprod(f: Grower) -> None:
 def _softmax(f: Grower, op: str) -> None:
     x = f.number((1, 2, 3, 4))
     made = f.one(op, x, axis=f.choose(x.rank(f.alive) or 1))
-    f.one(f.of(("Mul", "Sub")), made, f.like(made)) if f.often(0.3) else None
+    f.one(f.of(("Mul", "Sub")), made, f.like(made)) if f.on_frequent(0.3) else None
 
 
 @rule("Hardmax", weight=1)
@@ -521,17 +523,17 @@ def _hardmax(f: Grower) -> None:
 @rule("Attention", since=23, weight=2)
 def _attention_node(f: Grower) -> None:
     x = f.pick((F32,), (4,), lambda v: all((v.fixed(a, f.alive) or 0) > 0 for a in (1, 2, 3)))
-    others = [x if f.often(0.6) else f.one("Tanh", x) for _ in range(2)]
+    others = [x if f.on_frequent(0.6) else f.one("Tanh", x) for _ in range(2)]
     steps = _width(f, x, 2)
     mask: Item | None = None
     used: Item | None = None
     past: list[Item | None] = [None, None]
-    if f.often(0.3):
+    if f.on_frequent(0.3):
         past = [f.one("Tanh", f.slice(x, [2], [0], [1])) for _ in range(2)]
-    elif f.opset >= 24 and f.often(0.4):
+    elif f.opset >= 24 and f.on_frequent(0.4):
         n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
         used = f.one("Expand", f.whole(1, steps, x=x), n)
-    if f.often(0.4):
+    if f.on_frequent(0.4):
         mask = f.fit(F32, (steps, steps + (past[0] is not None)), x)
     outputs = 3 if past[0] is not None else 1
     f.emit("Attention", [x, *others, mask, *past, used], outputs=outputs, is_causal=f.choose(2))
@@ -543,10 +545,10 @@ def _rotary(f: Grower) -> None:
     x = f.pick((F32,), (4,), lambda v: all((v.fixed(a, f.alive) or 0) > 0 for a in (1, 2, 3)))
     steps, width = _width(f, x, 2), _width(f, x, 3)
     if width % 2:
-        raise Unfit("no halves")
+        raise UnfitNode("no halves")
     half = width // 2
     n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
-    if f.often(0.6):
+    if f.on_frequent(0.6):
         tables = [f.fit(F32, (steps + 2, half), x) for _ in range(2)]
         places = f.constant(f.world.numbers.integers(0, steps + 2, (1, steps)), np.int64)
         f.one("RotaryEmbedding", x, *tables, f.one("Expand", places, f.one("Concat", n, f.vector([1]), axis=0)))
@@ -570,7 +572,7 @@ def _attention(f: Grower) -> None:
     else:
         scaled = f.one("Softmax", scaled, axis=2)
     made = f.one("MatMul", scaled, v)
-    f.one("Add", made, f.of((q, k, v, x))) if f.often(0.6) else None
+    f.one("Add", made, f.of((q, k, v, x))) if f.on_frequent(0.6) else None
 
 
 @rule("RotaryEmbedding", weight=1.0)

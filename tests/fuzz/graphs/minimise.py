@@ -1,4 +1,4 @@
-"""Makes a model that disagrees smaller while the symptom stays, and writes a script that shows it.
+"""Minimises a model that disagrees while the symptom stays, and writes a script that shows it.
 
     python -m tests.fuzz.graphs.minimise SEED FOLDER
 
@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-import core
+import lathe
 from tests.fuzz.graphs.check import check, confirmed
 from tests.fuzz.graphs.config import Config, target_of
 from tests.fuzz.graphs.evaluate import REFUSALS, live, opset_ids, ort_session, reads, tensor_type
@@ -50,12 +50,12 @@ def warm_up() -> None:
         [helper.make_tensor_value_info("y", 1, None)],
     )
     model = helper.make_model(graph, opset_imports=opset_ids(17), ir_version=8)
-    with core.compile(core.load(model.SerializeToString()), threads=1, tune="off") as session:
+    with lathe.compile(lathe.load(model.SerializeToString()), threads=1, tune="off") as session:
         session.run({"x": np.zeros((2, 3), np.float32)})
 
 
 def symptom(trial: Trial) -> tuple[str, str]:
-    """What checking it shows, in a process of its own."""
+    """The symptom of a trial, checked in a child process."""
     read, write = os.pipe()
     process = os.fork()
     if process == 0:
@@ -77,7 +77,7 @@ def symptom(trial: Trial) -> tuple[str, str]:
 
 
 def smallest(made: Made) -> tuple[Trial, str, str]:
-    """The smallest trial found with the symptom of a seed, the symptom, and what it says."""
+    """The smallest trial found with the symptom of a seed, the symptom, and its message."""
     trial = Trial(made.model, tuple(made.cases), made.config)
     kind, text = symptom(trial)
     if kind == "none":

@@ -7,7 +7,7 @@ from onnx import helper
 
 from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.rules import rule
-from tests.fuzz.graphs.values import ALL, BOOL, F32, F64, FLOATS, I32, I64, NUMBERS, Item, Unfit, same_shape
+from tests.fuzz.graphs.values import ALL, BOOL, F32, F64, FLOATS, I32, I64, NUMBERS, Item, UnfitNode, same_shape
 
 _ANY = ALL
 
@@ -16,40 +16,42 @@ def _axis(f: Grower, x: Item, since: int = 11) -> tuple[int, int]:
     """An axis, and how it may be written."""
     rank = x.rank(f.alive)
     if not rank:
-        raise Unfit("no axis")
+        raise UnfitNode("no axis")
     axis = f.choose(rank)
-    return axis, axis - rank if f.opset >= since and f.often(0.3) else axis
+    return axis, axis - rank if f.opset >= since and f.on_frequent(0.3) else axis
 
 
 @rule("Slice", weight=4)
 def _slice(f: Grower) -> None:
     x = f.pick(_ANY, (1, 2, 3, 4))
     rank = x.rank(f.alive) or 1
-    axes = sorted(f.world.rng.sample(range(rank), 1 + (f.often(0.25) and rank > 1)))
-    if f.opset < 10 or f.often(0.25):
-        starts = [f.choose(4) - 2 * f.often(0.3) for _ in axes]
+    axes = sorted(f.world.rng.sample(range(rank), 1 + (f.on_frequent(0.25) and rank > 1)))
+    if f.opset < 10 or f.on_frequent(0.25):
+        starts = [f.choose(4) - 2 * f.on_frequent(0.3) for _ in axes]
         ends = [start + 1 + f.choose(3) if start >= 0 else 2**31 - 1 for start in starts]
-        if f.often(0.2):
+        if f.on_frequent(0.2):
             ends = [f.of((-1, 2**31 - 1, 2**63 - 1)) for _ in axes]
-        f.slice(x, axes, starts, ends, [f.of((1, 2, 3)) for _ in axes] if f.opset >= 10 and f.often(0.3) else None)
+        f.slice(
+            x, axes, starts, ends, [f.of((1, 2, 3)) for _ in axes] if f.opset >= 10 and f.on_frequent(0.3) else None
+        )
         return
-    if f.often(0.25):  # along an axis and in steps that are computed
+    if f.on_frequent(0.25):  # along an axis and in steps that are computed
         axis, step = f.whole(0, rank - 1, x=x), f.whole(1, 3, x=x)
         f.one("Slice", x, f.whole(0, 2, x=x), f.whole(1, 5, x=x), axis, step)
         return
     extents = [min(x.extents(axis, f.alive)) for axis in axes]
     starts_ = f.wholes([(-1, max(extent, 1)) for extent in extents], x)
     ends_ = f.wholes([(0, extent + 2) for extent in extents], x)
-    f.slice(x, axes, starts_, ends_, [f.of((1, 1, 2)) for _ in axes] if f.often(0.4) else None)
+    f.slice(x, axes, starts_, ends_, [f.of((1, 1, 2)) for _ in axes] if f.on_frequent(0.4) else None)
 
 
 @rule("Slice", since=10, weight=4)
 def _shifted(f: Grower) -> None:
     """From a place to n and more: x[1:n+1], x[k:n], x[-k:], x[:2n], table[0:n]. What lies beyond the end is cut off."""
-    x = f.weight(F32, (f.of((3, 5, 12)), 4)) if f.often(0.2) else f.pick(_ANY, (1, 2, 3, 4))
+    x = f.weight(F32, (f.of((3, 5, 12)), 4)) if f.on_frequent(0.2) else f.pick(_ANY, (1, 2, 3, 4))
     axis, written = _axis(f, x, 10)
     moving = [a for a in range(x.rank(f.alive) or 1) if x.fixed(a, f.alive) is None]
-    if moving and f.often(0.6):
+    if moving and f.on_frequent(0.6):
         axis = written = f.of(moving)
     kind = f.kind(behind=2, last=1, twice=1, any=3)
     if kind == "last":
@@ -57,12 +59,12 @@ def _shifted(f: Grower) -> None:
     elif kind == "any":
         first = f.whole(0, 3, x=x)
         count = f.count(0, 60, x=x)
-        last = f.one("Add", count, f.vector([f.choose(3)])) if f.often(0.6) else count
+        last = f.one("Add", count, f.vector([f.choose(3)])) if f.on_frequent(0.6) else count
         f.slice(x, [written], first, last)
     else:
         n = f.one("Gather", f.one("Shape", x), f.vector([axis]), axis=0)
         begin = f.vector([f.of((1, 1, 2, -1))])
-        end = f.one("Add", n, n if kind == "twice" else begin) if f.often(0.8) else n
+        end = f.one("Add", n, n if kind == "twice" else begin) if f.on_frequent(0.8) else n
         f.slice(x, [written], begin, end)
 
 
@@ -72,7 +74,7 @@ def _table_of_counts(f: Grower) -> None:
     x = f.pick((F32,), (2, 3))
     width = x.fixed(-1, f.alive)
     if width is None:
-        raise Unfit("no fixed width")
+        raise UnfitNode("no fixed width")
     table = f.weight(x.dtype, (12, width))
     n = f.count(0, 11, x=x)
     row = f.slice(table, [0], n, f.one("Add", n, f.vector([1])))
@@ -84,14 +86,14 @@ def _split(f: Grower) -> None:
     x = f.pick(_ANY, (1, 2, 3, 4))
     axis, written = _axis(f, x)
     extent = x.fixed(axis, f.alive)
-    if extent is None and f.opset >= 13 and f.often(0.5):
+    if extent is None and f.opset >= 13 and f.on_frequent(0.5):
         first = f.count(0, x.extents(axis, f.alive), x=x)
         rest = f.one("Sub", f.one("Gather", f.one("Shape", x), f.vector([axis]), axis=0), first)
         f.emit("Split", [x, f.one("Concat", first, rest, axis=0)], outputs=2, axis=written)
         return
     if not extent or extent < 2:
-        raise Unfit("nothing to split")
-    if f.often(0.4):
+        raise UnfitNode("nothing to split")
+    if f.on_frequent(0.4):
         parts = f.of([n for n in (2, 3, 4, 5) if extent % n == 0] or [1])
         attrs = {"num_outputs": parts} if f.opset >= 18 else {}
         made = f.emit("Split", [x], outputs=parts, axis=written, **attrs)
@@ -99,13 +101,13 @@ def _split(f: Grower) -> None:
         cut = 1 + f.choose(extent - 1)
         if f.opset < 13:
             made = f.emit("Split", [x], outputs=2, axis=written, split=[cut, extent - cut])
-        elif f.often(0.3):
+        elif f.on_frequent(0.3):
             first = f.whole(0, extent, x=x)
             sizes = f.one("Concat", first, f.one("Sub", f.vector([extent]), first), axis=0)
             made = f.emit("Split", [x, sizes], outputs=2, axis=written)
         else:
             made = f.emit("Split", [x, f.vector([cut, extent - cut])], outputs=2, axis=written)
-    if len(made) > 1 and made[0].dtype in FLOATS and f.often(0.5) and same_shape(made[0], made[1], f.alive):
+    if len(made) > 1 and made[0].dtype in FLOATS and f.on_frequent(0.5) and same_shape(made[0], made[1], f.alive):
         f.one(f.of(("Add", "Mul", "Sub")), made[0], made[1])
 
 
@@ -115,10 +117,10 @@ def _gather(f: Grower) -> None:
     axis, written = _axis(f, x)
     extent = min(x.extents(axis, f.alive))
     if extent < 1:
-        raise Unfit("nothing to gather")
+        raise UnfitNode("nothing to gather")
     kind = f.kind(constant=2, computed=2, values=1)
     if kind == "computed":
-        f.one("Gather", x, f.index(x, axis, scalar=f.often(0.4)), axis=written)
+        f.one("Gather", x, f.index(x, axis, scalar=f.on_frequent(0.4)), axis=written)
     elif kind == "values":
         f.one("Gather", x, _indices(f, extent), axis=written)
     else:
@@ -143,8 +145,8 @@ def _gather_elements(f: Grower) -> None:
     rank = x.rank(f.alive) or 1
     least = [min(x.extents(a, f.alive)) for a in range(rank)]
     if min(least) < 1:
-        raise Unfit("nothing to gather")
-    if f.often(0.4):
+        raise UnfitNode("nothing to gather")
+    if f.on_frequent(0.4):
         source = f.pick((I64,), (rank,), lambda v: _within(f, v, x))
         places = f.one("Mod", source, f.constant(least[axis], np.int64))
     else:
@@ -153,7 +155,7 @@ def _gather_elements(f: Grower) -> None:
 
 
 def _within(f: Grower, small: Item, large: Item, axis: int | None = None) -> bool:
-    """Whether no extent is larger than the other's; for `axis`, than the one along it."""
+    """True if no extent is larger than the other's; for `axis`, than the one along it."""
     shapes = [s if axis is None else s[axis : axis + 1] for s in large.shapes(f.alive)]
     pairs = zip(small.shapes(f.alive), shapes, strict=True)
     return all(a <= b for pair in pairs for a, b in zip(*pair, strict=True))
@@ -165,9 +167,9 @@ def _gather_nd(f: Grower) -> None:
     depth = 1 + f.choose(x.rank(f.alive) or 1)
     least = [min(x.extents(axis, f.alive)) for axis in range(depth)]
     if min(least) < 1:
-        raise Unfit("nothing to gather")
+        raise UnfitNode("nothing to gather")
     count = 1 + f.choose(3)
-    if f.often(0.4):
+    if f.on_frequent(0.4):
         places = f.one("Reshape", f.wholes([(0, n - 1) for n in least], x), f.vector([1, depth]))
     else:
         places = f.constant(np.stack([f.world.numbers.integers(0, n, count) for n in least], -1), np.int64)
@@ -182,7 +184,7 @@ def _scatter_elements(f: Grower, op: str = "ScatterElements") -> None:
     rank = x.rank(f.alive) or 1
     extent = x.fixed(axis, f.alive)
     if not extent:
-        raise Unfit("no fixed extent")
+        raise UnfitNode("no fixed extent")
     kind = f.kind(same=2, part=2, constant=1)
     order = f.world.numbers.permutation(extent)
     if kind == "constant":
@@ -193,7 +195,7 @@ def _scatter_elements(f: Grower, op: str = "ScatterElements") -> None:
         places = _along(order[:width], axis, shape)
         indices = f.constant(places, np.int64)
     else:
-        updates = x = f.dying(x) if f.often(0.5) else x
+        updates = x = f.dying(x) if f.on_frequent(0.5) else x
         width = extent
         if kind == "part" and extent > 1:
             width = 1 + f.choose(extent - 1)
@@ -202,7 +204,7 @@ def _scatter_elements(f: Grower, op: str = "ScatterElements") -> None:
         line = [1] * rank
         line[axis] = width
         flat = f.constant(_along(order[:width], axis, line), np.int64)
-        if f.often(0.3):  # turned by an extent: each place still once
+        if f.on_frequent(0.3):  # turned by an extent: each place still once
             flat = f.one("Mod", f.one("Add", flat, f.count(0, 60, scalar=True)), f.constant(extent, np.int64))
         indices = f.one("Expand", flat, f.one("Shape", updates))
     attrs = {"reduction": f.of(("none", "add", "max"))} if f.opset >= 18 and x.dtype in (F32, I64) else {}
@@ -233,12 +235,12 @@ def _scatter_nd(f: Grower) -> None:
         f.one("ScatterND", x, f.one("Reshape", line, f.vector([-1, 1])), x)
         return
     if not extent:
-        raise Unfit("no rows")
-    width = extent if f.often(0.4) else 1 + f.choose(extent)
+        raise UnfitNode("no rows")
+    width = extent if f.on_frequent(0.4) else 1 + f.choose(extent)
     places = f.constant(f.world.numbers.permutation(extent)[:width].reshape(-1, 1), np.int64)
     start = f.choose(extent - width + 1)
-    x = f.dying(x) if f.often(0.5) else x
-    updates = x if width == extent and f.often(0.7) else f.slice(x, [0], [start], [start + width])
+    x = f.dying(x) if f.on_frequent(0.5) else x
+    updates = x if width == extent and f.on_frequent(0.7) else f.slice(x, [0], [start], [start + width])
     attrs = {"reduction": f.of(("none", "add", "mul"))} if f.opset >= 16 and x.dtype in (F32, I64) else {}
     f.one("ScatterND", x, places, updates, **attrs)
 
@@ -249,16 +251,16 @@ def _tensor_scatter(f: Grower) -> None:
     extent = x.fixed(-2, f.alive) or 1
     width = 1 + f.choose(extent - 1)
     axis = (x.rank(f.alive) or 2) - 2
-    updates = f.slice(x, [axis], [0], [width]) if f.often(0.6) else _filled(f, x, axis, width)
+    updates = f.slice(x, [axis], [0], [width]) if f.on_frequent(0.6) else _filled(f, x, axis, width)
     starts = None
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
         starts = f.one("Expand", f.whole(0, extent - width, x=x), n)
     f.one("TensorScatter", x, updates, starts, axis=-2, mode=f.of(("linear", "circular")))
 
 
 def _filled(f: Grower, x: Item, axis: int, width: int) -> Item:
-    """Of the shape of `x` but along one axis: constants where all of it is fixed, else one number everywhere."""
+    """A value of the shape of `x` except along one axis: constants if the shape is fixed, otherwise one number."""
     fixed = [x.fixed(a, f.alive) for a in range(x.rank(f.alive) or 1)]
     if None not in fixed:
         return f.fit(F32, [width if a == axis else extent or 0 for a, extent in enumerate(fixed)], x)
@@ -270,7 +272,7 @@ def _filled(f: Grower, x: Item, axis: int, width: int) -> Item:
 def _transpose(f: Grower) -> None:
     x = f.pick(_ANY, (1, 2, 3, 4))
     perm = [int(axis) for axis in f.world.numbers.permutation(x.rank(f.alive) or 1)]
-    f.one("Transpose", x, **({"perm": perm} if f.often(0.9) else {}))
+    f.one("Transpose", x, **({"perm": perm} if f.on_frequent(0.9) else {}))
 
 
 @rule("Reshape", since=5, weight=2)
@@ -289,7 +291,7 @@ def _reshape(f: Grower) -> None:
         shape = f.one("Shape", x)
         axis = f.choose(rank)
         one = f.one("Gather", shape, f.vector([axis]), axis=0)
-        parts = [one, f.vector([-1])] if f.often(0.5) else [f.vector([-1]), one]
+        parts = [one, f.vector([-1])] if f.on_frequent(0.5) else [f.vector([-1]), one]
         f.one("Reshape", x, f.one("Concat", *parts, axis=0))
     elif kind == "like":
         y = f.pick(_ANY, where=lambda v: all(v.at(c).size == x.at(c).size for c in f.alive))
@@ -336,7 +338,7 @@ def _concat(f: Grower) -> None:
 
     parts = [x]
     for _ in range(1 + f.choose(2)):
-        if f.often(0.35) and x.rank(f.alive):
+        if f.on_frequent(0.35) and x.rank(f.alive):
             start = f.choose(3)
             parts.append(f.slice(x, [axis], [start], [start + 1 + f.choose(2)]))
         else:
@@ -366,7 +368,7 @@ def _expand(f: Grower) -> None:
 @rule("Tile", since=6)
 def _tile(f: Grower) -> None:
     x = f.pick(_ANY, (1, 2, 3))
-    f.one("Tile", x, f.wholes([(0 if f.often(0.1) else 1, 3)] * (x.rank(f.alive) or 1), x))
+    f.one("Tile", x, f.wholes([(0 if f.on_frequent(0.1) else 1, 3)] * (x.rank(f.alive) or 1), x))
 
 
 @rule("Pad", since=2, weight=1.5)
@@ -374,13 +376,13 @@ def _pad(f: Grower) -> None:
     x = f.pick((F32,) if f.opset < 11 else (F32, *NUMBERS), (1, 2, 3, 4))
     rank = x.rank(f.alive) or 1
     mode = f.of(("constant", "constant", "edge", "reflect"))
-    low = -1 if mode == "constant" and f.often(0.3) else 0
+    low = -1 if mode == "constant" and f.on_frequent(0.3) else 0
     most = [1 if mode == "reflect" and min(x.extents(a, f.alive)) < 3 else 2 for a in range(rank)] * 2
     if f.opset < 11:
         f.one("Pad", x, mode=mode, pads=[low + f.choose(m + 1) for m in most])
         return
-    value = f.constant(f.of((0, 1)), x.dtype) if mode == "constant" and f.often(0.5) else None
-    if f.opset >= 18 and f.often(0.4):
+    value = f.constant(f.of((0, 1)), x.dtype) if mode == "constant" and f.on_frequent(0.5) else None
+    if f.opset >= 18 and f.on_frequent(0.4):
         axis = f.choose(rank)
         f.one("Pad", x, f.wholes([(low, 2)] * 2, x), value, f.vector([axis]), mode=mode)
     else:
@@ -400,7 +402,7 @@ def _space_to_depth(f: Grower) -> None:
         if all((x.fixed(axis, f.alive) or 1) % size == 0 for axis in (2, 3)):
             f.one("SpaceToDepth", x, blocksize=size)
             return
-    raise Unfit("no blocks")
+    raise UnfitNode("no blocks")
 
 
 @rule("Compress", since=9)
@@ -409,7 +411,7 @@ def _compress(f: Grower) -> None:
     axis, written = _axis(f, x)
     least = min(x.extents(axis, f.alive))
     fits = [v for v in f.visible() if v.dtype == BOOL and v.rank(f.alive) == 1 and _within(f, v, x, axis)]
-    flags = f.of(fits) if fits and f.often(0.6) else f.weight(BOOL, (least,))
+    flags = f.of(fits) if fits and f.on_frequent(0.6) else f.weight(BOOL, (least,))
     f.one("Compress", x, flags, axis=written)
 
 
@@ -421,7 +423,7 @@ def _non_zero(f: Grower) -> None:
 @rule("Unique", since=11, weight=1.2)
 def _unique(f: Grower) -> None:
     x = f.pick((F32, I64), (1, 2), lambda v: v.exact)
-    f.emit("Unique", [x], outputs=1 + f.choose(4), **({"sorted": 1} if f.often(0.5) else {}))
+    f.emit("Unique", [x], outputs=1 + f.choose(4), **({"sorted": 1} if f.on_frequent(0.5) else {}))
 
 
 @rule("ReverseSequence", since=10, weight=1.5)
@@ -430,7 +432,7 @@ def _reverse_sequence(f: Grower) -> None:
     batch = f.choose(2)
     lengths = [x.extents(batch, f.alive), x.extents(1 - batch, f.alive)]
     if min(lengths[1]) < 1:
-        raise Unfit("empty")
+        raise UnfitNode("empty")
     n = f.one("Gather", f.one("Shape", x), f.vector([batch]), axis=0)
     length = f.one("Expand", f.whole(1, lengths[1], x=x), n)
     f.one("ReverseSequence", x, length, batch_axis=batch, time_axis=1 - batch)
@@ -440,20 +442,25 @@ def _reverse_sequence(f: Grower) -> None:
 def _one_hot(f: Grower) -> None:
     x = f.pick((I64, I32), (0, 1, 2))
     values = f.weight(f.of((F32, I64)), (2,))
-    f.one("OneHot", x, f.whole(1, 9, scalar=f.often(0.5), x=x), values, axis=f.of((-1, 0)))
+    f.one("OneHot", x, f.whole(1, 9, scalar=f.on_frequent(0.5), x=x), values, axis=f.of((-1, 0)))
 
 
 @rule("Trilu", since=14)
 def _trilu(f: Grower) -> None:
     x = f.pick((F32, F64, I64, BOOL), (2, 3))
-    offset = f.whole(-2, 3, scalar=True, x=x) if f.often(0.8) else None
+    offset = f.whole(-2, 3, scalar=True, x=x) if f.on_frequent(0.8) else None
     f.one("Trilu", x, offset, upper=f.choose(2))
 
 
 @rule("EyeLike", since=9, weight=1.2)
 def _eye_like(f: Grower) -> None:
     x = f.pick((F32, I64), (2,))
-    f.one("EyeLike", x, k=f.choose(3) - 1, **({"dtype": helper.np_dtype_to_tensor_dtype(F32)} if f.often(0.5) else {}))
+    f.one(
+        "EyeLike",
+        x,
+        k=f.choose(3) - 1,
+        **({"dtype": helper.np_dtype_to_tensor_dtype(F32)} if f.on_frequent(0.5) else {}),
+    )
 
 
 @rule("Range", since=11, weight=2)
@@ -461,24 +468,24 @@ def _range(f: Grower) -> None:
     n = f.count(-3, 12, scalar=True)
     start, step = f.constant(f.choose(5) - 1, np.int64), f.constant(f.of((1, 1, 2)), np.int64)
     made = f.one("Range", start, n, step)
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         f.one("Cast", made, to=helper.np_dtype_to_tensor_dtype(F32))
 
 
 @rule("ConstantOfShape", since=9)
 def _constant_of_shape(f: Grower) -> None:
-    shape = f.wholes([(0, 5)] * (1 + f.choose(3))) if f.often(0.5) else f.one("Shape", f.pick(_ANY))
+    shape = f.wholes([(0, 5)] * (1 + f.choose(3))) if f.on_frequent(0.5) else f.one("Shape", f.pick(_ANY))
     kind = f.of((F32, I64, BOOL))
     value = helper.make_tensor("value", helper.np_dtype_to_tensor_dtype(kind), [1], [1])
-    f.one("ConstantOfShape", shape, **({"value": value} if f.often(0.7) else {}))
+    f.one("ConstantOfShape", shape, **({"value": value} if f.on_frequent(0.7) else {}))
 
 
 @rule("Shape", weight=0.6)
 def _shape(f: Grower) -> None:
     x = f.pick(_ANY)
-    attrs = {"start": f.of((0, 1, -1)), "end": f.of((1, 2, -1))} if f.opset >= 15 and f.often(0.6) else {}
+    attrs = {"start": f.of((0, 1, -1)), "end": f.of((1, 2, -1))} if f.opset >= 15 and f.on_frequent(0.6) else {}
     y = f.one("Shape", x, **attrs)
-    if f.often(0.5):
+    if f.on_frequent(0.5):
         f.one("Cast", y, to=helper.np_dtype_to_tensor_dtype(F32))
 
 
@@ -486,7 +493,7 @@ def _shape(f: Grower) -> None:
 def _size(f: Grower) -> None:
     x = f.pick(_ANY)
     size = f.one("Size", x)
-    if f.often(0.6):
+    if f.on_frequent(0.6):
         number = f.one("Cast", size, to=helper.np_dtype_to_tensor_dtype(F32))
         scaled = f.one("Mul", number, f.constant(0.01, np.float32))
         f.one("Add", f.pick((F32,)), scaled)

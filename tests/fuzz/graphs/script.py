@@ -1,4 +1,4 @@
-"""A script that shows a disagreement by itself: the model, what to feed it, what should come out."""
+"""Writes a standalone script that shows a disagreement: the model, its feeds, the expected outputs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ os.environ["LATHE_CHECK_PLANS"] = "1"
 {target}
 import numpy as np
 
-import core
-import core.runtime.executable
-import core.runtime.pieces
+import lathe
+import lathe.core.runtime.host.executable
+import lathe.core.runtime.host.chunks
 {settings}
 
 def unpacked(text):
@@ -44,7 +44,7 @@ MODEL = """{model}"""
 CASES = """{cases}"""
 
 arrays = np.load(io.BytesIO(unpacked(CASES)), allow_pickle=True)
-session = core.compile(core.load(unpacked(MODEL)), threads={threads}, max_batch={max_batch}, optimize={optimize},
+session = lathe.compile(lathe.load(unpacked(MODEL)), threads={threads}, max_batch={max_batch}, optimize={optimize},
                        tune="off", winograd={winograd}, new_shapes="wait", packing={packing})
 print(session.batching)
 for case in {rows}:
@@ -74,7 +74,7 @@ for case in {rows}:
 def script(
     seed: int, model: onnx.ModelProto, cases: Sequence[Case], config: Config, target: str, kind: str, text: str
 ) -> str:
-    """Python source. It needs nothing of the tests."""
+    """The Python source of the script, which does not import the tests."""
     arrays = {}
     for case in cases:
         arrays.update({f"{case.rows} in {name}": array for name, array in case.feeds.items()})
@@ -83,9 +83,12 @@ def script(
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     settings = []
     if config.forced:
-        settings.append("core.runtime.executable._ALONE_BELOW = core.runtime.executable._ALONE_BELOW_IN_A_ROW = 0")
+        settings.append(
+            "from lathe.core.runtime.host import executable\n"
+            "executable._ONE_THREAD_BELOW = executable._ONE_THREAD_BELOW_WHEN_AWAKE = 0"
+        )
     if config.cache is not None:
-        settings.append(f"core.runtime.pieces._CACHE_BYTES = {config.cache}")
+        settings.append(f"lathe.core.runtime.host.chunks._CACHE_BYTES = {config.cache}")
     printed = onnx.printer.to_text(model).replace("\\", "\\\\").replace('"""', "'''")
     said = text.strip()[:800].replace("\\", "\\\\").replace('"""', "'''")
     return _TEMPLATE.format(

@@ -1,6 +1,8 @@
-"""What a node computes for every case, and its shadow: the same with as much noise as rounding may make.
+"""Computes a node for every case, and its shadow: the same with noise of the size of rounding errors.
 
-What small changes of the inputs turn into something else is of no use, as two right answers may differ there (`Unfit`).
+A value that small changes of the inputs turn into something else is rejected (`UnfitNode`), because two correct
+programs
+may differ there.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import numpy as np
 import onnx
 
 from tests.fuzz.graphs.facts import EXACT, MANY_ROUNDINGS, ONE_ROUNDING, ROUGH
-from tests.fuzz.graphs.values import F32, FLOATS, ROUNDING, Array, Item, Unfit
-from tests.fuzz.graphs.world import World
+from tests.fuzz.graphs.shared_state import SharedState
+from tests.fuzz.graphs.values import F32, FLOATS, ROUNDING, Array, Item, UnfitNode
 
 MOST_ELEMENTS = 3000
 MOST_SIZE = 200.0  # of floating-point numbers: products of larger ones leave the range in which rounding is small
@@ -20,7 +22,7 @@ _MOST_CHANGE = 2e-3  # of a value under its shadow, relative to its largest numb
 
 
 def computed(
-    world: World, node: onnx.NodeProto, sources: Sequence[Item]
+    world: SharedState, node: onnx.NodeProto, sources: Sequence[Item]
 ) -> tuple[dict[int, list[Array]], dict[int, list[Array]], int]:
     """The results by case, those of the shadows, and how many roundings are behind them."""
     cases = list(world.alive)
@@ -35,7 +37,7 @@ def computed(
     lost = [case for index, case in enumerate(cases) if any(a is None for a in answers[index :: len(cases)])]
     left = [case for case in cases if case not in lost]
     if lost and (len(left) < 2 or not (set(lost) == {len(world.cases) - 1} or world.rng.random() < 0.15)):
-        raise Unfit("refused for some rows")
+        raise UnfitNode("refused for some rows")
     steps = _steps(node, sources)
     results: dict[int, list[Array]] = {}
     shadows: dict[int, list[Array]] = {}
@@ -63,7 +65,7 @@ def _steps(node: onnx.NodeProto, sources: Sequence[Item]) -> int:
     return before + 1 if node.op_type in ONE_ROUNDING else 2
 
 
-def _shake(world: World, array: Array, op: str, size: int) -> Array:
+def _shake(world: SharedState, array: Array, op: str, size: int) -> Array:
     """Noise of the size of rounding: of each number where the operator works on each, else of the largest."""
     rounding = ROUNDING.get(array.dtype)
     if rounding is None or array.size == 0:
@@ -92,17 +94,17 @@ def _check(results: Sequence[Array], shadows: Sequence[Array]) -> None:
     """Unfit unless the results are small and finite, and the shadows tell the same."""
     for array, shadow in zip(results, shadows, strict=True):
         if array.size > MOST_ELEMENTS:
-            raise Unfit("large")
+            raise UnfitNode("large")
         if array.shape != shadow.shape or array.dtype != shadow.dtype:
-            raise Unfit("unstable")
+            raise UnfitNode("unstable")
         if array.dtype not in ROUNDING:
             if not np.array_equal(array, shadow):
-                raise Unfit("unstable")
+                raise UnfitNode("unstable")
             continue
         wide, other = array.astype(np.float64), shadow.astype(np.float64)
         size = float(np.abs(wide).max(initial=0.0))
         if not np.isfinite(wide).all() or size > MOST_SIZE:
-            raise Unfit("not finite, or large")
+            raise UnfitNode("not finite, or large")
         most = max(_MOST_CHANGE, 20 * ROUNDING[array.dtype])
         if not float(np.abs(wide - other).max(initial=0.0)) <= most * max(size, 1e-3):
-            raise Unfit("unstable")
+            raise UnfitNode("unstable")

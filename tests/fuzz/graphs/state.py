@@ -1,4 +1,4 @@
-"""What a campaign has found so far, in a folder: it goes on where it ended."""
+"""The stored results of a campaign, from which the next call continues."""
 
 from __future__ import annotations
 

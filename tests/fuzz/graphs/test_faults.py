@@ -1,4 +1,4 @@
-"""Faults that are put back: random graphs show them, and they are gone afterwards."""
+"""Faults that are put back are found by random graphs, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import onnx
 import pytest
 from onnx import helper
 
-import core
-from core.errors import ModelError
-from core.passes.rows import rows
-from core.runtime.session import Session
+import lathe
+import lathe.core.compiler.compile
+from lathe.core.errors import ModelError
+from lathe.core.passes.proofs.rows import rows
+from lathe.core.runtime.session.session import Session
 from tests import batching
 from tests.fuzz.graphs import faults
 from tests.fuzz.graphs.faults import FAULTS, Fault, Found, search
-from tests.fuzz.graphs.hidden import UNKNOWN
+from tests.fuzz.graphs.unknown_rank import UNKNOWN
 
 NAMES = {fault.name: fault for fault in FAULTS}
 
@@ -31,7 +32,7 @@ def own() -> str:
 def as_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check that tests make of every session: wrong rows are wanted here. Graphs of all seeds are checked,
     so that the same ones show a fault whatever the target is."""
-    monkeypatch.setattr(Session, "run", batching._run)
+    monkeypatch.setattr(Session, "run", batching._unchecked_run)
     monkeypatch.setattr(faults, "target_of", lambda seed: own())
 
 
@@ -46,7 +47,7 @@ def as_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_fault_that_is_put_back_is_found(name: str, kind: str, first: int) -> None:
-    """Among the graphs from `first` on is one that shows it soon. Where rules have changed, it may be another one:
+    """One of the graphs from `first` on shows it soon. After changes of rules it may be another one:
     `python -m tests.fuzz.graphs.faults NAME` tells which."""
     found = next(search([NAMES[name]], range(first, first + 12)))
     assert isinstance(found, Found), f"not found in {found} graphs"
@@ -66,7 +67,9 @@ def test_a_fault_is_there_and_gone_again(fault: Fault) -> None:
     assert all(a is b for a, b in zip(now(), before, strict=True))
 
 
-def test_what_changes_nothing_is_not_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_without_effect_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     nothing = Fault("nothing", "It changes nothing.", ())
     assert list(search([nothing], range(30_000, 30_004))) == [4]
     monkeypatch.setattr(faults, "FAULTS", (nothing,))
@@ -81,7 +84,9 @@ def test_the_first_graph_that_shows_a_fault_is_named(monkeypatch: pytest.MonkeyP
         raise ModelError("is refused")
 
     monkeypatch.setattr(faults, "target_of", lambda seed: own() if seed > 30_000 else "another")
-    everything = Fault("everything", "Every model is refused.", ((core.compiler, "described", refuse),))
+    everything = Fault(
+        "everything", "Every model is refused.", ((lathe.core.compiler.compile, "describe_model", refuse),)
+    )
     found, count = search([everything], range(30_000, 30_004))
     assert isinstance(found, Found)
     assert (found.seed, found.after, count) == (30_001, 2, 2)
@@ -119,7 +124,7 @@ def test_rows_of_unknown_rank_count_as_none_while_the_fault_is_there(size: bool)
     model = helper.make_model(
         helper.make_graph(nodes, "g", *ports, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
     )
-    graph = core.load(model.SerializeToString())
+    graph = lathe.load(model.SerializeToString())
     alone = {True: "of Shape and Size alone", False: "of elementwise operators alone"}
     assert not rows(graph).batchable
     for name in ("rows of values of unknown rank", f"rows of values of unknown rank, {alone[size]}"):

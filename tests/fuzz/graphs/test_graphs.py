@@ -1,4 +1,4 @@
-"""Random ONNX graphs: they agree with the oracles, and what does not agree is noticed, kept and made small."""
+"""Random ONNX graphs agree with the oracles; disagreements are found, stored and minimised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from core.errors import FeedError
+from lathe.core.errors import FeedError
 from tests.fuzz.graphs import campaign, coverage, minimise
 from tests.fuzz.graphs.batching import Differs, check_batching
 from tests.fuzz.graphs.check import Outcome, check, confirmed, difference, symptom, tolerance
@@ -90,7 +90,7 @@ def test_a_wrong_result_is_noticed(name: str, array: np.ndarray, kind: str) -> N
     assert confirmed(model, [wrong])[1].startswith("ONNX Runtime contradicts itself")
 
 
-def test_a_tolerance_grows_with_what_small_changes_do() -> None:
+def test_a_tolerance_grows_with_the_effect_of_small_changes() -> None:
     want = np.array([1.0, -2.0], np.float32)
     assert difference(want + np.float32(1e-4), want, want) == ""
     assert difference(want + np.float32(1e-3), want, want).startswith("values: 2 of 2")
@@ -114,7 +114,7 @@ class Rows:
 
 
 @pytest.mark.parametrize(("kind", "found"), [("count", "alone"), ("neighbour", "in another order")])
-def test_rows_that_see_each_other_are_noticed(kind: str, found: str) -> None:
+def test_dependent_rows_are_noticed(kind: str, found: str) -> None:
     _, (case,) = agreeing()
     for session in (Rows("none"), Rows(kind)):
         case = replace(case, shadows=session.run(case.feeds))
@@ -123,7 +123,7 @@ def test_rows_that_see_each_other_are_noticed(kind: str, found: str) -> None:
     assert caught.value.kind == found
 
 
-def test_every_way_to_fail_is_noticed_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_way_to_fail_is_noticed_and_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Seeds that crash, exit and raise, in place of the real worker; a second run asks for the rest alone."""
     monkeypatch.setattr(campaign, "WORKER", "tests.fuzz.graphs.faulty")
     monkeypatch.setattr("tests.fuzz.graphs.config.TARGETS", ("",))
@@ -142,8 +142,8 @@ def test_every_way_to_fail_is_noticed_and_kept(monkeypatch: pytest.MonkeyPatch, 
     assert again.outcomes["agrees"] == 4
 
 
-def test_a_disagreement_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays is what the symptom needs: one node of a certain kind."""
+def test_a_disagreement_is_minimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the node that causes the symptom stays."""
 
     def wrong(model: onnx.ModelProto, *_: object) -> Outcome:
         return Outcome("differs: values" if any(n.op_type == "Concat" for n in model.graph.node) else "agrees")
@@ -163,7 +163,7 @@ def test_a_symptom_is_the_same_for_the_same_fault() -> None:
     assert symptom(TypeError("1")).startswith("raises: TypeError")
 
 
-def test_more_seeds_aim_at_a_cell_that_is_empty(tmp_path: Path) -> None:
+def test_more_seeds_aim_at_an_empty_cell(tmp_path: Path) -> None:
     aims = coverage.aims()
     state, (op, index, kind) = State(tmp_path), aims[7]
     reached = {":".join(map(str, cell)): 1 for cell in aims if cell != (op, index, kind)}

@@ -28,8 +28,8 @@ ALL = (*NUMBERS, BOOL, STRING)
 ROUNDING = {F32: 1e-6, F64: 1e-13, F16: 1e-3, BF16: 8e-3}
 
 
-class Unfit(Exception):
-    """What a rule wanted to build is not valid, or not a fair question. The generator tries something else."""
+class UnfitNode(Exception):
+    """A rule built an invalid node, or one on which correct programs may differ. The generator tries another."""
 
 
 @dataclass(eq=False)

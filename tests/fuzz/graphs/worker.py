@@ -1,4 +1,4 @@
-"""A child process that checks the graphs of seeds, and can be stopped by any of them.
+"""A child process that checks the graphs of seeds; any of them may crash it.
 
     python -m tests.fuzz.graphs.worker SEED...
 

@@ -1,4 +1,4 @@
-"""Each check on a history that obeys it, and on one with a single fault."""
+"""Each check on a history that obeys it, and on a history with a single fault."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ AGAIN = start(20, 25)
 GOOD: dict[str, list[Operation]] = {
     "a quiet history": [],
     "an upload that was lost": [LOST, AGAIN, op("aliases", 26, 27, found={"live": 2})],
-    "an upload that was made and not answered": [
+    "an upload that succeeded without an answer": [
         LOST,
         AGAIN,
         op("aliases", 26, 27, found={"live": 3}),
         op("infer", 28, 29, version=3, factor=30),
     ],
-    "a rollback that was made and not answered": [
+    "a rollback that succeeded without an answer": [
         op("rollback", 11, None, "unknown", alias="live"),
         AGAIN,
         op("infer", 26, 27, version=1, factor=10),
     ],
-    "a deletion that was made and not answered": [
+    "a deletion that succeeded without an answer": [
         op("delete", 11, None, "unknown", version=1),
         AGAIN,
         op("versions", 26, 27, found={"2": 20}),
@@ -77,11 +77,11 @@ BAD: dict[str, tuple[str, list[Operation]]] = {
         "each alias is a linearizable register",
         [op("move", 11, 12, "failed", alias="live", version=1, status=409), op("aliases", 13, 14, found={"live": 1})],
     ),
-    "a number is given out twice": (
+    "a number that is used twice": (
         "changes are numbered in their order",
         [op("delete", 11, 12, version=1, generation=3)],
     ),
-    "numbers go back": ("changes are numbered in their order", [op("delete", 11, 12, version=1, generation=0)]),
+    "numbers that decrease": ("changes are numbered in their order", [op("delete", 11, 12, version=1, generation=0)]),
     "a version is not listed": ("nothing acknowledged is lost", [AGAIN, op("versions", 26, 27, found={"2": 20})]),
     "a version does not answer the audit": ("nothing acknowledged is lost", [op("audit", 26, 27, found={"1": 10})]),
     "a version that was only seen is gone": (
@@ -112,7 +112,7 @@ BAD: dict[str, tuple[str, list[Operation]]] = {
         "answers have the values of the version that answers",
         [op("infer", 11, 12, asked="2", version=2, factor=10)],
     ),
-    "values that nobody uploaded": (
+    "values that were never uploaded": (
         "answers have the values of the version that answers",
         [op("infer", 11, 12, asked="5", version=5, factor=77)],
     ),
@@ -128,24 +128,24 @@ BAD: dict[str, tuple[str, list[Operation]]] = {
 }
 
 
-def broken(history: list[Operation]) -> dict[str, list[str]]:
+def violations_of(history: list[Operation]) -> dict[str, list[str]]:
     found = {promise: list(check(history)) for promise, check in PROMISES.items()}
     return {promise: violations for promise, violations in found.items() if violations}
 
 
 @pytest.mark.parametrize("more", GOOD.values(), ids=GOOD)
-def test_a_history_that_is_right(more: list[Operation]) -> None:
-    assert broken([*FIRST, *more]) == {}
+def test_a_correct_history_passes(more: list[Operation]) -> None:
+    assert violations_of([*FIRST, *more]) == {}
 
 
 @pytest.mark.parametrize(("promise", "more"), BAD.values(), ids=BAD)
-def test_a_history_with_one_fault(promise: str, more: list[Operation]) -> None:
-    found = broken([*FIRST, *more])
+def test_a_history_with_one_fault_fails(promise: str, more: list[Operation]) -> None:
+    found = violations_of([*FIRST, *more])
     assert list(found) == [promise]
     assert all(violation.startswith("m: ") or promise.startswith("each") for violation in found[promise])
 
 
-def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_history_can_be_read_back(tmp_path: Path) -> None:
     history = [*FIRST, LOST, AGAIN]
     write_history(tmp_path / "history.jsonl", history)
     assert read_history(tmp_path / "history.jsonl") == history

@@ -1,4 +1,4 @@
-"""A short run against real servers: they are killed, the history is whole and obeys, and what breaks a rule is seen."""
+"""A short run against real servers that are killed: the history is complete and valid, and violations are seen."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_each_model_multiplies_by_its_factor() -> None:
     assert onnx.numpy_helper.to_array(constant) == 3.0
 
 
-def test_no_starts_are_described_as_nothing() -> None:
+def test_a_run_without_starts_has_an_empty_description() -> None:
     assert list(describe_starts([], [])) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_server_that_is_killed_keeps_what_it_acknowledged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_server_keeps_what_it_acknowledged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["chaos", "--seconds", "20", "--every", "8", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert status == 0, said

@@ -1,4 +1,4 @@
-"""Keys, scopes and the table of routes: every route against every scope, over real connections."""
+"""Keys, scopes and the table of routes: every route with every scope, over real connections."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from server.access.authority import Authority, Mode
-from server.access.keys import DamagedKeys, Key, KeyRing, make_key, read_keys, write_keys
-from server.access.scopes import CALLS, ROUTES, Need, Scope
-from server.archive import archive_of
-from server.cli import app as cli
-from server.errors import Forbidden, Unauthorized
+from lathe.server.access.authority import Authority, Mode
+from lathe.server.access.keys import DamagedKeys, Key, KeyRing, make_key, read_keys, write_keys
+from lathe.server.access.scopes import GRPC_METHODS, ROUTES, RequiredScope, Scope
+from lathe.server.archive import archive_of
+from lathe.server.cli.app import app as cli
+from lathe.server.errors import Forbidden, Unauthorized
 from tests.server.api.service import Service, service, until
 from tests.server.repository.world import toy
 
@@ -28,7 +28,7 @@ PATH = {"{model}": "m", "{version}": "1", "{alias}": "blue", "{dataset}": "d", "
 
 
 def new_key(path: Path, scopes: Iterable[Scope], models: Iterable[str] = ("*",), expires: int | None = None) -> str:
-    """Add a key to a file; return what its owner shows."""
+    """Add a key to a file; return the bearer token."""
     key, shown = make_key("bot", scopes, models, NOW, expires)
     write_keys(path, [*(read_keys(path).keys.values() if path.exists() else ()), key])
     return shown
@@ -44,13 +44,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def everything(keys: Path) -> str:
-    """A key for all scopes."""
+    """A key with all scopes."""
     return new_key(keys, Scope)
 
 
 @pytest.fixture(scope="module")
 def guarded(keys: Path, everything: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server that asks for keys, with version 1 of model m."""
+    """A server with keys, and version 1 of model m."""
     root = tmp_path_factory.mktemp("guarded") / "repo"
     with service(root, keys_file=keys) as running:
         assert call(running, "POST", "/api/v1/models/m/versions", everything, content=toy(2.0)).status_code == 201
@@ -70,7 +70,7 @@ def _address(running: Service) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def filled(template: str) -> str:
+def fill_path(template: str) -> str:
     return re.sub(r"\{\w+\}", lambda found: PATH[found[0]], template)
 
 
@@ -81,13 +81,13 @@ def fresh_key(running: Service, keys: Path, scopes: Iterable[Scope], models: Ite
     return shown
 
 
-def test_the_table_names_every_route_of_the_application_and_no_other(guarded: Service) -> None:
+def test_the_table_has_exactly_the_routes_of_the_application(guarded: Service) -> None:
     described = httpx.get(f"{guarded.url}/openapi.json").json()["paths"]
     served = {(method.upper(), path) for path, methods in described.items() for method in methods}
     assert served == ROUTES.keys()
 
 
-def test_the_description_says_what_each_route_needs(guarded: Service) -> None:
+def test_the_description_names_the_scope_of_each_route(guarded: Service) -> None:
     described = httpx.get(f"{guarded.url}/openapi.json").json()
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for (method, path), need in ROUTES.items():
@@ -97,11 +97,11 @@ def test_the_description_says_what_each_route_needs(guarded: Service) -> None:
 
 
 def test_every_route_with_every_scope(guarded: Service, keys: Path, everything: str) -> None:
-    """A route answers 401 without a key, 403 with any other scope, and neither with its own."""
+    """A route answers 401 without a key, 403 with any other scope, and neither with its own scope."""
     shown = {scope: fresh_key(guarded, keys, [scope]) for scope in Scope}
     described = httpx.get(f"{guarded.url}/openapi.json").json()["paths"]
     for (method, template), need in ROUTES.items():
-        path, statuses = filled(template), described[template][method.lower()]["responses"].keys()
+        path, statuses = fill_path(template), described[template][method.lower()]["responses"].keys()
         without = call(guarded, method, path).status_code
         assert str(without) in statuses, (method, path, without)
         assert (without == 401) == (need is not None), (method, path, without)
@@ -113,7 +113,7 @@ def test_every_route_with_every_scope(guarded: Service, keys: Path, everything: 
     assert call(guarded, "POST", "/v2/repository/models/m/load", everything).status_code == 200  # after the unload
 
 
-def test_a_key_is_for_the_models_it_names(guarded: Service, keys: Path, everything: str) -> None:
+def test_a_key_is_limited_to_the_models_it_names(guarded: Service, keys: Path, everything: str) -> None:
     call(guarded, "POST", "/api/v1/models/team-a/versions", everything, content=toy(2.0))
     key = fresh_key(guarded, keys, [Scope.INFER, Scope.READ], ["team-*"])
     body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
@@ -124,14 +124,14 @@ def test_a_key_is_for_the_models_it_names(guarded: Service, keys: Path, everythi
     assert call(guarded, "GET", "/api/v1/models", key).status_code == 403  # a list of all models
 
 
-def test_going_live_takes_more_than_the_right_to_upload(guarded: Service, keys: Path) -> None:
+def test_a_promotion_needs_more_than_the_scope_to_upload(guarded: Service, keys: Path) -> None:
     key = fresh_key(guarded, keys, [Scope.WRITE])
     refused = call(guarded, "POST", "/api/v1/models/m/versions?promote=true", key, content=toy(9.0))
     assert refused.status_code == 403
     assert "'promote'" in refused.json()["error"]
 
 
-def test_a_pipeline_leads_nobody_to_models_they_may_not_run(guarded: Service, keys: Path) -> None:
+def test_a_pipeline_needs_the_right_to_run_its_models(guarded: Service, keys: Path) -> None:
     text = b'inputs = ["x"]\noutputs = ["y"]\n'
     text += b'step = [{name = "s", model = "m", inputs = {x = "x"}, outputs = {y = "y"}}]\n'
     content = b"".join(archive_of({"pipeline.toml": [text]}).pieces())
@@ -156,7 +156,7 @@ def test_the_audit_log_names_the_key(guarded: Service, everything: str) -> None:
         {"authorization": "Bearer " + "\xff" * 30},
     ],
 )
-def test_what_is_no_key_is_refused_with_a_challenge(guarded: Service, header: dict[str, str]) -> None:
+def test_an_invalid_key_is_refused_with_a_challenge(guarded: Service, header: dict[str, str]) -> None:
     raw = {name: value.encode("latin-1") for name, value in header.items()}
     answer = httpx.get(f"{guarded.url}/api/v1/models", headers=raw)
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
@@ -165,7 +165,7 @@ def test_what_is_no_key_is_refused_with_a_challenge(guarded: Service, header: di
     assert (direct.status_code, direct.headers["www-authenticate"]) == (401, "Bearer")
 
 
-def test_a_key_that_differs_in_one_letter_is_none(everything: str, keys: Path) -> None:
+def test_a_key_with_one_wrong_letter_is_refused(everything: str, keys: Path) -> None:
     ring = read_keys(keys)
     assert ring.find(everything, NOW) is not None
     for at in (6, 20, len(everything) - 1):
@@ -173,7 +173,7 @@ def test_a_key_that_differs_in_one_letter_is_none(everything: str, keys: Path) -
         assert ring.find(other, NOW) is None
 
 
-def test_a_key_expires_and_is_revoked_without_a_restart(guarded: Service, keys: Path) -> None:
+def test_keys_expire_and_are_revoked_without_a_restart(guarded: Service, keys: Path) -> None:
     key, shown = make_key("bot", [Scope.READ], ["*"], NOW, NOW + 10)
     assert KeyRing([key]).find(shown, NOW + 9) == key
     assert KeyRing([key]).find(shown, NOW + 10) is None
@@ -184,7 +184,7 @@ def test_a_key_expires_and_is_revoked_without_a_restart(guarded: Service, keys: 
     until(lambda: call(guarded, "GET", "/v2/models/m", passing).status_code == 401)
 
 
-def test_a_broken_file_leaves_the_keys_as_they_were(guarded: Service, keys: Path, everything: str) -> None:
+def test_an_invalid_file_leaves_the_keys_unchanged(guarded: Service, keys: Path, everything: str) -> None:
     whole = keys.read_bytes()
     try:
         for broken in (b"", b"{", b'{"schema": 1, "keys": [{}]}', b'{"schema": 2, "keys": []}'):
@@ -196,7 +196,7 @@ def test_a_broken_file_leaves_the_keys_as_they_were(guarded: Service, keys: Path
         keys.write_bytes(whole)
 
 
-def test_without_keys_an_address_that_others_reach_is_not_managed(tmp_path: Path) -> None:
+def test_without_keys_a_reachable_address_refuses_management(tmp_path: Path) -> None:
     assert [Authority(host).mode for host in ("127.0.0.1", "::1", "0.0.0.0", "10.0.0.1")] == [
         *[Mode.OPEN, Mode.OPEN, Mode.UNMANAGED, Mode.UNMANAGED]
     ]
@@ -213,11 +213,11 @@ def test_without_keys_an_address_that_others_reach_is_not_managed(tmp_path: Path
         assert httpx.get(f"{running.url}/api/v1/models").json() == []
 
 
-def test_every_call_of_grpc_is_in_the_table() -> None:
-    from server.api.grpc.messages import HEALTH, INFERENCE
+def test_every_grpc_call_is_in_the_table() -> None:
+    from lathe.server.api.grpc.messages import HEALTH, INFERENCE
 
     named = {m.name for file in (INFERENCE, HEALTH) for s in file.services_by_name.values() for m in s.methods}
-    assert named == CALLS.keys()
+    assert named == GRPC_METHODS.keys()
 
 
 def test_a_server_with_a_broken_file_of_keys_does_not_start(tmp_path: Path) -> None:
@@ -229,28 +229,28 @@ def test_a_server_with_a_broken_file_of_keys_does_not_start(tmp_path: Path) -> N
         assert "keys" in result.output
 
 
-def test_keys_are_made_listed_and_revoked_on_the_command_line(tmp_path: Path) -> None:
+def test_keys_are_added_listed_and_revoked_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
 
-    def lathe(*arguments: str) -> Any:
+    def run_lathe(*arguments: str) -> Any:
         return CliRunner().invoke(cli, ["keys", *arguments, "--file", str(file)], env={"COLUMNS": "200"})
 
-    made = lathe("add", "ci", "--scope", "write", "--scope", "promote", "--model", "digits*", "--days", "90")
+    made = run_lathe("add", "ci", "--scope", "write", "--scope", "promote", "--model", "digits*", "--days", "90")
     shown = made.stdout.strip()
     (key,) = read_keys(file).keys.values()
     assert isinstance(key, Key)
     assert read_keys(file).find(shown, key.created + 1) == key
     assert (key.name, key.scopes, key.models) == ("ci", {Scope.WRITE, Scope.PROMOTE}, ("digits*",))
     assert key.expires == key.created + 90 * 86_400
-    assert shown.split("_", 2)[2] not in file.read_text()  # a secret may have underscores, too
+    assert shown.split("_", 2)[2] not in file.read_text()  # a secret may contain underscores too
     assert os.stat(file).st_mode & 0o077 == 0
-    assert {"promote", "write"} <= set(lathe("list").output.split())  # in one line of a cell or in two
-    assert "there is none of that id" in lathe("revoke", "0" * 12).output
-    assert lathe("revoke", key.id).exit_code == 0
+    assert {"promote", "write"} <= set(run_lathe("list").output.split())  # in one line of a cell or in two
+    assert "there is no key with this id" in run_lathe("revoke", "0" * 12).output
+    assert run_lathe("revoke", key.id).exit_code == 0
     assert not read_keys(file).keys
 
 
-def check(authority: Authority, need: Need, key: str, model: str = "m") -> type[Exception] | None:
+def check(authority: Authority, need: RequiredScope, key: str, model: str = "m") -> type[Exception] | None:
     try:
         if need is not None:
             authority.check(f"Bearer {key}", need, model)
@@ -270,7 +270,7 @@ def test_no_scope_includes_another(tmp_path: Path) -> None:
 
 
 def test_without_a_key_no_body_is_received(guarded: Service) -> None:
-    """The head is refused; a body that is still to come would take room that callers with keys need."""
+    """The head is refused; a body still to come would use memory that callers with keys need."""
     head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\n"
     for _ in range(2):
         with socket.create_connection(_address(guarded), timeout=10) as connection:
@@ -278,7 +278,7 @@ def test_without_a_key_no_body_is_received(guarded: Service) -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
 
 
-def test_a_remembered_head_is_refused_before_its_body_once_its_key_is_revoked(guarded: Service, keys: Path) -> None:
+def test_a_remembered_head_is_refused_before_its_body_if_its_key_is_revoked(guarded: Service, keys: Path) -> None:
     key = fresh_key(guarded, keys, [Scope.INFER, Scope.READ])
     body = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}'
     head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"

@@ -1,4 +1,4 @@
-"""Quotas: how much each client gets, and what the others notice of it."""
+"""Quotas: the rate of each client, and their effect on the other clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from server.access.addresses import client_of
-from server.access.authority import Authority
-from server.access.keys import DamagedKeys, read_keys, write_keys
-from server.access.quotas import Quota, Quotas
-from server.access.scopes import Scope
-from server.dataplane import DataPlane
-from server.errors import QuotaExceeded
+from lathe.server.access.addresses import client_of
+from lathe.server.access.authority import Authority
+from lathe.server.access.keys import DamagedKeys, read_keys, write_keys
+from lathe.server.access.quotas import Quota, Quotas
+from lathe.server.access.scopes import Scope
+from lathe.server.errors import QuotaExceeded
+from lathe.server.serving.dataplane import DataPlane
 from tests.server.access.test_access import call, new_key
 from tests.server.api.service import service
 from tests.server.data.fakes import doubler
@@ -28,7 +28,7 @@ from tests.server.repository.world import run, toy, world
 BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 
 
-def granted(quotas: Quotas, client: str, times: list[float], count: int = 1) -> int:
+def count_granted(quotas: Quotas, client: str, times: list[float], count: int = 1) -> int:
     given = 0
     for now in times:
         try:
@@ -41,13 +41,13 @@ def granted(quotas: Quotas, client: str, times: list[float], count: int = 1) -> 
 
 def test_a_client_gets_its_burst_and_then_its_rate() -> None:
     quotas = Quotas(Quota(rate=10, burst=5))
-    assert granted(quotas, "a", [0.0] * 20) == 5
-    assert granted(quotas, "a", [step / 100 for step in range(1, 1001)]) in (99, 100)  # 10 s at 100 requests/s
-    assert granted(quotas, "b", [10.0] * 20) == 5  # another's bucket is full
-    assert granted(quotas, "a", [100.0] * 20) == 5  # no more than full after a long pause
+    assert count_granted(quotas, "a", [0.0] * 20) == 5
+    assert count_granted(quotas, "a", [step / 100 for step in range(1, 1001)]) in (99, 100)  # 10 s at 100 requests/s
+    assert count_granted(quotas, "b", [10.0] * 20) == 5  # the bucket of another client is full
+    assert count_granted(quotas, "a", [100.0] * 20) == 5  # after a long pause no more than a full bucket
 
 
-def test_the_time_to_come_back_is_the_right_one() -> None:
+def test_retry_after_is_the_time_until_the_bucket_suffices() -> None:
     quotas = Quotas(Quota(rate=2, burst=4))
     quotas.take("a", 4, 100.0)
     with pytest.raises(QuotaExceeded, match="2 rows per second and client, 4 at once") as raised:
@@ -58,7 +58,7 @@ def test_the_time_to_come_back_is_the_right_one() -> None:
     quotas.take("a", 3, 101.51)
 
 
-def test_more_than_a_bucket_holds_is_let_in_when_it_is_full_and_paid_for_after() -> None:
+def test_a_request_larger_than_the_bucket_is_accepted_when_it_is_full() -> None:
     quotas = Quotas(Quota(rate=10, burst=5))
     quotas.take("a", 100, 0.0)
     with pytest.raises(QuotaExceeded) as raised:
@@ -69,7 +69,7 @@ def test_more_than_a_bucket_holds_is_let_in_when_it_is_full_and_paid_for_after()
     assert raised.value.retry_after == pytest.approx(9.0)
 
 
-def test_forgotten_clients_are_those_whose_buckets_are_full() -> None:
+def test_clients_with_full_buckets_are_forgotten() -> None:
     quotas = Quotas(Quota(rate=1, burst=1))
     for number in range(20_000):
         quotas.take(f"c{number}", 1, number / 100)
@@ -79,7 +79,7 @@ def test_forgotten_clients_are_those_whose_buckets_are_full() -> None:
 
 
 @pytest.mark.parametrize("transport", ["direct", "asgi"])
-def test_beyond_it_the_answer_is_429_and_says_when_to_come_back(transport: str) -> None:
+def test_a_request_over_the_quota_gets_429_with_retry_after(transport: str) -> None:
     with serving({"m": doubler()}, transport, client_rate=0.5, client_burst=3) as running:
         answers = [running.infer("m", BODY) for _ in range(4)]
         assert [answer.status for answer in answers] == [200, 200, 200, 429]
@@ -96,7 +96,7 @@ def test_a_request_costs_its_rows() -> None:
         assert running.infer("m", BODY).status == 429
 
 
-def test_over_grpc_it_is_the_same_bucket() -> None:
+def test_http_and_grpc_share_a_bucket() -> None:
     with grpc_serving({"m": doubler()}, client_rate=0.5, client_burst=2) as (running, address):
         assert running.infer("m", BODY).status == 200
         with triton.InferenceServerClient(address) as client:
@@ -106,7 +106,7 @@ def test_over_grpc_it_is_the_same_bucket() -> None:
             assert raised.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-def test_each_key_has_its_own(tmp_path: Path) -> None:
+def test_each_key_has_its_own_bucket(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     admin, first, second = (new_key(keys, Scope) for _ in range(3))
     with service(tmp_path / "repo", keys_file=keys, client_rate=0.5, client_burst=2) as running:
@@ -118,7 +118,7 @@ def test_each_key_has_its_own(tmp_path: Path) -> None:
         assert statuses == [200, 200, 429, 200]
 
 
-def test_a_models_owner_limits_each_of_its_clients(tmp_path: Path) -> None:
+def test_a_models_owner_can_limit_each_client(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(2.0))
@@ -138,12 +138,12 @@ def test_a_models_owner_limits_each_of_its_clients(tmp_path: Path) -> None:
                 await ask("a", "1")
             await ask("b", "1")
             for _ in range(10):
-                await ask("", "1")  # the server's own
+                await ask("", "1")  # the server's own requests
 
     run(scenario())
 
 
-def test_who_is_refused_takes_no_place_in_the_queue() -> None:
+def test_refused_requests_take_no_place_in_the_queue() -> None:
     model = doubler()
     with serving({"m": model}, client_rate=0.1, client_burst=1) as running:
         for _ in range(5):
@@ -165,13 +165,13 @@ def test_who_is_refused_takes_no_place_in_the_queue() -> None:
         ("no:address", "no:address"),
     ],
 )
-def test_an_ipv6_client_is_one_with_all_its_addresses(address: str, client: str) -> None:
+def test_all_ipv6_addresses_of_a_network_are_one_client(address: str, client: str) -> None:
     assert client_of(address) == client
 
 
 @pytest.mark.parametrize("rate", [None, 0.5])
 def test_a_key_may_have_a_quota_of_its_own(tmp_path: Path, rate: float | None) -> None:
-    """One key is granted more than the rest, or less; the rest get what the server says, if it says anything."""
+    """The key may have a larger or a smaller quota than others; other keys get the server's quota, if it has one."""
     keys = tmp_path / "keys.json"
     own, other = (new_key(keys, Scope) for _ in range(2))
     entries = read_keys(keys).keys
@@ -187,7 +187,7 @@ def test_a_key_may_have_a_quota_of_its_own(tmp_path: Path, rate: float | None) -
 
 
 @pytest.mark.parametrize("entry", [{"rate": 0}, {"rate": "1"}, {"burst": 3}, {"rate": 1, "burst": 0.5}])
-def test_a_file_with_a_quota_that_is_none_is_damaged(tmp_path: Path, entry: dict[str, object]) -> None:
+def test_a_file_with_an_invalid_quota_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
     keys = tmp_path / "keys.json"
     new_key(keys, Scope)
     document = json.loads(keys.read_bytes())
@@ -197,7 +197,7 @@ def test_a_file_with_a_quota_that_is_none_is_damaged(tmp_path: Path, entry: dict
         read_keys(keys)
 
 
-def test_a_file_from_before_there_were_quotas_is_read(tmp_path: Path) -> None:
+def test_a_file_without_quotas_is_read(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     new_key(keys, Scope)
     document = json.loads(keys.read_bytes())

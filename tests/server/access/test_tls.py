@@ -1,4 +1,4 @@
-"""HTTP and gRPC over TLS, with and without certificates of clients."""
+"""HTTP and gRPC over TLS, with and without client certificates."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from server.api.grpc.messages import INFERENCE, message_class
-from server.client import Client, ClientError
-from server.settings import Settings
-from tests.server.client.both import BOTH
+from lathe.server.api.grpc.messages import INFERENCE, message_class
+from lathe.server.client import Client, ClientError
+from lathe.server.settings import Settings
+from tests.server.client.both_clients import BOTH
 from tests.server.data.fakes import doubler
 from tests.server.data.running import serving
 from tests.server.grpc.wire import grpc_serving
 
-FILES = Path(__file__).parent / "tls"  # a test authority's certificates, good for a hundred years
+FILES = Path(__file__).parent / "tls"  # certificates of a test authority, valid for a hundred years
 SERVER = {"tls_cert": FILES / "server.pem", "tls_key": FILES / "server.key"}
 
 
 def trusting(*, showing: bool = False) -> ssl.SSLContext:
-    """A client's side of TLS that knows the authority."""
+    """A client's TLS context that trusts the authority."""
     context = ssl.create_default_context(cafile=FILES / "ca.pem")
     if showing:
         context.load_cert_chain(FILES / "client.pem", FILES / "client.key")
@@ -46,7 +46,7 @@ def test_http_over_tls() -> None:
                 doubtful.ready()
 
 
-def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for() -> None:
+def test_a_client_without_a_required_certificate_is_refused() -> None:
     with serving({"m": doubler()}, **SERVER, tls_client_ca=FILES / "ca.pem") as running:
         url = f"https://127.0.0.1:{running.port}/v2"
         assert httpx.get(url, verify=trusting(showing=True)).status_code == 200
@@ -55,7 +55,7 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for() -> N
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_client_names_the_authority_and_shows_its_certificate(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_trusts_the_authority_and_sends_its_certificate(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = {"cert": FILES / "client.pem", "cert_key": FILES / "client.key"}
     with serving({"m": doubler()}, **SERVER, tls_client_ca=FILES / "ca.pem") as running:
         url = f"https://127.0.0.1:{running.port}"
@@ -101,6 +101,6 @@ def test_one_file_may_hold_certificate_and_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tls_key", "tls_client_ca"])
-def test_parts_of_tls_without_a_certificate_are_refused(name: str) -> None:
+def test_incomplete_tls_settings_are_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="expected tls_cert with them"):
         Settings(**{name: FILES / "ca.pem"})

@@ -1,4 +1,4 @@
-"""Tokens of an identity provider: who signed them, for whom, for how long, for what."""
+"""Tokens of an identity provider: their signature, audience, expiry and scopes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from server.access.authority import Authority
-from server.access.keys import DamagedKeys
-from server.access.scopes import Scope
-from server.access.tokens import Tokens
-from server.errors import Unauthorized
+from lathe.server.access.authority import Authority
+from lathe.server.access.keys import DamagedKeys
+from lathe.server.access.scopes import Scope
+from lathe.server.access.tokens import Tokens
+from lathe.server.errors import Unauthorized
 from tests.server.api.service import service
 from tests.server.repository.world import toy
 
@@ -55,7 +55,7 @@ def signed(key: Any = PRIVATE, algorithm: str = "ES256", kid: str | None = "one"
     return jwt.encode(claims, key, algorithm, headers={"kid": kid} if kid else {})
 
 
-def test_tokens_of_a_withdrawn_key_are_forgotten_and_those_of_a_new_one_taken(tmp_path: Path) -> None:
+def test_tokens_of_a_removed_key_are_refused_and_those_of_a_new_one_accepted(tmp_path: Path) -> None:
     file = write_key_set(tmp_path / "jwks.json")
     tokens = Tokens(file, CLAIMS["iss"], "lathe")
     missed: list[bool] = []
@@ -68,15 +68,15 @@ def test_tokens_of_a_withdrawn_key_are_forgotten_and_those_of_a_new_one_taken(tm
     assert (tokens.refresh(), tokens.refresh()) == (True, False)
     assert tokens.find(old, NOW) is None
     assert tokens.find(new, NOW) is not None
-    write_key_set(file, PRIVATE, "two")  # another key under the same name
+    write_key_set(file, PRIVATE, "two")  # another key with the same id
     assert tokens.refresh()
     assert tokens.find(new, NOW) is None
 
 
-def test_a_token_seen_while_the_keys_change_is_not_remembered_beyond(tmp_path: Path) -> None:
-    """The file is read on another thread: between the look at the keys and the note of what they signed."""
+def test_a_token_checked_while_the_keys_change_is_not_remembered(tmp_path: Path) -> None:
+    """Another thread reads the file, between the check of the keys and the note of the tokens they signed."""
     tokens = Tokens(write_key_set(tmp_path / "jwks.json"), CLAIMS["iss"], "lathe")
-    verified = tokens._verified
+    verified = tokens._verify
 
     def meanwhile(token: str, keys: Any) -> Any:
         found = verified(token, keys)
@@ -84,14 +84,14 @@ def test_a_token_seen_while_the_keys_change_is_not_remembered_beyond(tmp_path: P
         tokens.refresh()
         return found
 
-    tokens._verified = meanwhile  # type: ignore[method-assign]
-    assert tokens.find(signed(), NOW) is not None  # it came before the change
-    tokens._verified = verified  # type: ignore[method-assign]
+    tokens._verify = meanwhile  # type: ignore[method-assign]
+    assert tokens.find(signed(), NOW) is not None  # checked before the change
+    tokens._verify = verified  # type: ignore[method-assign]
     assert tokens.find(signed(), NOW) is None
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"keys": []}'])
-def test_a_broken_file_leaves_the_keys_as_they_were(tmp_path: Path, content: str) -> None:
+def test_an_invalid_file_leaves_the_keys_unchanged(tmp_path: Path, content: str) -> None:
     file = write_key_set(tmp_path / "jwks.json")
     authority = Authority("127.0.0.1", tokens=Tokens(file, CLAIMS["iss"], "lathe"))
     file.write_text(content)
@@ -99,7 +99,7 @@ def test_a_broken_file_leaves_the_keys_as_they_were(tmp_path: Path, content: str
     assert authority.caller(f"Bearer {signed()}").name == "alice"
 
 
-def test_an_unknown_key_has_its_file_read_at_once_but_not_by_everybody_who_asks(tmp_path: Path) -> None:
+def test_an_unknown_key_id_reloads_the_file_at_once_but_not_every_time(tmp_path: Path) -> None:
     async def scenario() -> None:
         file = write_key_set(tmp_path / "jwks.json")
         tokens = Tokens(file, CLAIMS["iss"], "lathe")
@@ -142,7 +142,7 @@ def test_a_token_carries_its_scopes_and_models(tokens: Tokens) -> None:
         assert not key.allows(Scope.WRITE, "m1")
 
 
-def test_a_token_ends_even_if_it_is_remembered(tokens: Tokens) -> None:
+def test_a_remembered_token_still_expires(tokens: Tokens) -> None:
     token = signed()
     assert tokens.find(token, NOW) is not None
     assert tokens.find(token, NOW + DAY) is None
@@ -168,7 +168,7 @@ def test_a_token_ends_even_if_it_is_remembered(tokens: Tokens) -> None:
         "",
     ],
 )
-def test_any_other_token_is_none(tokens: Tokens, token: str) -> None:
+def test_invalid_tokens_are_refused(tokens: Tokens, token: str) -> None:
     assert tokens.find(token, NOW) is None
 
 
@@ -179,7 +179,7 @@ def test_a_file_without_a_public_key_is_refused(tmp_path: Path, content: str) ->
         Tokens(tmp_path / "jwks.json", "", "lathe")
 
 
-def test_a_server_takes_tokens_and_names_their_owner(tmp_path: Path) -> None:
+def test_a_server_accepts_tokens_and_names_their_owner(tmp_path: Path) -> None:
     files = {"jwt_keys": write_key_set(tmp_path / "jwks.json"), "jwt_issuer": CLAIMS["iss"]}
     with service(tmp_path / "repo", **files) as running:
         url = f"{running.url}/api/v1/models/m/versions"

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.app import Engine, JobsMaker, assemble_with
-from server.client import Client
-from server.datasets.assembly import build_datasets
-from server.datasets.service import Check
-from server.jobs.assembly import build_jobs
-from server.repository.assembly import build_control
-from server.repository.fs import Fs
-from server.repository.registry import Registry
-from server.serve import make_server
-from server.settings import Settings
+from lathe.server.app import Engine, JobsMaker, assemble_with
+from lathe.server.client import Client
+from lathe.server.datasets.assembly import build_datasets
+from lathe.server.datasets.service import Check
+from lathe.server.jobs.assembly import build_jobs
+from lathe.server.repository.assembly import build_control_plane
+from lathe.server.repository.fs import Fs
+from lathe.server.repository.registry import Registry
+from lathe.server.serve import make_server
+from lathe.server.settings import Settings
 from tests.server.repository.world import ToyBackend, ToyStages
-from tests.server.threaded import in_a_thread, until
+from tests.server.server_thread import in_a_thread, until
 
 
 @dataclass
 class Service:
-    """A server at work."""
+    """A running server."""
 
     url: str
     root: Path
@@ -44,17 +44,16 @@ def service(
     make_jobs: JobsMaker = build_jobs,
     **settings: Any,
 ) -> Iterator[Service]:
-    """Serve a repository until the end of the block; ``held``: the compiler waits for the gate.
+    """Serve a repository until the end of the block; with `held` the compiler waits for its gate.
 
-    ``check`` looks at datasets in place of the child process; ``make_jobs`` puts other jobs in place of the real ones.
-    """
+    `check` replaces the child process that checks datasets; `make_jobs` replaces the real jobs."""
     root.mkdir(exist_ok=True)
     config = Settings(port=0, model_repo=root, drain_timeout=2, poll_interval=0.05, **settings)
     registry, backend, stages = Registry(), ToyBackend(), ToyStages()
     if held:
         stages.gate.clear()
     engine = Engine.build(config, registry)
-    control = build_control(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
+    control = build_control_plane(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
     server = make_server(assemble_with(engine, control, build_datasets(config, check, fs), make_jobs), config)
     with in_a_thread(server, patience=60) as port:
         running = Service(f"http://127.0.0.1:{port}", root, stages)

@@ -1,4 +1,4 @@
-"""Nobody waits for the description of the API but those who ask for it, and nobody for its routes."""
+"""Only requests for the API description wait for it, and no request waits for the routes to be built."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import httpx
 import pydantic
 import pytest
 
-from server.api.described import Application
-from server.app import create_app
-from server.settings import Settings
+from lathe.server.api.management.application import Application
+from lathe.server.app import create_app
+from lathe.server.settings import Settings
 
 
 class Watched(Application):
@@ -40,8 +40,8 @@ def test_the_description_is_made_once_and_off_the_event_loop() -> None:
     assert app.made_on[0] != threading.get_ident()
 
 
-def test_no_request_waits_for_routes_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a route's types need of pydantic is made with the application: later it would stop all others."""
+def test_no_request_waits_for_routes_to_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pydantic's code for the types of a route is made with the application; later it would block all requests."""
     made = []
     make = pydantic.TypeAdapter.__init__
 

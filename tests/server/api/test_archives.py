@@ -1,4 +1,4 @@
-"""Models with their weights in other files: folded by the client, taken apart by the server, served like any other."""
+"""Models with external weights: packed by the client, unpacked by the server, served like any other model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from core.errors import ModelError
-from server.app import create_app
-from server.archive import body_of
-from server.client import ApiError, Client
-from server.serve import make_server
-from server.settings import Settings
-from tests.server.threaded import in_a_thread, until
+from lathe.core.errors import ModelError
+from lathe.server.app import create_app
+from lathe.server.archive import body_of
+from lathe.server.client import ApiError, Client
+from lathe.server.serve import make_server
+from lathe.server.settings import Settings
+from tests.server.server_thread import in_a_thread, until
 
 WEIGHT = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 X = np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32)
@@ -35,14 +35,14 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(repo: Path) -> Iterator[Client]:
-    """Speaks to a server with the real compiler over an empty repository."""
+    """A client of a server with the real compiler and an empty repository."""
     with serving(repo) as connected:
         yield connected
 
 
 @contextmanager
 def serving(repo: Path, *, strict: bool = True) -> Iterator[Client]:
-    """A server in a thread, and a client of it; ``strict``: it is ready once all models are loaded."""
+    """A server in a thread, and a client of it; if `strict`, it is ready once all models are loaded."""
     settings = Settings(
         port=0,
         model_repo=repo,
@@ -62,7 +62,7 @@ def serving(repo: Path, *, strict: bool = True) -> Iterator[Client]:
 
 
 def write_model(folder: Path, location: str = "data/w.bin", scale: float = 1.0) -> Path:
-    """A product whose weight lies in another file."""
+    """A matrix product whose weight is in another file."""
     tensor = numpy_helper.from_array(WEIGHT * np.float32(scale), "w")
     data = tensor.raw_data
     tensor.ClearField("raw_data")
@@ -85,7 +85,7 @@ def write_model(folder: Path, location: str = "data/w.bin", scale: float = 1.0) 
     return path
 
 
-def test_weights_beside_the_file_go_along(client: Client, repo: Path, tmp_path: Path) -> None:
+def test_weights_beside_the_file_are_uploaded(client: Client, repo: Path, tmp_path: Path) -> None:
     published = client.upload("folded", write_model(tmp_path), key="once")
     assert published.live
     answer = client.infer("folded", {"x": X})
@@ -109,7 +109,7 @@ def test_other_weights_are_another_content(client: Client, tmp_path: Path) -> No
     np.testing.assert_allclose(client.infer("twice", {"x": X}, 1).outputs["y"], X @ WEIGHT, 1e-5, 1e-6)
 
 
-def test_a_folder_copied_in_by_hand_may_hold_weights(client: Client, repo: Path, tmp_path: Path) -> None:
+def test_a_folder_copied_by_hand_may_contain_weights(client: Client, repo: Path, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     path = write_model(tmp_path / "1", "w.bin")
     path.rename(path.with_name("model.onnx"))
@@ -120,7 +120,7 @@ def test_a_folder_copied_in_by_hand_may_hold_weights(client: Client, repo: Path,
 
 
 @pytest.mark.parametrize("location", ["../w.bin", "/etc/passwd", "missing.bin"])
-def test_nothing_is_sent_of_what_lies_elsewhere(client: Client, location: str, tmp_path: Path) -> None:
+def test_files_outside_of_the_models_folder_are_not_sent(client: Client, location: str, tmp_path: Path) -> None:
     path = write_model(tmp_path, location if location != "missing.bin" else "w.bin")
     if location == "missing.bin":
         (tmp_path / "w.bin").unlink()
@@ -129,8 +129,8 @@ def test_nothing_is_sent_of_what_lies_elsewhere(client: Client, location: str, t
     assert "elsewhere" not in [model.name for model in client.models()]
 
 
-def test_the_server_trusts_no_client(client: Client, tmp_path: Path) -> None:
-    """It reads a version's own files only, and only those that came in an archive."""
+def test_the_server_reads_only_files_of_the_archive(client: Client, tmp_path: Path) -> None:
+    """It reads only a version's own files, and only those that came in an archive."""
     model = write_model(tmp_path, "w.bin").read_bytes()
     with pytest.raises(ApiError, match="its data lies outside the file") as alone:
         client.upload("trust", model)
@@ -158,8 +158,8 @@ def packed(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_version_of_several_files_loads_again(repo: Path, client: Client, tmp_path: Path) -> None:
-    """Another server over the same repository checks both files and serves them; damaged weights it does not."""
+def test_a_version_of_several_files_is_loaded_again(repo: Path, client: Client, tmp_path: Path) -> None:
+    """Another server over the same repository checks both files and serves them; with damaged weights it does not."""
     client.upload("again", write_model(tmp_path))
     copy = tmp_path / "repo"
     shutil.copytree(repo / "again", copy / "again")
@@ -176,7 +176,7 @@ def test_a_version_of_several_files_loads_again(repo: Path, client: Client, tmp_
         assert "weights.bin" in version.reason
 
 
-def test_a_plain_model_goes_as_it_is(tmp_path: Path) -> None:
+def test_a_plain_model_is_sent_as_it_is(tmp_path: Path) -> None:
     for content in (b"hello world", (Path(__file__).parents[3] / "model_repo/digits/1/model.onnx").read_bytes()):
         (tmp_path / "model.onnx").write_bytes(content)
         body = body_of(tmp_path / "model.onnx")

@@ -12,12 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from lathe.server.app import create_app
+from lathe.server.client import ApiError, Client
+from lathe.server.serve import make_server
+from lathe.server.settings import Settings
 from loadtest.text_bodies import varint
-from server.app import create_app
-from server.client import ApiError, Client
-from server.serve import make_server
-from server.settings import Settings
-from tests.server.threaded import in_a_thread, until
+from tests.server.server_thread import in_a_thread, until
 
 DIGITS = Path(__file__).parents[3] / "model_repo" / "digits"
 IMAGE = np.zeros((1, 1, 8, 8), np.float32)
@@ -32,7 +32,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(repo: Path) -> Iterator[Client]:
-    """Speaks to a server of the bundled small model."""
+    """A client of a server with the bundled small model."""
     settings = Settings(port=0, model_repo=repo, threads=1, drain_timeout=2, child_timeout=20, child_memory=1 << 30)
     server = make_server(create_app(settings), settings)
     with in_a_thread(server) as port, Client(f"http://127.0.0.1:{port}", timeout=60) as connected:
@@ -66,7 +66,7 @@ def with_too_few_bytes() -> bytes:
 
 
 def deep() -> bytes:
-    """Protobuf nested 10,000 deep: graphs in attributes of nodes in graphs, by their bytes."""
+    """Protobuf nested 10,000 deep: graphs in attributes of nodes in graphs, as bytes."""
     body = b""
     for _ in range(10_000):
         for tag in (b"\x32", b"\x2a", b"\x0a"):  # attribute.g, node.attribute, graph.node
@@ -93,7 +93,7 @@ def nodes(*described: tuple[str, list[str], str], domain: str = "", **constants:
 
 
 ADD_HUGE = [("ConstantOfShape", ["s"], "c"), ("Add", ["x", "c"], "y")]
-BAD: dict[str, tuple[bytes, set[int], str]] = {  # the file, the statuses that fit, a word of the message
+BAD: dict[str, tuple[bytes, set[int], str]] = {  # the file, the possible statuses, a word of the message
     "noise": (b"\x08" + bytes(range(1, 200)), {422}, ""),
     "truncated": ((DIGITS / "2" / "model.onnx").read_bytes()[:50_000], {422}, ""),
     "text": (b"hello world", {422}, ""),
@@ -107,13 +107,13 @@ BAD: dict[str, tuple[bytes, set[int], str]] = {  # the file, the statuses that f
     "cycle": (nodes(("Add", ["x", "b"], "a"), ("Relu", ["a"], "b"), ("Relu", ["b"], "y")), {422}, ""),
     "shapes that do not fit": (nodes(("MatMul", ["x", "w"], "y"), w=np.zeros((5, 3), np.float32)), {422}, "MatMul"),
     "twice the same input": (duplicate_input(), {422}, "x"),
-    "no such type on the wire": (complex_input(), {422}, ""),
+    "a type that the protocol lacks": (complex_input(), {422}, ""),
     "huge result": (nodes(*ADD_HUGE, s=np.array([1 << 20, 1 << 20, 4])), {413, 422}, ""),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_it_is_refused_clearly_and_the_server_goes_on(name: str, client: Client, repo: Path) -> None:
+def test_a_bad_model_is_refused_clearly_and_the_server_continues(name: str, client: Client, repo: Path) -> None:
     content, statuses, word = BAD[name]
     with pytest.raises(ApiError) as refused:
         client.upload("digits", content, promote=True)
@@ -128,7 +128,7 @@ def test_it_is_refused_clearly_and_the_server_goes_on(name: str, client: Client,
     assert not list(repo.glob(".lathe/staging/*/*/*"))
 
 
-def test_a_bad_first_version_makes_no_model(client: Client, repo: Path) -> None:
+def test_a_bad_first_version_creates_no_model(client: Client, repo: Path) -> None:
     with pytest.raises(ApiError):
         client.upload("fresh", b"hello world")
     assert not (repo / "fresh").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.api.service import service
 from tests.server.repository.world import copy_by_hand, toy
-from tests.server.threaded import until
+from tests.server.server_thread import until
 
 BAD = b"\x08nonsense"
 
@@ -21,14 +21,14 @@ def health(url: str, of: str) -> tuple[int, Any]:
     return response.status_code, response.json()
 
 
-def test_one_that_is_ready(tmp_path: Path) -> None:
+def test_the_body_of_a_ready_server(tmp_path: Path) -> None:
     copy_by_hand(tmp_path, 1, toy())
     with service(tmp_path) as running:
         assert health(running.url, "live") == (200, {"live": True})
         assert health(running.url, "ready") == (200, {"ready": True})
 
 
-def test_one_that_starts_says_what_it_waits_for(tmp_path: Path) -> None:
+def test_the_body_of_a_starting_server_names_what_it_waits_for(tmp_path: Path) -> None:
     copy_by_hand(tmp_path, 1, toy())
     with service(tmp_path, held=True) as running:
         until(lambda: health(running.url, "ready")[1]["waiting"])
@@ -43,7 +43,7 @@ def test_one_that_starts_says_what_it_waits_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_one_whose_model_cannot_be_loaded(strict: bool, tmp_path: Path) -> None:
+def test_the_body_of_a_server_with_a_model_that_cannot_be_loaded(strict: bool, tmp_path: Path) -> None:
     copy_by_hand(tmp_path, 1, BAD)
     with service(tmp_path, held=True, strict_readiness=strict) as running:
         running.stages.gate.set()

@@ -1,4 +1,4 @@
-"""A model of more than 2 GB: pushed, compiled, served, with no process ever holding it in memory."""
+"""A model of more than 2 GB is pushed, compiled and served, and no process holds it in memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from server.client import Client
+from lathe.server.client import Client
 from tests.server.api.service import until
 from tests.server.api.test_cli import PROJECT, is_ready
 
 ROWS, COLUMNS = 560_000, 1024  # 2.3 GB of float32: more than a protobuf message can be
-MEMORY = 1 << 30  # bytes that each process may allocate; what it maps from files does not count
-COMMAND = [sys.executable, "-c", "from server.cli import app; app()"]
+MEMORY = 1 << 30  # bytes that each process may allocate, without memory-mapped files
+COMMAND = [sys.executable, "-c", "from lathe.server.cli.app import app; app()"]
 
 
 def write_model(folder: Path) -> Path:
-    """Sums of three rows of a table; of the rows, which are a hole in the file, only the last is not zero."""
+    """Sums of three rows of a table; only the last row is not zero, the others are a hole in the file."""
     table = TensorProto(name="table", data_type=TensorProto.FLOAT, dims=[ROWS, COLUMNS])
     table.data_location = TensorProto.EXTERNAL
     table.external_data.add(key="location", value="table.bin")
@@ -47,8 +47,8 @@ def write_model(folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-def bounded() -> None:
-    """Let this process, and all it starts, allocate no more than so much."""
+def set_limit() -> None:
+    """Limit the memory of this process and all its children."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 
@@ -60,7 +60,7 @@ def server(repo: Path) -> Iterator[str]:
     with (repo.parent / "log").open("wb") as log:
         process = subprocess.Popen(
             [*COMMAND, "serve", "--model-repo", str(repo), "--port", str(port), "--threads", "1"],
-            cwd=PROJECT, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, stdout=log, stderr=log, preexec_fn=bounded,
+            cwd=PROJECT, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, stdout=log, stderr=log, preexec_fn=set_limit,
         )  # fmt: skip
     try:
         until(lambda: process.poll() is not None or is_ready(f"http://127.0.0.1:{port}"), 60)
@@ -72,13 +72,13 @@ def server(repo: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_more_than_two_gigabytes(tmp_path: Path) -> None:
+def test_a_model_of_more_than_two_gigabytes_is_served(tmp_path: Path) -> None:
     model, repo = write_model(tmp_path), tmp_path / "repo"
     repo.mkdir()
     with server(repo) as url:
         pushed = subprocess.run(
             [*COMMAND, "push", "sums", str(model), "--url", url],
-            cwd=PROJECT, preexec_fn=bounded, capture_output=True, text=True, check=False,
+            cwd=PROJECT, preexec_fn=set_limit, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert "sums version 1 is ready, live" in pushed.stdout, pushed.stdout + pushed.stderr
         with Client(url, timeout=60) as client:

@@ -1,4 +1,4 @@
-"""The management API over a real connection, through the client and by hand."""
+"""The management API over a real connection, through the client and with raw requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
-from server.client import ApiError, Client, ClientError
+from lathe.server.client import ApiError, Client, ClientError
 from tests.server.api.service import Service, service, until
-from tests.server.repository.disk import ReadOnlyFs
+from tests.server.repository.fake_fs import ReadOnlyFs
 from tests.server.repository.world import copy_by_hand, toy
 
 ROW = np.ones((1, 4), np.float32)
@@ -66,7 +66,7 @@ def test_upload_promote_roll_back_delete(client: Client) -> None:
     ]
 
 
-def test_what_there_is(client: Client) -> None:
+def test_models_and_versions_are_listed(client: Client) -> None:
     client.upload("m", toy(2.0), metadata={"accuracy": 0.9})
     client.upload("m", toy(3.0))
     (model,) = client.models()
@@ -80,7 +80,7 @@ def test_what_there_is(client: Client) -> None:
     assert client.ready()
 
 
-def test_a_large_upload_streams_with_progress_and_is_not_bound_by_the_limit_of_requests(tmp_path: Path) -> None:
+def test_a_large_upload_streams_with_progress_beyond_the_limit_of_requests(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(toy(2.0, padding="x" * (3 << 20)))
     seen: list[tuple[int, int]] = []
@@ -114,7 +114,7 @@ def test_the_limit_of_uploads_holds_with_and_without_a_length(tmp_path: Path) ->
         ({"idempotency-key": "x" * 300}, 400, "Idempotency-Key"),
     ],
 )
-def test_headers_that_do_not_fit_are_refused(
+def test_invalid_upload_headers_are_refused(
     headers: dict[str, str], status: int, message: str, served: Service
 ) -> None:
     response = httpx.post(f"{served.url}/api/v1/models/m/versions", content=toy(2.0), headers=headers)
@@ -132,7 +132,7 @@ def test_metadata_is_a_small_json_object(metadata: str, status: int, served: Ser
     assert "metadata" in response.json()["error"]
 
 
-def test_the_right_digest_and_a_repeated_key(served: Service) -> None:
+def test_a_digest_and_an_idempotency_key_are_checked(served: Service) -> None:
     digest = base64.b64encode(hashlib.sha256(toy(2.0)).digest()).decode()
     headers = {"content-digest": f"sha-512=:AAAA:, sha-256=:{digest}:", "idempotency-key": "abc"}
     url = f"{served.url}/api/v1/models/m/versions"
@@ -219,8 +219,8 @@ def test_an_alias_is_moved_by_a_version_number_only(body: bytes, served: Service
     ("method", "path"),
     [("PUT", "models/m/aliases/live"), ("POST", "jobs"), ("POST", "models/m/rollback"), ("POST", "models/m/canary")],
 )
-def test_json_under_another_name_is_told_so(method: str, path: str, kind: str | None, served: Service) -> None:
-    """As `curl -d` sends it; a form of another site's page must not be taken for JSON either."""
+def test_json_with_another_content_type_is_refused(method: str, path: str, kind: str | None, served: Service) -> None:
+    """`curl -d` sends such a type; a form of another site's page must not be read as JSON either."""
     headers = {"content-type": kind} if kind else {}
     answer = httpx.request(method, f"{served.url}/api/v1/{path}", content=b'{"version": 1}', headers=headers)
     assert answer.status_code == 415, answer.text
@@ -233,8 +233,8 @@ def test_json_under_another_name_is_told_so(method: str, path: str, kind: str | 
 @pytest.mark.parametrize(
     ("method", "path"), [("PUT", "aliases/live"), ("POST", "rollback"), ("DELETE", "versions/1"), ("POST", "elsewhere")]
 )
-def test_a_management_call_of_any_length_is_cut_short(method: str, path: str, served: Service) -> None:
-    """Only an upload may be large, and that goes to the disk."""
+def test_a_management_body_over_the_limit_is_refused_early(method: str, path: str, served: Service) -> None:
+    """Only an upload may be large, and it is written to the disk."""
     head = f"{method} /api/v1/models/m/{path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     with socket.create_connection(_address(served), timeout=60) as connection:
@@ -246,12 +246,12 @@ def test_a_management_call_of_any_length_is_cut_short(method: str, path: str, se
         with contextlib.suppress(ConnectionError):
             while part := connection.recv(65536):
                 answer += part
-    if path in ("aliases/live", "rollback"):  # the others answer without waiting for a body
+    if path in ("aliases/live", "rollback"):  # the other routes answer without waiting for a body
         assert answer.startswith(b"HTTP/1.1 413")
         assert b'"code":"too_large"' in answer
 
 
-def test_what_is_not_there(client: Client) -> None:
+def test_unknown_models_versions_and_aliases_are_refused(client: Client) -> None:
     client.upload("m", toy(2.0))
     for call in (
         lambda: client.model("none"),
@@ -273,7 +273,7 @@ def test_what_is_not_there(client: Client) -> None:
     assert refused.value.status == 409
 
 
-def test_a_bad_model_is_refused_and_the_old_one_goes_on(client: Client) -> None:
+def test_a_bad_model_is_refused_and_the_old_one_serves_on(client: Client) -> None:
     client.upload("m", toy(2.0))
     with pytest.raises(ApiError, match="no operator 'Bad'") as refused:
         client.upload("m", b"\x08nonsense", promote=True)
@@ -287,7 +287,7 @@ def test_a_bad_model_is_refused_and_the_old_one_goes_on(client: Client) -> None:
     assert client.infer("m", {"x": ROW}).version == 1
 
 
-def test_an_upload_cut_off_leaves_nothing(served: Service) -> None:
+def test_an_interrupted_upload_leaves_nothing(served: Service) -> None:
     with socket.create_connection(_address(served)) as connection:
         connection.sendall(
             b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n"
@@ -299,7 +299,7 @@ def test_an_upload_cut_off_leaves_nothing(served: Service) -> None:
         assert client.models() == []
 
 
-def test_a_read_only_repository_serves_and_refuses_to_be_written(tmp_path: Path) -> None:
+def test_a_read_only_repository_is_served_and_refuses_changes(tmp_path: Path) -> None:
     root = tmp_path / "repo"
     with service(root) as running, running.client() as client:
         client.upload("m", toy(2.0))
@@ -317,7 +317,7 @@ def test_a_read_only_repository_serves_and_refuses_to_be_written(tmp_path: Path)
             assert client.infer("m", {"x": ROW}).version == 2
 
 
-def test_switches_under_load_lose_no_request_and_answer_with_the_version_they_name(served: Service) -> None:
+def test_switches_under_load_lose_no_request_and_name_the_right_version(served: Service) -> None:
     errors: list[Any] = []
     done = threading.Event()
     answered = Counter[int]()
@@ -347,7 +347,7 @@ def test_switches_under_load_lose_no_request_and_answer_with_the_version_they_na
     assert min(answered[1], answered[2]) > 10
 
 
-def test_the_protocols_own_calls(served: Service) -> None:
+def test_the_calls_of_the_inference_protocol(served: Service) -> None:
     with served.client() as client:
         client.upload("m", toy(2.0))
         client.upload("m", toy(3.0))
@@ -367,7 +367,7 @@ def test_the_protocols_own_calls(served: Service) -> None:
     assert other not in b"".join(path.read_bytes() for path in served.root.rglob("*") if path.is_file())
 
 
-def test_a_server_whose_models_still_compile_is_alive_and_says_why_it_does_not_answer(tmp_path: Path) -> None:
+def test_a_server_whose_models_still_compile_is_alive_and_not_ready(tmp_path: Path) -> None:
     root = tmp_path / "repo"
     copy_by_hand(root, 1, toy(2.0))
     with service(root, held=True) as running, running.client() as client:
@@ -404,7 +404,7 @@ def test_openapi_describes_every_route_and_error(served: Service) -> None:
     assert {"201", "400", "409", "413", "415", "422", "503", "507"} <= upload["responses"].keys()
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_the_client_names_a_server_that_does_not_answer() -> None:
     with (
         Client("http://127.0.0.1:1") as client,
         pytest.raises(ClientError, match=r"no server answers at http://127\.0\.0\.1:1: "),
@@ -413,19 +413,19 @@ def test_a_server_that_is_not_there() -> None:
 
 
 def lying_about(served: Service) -> set[str]:
-    """Return all files in and beside the repository, but the compiler's scratch."""
+    """All files in and beside the repository, except the compiler's scratch."""
     root = served.root.parent
     return {str(path.relative_to(root)) for path in root.rglob("*") if ".cache" not in path.parts}
 
 
 def by_hand(served: Service, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-    """Send a request as it is written: clients tidy paths up."""
+    """Send a request with the path unchanged: clients normalise paths."""
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n"
     with socket.create_connection(_address(served), timeout=60) as connection:
         connection.sendall(head.encode() + b"Connection: close\r\n\r\n" + body)
         answer = b""
-        with contextlib.suppress(ConnectionResetError):  # of a body that nobody read; the answer came before
+        with contextlib.suppress(ConnectionResetError):  # the answer came before the body was read
             while chunk := connection.recv(65536):
                 answer += chunk
     return int(answer.split()[1]), answer
@@ -472,7 +472,7 @@ def test_a_candidate_is_tried_watched_and_cancelled(client: Client) -> None:
     assert refused.value.status == 404
 
 
-def test_a_sticky_key_in_the_header_decides_who_answers(client: Client, served: Service) -> None:
+def test_a_sticky_key_in_the_header_decides_which_version_answers(client: Client, served: Service) -> None:
     client.upload("m", toy(2.0))
     client.upload("m", toy(3.0))
     client.start_canary("m", 2, weight=0.5)
@@ -494,9 +494,7 @@ def test_a_sticky_key_in_the_header_decides_who_answers(client: Client, served: 
         ({"version": 2, "wieght": 0.1}, "wieght"),
     ],
 )
-def test_a_trial_that_makes_no_sense_is_refused(
-    client: Client, served: Service, asked: dict[str, Any], named: str
-) -> None:
+def test_invalid_trials_are_refused(client: Client, served: Service, asked: dict[str, Any], named: str) -> None:
     client.upload("m", toy(2.0))
     client.upload("m", toy(3.0))
     refused = httpx.post(f"{served.url}/api/v1/models/m/canary", json=asked)

@@ -1,4 +1,4 @@
-"""The bound on memory as clients meet it: what does not fit is refused with the figures, what serves goes on."""
+"""The memory budget over HTTP: a model that does not fit is refused with the numbers, and loaded models serve on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 import pytest
 
-from server.client import ApiError, Client
-from server.settings import MIB
+from lathe.server.client import ApiError, Client
+from lathe.server.settings import MIB
 from tests.server.api.service import service
 from tests.server.repository.world import toy
 
@@ -21,7 +21,7 @@ def answer(client: Client, model: str) -> float:
     return float(client.infer(model, {"x": ROW}).outputs["y"][0, 0])
 
 
-def test_a_model_that_does_not_fit_is_refused_and_loads_once_there_is_room(tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_refused_and_loads_once_it_fits(tmp_path: Path) -> None:
     with (
         service(tmp_path / "repo", max_memory=100 * MIB, queue_bytes=1 * MIB) as running,
         running.client() as client,

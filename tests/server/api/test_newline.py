@@ -1,4 +1,4 @@
-"""JSON answers end with a newline and are as long as they say; inference's are left as they are."""
+"""JSON answers end with a newline, and their length includes it; inference answers are unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.access.scopes import ROUTES
+from lathe.server.access.scopes import ROUTES
 from tests.server.api.service import Service, service
 from tests.server.repository.world import toy
 
@@ -25,9 +25,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize(("method", "template"), sorted(route for route in ROUTES if not route[1].endswith("/infer")))
-def test_every_answer_of_json_ends_its_line(running: Service, method: str, template: str) -> None:
+def test_every_json_answer_ends_with_a_newline(running: Service, method: str, template: str) -> None:
     url = running.url + re.sub(r"\{\w+\}", lambda found: PATH[found[0]], template)
-    with httpx.Client() as client:  # of one connection: a length that is wrong would break the second request
+    with httpx.Client() as client:  # one connection: a wrong length would break the second request
         for _ in range(2):
             answer = client.request(method, url)
             if answer.headers.get("content-type") == "application/json":
@@ -39,10 +39,10 @@ def test_every_answer_of_json_ends_its_line(running: Service, method: str, templ
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v2/models/none", "/api/v1/models/none"])
-def test_errors_end_their_line(running: Service, path: str) -> None:
+def test_errors_end_with_a_newline(running: Service, path: str) -> None:
     answer = httpx.get(running.url + path)
     assert answer.status_code == 404 and answer.content.endswith(b"}\n")
 
 
-def test_answers_of_inference_end_with_their_last_byte(running: Service) -> None:
+def test_inference_answers_have_no_newline(running: Service) -> None:
     assert httpx.post(f"{running.url}/v2/models/m/infer", json=BODY).content.endswith(b"}")

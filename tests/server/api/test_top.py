@@ -1,4 +1,4 @@
-"""`lathe top` and the dashboard: what they read is what the server says."""
+"""`lathe top` and the dashboard show the server's metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.cli_top import quantile, read, table
-from server.telemetry.gpus import READINGS
+from lathe.server.cli.top import parse_metrics, quantile, traffic_table
+from lathe.server.telemetry.gpus import READINGS
 from tests.server.api.service import service
 from tests.server.repository.world import toy
 
@@ -19,11 +19,11 @@ ROW = np.ones((1, 4), np.float32)
 
 
 def cells(now: str, before: str) -> dict[str, list[str]]:
-    shown = table(read(now, 2.0), read(before, 1.0))
+    shown = traffic_table(parse_metrics(now, 2.0), parse_metrics(before, 1.0))
     return {str(column.header): [str(cell) for cell in column.cells] for column in shown.columns}
 
 
-def test_rates_latencies_and_batches_between_two_looks(tmp_path: Path) -> None:
+def test_rates_latencies_and_batches_between_two_scrapes(tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running, running.client() as client:
         client.upload("m", toy(2.0, delay=0.02))
         client.infer("m", {"x": ROW})
@@ -38,7 +38,7 @@ def test_rates_latencies_and_batches_between_two_looks(tmp_path: Path) -> None:
     assert 15 < float(found["p50"][0].removesuffix(" ms")) < 1000
 
 
-def test_a_version_that_did_nothing_has_no_latency(tmp_path: Path) -> None:
+def test_a_version_without_requests_has_no_latency(tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running, running.client() as client:
         client.upload("m", toy(2.0))
         client.infer("m", {"x": ROW})
@@ -52,12 +52,12 @@ def test_quantiles_are_interpolated_in_their_bucket(share: float, expected: floa
     assert quantile({1.0: 10, 2.0: 20, float("inf"): 20}, share) == pytest.approx(expected)
 
 
-def test_beyond_the_last_bound_the_bound_is_all_that_is_known() -> None:
+def test_quantiles_beyond_the_last_bound_are_that_bound() -> None:
     assert quantile({1.0: 1, float("inf"): 10}, 0.99) == 1.0
     assert quantile({}, 0.5) is None
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are(tmp_path: Path) -> None:
+def test_the_dashboard_uses_existing_metrics(tmp_path: Path) -> None:
     dashboard = json.loads((PROJECT / "deploy" / "grafana" / "dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"\b(?:nv|lathe|process)_\w+", query)}

@@ -1,4 +1,4 @@
-"""The decision rule, simulated: equal versions pass, worse ones are caught within their first thousand requests."""
+"""The decision rule, simulated: equal versions pass, and worse ones are rolled back within a thousand requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from server.canary.evidence import OneRate, TwoRates
-from server.canary.guard import FALSE_ALARM, FIRST, Guard, Observation, Verdict
-from server.canary.plan import CanaryPlan
+from lathe.server.canary.evidence import OneRateTest, TwoRateTest
+from lathe.server.canary.guard import FALSE_ALARM, WARM_UP_REQUESTS, Guard, Observation, Verdict
+from lathe.server.canary.plan import CanaryPlan
 
 Draw = Callable[[random.Random], Observation]
 SOUND = Observation(failed=False, finite=True, seconds=0.0)
@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ramp:
-    """Shares that grow: each for so many of the candidate's requests, and the last one from then on."""
+    """Growing shares: each for this number of the candidate's requests, and the last one from then on."""
 
     weights: tuple[float, ...]
     requests: int
@@ -64,8 +64,8 @@ class Ramp:
         return self.weights[min(number // self.requests, len(self.weights) - 1)]
 
 
-def asked(weight: float) -> Ramp:
-    """What a trial does of which only the share was asked."""
+def ramp_of(weight: float) -> Ramp:
+    """The steps of a trial for which only the share was given."""
     steps = CanaryPlan(2, weight=weight).asked().steps
     return Ramp(tuple(step.weight for step in steps) or (weight,), steps[0].requests if steps else 1)
 
@@ -73,7 +73,7 @@ def asked(weight: float) -> Ramp:
 def simulate(
     seed: int, stable: Draw, candidate: Draw, share: float | Ramp, differing: float | None = None, most: int = 50_000
 ) -> Run:
-    """Go on until a verdict."""
+    """Simulate requests until there is a verdict."""
     rng = random.Random(seed)
     ramp = share if isinstance(share, Ramp) else Ramp((share,), 1)
     guard = Guard(weight := ramp.at(0), compares=differing is not None, most=most)
@@ -109,16 +109,16 @@ def test_an_equal_version_is_promoted(stable: Draw) -> None:
         (lognormal, 0.1),
         (failing_now_and_then, 0.3),
         (mostly_quick, 0.5),
-        (failing_now_and_then, asked(0.5)),
-        (mostly_quick, asked(0.5)),
+        (failing_now_and_then, ramp_of(0.5)),
+        (mostly_quick, ramp_of(0.5)),
         (failing_now_and_then, Ramp((0.01, 0.1, 0.5), 200)),
     ],
 )
-def test_an_equal_version_is_rolled_back_in_one_run_of_a_hundred_at_most(stable: Draw, share: float | Ramp) -> None:
+def test_an_equal_version_is_rolled_back_in_at_most_one_run_of_a_hundred(stable: Draw, share: float | Ramp) -> None:
     assert wrongly_rolled_back(1_000, stable, share) <= 1_000 * FALSE_ALARM
 
 
-def test_a_version_that_turns_out_worse_in_a_later_step_is_rolled_back() -> None:
+def test_a_version_that_becomes_worse_in_a_later_step_is_rolled_back() -> None:
     ramp = Ramp((0.01, 0.2, 0.3), 100)
     runs = [simulate(seed, lognormal, failing_in_two_percent, ramp) for seed in range(25)]
     assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
@@ -138,19 +138,19 @@ def test_a_version_that_turns_out_worse_in_a_later_step_is_rolled_back() -> None
 def test_a_worse_version_is_rolled_back_within_a_thousand_requests(
     stable: Draw, candidate: Draw, name: str, weight: float
 ) -> None:
-    runs = [simulate(seed, stable, candidate, asked(weight)) for seed in range(25)]
+    runs = [simulate(seed, stable, candidate, ramp_of(weight)) for seed in range(25)]
     assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
     assert all(run.reason.startswith(name) for run in runs)
     assert max(run.requests for run in runs) <= 1_000
 
 
-def test_a_version_that_answers_otherwise_is_rolled_back_within_a_thousand_requests() -> None:
+def test_a_version_with_other_answers_is_rolled_back_within_1000_requests() -> None:
     runs = [simulate(seed, lognormal, lognormal, 0.2, differing=0.05) for seed in range(25)]
     assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
     assert all(run.reason.startswith("differing") and run.requests <= 1_000 for run in runs)
 
 
-def test_what_cannot_be_decided_ends_with_the_stable_version() -> None:
+def test_an_undecided_trial_ends_with_the_stable_version() -> None:
     def somewhat_worse(rng: random.Random) -> Observation:
         return replace(lognormal(rng), failed=rng.random() < 0.005)
 
@@ -160,21 +160,21 @@ def test_what_cannot_be_decided_ends_with_the_stable_version() -> None:
 
 
 def test_the_evidence_against_equal_rates_is_an_e_value() -> None:
-    """Its mean stays at most 1 however the common rate is chosen; exact over all outcomes of three blocks."""
+    """Its mean is at most 1 for every common rate; exact over all outcomes of three blocks."""
     for rate in (0.01, 0.3, 0.9):
         for ratio in (1, 3):
-            assert _mean_evidence(TwoRates(0.1, ratio), rate, blocks=3) <= 1 + 1e-9
+            assert _mean_evidence(TwoRateTest(0.1, ratio), rate, blocks=3) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("ratios", [(3, 1, 2), (1, 4, 1), (1, 2, 3)])
 def test_the_evidence_stays_an_e_value_when_the_shares_change(ratios: tuple[int, ...]) -> None:
-    """A block may be as large as it likes, as long as what is in it has no say in that."""
+    """A block may have any size that does not depend on the outcomes in it."""
     for rate in (0.01, 0.3, 0.9):
-        assert _mean_evidence(TwoRates(0.1, ratios[0]), rate, blocks=3, ratios=ratios) <= 1 + 1e-9
+        assert _mean_evidence(TwoRateTest(0.1, ratios[0]), rate, blocks=3, ratios=ratios) <= 1 + 1e-9
 
 
-def test_what_ran_in_another_step_is_not_compared_with() -> None:
-    """At 1% the stable version's outcomes pile up; at 50% those of minutes ago would stand against each new one."""
+def test_outcomes_of_another_step_are_not_compared() -> None:
+    """At 1% outcomes of the stable version pile up; at 50% they would be old when they are compared."""
     guard = Guard(0.01)
     for _ in range(2_000):
         guard.stable(replace(SOUND, failed=True))
@@ -185,7 +185,7 @@ def test_what_ran_in_another_step_is_not_compared_with() -> None:
     assert (guard.failing.stable.trials, guard.failing.stable.events, guard.failing.candidate.trials) == (1, 0, 1)
 
 
-def _mean_evidence(test: TwoRates, rate: float, blocks: int, ratios: tuple[int, ...] = ()) -> float:
+def _mean_evidence(test: TwoRateTest, rate: float, blocks: int, ratios: tuple[int, ...] = ()) -> float:
     if blocks == 0:
         return math.exp(test.against)
     if ratios:
@@ -193,7 +193,7 @@ def _mean_evidence(test: TwoRates, rate: float, blocks: int, ratios: tuple[int, 
     total = 0.0
     for outcome in range(2 ** (test.ratio + 1)):
         bits = [bool(outcome >> i & 1) for i in range(test.ratio + 1)]
-        branch = TwoRates(test.harm, test.ratio, replace(test.stable), replace(test.candidate), test.against)
+        branch = TwoRateTest(test.harm, test.ratio, replace(test.stable), replace(test.candidate), test.against)
         for bad in bits[1:]:
             branch.add_stable(bad)
         branch.add_candidate(bits[0])
@@ -204,7 +204,7 @@ def _mean_evidence(test: TwoRates, rate: float, blocks: int, ratios: tuple[int, 
 
 def test_a_tolerated_rate_is_no_evidence() -> None:
     rng = random.Random(0)
-    test = OneRate(tolerated=0.05, harm=0.05)
+    test = OneRateTest(tolerated=0.05, harm=0.05)
     highest = 0.0
     for _ in range(5_000):
         test.add(rng.random() < 0.05)
@@ -213,13 +213,13 @@ def test_a_tolerated_rate_is_no_evidence() -> None:
     assert test.in_favour > math.log(200)
 
 
-def test_the_first_answers_of_a_candidate_say_nothing_of_its_latency() -> None:
-    """The batcher does not know yet where they run best, and their weights come from memory."""
+def test_the_first_answers_of_a_candidate_are_no_evidence_of_latency() -> None:
+    """The batcher does not know their cost yet, and the weights are not in the CPU's caches."""
     guard = Guard(0.1)
     for _ in range(1_000):
         guard.stable(SOUND)
     slow = replace(SOUND, seconds=1.0)
-    for _ in range(FIRST):
+    for _ in range(WARM_UP_REQUESTS):
         guard.candidate(slow)
     assert guard.verdict()[0] is Verdict.UNDECIDED
     assert all(finding.against <= 0 for finding in guard.findings())

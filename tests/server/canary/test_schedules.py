@@ -1,4 +1,4 @@
-"""Roll-outs in steps: their shares, their times, restarts, clocks that are set, and who did what."""
+"""Rollouts in steps: their shares, their times, restarts, clock changes, and the audit log."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.api.canary_schemas import CanaryAsked
-from server.canary.guard import Verdict
-from server.canary.plan import SCHEDULED, CanaryPlan
-from server.canary.schedule import Step, written
-from server.errors import BadRequest, Conflict, StorageFull
-from server.repository.live import LiveModel
-from server.repository.schedules import Clocks, Schedules
-from server.repository.store import Outcome
+from lathe.server.api.management.canary_schemas import CanaryAsked
+from lathe.server.canary.guard import Verdict
+from lathe.server.canary.plan import SCHEDULED, CanaryPlan
+from lathe.server.canary.steps import Step, format_time
+from lathe.server.errors import BadRequest, Conflict, StorageFull
+from lathe.server.repository.canary_schedules import CanarySchedules, Clocks
+from lathe.server.repository.live_models import LiveModel
+from lathe.server.repository.store import Outcome
 from tests.server.canary.test_trials import NOBODY, ask, ask_many, trial
 from tests.server.jobs.test_crash import server as process
 from tests.server.repository.world import ToyModel, World, run, toy, world
-from tests.server.threaded import until
+from tests.server.server_thread import until
 
 STEPS = (Step(0.01, 600.0), Step(0.1, 1800.0), Step(0.5, 3600.0))
 
@@ -41,10 +41,10 @@ class Time:
 
 @dataclass
 class Server:
-    """One server over a repository, and its view of the time."""
+    """One server over a repository, with its own clocks."""
 
     world: World
-    schedules: Schedules
+    schedules: CanarySchedules
 
     @property
     def plan(self) -> CanaryPlan | None:
@@ -62,13 +62,13 @@ class Server:
 async def server(root: Path, time: Time) -> AsyncIterator[Server]:
     async with world(root) as w:
         clocks = Clocks(lambda: time.monotonic, lambda: time.wall)
-        yield Server(w, Schedules(w.rollout._models, w.rollout.trials, clocks))
+        yield Server(w, CanarySchedules(w.rollout._models, w.rollout.trials, clocks))
 
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     found = Time(1_900_000_000.0)
-    monkeypatch.setattr("server.repository.trials.time.time", lambda: found.wall)
+    monkeypatch.setattr("lathe.server.repository.trials.time.time", lambda: found.wall)
     return found
 
 
@@ -78,7 +78,7 @@ async def begin(s: Server, candidate: bytes = b"", **plan: Any) -> None:
     await s.world.rollout.trials.start("m", CanaryPlan(2, **{"steps": STEPS, **plan}), NOBODY)
 
 
-def test_a_roll_out_goes_through_its_steps_and_then_live(tmp_path: Path, time: Time) -> None:
+def test_a_rollout_goes_through_its_steps_and_then_live(tmp_path: Path, time: Time) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
             await begin(s)
@@ -93,7 +93,7 @@ def test_a_roll_out_goes_through_its_steps_and_then_live(tmp_path: Path, time: T
                 assert s.plan.weight == step.weight
                 time.pass_by(1)
             await s.schedules.look()
-            assert (s.step, s.world.live()) == (2, 1)  # nobody has found it good enough yet
+            assert (s.step, s.world.live()) == (2, 1)  # there is no verdict yet
             while s.plan is not None:
                 await ask_many(s.world, 100)
             assert s.world.live() == 2
@@ -108,7 +108,7 @@ def test_a_roll_out_goes_through_its_steps_and_then_live(tmp_path: Path, time: T
     run(scenario())
 
 
-def test_a_candidate_that_has_passed_waits_for_the_end_of_its_last_step(tmp_path: Path, time: Time) -> None:
+def test_a_passed_candidate_waits_for_the_end_of_its_last_step(tmp_path: Path, time: Time) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
             await begin(s, steps=(Step(0.5, 600.0),))
@@ -117,7 +117,7 @@ def test_a_candidate_that_has_passed_waits_for_the_end_of_its_last_step(tmp_path
             assert (trial(s.world).verdict.value, s.world.live()) == ("promote", 1)
             time.pass_by(600.0)
             await s.schedules.look()
-            while s.plan is not None:  # written down in the background
+            while s.plan is not None:  # written in the background
                 await ask(s.world)
             assert s.world.live() == 2
 
@@ -147,7 +147,7 @@ def test_a_bad_candidate_is_rolled_back_in_any_step(tmp_path: Path, time: Time) 
 def test_a_rejected_candidate_stays_rejected_when_its_last_step_ends(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The verdict is final, though it cannot be written down yet, and whatever the evidence says later."""
+    """The verdict is final, even if it cannot be written yet, and whatever the evidence says later."""
     told: list[Verdict] = []
 
     async def scenario() -> None:
@@ -169,7 +169,7 @@ def test_a_rejected_candidate_stays_rejected_when_its_last_step_ends(
     run(scenario())
 
 
-def test_one_roll_out_that_cannot_be_moved_on_holds_up_no_other(
+def test_a_rollout_that_cannot_proceed_does_not_delay_others(
     tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -192,10 +192,10 @@ def test_one_roll_out_that_cannot_be_moved_on_holds_up_no_other(
             assert s.step == 1
 
     run(scenario())
-    assert "a roll-out could not be moved on" in caplog.text
+    assert "a rollout could not be advanced" in caplog.text
 
 
-def test_evidence_and_keys_stay_from_step_to_step(tmp_path: Path, time: Time) -> None:
+def test_evidence_and_sticky_keys_persist_from_step_to_step(tmp_path: Path, time: Time) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
             await begin(s, steps=(Step(0.2, 60.0), Step(0.5, 60.0)))
@@ -212,7 +212,7 @@ def test_evidence_and_keys_stay_from_step_to_step(tmp_path: Path, time: Time) ->
     run(scenario())
 
 
-def test_a_restart_goes_on_where_the_step_was(tmp_path: Path, time: Time) -> None:
+def test_a_restart_continues_the_current_step(tmp_path: Path, time: Time) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
             await begin(s)
@@ -234,7 +234,7 @@ def test_a_restart_goes_on_where_the_step_was(tmp_path: Path, time: Time) -> Non
 
 
 @pytest.mark.parametrize("jump", [-1e6, 1e6])
-def test_setting_the_clock_while_a_server_runs_moves_nothing(tmp_path: Path, time: Time, jump: float) -> None:
+def test_setting_the_clock_of_a_running_server_changes_nothing(tmp_path: Path, time: Time, jump: float) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
             await begin(s)
@@ -254,7 +254,7 @@ def test_setting_the_clock_while_a_server_runs_moves_nothing(tmp_path: Path, tim
 def test_a_clock_set_while_no_server_runs_costs_at_most_one_step(
     tmp_path: Path, time: Time, jump: float, step: int, left: float
 ) -> None:
-    """Set back, the step begins anew; set forward, it is over, and the next one takes its whole time."""
+    """Set back, the step starts again; set forward, it is over, and the next one takes its whole time."""
 
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
@@ -268,10 +268,10 @@ def test_a_clock_set_while_no_server_runs_costs_at_most_one_step(
     run(scenario())
 
 
-def test_nothing_happens_before_its_time(tmp_path: Path, time: Time) -> None:
+def test_a_rollout_does_not_start_before_its_time(tmp_path: Path, time: Time) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
-            await begin(s, start_at=written(time.wall + 3600.0), shadow=1.0)
+            await begin(s, start_at=format_time(time.wall + 3600.0), shadow=1.0)
             await s.schedules.look()
             assert s.plan is not None and (s.step, s.schedules.left("m", s.plan)) == (SCHEDULED, 3600.0)
             assert await ask_many(s.world, 100) == {1: 100}
@@ -287,7 +287,7 @@ def test_nothing_happens_before_its_time(tmp_path: Path, time: Time) -> None:
 
 
 def test_a_large_share_begins_as_a_smaller_one(tmp_path: Path, time: Time) -> None:
-    """No time has to pass, only requests; and who passes before goes live before."""
+    """The smaller steps need only requests, not time; a candidate that passes earlier goes live earlier."""
 
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
@@ -305,12 +305,12 @@ def test_a_large_share_begins_as_a_smaller_one(tmp_path: Path, time: Time) -> No
     run(scenario())
 
 
-def test_a_start_without_steps(tmp_path: Path, time: Time) -> None:
-    """One step, over as soon as the candidate has passed."""
+def test_a_trial_without_steps_is_one_step(tmp_path: Path, time: Time) -> None:
+    """The step is over when the candidate has passed."""
 
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
-            await begin(s, steps=(), weight=0.5, start_at=written(time.wall + 10.0))
+            await begin(s, steps=(), weight=0.5, start_at=format_time(time.wall + 10.0))
             time.pass_by(10.0)
             await s.schedules.look()
             await s.schedules.look()
@@ -321,7 +321,7 @@ def test_a_start_without_steps(tmp_path: Path, time: Time) -> None:
     run(scenario())
 
 
-def test_two_servers_make_each_step_once(tmp_path: Path, time: Time) -> None:
+def test_two_servers_make_each_step_only_once(tmp_path: Path, time: Time) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
             await begin(s)
@@ -330,7 +330,7 @@ def test_two_servers_make_each_step_once(tmp_path: Path, time: Time) -> None:
                     await one.schedules.look()
                 time.pass_by(600.0)
                 await s.schedules.look()
-                await other.schedules.look()  # it has not seen the other's change yet
+                await other.schedules.look()  # it has not seen the other server's change yet
                 await other.world.rollout.sync("m")
                 assert s.plan == other.plan and s.step == 1
                 assert trial(other.world).plan.weight == 0.1
@@ -339,25 +339,23 @@ def test_two_servers_make_each_step_once(tmp_path: Path, time: Time) -> None:
     run(scenario())
 
 
-def test_a_step_that_cannot_be_written_is_tried_again(
-    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_cannot_be_written_is_retried(tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with server(tmp_path, time) as s:
             await begin(s)
             await s.schedules.look()
-            write = s.world.store.try_out
+            write = s.world.store.change_trial
 
             def full(*_: Any, **__: Any) -> Outcome:
                 raise StorageFull("the disk is full")
 
-            monkeypatch.setattr(s.world.store, "try_out", full)
+            monkeypatch.setattr(s.world.store, "change_trial", full)
             time.pass_by(600.0)
             await s.schedules.look()
             assert s.step == 0
-            monkeypatch.setattr(s.world.store, "try_out", write)
+            monkeypatch.setattr(s.world.store, "change_trial", write)
             await s.schedules.look()
-            assert s.step == 0  # not at once again
+            assert s.step == 0  # not again at once
             time.pass_by(5.0)
             await s.schedules.look()
             assert s.step == 1
@@ -394,13 +392,13 @@ def test_no_step_begins_without_both_versions(tmp_path: Path, time: Time) -> Non
         ({"start_at": "2026-01-31T02:00:00"}, "start_at: expected a time with its zone"),
     ],
 )
-def test_what_is_no_schedule_is_refused(plan: dict[str, Any], message: str) -> None:
+def test_an_invalid_schedule_is_refused(plan: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         CanaryPlan(2, **plan).asked()
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
-def test_a_time_to_start_is_within_the_years_of_utc(time: str) -> None:
+def test_a_start_time_is_within_the_years_of_utc(time: str) -> None:
     with pytest.raises(ValidationError, match="start_at") as refused:
         CanaryAsked.model_validate({"version": 2, "start_at": time})
     assert "expected a time from year 1 to 9999 in UTC" in str(refused.value)
@@ -415,8 +413,8 @@ def test_a_plan_reads_as_it_was_written() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1])
-def test_a_server_that_is_killed_between_steps_goes_on_where_it_was(tmp_path: Path, step: int) -> None:
-    """With the machine's own clocks, and a process that gets no chance to write anything down."""
+def test_a_server_killed_between_steps_continues_after_the_restart(tmp_path: Path, step: int) -> None:
+    """With the machine's own clocks, and a process that cannot write anything at its end."""
     steps = [{"weight": weight, "seconds": seconds} for weight, seconds in ((0.1, 1.5), (0.2, 1.5), (0.4, 3600.0))]
     with process(tmp_path / "repo") as first:
         first.client.upload("m", toy(1.0))

@@ -1,4 +1,4 @@
-"""Candidates take their share of the traffic and are promoted or rolled back by themselves."""
+"""Candidates get their share of the traffic, and are promoted or rolled back automatically."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.access.authority import Authority
-from server.canary.plan import CanaryPlan
-from server.canary.traffic import SHADOWS, Trial
-from server.dataplane import DataPlane
-from server.errors import BadRequest, Conflict, NotFound, ServerError, StorageFull
-from server.repository import trials
-from server.repository.store import Origin, Outcome
-from server.types import InferRequest, InferResult
+from lathe.server.access.authority import Authority
+from lathe.server.canary.plan import CanaryPlan
+from lathe.server.canary.traffic import MAX_SHADOWS_IN_FLIGHT, Trial
+from lathe.server.errors import BadRequest, Conflict, NotFound, ServerError, StorageFull
+from lathe.server.repository import trials
+from lathe.server.repository.store import Origin, Outcome
+from lathe.server.serving.dataplane import DataPlane
+from lathe.server.types import InferRequest, InferResult
 from tests.server.repository.world import ToyModel, World, run, toy, world
 
 NOBODY = Origin("test")
@@ -28,7 +28,7 @@ ROW = np.ones((1, 4), np.float32)
 
 
 @asynccontextmanager
-async def tried(root: Path, candidate: bytes, **plan: Any) -> AsyncIterator[World]:
+async def with_trial(root: Path, candidate: bytes, **plan: Any) -> AsyncIterator[World]:
     """Version 1 live, version 2 on trial."""
     async with world(root) as w:
         await w.push(toy(1.0))
@@ -55,7 +55,7 @@ async def ask_many(w: World, count: int) -> Counter[int]:
 
 
 async def ask_until_decided(w: World, most: int) -> Counter[int]:
-    """Send requests until the trial has ended, at most ``most``; then wait while that is written down."""
+    """Send requests until the trial has ended, at most `most`; then wait until that is written."""
     seen: Counter[int] = Counter()
     while w.model("m").aliases.canary is not None and seen.total() < most:
         seen += await ask_many(w, 20)
@@ -77,9 +77,9 @@ async def last_change(w: World) -> tuple[str, str, str]:
     return record.action, record.actor, record.reason
 
 
-def test_a_candidate_gets_its_share_of_what_names_no_version(tmp_path: Path) -> None:
+def test_a_candidate_gets_its_share_of_requests_without_a_version(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.2) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.2) as w:
             seen = await ask_many(w, 400)
             assert abs(seen[2] - 80) <= 2
             assert seen[1] + seen[2] == 400
@@ -89,9 +89,9 @@ def test_a_candidate_gets_its_share_of_what_names_no_version(tmp_path: Path) -> 
     run(scenario())
 
 
-def test_equal_keys_go_the_same_way(tmp_path: Path) -> None:
+def test_equal_keys_get_the_same_version(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.5) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.5) as w:
             keys = [f"user {i}" for i in range(200)]
             first = [(await ask(w, key)).ref.version for key in keys]
             assert first == [(await ask(w, key)).ref.version for key in keys]
@@ -102,7 +102,7 @@ def test_equal_keys_go_the_same_way(tmp_path: Path) -> None:
 
 def test_an_equal_version_is_promoted_and_can_be_rolled_back(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.5, shadow=0.5) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.5, shadow=0.5) as w:
             await ask_until_decided(w, 20_000)
             action, actor, reason = await last_change(w)
             assert (action, actor, w.live()) == ("promoted", "guard", 2)
@@ -126,21 +126,21 @@ def test_a_worse_version_is_rolled_back(
     tmp_path: Path, candidate: bytes, plan: dict[str, float], name: str, most: int
 ) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, candidate, **plan) as w:
+        async with with_trial(tmp_path, candidate, **plan) as w:
             seen = await ask_until_decided(w, int(most / plan["weight"]))
             action, actor, reason = await last_change(w)
             assert (action, actor, w.live()) == ("rolled_back", "guard", 1)
             assert reason.startswith(name), reason
             assert seen[0] + seen[2] <= most
-            assert seen[0] <= most / 50 + 1  # what failed is the candidate's own share
+            assert seen[0] <= most / 50 + 1  # the candidate's share failed
             assert (await ask_many(w, 50))[1] == 50
 
     run(scenario())
 
 
-def test_a_shadowed_version_answers_nobody(tmp_path: Path) -> None:
+def test_a_shadowed_version_answers_no_caller(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.01), weight=0.0, shadow=1.0) as w:
+        async with with_trial(tmp_path, toy(1.01), weight=0.0, shadow=1.0) as w:
             seen = await ask_until_decided(w, 2_000)
             assert seen.keys() == {1}
             assert (await last_change(w))[2].startswith("differing: 100.00%")
@@ -150,16 +150,16 @@ def test_a_shadowed_version_answers_nobody(tmp_path: Path) -> None:
 
 def test_within_the_tolerance_answers_agree(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.01), weight=0.0, shadow=1.0, rtol=0.02) as w:
+        async with with_trial(tmp_path, toy(1.01), weight=0.0, shadow=1.0, rtol=0.02) as w:
             await ask_until_decided(w, 20_000)
             assert (await last_change(w))[0] == "promoted"
 
     run(scenario())
 
 
-def test_a_passed_candidate_waits_for_somebody_where_it_is_not_to_go_live_by_itself(tmp_path: Path) -> None:
+def test_a_passed_candidate_without_promotion_waits_for_a_person(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.5, promote=False) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.5, promote=False) as w:
             while trial(w).verdict.value == "undecided":
                 await ask_many(w, 100)
             seen = await ask_many(w, 100)
@@ -169,9 +169,9 @@ def test_a_passed_candidate_waits_for_somebody_where_it_is_not_to_go_live_by_its
     run(scenario())
 
 
-def test_what_moves_the_live_version_ends_a_trial_and_what_does_not_leaves_it(tmp_path: Path) -> None:
+def test_a_trial_ends_when_the_live_version_changes(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(2.0)) as w:
+        async with with_trial(tmp_path, toy(2.0)) as w:
             await w.push(toy(3.0))
             await w.rollout.set_alias("m", "blue", 3, NOBODY)
             assert trial(w).plan.version == 2
@@ -184,9 +184,9 @@ def test_what_moves_the_live_version_ends_a_trial_and_what_does_not_leaves_it(tm
     run(scenario())
 
 
-def test_a_trial_can_be_cancelled_and_another_begun(tmp_path: Path) -> None:
+def test_a_trial_can_be_cancelled_and_another_started(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.5) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.5) as w:
             first = trial(w)
             await w.rollout.trials.cancel("m", NOBODY)
             assert await ask_many(w, 20) == {1: 20}
@@ -199,9 +199,9 @@ def test_a_trial_can_be_cancelled_and_another_begun(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_cannot_be_tried_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_an_invalid_trial_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0)) as w:
+        async with with_trial(tmp_path, toy(1.0)) as w:
             await w.push(toy(1.0, (-1, 5)))
             plan, generation = trial(w).plan, w.model("m").aliases.generation
             for candidate, error, message in (
@@ -222,9 +222,9 @@ def test_what_cannot_be_tried_is_refused_and_changes_nothing(tmp_path: Path) -> 
     run(scenario())
 
 
-def test_a_trial_goes_on_after_a_restart_and_is_seen_by_other_servers(tmp_path: Path) -> None:
+def test_a_trial_survives_a_restart_and_is_seen_by_other_servers(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.5) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.5) as w:
             plan = trial(w).plan
         async with world(tmp_path) as w, world(tmp_path) as other:
             assert trial(w).plan == trial(other).plan == plan
@@ -236,11 +236,12 @@ def test_a_trial_goes_on_after_a_restart_and_is_seen_by_other_servers(tmp_path: 
     run(scenario())
 
 
-def test_a_verdict_that_comes_late_changes_nothing(tmp_path: Path) -> None:
-    """Two servers reach a verdict; the second finds that the trial has ended, even if an equal one has begun since."""
+def test_a_late_verdict_changes_nothing(tmp_path: Path) -> None:
+    """Two servers reach a verdict; the second finds that the trial has ended, even if an equal one has started
+    since."""
 
     async def scenario() -> None:
-        async with tried(tmp_path, toy(float("nan")), weight=0.5) as w, world(tmp_path) as other:
+        async with with_trial(tmp_path, toy(float("nan")), weight=0.5) as w, world(tmp_path) as other:
             await ask_until_decided(w, 200)
             await w.rollout.trials.start("m", CanaryPlan(2, weight=0.5), NOBODY)
             while trial(other).verdict.value == "undecided":
@@ -252,9 +253,9 @@ def test_a_verdict_that_comes_late_changes_nothing(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_callers_do_wrong_is_not_held_against_the_candidate(tmp_path: Path) -> None:
+def test_errors_of_callers_do_not_count_against_the_candidate(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.5) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.5) as w:
             plane = DataPlane(w.registry, Authority("127.0.0.1"))
             for _ in range(40):
                 with pytest.raises(BadRequest):
@@ -264,9 +265,9 @@ def test_what_callers_do_wrong_is_not_held_against_the_candidate(tmp_path: Path)
     run(scenario())
 
 
-def test_callers_that_give_up_count_against_the_candidate(tmp_path: Path) -> None:
+def test_cancelled_requests_count_against_the_candidate(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0, delay=0.03), weight=0.2) as w:
+        async with with_trial(tmp_path, toy(1.0, delay=0.03), weight=0.2) as w:
             for _ in range(400):
                 if w.model("m").aliases.canary is None:
                     break
@@ -277,9 +278,9 @@ def test_callers_that_give_up_count_against_the_candidate(tmp_path: Path) -> Non
     run(scenario())
 
 
-def test_a_candidate_that_passed_and_stays_is_still_watched(tmp_path: Path) -> None:
+def test_a_passed_candidate_is_still_watched(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=0.5, promote=False) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=0.5, promote=False) as w:
             while trial(w).verdict.value == "undecided":
                 await ask_many(w, 100)
             model = w.registry.resolve("m", "2").model
@@ -295,15 +296,15 @@ def test_a_verdict_that_cannot_be_written_is_written_later(tmp_path: Path, monke
     monkeypatch.setattr(trials, "RETRY", 0.02)
 
     async def scenario() -> None:
-        async with tried(tmp_path, toy(float("nan")), weight=0.5) as w:
-            write, failures = w.store.try_out, [StorageFull("the disk is full")] * 3
+        async with with_trial(tmp_path, toy(float("nan")), weight=0.5) as w:
+            write, failures = w.store.change_trial, [StorageFull("the disk is full")] * 3
 
             def fail_first(*arguments: Any, **more: Any) -> Outcome:
                 if failures:
                     raise failures.pop()
                 return write(*arguments, **more)
 
-            monkeypatch.setattr(w.store, "try_out", fail_first)
+            monkeypatch.setattr(w.store, "change_trial", fail_first)
             await ask_until_decided(w, 2_000)
             assert not failures
             assert (await last_change(w))[0] == "rolled_back"
@@ -311,18 +312,18 @@ def test_a_verdict_that_cannot_be_written_is_written_later(tmp_path: Path, monke
     run(scenario())
 
 
-def test_the_smallest_share_is_a_share(tmp_path: Path) -> None:
+def test_the_smallest_share_gets_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0), weight=1e-310) as w:
+        async with with_trial(tmp_path, toy(1.0), weight=1e-310) as w:
             assert await ask_many(w, 50) == {1: 50}
 
     run(scenario())
 
 
-def test_copies_do_not_queue_up_before_callers(tmp_path: Path) -> None:
+def test_copies_for_a_shadowed_version_do_not_delay_callers(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with tried(tmp_path, toy(1.0, delay=0.02), weight=0.0, shadow=1.0) as w:
-            await ask_many(w, 4 * SHADOWS)
-            assert w.registry.resolve("m", "2").in_flight <= SHADOWS + 1
+        async with with_trial(tmp_path, toy(1.0, delay=0.02), weight=0.0, shadow=1.0) as w:
+            await ask_many(w, 4 * MAX_SHADOWS_IN_FLIGHT)
+            assert w.registry.resolve("m", "2").in_flight <= MAX_SHADOWS_IN_FLIGHT + 1
 
     run(scenario())

@@ -1,5 +1,6 @@
-"""`push` of what needs no PyTorch: scikit-learn's estimators against their own predictions, ONNX in all its forms, and
-whatever is refused. tests/exporters/test_push.py pushes PyTorch's models."""
+"""`push` without PyTorch: scikit-learn's estimators compared with their own predictions, and ONNX in all its forms.
+
+Also everything that is refused. tests/exporters/test_push.py pushes PyTorch's models."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ import onnx
 import pytest
 from sklearn import cluster, datasets, ensemble, feature_extraction, linear_model, pipeline, preprocessing, svm
 
-import core
-from core import nn
-from server.client import AsyncClient, Client, ClientError
-from server.client.exporting import Options, exported
+import lathe
+from lathe import nn
+from lathe.server.client import AsyncClient, Client, ClientError
+from lathe.server.client.exporting import Options, export_model
 from tests.server.api.test_cli import server_process
-from tests.server.commands.running import lathe
+from tests.server.commands.running import run_lathe
 
 pytestmark = pytest.mark.timeout(600)
 IRIS = datasets.load_iris()
@@ -52,7 +53,7 @@ CLASSIFIERS = {
 
 
 @pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_a_classifier_tells_labels_and_probabilities(kind: str, client: Client) -> None:
+def test_a_classifier_returns_labels_and_probabilities(kind: str, client: Client) -> None:
     model = CLASSIFIERS[kind].fit(X, NAMES)
     assert client.push(kind, model).live
     answer = client.infer(kind, {"X": X})
@@ -66,14 +67,14 @@ def test_a_classifier_tells_labels_and_probabilities(kind: str, client: Client) 
     ("model", "ask"),
     [
         (linear_model.Ridge(), "predict"),
-        (svm.LinearSVC(), "predict"),  # a classifier that never knew of maps
+        (svm.LinearSVC(), "predict"),  # a classifier whose converter never makes maps
         (preprocessing.StandardScaler(), "transform"),
         (ensemble.IsolationForest(n_estimators=10, random_state=0), "predict"),
         (cluster.KMeans(3, random_state=0, n_init=1), "predict"),
     ],
     ids=lambda given: type(given).__name__ if not isinstance(given, str) else given,
 )
-def test_other_estimators(model: Any, ask: str, client: Client) -> None:
+def test_other_estimators_predict_alike(model: Any, ask: str, client: Client) -> None:
     model.fit(X, IRIS.target)
     name = type(model).__name__.lower()
     client.push(name, model)
@@ -82,7 +83,7 @@ def test_other_estimators(model: Any, ask: str, client: Client) -> None:
     np.testing.assert_allclose(got.reshape(expected.shape), expected, 1e-3, 1e-4)
 
 
-def test_an_example_says_types_and_texts(client: Client) -> None:
+def test_an_example_determines_types_and_text_columns(client: Client) -> None:
     wide = linear_model.LinearRegression().fit(IRIS.data, IRIS.target)
     client.push("wide", wide, IRIS.data[:1])
     assert client.describe("wide")["inputs"][0]["datatype"] == "FP64"
@@ -91,7 +92,7 @@ def test_an_example_says_types_and_texts(client: Client) -> None:
 
     texts = pipeline.make_pipeline(feature_extraction.text.CountVectorizer(), linear_model.LogisticRegression())
     texts.fit(TEXTS, [0, 1, 2, 3] * 3)
-    with pytest.raises(ClientError, match=r"content: Pipeline does not say how wide its rows are; give an example"):
+    with pytest.raises(ClientError, match=r"content: Pipeline has no n_features_in_; give an example"):
         client.push("texts", texts)
     client.push("texts", texts, TEXTS[:1])
     got = client.infer("texts", {"X": np.array(TEXTS, object)})["label"]
@@ -110,43 +111,45 @@ def test_both_clients_push_in_one_call(url: str) -> None:
     np.testing.assert_allclose(asyncio.run(push())[:, 0], model.predict(X[:3]), 1e-4)
 
 
-def test_the_same_estimator_is_the_same_file() -> None:
-    """Else a push that is repeated with its idempotency key would be refused."""
+def test_the_same_estimator_is_exported_to_the_same_file() -> None:
+    """Otherwise the repetition of a push with its idempotency key would be refused."""
     for model in (*CLASSIFIERS.values(), linear_model.Ridge(), preprocessing.StandardScaler()):
         model.fit(X, IRIS.target)
         digests = []
         for _ in range(2):
-            with exported(model, Options()) as body:
+            with export_model(model, Options()) as body:
                 digests.append(body.sha256())
         assert digests[0] == digests[1], model
 
 
-# -- what there is in ONNX --------------------------------------------------------------------------------------------
+# -- ONNX
+# ---------------------------------------------------------------------------------------------------------------
 
 
-def doubled() -> core.Graph:
+def doubled() -> lathe.Graph:
     return nn.trace(lambda x: x + x, {"x": "float32[n,4]"}, ["y"])
 
 
 def test_onnx_in_every_form_is_the_same_upload(tmp_path: Path) -> None:
-    data = core.export(doubled())
+    data = lathe.export(doubled())
     (tmp_path / "model.onnx").write_bytes(data)
     forms = (data, tmp_path / "model.onnx", str(tmp_path / "model.onnx"), onnx.load_from_string(data), doubled())
     for form in forms:
-        with exported(form, Options()) as body:
+        with export_model(form, Options()) as body:
             sent = b"".join(body.pieces())
         assert onnx.load_from_string(sent) == onnx.load_from_string(data), type(form)
 
 
-def test_weights_in_other_files_go_along(tmp_path: Path) -> None:
-    model = onnx.load_from_string(core.export(nn.trace(nn.Linear(64, 64), {"x": "float32[n,64]"})))
+def test_weights_in_other_files_are_uploaded(tmp_path: Path) -> None:
+    model = onnx.load_from_string(lathe.export(nn.trace(nn.Linear(64, 64), {"x": "float32[n,64]"})))
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
-    with exported(tmp_path / "model.onnx", Options()) as body:
+    with export_model(tmp_path / "model.onnx", Options()) as body:
         assert body.content_type == "application/x-tar"
         assert body.size > 64 * 64 * 4
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refusals
+# -----------------------------------------------------------------------------------------------------------
 
 
 def torch_archive(path: Path, member: str) -> Path:
@@ -162,14 +165,14 @@ def pickled(path: Path, protocol: int) -> Path:
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a number": (lambda _: 7, {}, "content: expected an ONNX file (path, bytes or onnx.ModelProto), a pipeline.toml"),
-    "a function": (lambda _: doubled, {}, "or a core.Graph, got builtins.function"),
+    "a function": (lambda _: doubled, {}, "or a lathe.Graph, got builtins.function"),
     "a class": (lambda _: linear_model.Ridge, {}, "got the class sklearn.linear_model._ridge.Ridge, not an object"),
-    "a module": (lambda _: nn.Linear(2, 2), {}, "got core.nn.linear.Linear: trace it first, core.nn.trace(model, "),
+    "a module": (lambda _: nn.Linear(2, 2), {}, "Linear: trace it first, lathe.nn.trace(model, "),
     "not fitted": (lambda _: linear_model.Ridge(), {}, "content: This Ridge instance is not fitted yet."),
     "no converter": (lambda _: cluster.DBSCAN().fit(X), {}, "content: skl2onnx: "),
-    "an option": (lambda _: doubled(), {"example": X}, "example: says nothing about a core.Graph"),
-    "other names": (lambda _: linear_model.Ridge().fit(X, X), {"input_names": ["x"]}, "input_names: says nothing"),
-    "a Python": (lambda _: b"onnx", {"python": "python3"}, "python: says nothing about the bytes of an ONNX file"),
+    "an option": (lambda _: doubled(), {"example": X}, "example: does not apply to a lathe.Graph"),
+    "other names": (lambda _: linear_model.Ridge().fit(X, X), {"input_names": ["x"]}, "input_names: does not apply"),
+    "a Python": (lambda _: b"onnx", {"python": "python3"}, "python: does not apply to the bytes of an ONNX file"),
     "torch.save": (lambda to: torch_archive(to / "m.pt", "data.pkl"), {}, "m.pt: holds pickled objects (torch.save)"),
     "a pickle": (lambda to: pickled(to / "m.pkl", 2), {}, "m.pkl: is a pickle; load it in Python, and push the model"),
     "a new pickle": (lambda to: pickled(to / "m.pkl", 5), {}, "m.pkl: is a pickle"),
@@ -188,9 +191,9 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_pushed_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_pushed_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     make, options, complaint = REFUSED[case]
-    with Client("http://127.0.0.1:9") as client, pytest.raises(ClientError) as refused:  # no server is asked
+    with Client("http://127.0.0.1:9") as client, pytest.raises(ClientError) as refused:  # no request is sent
         client.push("m", make(tmp_path), **options)
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -203,16 +206,16 @@ def test_a_missing_converter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         client.push("m", model)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_refused() -> None:
     with Client("http://127.0.0.1:9") as client, pytest.raises(FileNotFoundError, match=r"none\.onnx"):
         client.push("m", "none.onnx")
 
 
-def test_pushing_imports_no_library_of_others(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(core.export(doubled()))
+def test_pushing_onnx_imports_no_framework(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(lathe.export(doubled()))
     script = """
 import sys
-from server.client import Client, ClientError
+from lathe.server.client import Client, ClientError
 try:
     Client("http://127.0.0.1:9").push("m", sys.argv[1])
 except ClientError as error:
@@ -222,12 +225,12 @@ assert not {"torch", "sklearn", "skl2onnx", "onnxscript"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", script, tmp_path / "m.onnx"], check=True)
 
 
-def test_the_command_line_names_what_is_missing(tmp_path: Path) -> None:
+def test_the_command_line_names_the_missing_package(tmp_path: Path) -> None:
     program = torch_archive(tmp_path / "m.pt2", "archive_format")
-    said = lathe("push", "m", str(program), "--url", "http://127.0.0.1:9", fails=True)
+    said = run_lathe("push", "m", str(program), "--url", "http://127.0.0.1:9", fails=True)
     assert said == (
         f"error: {program}: a .pt2 file needs torch and onnxscript, and {sys.executable} has no torch (No module named "
         "'torch')\n"
     )
-    said = lathe("push", "m", str(program), "--python", "/none", "--url", "http://127.0.0.1:9", fails=True)
+    said = run_lathe("push", "m", str(program), "--python", "/none", "--url", "http://127.0.0.1:9", fails=True)
     assert said == "error: python /none: No such file or directory\n"

@@ -1,4 +1,4 @@
-"""Commands run as users type them, in this process or in one of their own."""
+"""Runs commands as users type them, in this process or in a process of their own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from server.cli import app
+from lathe.server.cli.app import app
 
 PROJECT = Path(__file__).parents[3]
 
 
-def lathe(*arguments: str, fails: bool = False, env: Mapping[str, str | None] | None = None) -> str:
-    """Run a command in this process, on a wide terminal; return all that it printed."""
+def run_lathe(*arguments: str, fails: bool = False, env: Mapping[str, str | None] | None = None) -> str:
+    """Run a command in this process, on a wide terminal; return its whole output."""
     result = CliRunner().invoke(
         app, arguments, env={"COLUMNS": "240", "LATHE_URL": None, "LATHE_KEY": None, **(env or {})}
     )
@@ -35,10 +35,10 @@ def cells(shown: str) -> list[list[str]]:
 def lathe_process(
     *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 60, name: str | None = None
 ) -> tuple[int, str]:
-    """Run a command in a process of its own, under a name; return its exit status and what it wrote to stderr."""
+    """Run a command in a process of its own, under a name; return its exit status and its stderr."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
     done = subprocess.run(
-        [sys.executable, "-c", f"from server.cli import app; app(prog_name={name!r})", *arguments],
+        [sys.executable, "-c", f"from lathe.server.cli.app import app; app(prog_name={name!r})", *arguments],
         cwd=PROJECT,
         env={**plain, "PYTHONPATH": str(PROJECT), "COLUMNS": "240", **(env or {})},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What help says of every command, and what can be typed without having read it."""
+"""The help of every command, and command lines that work without having read it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from server.api.modelinfo import VERSION
-from server.cli import app
+from lathe.server.api.v2.model_info import VERSION
+from lathe.server.cli.app import app
 from tests.server.api.service import service
-from tests.server.commands.running import PROJECT, lathe, lathe_process
+from tests.server.commands.running import PROJECT, lathe_process, run_lathe
 from tests.server.repository.world import toy
 
-GUESSED = {"models", "versions", "promote", "alias", "delete", "load", "unload", "infer", "status", "audit", "health"}
-ALONE = {  # ask no server
+GUESSABLE = {"models", "versions", "promote", "alias", "delete", "load", "unload", "infer", "status", "audit", "health"}
+ALONE = {  # commands that send no request to a server
     "serve",
     "compile",
     "run",
@@ -37,13 +37,13 @@ ALONE = {  # ask no server
 }
 
 
-LOCAL = {("datasets", "describe")}  # neither does this one of a group that does
+LOCAL = {("datasets", "describe")}  # nor does this command of a group that does
 
 
-def paths(group: TyperGroup, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def command_paths(group: TyperGroup, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
-            yield from paths(command, (*above, name))
+            yield from command_paths(command, (*above, name))
         else:
             yield (*above, name)
 
@@ -51,27 +51,27 @@ def paths(group: TyperGroup, above: tuple[str, ...] = ()) -> Iterator[tuple[str,
 def every_command() -> list[tuple[str, ...]]:
     root = typer.main.get_command(app)
     assert isinstance(root, TyperGroup)
-    return list(paths(root))
+    return list(command_paths(root))
 
 
 COMMANDS = every_command()
 
 
-def test_the_commands_that_one_guesses_are_there() -> None:
-    assert {command[0] for command in COMMANDS} >= GUESSED
+def test_the_commands_that_users_guess_exist() -> None:
+    assert {command[0] for command in COMMANDS} >= GUESSABLE
 
 
 @pytest.mark.parametrize("command", [(), *COMMANDS], ids=lambda command: " ".join(command) or "lathe")
-def test_help_is_there_under_both_names_and_shows_no_types_of_flags(command: tuple[str, ...]) -> None:
-    shown = lathe(*command, "-h")
-    assert shown == lathe(*command, "--help")
+def test_both_help_options_work_and_show_no_types_of_flags(command: tuple[str, ...]) -> None:
+    shown = run_lathe(*command, "-h")
+    assert shown == run_lathe(*command, "--help")
     assert "<bool>" not in shown
     assert "Examples:" in shown or len(command) != 1 or command[0] not in ("push", "promote", "infer", "serve", "train")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_that_asks_a_server_says_how_to_reach_it(command: tuple[str, ...]) -> None:
-    shown = lathe(*command, "--help")
+def test_every_command_that_calls_a_server_says_how_to_reach_it(command: tuple[str, ...]) -> None:
+    shown = run_lathe(*command, "--help")
     names = re.findall(r"│ +--(?:url|api-key|ca|cert|cert-key) ", shown)
     variables = re.findall(r"env var: LATHE_(?:URL|KEY|CA|CERT|CERT_KEY)\b", shown)
     expected = 0 if command[0] in ALONE or command in LOCAL else 5
@@ -79,8 +79,8 @@ def test_every_command_that_asks_a_server_says_how_to_reach_it(command: tuple[st
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
-def test_the_version_is_told(option: str) -> None:
-    assert lathe(option) == f"lathe {VERSION}\n"
+def test_the_version_is_printed(option: str) -> None:
+    assert run_lathe(option) == f"lathe {VERSION}\n"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_version_is_told(option: str) -> None:
         (["canary", "stop"], "No such command 'stop'."),
     ],
 )
-def test_a_mistake_in_a_command_line_is_one_line_and_status_2(typed: list[str], expected: str) -> None:
+def test_an_error_in_a_command_line_is_one_line_with_status_2(typed: list[str], expected: str) -> None:
     status, said = lathe_process(*typed, name="lathe")
     assert status == 2
     assert said.startswith(f"error: {expected}") and said.count("\n") == 1, said
@@ -115,12 +115,12 @@ def test_a_group_alone_lists_its_commands() -> None:
     assert "canary" in result.stdout and "start" in result.stdout
 
 
-def test_help_names_values_by_words_that_are_no_types_of_python() -> None:
+def test_help_does_not_use_python_types_as_names_of_values() -> None:
     for command in COMMANDS:
-        shown = lathe(*command, "--help")
+        shown = run_lathe(*command, "--help")
         assert not re.search(r"<(?:str|int|float|path|file|list|int range|float range)\b", shown), command
         (usage,) = re.findall(r"Usage: .*", shown)
-        assert not re.search(r"\{[a-z]", usage), command  # an argument's name is in capitals
+        assert not re.search(r"\{[a-z]", usage), command  # names of arguments are in capitals
 
 
 COMPLETED = """
@@ -132,7 +132,7 @@ tab pro; tab canary ""; tab push m file --prom; tab promote ""; tab promote ab; 
 
 def test_bash_completes_commands_options_and_model_names(tmp_path: Path) -> None:
     script = tmp_path / "lathe"
-    code = "from server.cli import app; app(prog_name='lathe')"
+    code = "from lathe.server.cli.app import app; app(prog_name='lathe')"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
     script.chmod(0o755)
     with service(tmp_path / "repo") as running, running.client() as client:
@@ -147,12 +147,12 @@ def test_bash_completes_commands_options_and_model_names(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("shell", "part"), [("zsh", "#compdef lathe"), ("fish", "complete --command lathe")])
-def test_other_shells_have_their_scripts(shell: str, part: str) -> None:
-    shown = lathe("completion", shell)
+def test_completion_scripts_exist_for_other_shells(shell: str, part: str) -> None:
+    shown = run_lathe("completion", shell)
     assert part in shown and f"_LATHE_COMPLETE=complete_{shell}" in shown
 
 
-def test_a_server_that_does_not_answer_completes_nothing_and_says_nothing() -> None:
+def test_completion_is_silent_if_the_server_does_not_answer() -> None:
     status, said = lathe_process(
         env={"_LATHE_COMPLETE": "complete_bash", "COMP_WORDS": "lathe promote ", "COMP_CWORD": "2"}
         | {"LATHE_URL": "http://127.0.0.1:1"},
@@ -161,10 +161,10 @@ def test_a_server_that_does_not_answer_completes_nothing_and_says_nothing() -> N
     assert (status, said) == (0, "")
 
 
-def test_ctrl_c_ends_what_goes_on_with_status_130(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_running_command_with_status_130(tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from server.cli import app; app()", "top", "--url", running.url],
+            [sys.executable, "-c", "from lathe.server.cli.app import app; app()", "top", "--url", running.url],
             cwd=PROJECT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Models and versions by the commands that one guesses: `lathe models`, `versions`, `promote`, `alias`, `delete` ..."""
+"""Models and versions by the commands that users guess: `lathe models`, `versions`, `promote`, `alias`, `delete` ..."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Protocol
 
 import pytest
 
-from server.client import Client
+from lathe.server.client import Client
 from tests.server.api.service import Service, service, until
-from tests.server.commands.running import cells, lathe
+from tests.server.commands.running import cells, run_lathe
 from tests.server.repository.world import toy
 
 
 class Ask(Protocol):
-    """Runs a command against the server of a test."""
+    """Runs a command against the test's server."""
 
     def __call__(self, *arguments: str, fails: bool = False) -> str: ...
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Service]:
-    """A server with two versions of `digits`, the first being live."""
+    """A server with two versions of `digits`, of which the first is live."""
     with service(tmp_path / "repo") as running, running.client() as client:
         client.upload("digits", toy(2.0))
         client.upload("digits", toy(3.0))
@@ -39,7 +39,7 @@ def client(served: Service) -> Iterator[Client]:
 
 @pytest.fixture
 def ask(served: Service) -> Ask:
-    return partial(lathe, env={"LATHE_URL": served.url})
+    return partial(run_lathe, env={"LATHE_URL": served.url})
 
 
 def test_models_and_versions_are_listed(client: Client, ask: Ask) -> None:
@@ -54,7 +54,7 @@ def test_models_and_versions_are_listed(client: Client, ask: Ask) -> None:
     assert json.loads(ask("models", "--json"))[0]["aliases"] == {"live": 1, "staging": 2}
 
 
-def test_a_version_is_promoted_and_the_way_back_is_one_command(client: Client, ask: Ask) -> None:
+def test_a_version_is_promoted_and_rolled_back(client: Client, ask: Ask) -> None:
     assert ask("promote", "digits", "2") == "digits version 2 is live (before: 1)\n"
     assert client.model("digits").answering == {"live": 2}
     assert ask("rollback", "digits") == "digits live is version 1\n"
@@ -82,7 +82,7 @@ def test_a_model_is_unloaded_and_loaded(client: Client, ask: Ask) -> None:
     assert cells(ask("models"))[0][4] == "ready"
 
 
-def test_changes_are_listed_with_what_was_live_after_them(client: Client, ask: Ask) -> None:
+def test_changes_are_listed_with_the_resulting_live_version(client: Client, ask: Ask) -> None:
     ask("promote", "digits", "2")
     rows = cells(ask("audit", "digits"))
     assert [row[1:5] for row in rows] == [
@@ -97,13 +97,13 @@ def test_changes_are_listed_with_what_was_live_after_them(client: Client, ask: A
 @pytest.mark.parametrize(
     "command", ["versions", "audit", "load", "unload", "rollback", "alias", "canary watch", "rollout watch", "infer"]
 )
-def test_a_name_with_a_typing_mistake_is_answered_with_the_nearest(ask: Ask, command: str) -> None:
+def test_the_error_of_a_misspelt_name_suggests_the_nearest(ask: Ask, command: str) -> None:
     said = ask(*command.split(), "didgits", fails=True)
     assert said.count("\n") == 1 and said.startswith("error: ")
     assert said.endswith("; did you mean 'digits'?\n")
 
 
-def test_a_name_that_is_near_to_none_is_answered_with_all(ask: Ask) -> None:
+def test_the_error_of_a_name_that_is_near_to_none_lists_all(ask: Ask) -> None:
     assert ask("versions", "elephant", fails=True).endswith("; models: digits\n")
 
 
@@ -114,8 +114,8 @@ def test_the_list_says_why_a_model_is_not_ready(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "model.onnx").write_bytes(b"no model")
         until(lambda: any(model.name == "broken" and "failed" in model.reason for model in client.models()))
-        shown = lathe("models", "--url", running.url)
+        shown = run_lathe("models", "--url", running.url)
         assert "not ready: version 1 is failed: no operator 'Bad' in opset 21" in shown
-        status = lathe("status", "--url", running.url)
+        status = run_lathe("status", "--url", running.url)
         assert "problem: broken does not answer: version 1 is failed" in status
         assert "2, of which 1 answer" in status

@@ -1,4 +1,4 @@
-"""What `lathe push` says of a new version, and `lathe infer` of an answer, against a server of its own."""
+"""The output of `lathe push` about a new version, and of `lathe infer`, against a server of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.server.api.test_cli import server_process
-from tests.server.commands.running import PROJECT, lathe
+from tests.server.commands.running import PROJECT, run_lathe
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = PROJECT / "model_repo" / "digits" / "1" / "model.onnx"
@@ -33,17 +33,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def facts(said: str) -> dict[str, str]:
-    """What stands behind each name of a push's output."""
+def output_fields(said: str) -> dict[str, str]:
+    """The value of each line of a push's output, by its name."""
     rows = [line.split(None, 1) for line in said.splitlines() if line.startswith("  ")]
     return {name: text.strip() for name, text in rows}
 
 
-def test_push_says_what_was_learnt_and_how_to_go_on(url: str, tmp_path: Path) -> None:
+def test_push_describes_the_version_and_what_to_type_next(url: str, tmp_path: Path) -> None:
     model = doubling(tmp_path / "free.onnx", "n")
-    said = lathe("push", "free", str(model), "--url", url)
+    said = run_lathe("push", "free", str(model), "--url", url)
     assert said.startswith("free version 1 is ready, live\n")
-    assert facts(said) == {
+    assert output_fields(said) == {
         "inputs": "x FP32[-1, 4]",
         "outputs": "y FP32[-1, 4]",
         "size": f"{model.stat().st_size} bytes",
@@ -51,44 +51,46 @@ def test_push_says_what_was_learnt_and_how_to_go_on(url: str, tmp_path: Path) ->
         "ask": f"POST {url}/v2/models/free/infer",
         "example": f"lathe infer free --url {url}",
     }
-    again = lathe("push", "free", str(model), env={"LATHE_URL": url})
+    again = run_lathe("push", "free", str(model), env={"LATHE_URL": url})
     assert again.startswith("free version 2 is ready, not live yet\n")
-    found = facts(again)
+    found = output_fields(again)
     assert found["note"] == "the same bytes as version 1"
     assert found["ask"] == f"POST {url}/v2/models/free/versions/2/infer"
-    for name in ("example", "next"):  # both are commands that work as they stand
+    for name in ("example", "next"):  # both are commands that work unchanged
         assert found[name].startswith("lathe ")
-        assert "version 2" in lathe(*found[name].split()[1:])
-    assert "version 2" in lathe("infer", "free", "--url", url)
+        assert "version 2" in run_lathe(*found[name].split()[1:])
+    assert "version 2" in run_lathe("infer", "free", "--url", url)
 
 
 def test_push_says_why_a_model_does_not_batch_and_what_to_do(url: str, tmp_path: Path) -> None:
-    said = lathe("push", "fixed", str(doubling(tmp_path / "fixed.onnx", 1)), "--url", url)
-    batches = facts(said)["batches"]
+    said = run_lathe("push", "fixed", str(doubling(tmp_path / "fixed.onnx", 1)), "--url", url)
+    batches = output_fields(said)["batches"]
     assert batches.startswith("no: ")
     assert batches.endswith("; export it with a symbolic leading dimension of x (torch.onnx.export: dynamic_shapes)")
 
 
-def test_a_key_for_idempotency_is_no_key_of_the_server(url: str, tmp_path: Path) -> None:
+def test_an_idempotency_key_is_not_an_api_key(url: str, tmp_path: Path) -> None:
     model = str(doubling(tmp_path / "once.onnx", "n"))
-    first, second = (lathe("push", "once", model, "--url", url, "--idempotency-key", "build-7") for _ in range(2))
+    first, second = (run_lathe("push", "once", model, "--url", url, "--idempotency-key", "build-7") for _ in range(2))
     assert first.splitlines()[0] == second.splitlines()[0] == "once version 1 is ready, live"
-    assert "No such option: --key" in lathe("push", "once", model, "--key", "lathe_secret", "--url", url, fails=True)
+    assert "No such option: --key" in run_lathe(
+        "push", "once", model, "--key", "lathe_secret", "--url", url, fails=True
+    )
 
 
 def test_a_refused_file_is_one_line(url: str, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"\x08\x07no model")
-    said = lathe("push", "bad", str(tmp_path / "bad.onnx"), "--url", url, fails=True)
+    said = run_lathe("push", "bad", str(tmp_path / "bad.onnx"), "--url", url, fails=True)
     assert said.startswith("error: ") and said.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
 def digits(url: str) -> str:
-    lathe("push", "digits", str(SMALL), "--url", url)
+    run_lathe("push", "digits", str(SMALL), "--url", url)
     return url
 
 
-def test_a_model_is_asked_with_files_of_three_kinds(digits: str, tmp_path: Path) -> None:
+def test_infer_reads_inputs_from_three_kinds_of_files(digits: str, tmp_path: Path) -> None:
     document = PROJECT / "docs" / "digit.json"
     image = np.array(json.loads(document.read_text())["inputs"][0]["data"], np.float32).reshape(1, 1, 8, 8)
     np.save(tmp_path / "in.npy", image)
@@ -96,17 +98,17 @@ def test_a_model_is_asked_with_files_of_three_kinds(digits: str, tmp_path: Path)
     written = tmp_path / "out.npz"
     answers = []
     for file in (document, tmp_path / "in.npy", tmp_path / "in.npz"):
-        shown = lathe("infer", "digits", "--inputs", str(file), "--url", digits, "-o", str(written))
+        shown = run_lathe("infer", "digits", "--inputs", str(file), "--url", digits, "-o", str(written))
         assert "[1, 10]" in shown and "answered by digits version 1" in shown
         answers.append(np.load(written)["probabilities"])
-    assert answers[0].argmax() == 6  # version 1 takes this five for a six
+    assert answers[0].argmax() == 6  # version 1 reads this five as a six
     np.testing.assert_array_equal(answers[0], answers[1])
     np.testing.assert_array_equal(answers[0], answers[2])
-    shown = json.loads(lathe("infer", "digits", "-i", str(document), "--json", "--url", digits))
+    shown = json.loads(run_lathe("infer", "digits", "-i", str(document), "--json", "--url", digits))
     np.testing.assert_allclose(shown["outputs"]["probabilities"], answers[0])
     assert shown["version"] == 1
-    assert "random numbers; answered by digits version 1" in lathe("infer", "digits", "--url", digits)
-    assert "answered by digits version 1" in lathe("infer", "digits", "--version", "live", "--url", digits)
+    assert "random numbers; answered by digits version 1" in run_lathe("infer", "digits", "--url", digits)
+    assert "answered by digits version 1" in run_lathe("infer", "digits", "--version", "live", "--url", digits)
 
 
 @pytest.mark.parametrize(
@@ -123,15 +125,17 @@ def test_a_model_is_asked_with_files_of_three_kinds(digits: str, tmp_path: Path)
         ('{"inputs": [7]}', "inputs[0]: expected an object"),
     ],
 )
-def test_inputs_that_do_not_read_are_told_in_one_line(content: str, expected: str, digits: str, tmp_path: Path) -> None:
+def test_unreadable_inputs_are_one_line(content: str, expected: str, digits: str, tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text(content)
-    said = lathe("infer", "digits", "-i", str(tmp_path / "in.json"), "--url", digits, fails=True)
+    said = run_lathe("infer", "digits", "-i", str(tmp_path / "in.json"), "--url", digits, fails=True)
     assert said.startswith(f"error: --inputs {tmp_path}/in.json: ") and said.count("\n") == 1
     assert expected in said
 
 
-def test_inputs_of_the_wrong_kind_are_told_by_the_server(digits: str, tmp_path: Path) -> None:
+def test_inputs_of_the_wrong_kind_are_refused_by_the_server(digits: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", wrong=np.zeros((1, 1, 8, 8), np.float32))
-    said = lathe("infer", "digits", "-i", str(tmp_path / "in.npz"), "--url", digits, fails=True)
+    said = run_lathe("infer", "digits", "-i", str(tmp_path / "in.npz"), "--url", digits, fails=True)
     assert "image" in said and said.count("\n") == 1
-    assert "expected a name that ends in .npz" in lathe("infer", "digits", "-o", "x.json", "--url", digits, fails=True)
+    assert "expected a file name that ends in .npz" in run_lathe(
+        "infer", "digits", "-o", "x.json", "--url", digits, fails=True
+    )

@@ -1,4 +1,4 @@
-"""How `lathe serve` refuses to start, in one line, and how `lathe status` and `lathe health` see a server."""
+"""How `lathe serve` refuses to start, in one line, and what `lathe status` and `lathe health` say about a server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from server.environment import BadSettings, read_settings, strangers
-from server.preflight import check_address
-from server.settings import Settings
+from lathe.server.environment import BadSettings, read_settings, unknown_variables
+from lathe.server.preflight import check_address
+from lathe.server.settings import Settings
 from tests.server.api.service import service
-from tests.server.commands.running import lathe, lathe_process
+from tests.server.commands.running import lathe_process, run_lathe
 from tests.server.data.fakes import doubler
 from tests.server.data.running import serving
 from tests.server.repository.world import toy
@@ -22,24 +22,24 @@ TLS = Path(__file__).parents[1] / "access" / "tls"
 SERVER = {"tls_cert": TLS / "server.pem", "tls_key": TLS / "server.key"}
 
 
-def refused(*options: str, **env: str) -> str:
-    """Start a server that does not start; return its one line."""
-    said = lathe("serve", *options, env=env, fails=True)
+def start_error(*options: str, **env: str) -> str:
+    """Start a server that does not start; return its error line."""
+    said = run_lathe("serve", *options, env=env, fails=True)
     assert said.startswith("error: ") and said.count("\n") == 1, said
     return said.removeprefix("error: ").rstrip("\n")
 
 
-def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        said = refused("--model-repo", str(tmp_path), "--port", str(port))
-        assert said.startswith(f"port {port} of 127.0.0.1 is in use; name another (--port, LATHE_PORT)")
-        said = refused("--model-repo", str(tmp_path), "--port", "0", "--grpc-port", str(port))
-        assert said.startswith(f"port {port} of 127.0.0.1 is in use; name another (--grpc-port, LATHE_GRPC_PORT)")
+        said = start_error("--model-repo", str(tmp_path), "--port", str(port))
+        assert said.startswith(f"port {port} of 127.0.0.1 is in use; choose another one (--port, LATHE_PORT)")
+        said = start_error("--model-repo", str(tmp_path), "--port", "0", "--grpc-port", str(port))
+        assert said.startswith(f"port {port} of 127.0.0.1 is in use; choose another one (--grpc-port, LATHE_GRPC_PORT)")
 
 
-def test_a_port_that_a_server_has_just_left_is_free(tmp_path: Path) -> None:
-    """Connections of the last server that wait for their end do not stand in the way."""
+def test_a_port_that_a_server_just_closed_can_be_used(tmp_path: Path) -> None:
+    """Connections of the previous server in TIME_WAIT do not block the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address), listener.accept()[0] as accepted:
@@ -57,7 +57,8 @@ def test_a_port_that_a_server_has_just_left_is_free(tmp_path: Path) -> None:
         ),
         (
             {"LATHE_TLS_CERT": str(TLS / "server.pem"), "LATHE_TLS_KEY": str(TLS / "client.key")},
-            f"LATHE_TLS_CERT, LATHE_TLS_KEY: {TLS}/server.pem, {TLS}/client.key: the key is for another certificate",
+            f"LATHE_TLS_CERT, LATHE_TLS_KEY: {TLS}/server.pem, {TLS}/client.key: "
+            "the key does not match the certificate",
         ),
         (
             {"LATHE_TLS_CERT": str(TLS / "server.pem")},
@@ -70,13 +71,13 @@ def test_a_port_that_a_server_has_just_left_is_free(tmp_path: Path) -> None:
         ({"LATHE_HOST": "192.0.2.1"}, "--host 192.0.2.1: this machine has no such address"),
     ],
 )
-def test_what_a_server_needs_and_does_not_find_is_one_line(env: dict[str, str], expected: str, tmp_path: Path) -> None:
-    assert refused("--model-repo", str(tmp_path), "--port", "0", **env).startswith(expected)
+def test_a_missing_requirement_of_a_server_is_one_line(env: dict[str, str], expected: str, tmp_path: Path) -> None:
+    assert start_error("--model-repo", str(tmp_path), "--port", "0", **env).startswith(expected)
 
 
-def test_no_repository(tmp_path: Path) -> None:
-    assert refused("--model-repo", str(tmp_path / "none")).startswith(
-        f"model repository {tmp_path}/none: no such folder; name one that exists"
+def test_a_missing_repository_is_one_line(tmp_path: Path) -> None:
+    assert start_error("--model-repo", str(tmp_path / "none")).startswith(
+        f"model repository {tmp_path}/none: no such folder; create it"
     )
 
 
@@ -103,38 +104,36 @@ def test_no_repository(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_setting_is_told_by_its_name(
-    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_setting_is_named(variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(BadSettings) as raised:
         read_settings({}, {variable: value})
     assert str(raised.value) == expected
 
 
-def test_a_wrong_option_is_told_by_the_option() -> None:
-    with pytest.raises(BadSettings, match=r"^--device: expected what matches .*, got 'tpu'$"):
+def test_a_wrong_option_is_named() -> None:
+    with pytest.raises(BadSettings, match=r"^--device: expected text that matches .*, got 'tpu'$"):
         read_settings({"device": "tpu"}, {})
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(BadSettings) as raised:
         read_settings({"port": -1, "threads": 0}, {"LATHE_A": "", "LATHE_B": ""})
     assert len(str(raised.value).splitlines()) == 4
 
 
-def test_a_server_refuses_a_setting_that_there_is_not(tmp_path: Path) -> None:
-    said = refused("--model-repo", str(tmp_path), LATHE_THREDS="3")
+def test_a_server_refuses_an_unknown_setting(tmp_path: Path) -> None:
+    said = start_error("--model-repo", str(tmp_path), LATHE_THREDS="3")
     assert said == "LATHE_THREDS: there is no such setting, did you mean LATHE_THREADS?"
 
 
-def test_a_file_of_keys_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    """In a process of its own: the application has begun to be built by then."""
+def test_a_missing_file_of_keys_is_one_line(tmp_path: Path) -> None:
+    """In a process of its own, because the application is already being built when the error occurs."""
     status, said = lathe_process("serve", "--model-repo", str(tmp_path), "--port", "0", "--keys-file", "none.json")
     assert status == 1 and said.startswith("error: keys (none.json)") and said.count("\n") == 1
 
 
-def test_what_others_put_into_the_environment_is_left_alone() -> None:
+def test_variables_set_by_kubernetes_are_ignored() -> None:
     """Kubernetes describes Services named `lathe` and `lathe-metrics` to every container."""
     theirs = {
         "LATHE_SERVICE_HOST": "10.0.0.1",
@@ -147,29 +146,29 @@ def test_what_others_put_into_the_environment_is_left_alone() -> None:
         "LATHE_METRICS_PORT_9090_TCP_PROTO": "tcp",
     }
     ours = {f"LATHE_{name.upper()}": "" for name in Settings.model_fields}
-    assert strangers({**theirs, **ours, "LATHE_URL": "", "PATH": ""}) == []
-    assert strangers({"LATHE_METRICS_PORT": "9090"}) == ["LATHE_METRICS_PORT"]
+    assert unknown_variables({**theirs, **ours, "LATHE_URL": "", "PATH": ""}) == []
+    assert unknown_variables({"LATHE_METRICS_PORT": "9090"}) == ["LATHE_METRICS_PORT"]
 
 
-def test_every_variable_of_the_project_is_known(project: Path) -> None:
-    """A variable that some code reads and the server does not know would keep servers from starting."""
+def test_every_variable_that_the_project_reads_is_known(project: Path) -> None:
+    """If some code read a variable that the server does not know, servers would refuse to start with it."""
     read: set[str] = set()
     for folder in ("core", "server", "tools", "loadtest", "deploy"):
         for path in (project / folder).rglob("*"):
             if path.suffix in {".py", ".yml", ".sh"}:
                 read |= set(re.findall(r"\bLATHE_[A-Z][A-Z_]*[A-Z]\b", path.read_text()))
     read |= set(re.findall(r"\bLATHE_[A-Z][A-Z_]*[A-Z]\b", (project / "docker-compose.yml").read_text()))
-    assert strangers(dict.fromkeys(read - {"LATHE_THREDS"}, "")) == []
+    assert unknown_variables(dict.fromkeys(read - {"LATHE_THREDS"}, "")) == []
 
 
-def test_status_says_how_a_server_is_doing(tmp_path: Path) -> None:
+def test_status_summarises_the_server(tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running, running.client() as client:
         client.upload("m", toy(2.0))
-        lines = [line.strip().split(None, 1) for line in lathe("status", "--url", running.url).splitlines()]
+        lines = [line.strip().split(None, 1) for line in run_lathe("status", "--url", running.url).splitlines()]
         shown = dict(lines)
         assert {"server": running.url, "ready": "yes", "jobs": "none"}.items() <= shown.items()
         assert shown["models"] == "1, of which 1 answer"
-        facts = json.loads(lathe("status", "--json", "--url", running.url))
+        facts = json.loads(run_lathe("status", "--json", "--url", running.url))
         assert (facts["models"], facts["problems"]) == ("1, of which 1 answer", [])
 
 
@@ -177,28 +176,28 @@ def test_health_succeeds_once_a_server_is_ready(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = str(unused.getsockname()[1])
-    assert "error: no server answers at" in lathe("health", env={"LATHE_PORT": port}, fails=True)
+    assert "error: no server answers at" in run_lathe("health", env={"LATHE_PORT": port}, fails=True)
     with service(tmp_path / "repo") as running:
-        assert lathe("health", "--url", running.url) == f"{running.url} is ready\n"
+        assert run_lathe("health", "--url", running.url) == f"{running.url} is ready\n"
         here = {"LATHE_HOST": "0.0.0.0", "LATHE_PORT": running.url.rpartition(":")[2]}
-        assert lathe("health", env=here) == f"{running.url} is ready\n"
+        assert run_lathe("health", env=here) == f"{running.url} is ready\n"
 
 
 @pytest.mark.parametrize("names", ["models.example", "models.example,127.0.0.1", "*", ""])
-def test_health_asks_by_a_name_that_the_server_answers_to(names: str) -> None:
+def test_health_uses_a_host_name_that_the_server_accepts(names: str) -> None:
     with serving({"doubler": doubler()}, served_hosts=names) as running:
         here = {"LATHE_PORT": str(running.port), "LATHE_SERVED_HOSTS": names}
-        assert lathe("health", env=here) == f"http://127.0.0.1:{running.port} is ready\n"
+        assert run_lathe("health", env=here) == f"http://127.0.0.1:{running.port} is ready\n"
 
 
-def test_health_knows_that_the_server_here_speaks_tls() -> None:
+def test_health_uses_tls_if_the_server_here_does() -> None:
     with serving({"m": doubler()}, **SERVER) as running:
         here = {"LATHE_PORT": str(running.port), "LATHE_TLS_CERT": str(TLS / "server.pem")}
-        assert lathe("health", env=here) == f"https://127.0.0.1:{running.port} is ready\n"
+        assert run_lathe("health", env=here) == f"https://127.0.0.1:{running.port} is ready\n"
         other = {**here, "LATHE_TLS_CERT": str(TLS / "client.pem")}
-        assert "is not trusted" in lathe("health", env=other, fails=True)
+        assert "is not trusted" in run_lathe("health", env=other, fails=True)
     with serving({"m": doubler()}, **SERVER, tls_client_ca=TLS / "ca.pem") as running:
         here = {"LATHE_PORT": str(running.port), "LATHE_TLS_CERT": str(TLS / "server.pem")}
-        assert "LATHE_CERT" in lathe("health", env=here, fails=True)
+        assert "LATHE_CERT" in run_lathe("health", env=here, fails=True)
         shown = {"LATHE_CERT": str(TLS / "client.pem"), "LATHE_CERT_KEY": str(TLS / "client.key")}
-        assert "is ready" in lathe("health", env={**here, **shown})
+        assert "is ready" in run_lathe("health", env={**here, **shown})

@@ -1,4 +1,4 @@
-"""Stand-ins for what the data path is given: a model in NumPy, and a registry held by hand."""
+"""Fakes of the data path's dependencies: a model in NumPy, and a registry that tests fill by hand."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from server.app import Engine, assemble
-from server.errors import NotFound, Unavailable, UnknownModel
-from server.scheduling.servable import Servable
-from server.settings import Settings
-from server.types import ModelRef, Tensors, TensorSpec
+from lathe.server.app import Engine, assemble
+from lathe.server.errors import NotFound, Unavailable, UnknownModel
+from lathe.server.serving.servable import Servable
+from lathe.server.settings import Settings
+from lathe.server.types import ModelRef, Tensors, TensorSpec
 
 Function = Callable[[Tensors], Tensors]
 
 
 class FakeModel:
-    """Computes with a given function and records the rows of each execution."""
+    """Computes with a given function and records the number of rows of each execution."""
 
     platform = "fake"
     memory_bytes = 1024
@@ -39,9 +39,9 @@ class FakeModel:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.batchable, self.max_batch = batchable, max_batch
         self.batches: list[int] = []
-        self.gate = threading.Event()  # cleared: executions wait
+        self.gate = threading.Event()  # executions wait while it is cleared
         self.gate.set()
-        self.entered = threading.Event()  # an execution began
+        self.entered = threading.Event()  # set when an execution begins
         self.closed = False
 
     def execute(self, inputs: Tensors) -> Tensors:
@@ -85,11 +85,11 @@ def softmax_over_batch() -> FakeModel:
 
 
 class FakeRegistry:
-    """Models by name; loading and unloading flips a flag."""
+    """Models by name; loading and unloading set a flag."""
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, Servable]] = {}
-        self.unloaded: set[str] = set()
+        self.is_unloaded: set[str] = set()
 
     def add(self, servable: Servable) -> None:
         versions = self.found.setdefault(servable.ref.name, {})
@@ -100,7 +100,7 @@ class FakeRegistry:
         versions = self.found[model]
         if version not in versions:
             raise NotFound(f"model {model!r} has no version {version!r}")
-        if model in self.unloaded:
+        if model in self.is_unloaded:
             raise Unavailable(f"model {model!r} is not loaded")
         return versions[version]
 
@@ -112,22 +112,22 @@ class FakeRegistry:
 
     def servables(self) -> list[Servable]:
         every = {id(servable): servable for versions in self.found.values() for servable in versions.values()}
-        return [servable for servable in every.values() if servable.ref.name not in self.unloaded]
+        return [servable for servable in every.values() if servable.ref.name not in self.is_unloaded]
 
     async def index(self, ready: bool = False) -> list[dict[str, Any]]:
         rows = [
-            {"name": name, "version": "1", "state": "UNAVAILABLE" if name in self.unloaded else "READY"}
+            {"name": name, "version": "1", "state": "UNAVAILABLE" if name in self.is_unloaded else "READY"}
             for name in self.found
         ]
         return [row for row in rows if not ready or row["state"] == "READY"]
 
     async def load(self, model: str, parameters: dict[str, Any] | None = None) -> None:
         self._known(model)
-        self.unloaded.discard(model)
+        self.is_unloaded.discard(model)
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:
         self._known(model)
-        self.unloaded.add(model)
+        self.is_unloaded.add(model)
 
     def _known(self, model: str) -> None:
         if model not in self.found:
@@ -135,7 +135,7 @@ class FakeRegistry:
 
 
 def application(settings: Settings, models: dict[str, FakeModel]) -> tuple[Any, FakeRegistry, Engine]:
-    """Return an application that serves these models as version 1."""
+    """Return an application that serves these models as version 1, with its registry and engine."""
     registry = FakeRegistry()
     engine = Engine.build(settings, registry)
 

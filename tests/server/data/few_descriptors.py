@@ -1,7 +1,7 @@
-"""A server process with few file descriptors: ``python -m tests.server.data.few_descriptors LIMIT fitted|unfitted``.
+"""A server process with few file descriptors: `python -m tests.server.data.few_descriptors LIMIT fitted|unfitted`.
 
-Prints its port and how many connections it serves; unfitted, it is not told that there are so few.
-"""
+Prints its port and the number of connections it serves. An unfitted server does not adapt its limits to the
+descriptors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import resource
 import socket
 import sys
 
-from server import descriptors
-from server.serve import LatheServer, make_server
-from server.settings import Settings
-from server.telemetry.logs import configure
+from lathe.server.processes import descriptors
+from lathe.server.serve import LatheServer, make_server
+from lathe.server.settings import Settings
+from lathe.server.telemetry.logs import configure
 from tests.server.data.fakes import application, doubler
 
 
@@ -21,7 +21,7 @@ def main(limit: int, how: str) -> None:
     configure("text", "info")
     settings = Settings(port=0, drain_timeout=1, header_timeout=60)
     if how == "fitted":
-        settings = descriptors.fit(settings)
+        settings = descriptors.fit_connections(settings)
     else:
         descriptors.raise_limit()
     app, _, _ = application(settings, {"doubler": doubler()})
@@ -29,7 +29,7 @@ def main(limit: int, how: str) -> None:
 
 
 class Announcing(LatheServer):
-    """Says on which port it listens."""
+    """Prints the port on which it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

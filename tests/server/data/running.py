@@ -15,21 +15,21 @@ import numpy as np
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.api.hub import Hub
-from server.api.ledger import Ledger
-from server.api.protocol import LatheProtocol
-from server.app import Engine
-from server.serve import LatheServer, make_server
-from server.settings import Settings
+from lathe.server.api.connection.hub import Hub
+from lathe.server.api.connection.protocol import LatheProtocol
+from lathe.server.api.inference.memory_ledger import MemoryLedger
+from lathe.server.app import Engine
+from lathe.server.serve import LatheServer, make_server
+from lathe.server.settings import Settings
 from tests.server.data.fakes import FakeModel, FakeRegistry, application
-from tests.server.threaded import in_a_thread
+from tests.server.server_thread import in_a_thread
 
 CONNECTIONS = {"direct": LatheProtocol, "asgi": HttpToolsProtocol}
 
 
 @dataclass
 class Running:
-    """A server at work."""
+    """A running server."""
 
     port: int
     server: LatheServer
@@ -41,18 +41,18 @@ class Running:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def ledger(self) -> Ledger:
-        """What counts the bytes of unfinished requests."""
+    def ledger(self) -> MemoryLedger:
+        """Counts the bytes of unfinished requests."""
         return self.engine.reading.ledger
 
     @property
     def hub(self) -> Hub:
-        """What the direct path's connections share."""
+        """The state that the direct path's connections share."""
         wait_for(lambda: self.server.server_state.connections)
         return next(connection.hub for connection in self.server.server_state.connections)
 
     def connect(self, source: str = "127.0.0.1") -> Raw:
-        """Connect from an address of this machine; all of 127.0.0.0/8 are."""
+        """Connect from an address of this machine; all addresses of 127.0.0.0/8 are."""
         return Raw(self.port, source)
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
@@ -85,7 +85,7 @@ def serving(models: dict[str, FakeModel], transport: str = "direct", **settings:
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:
-    """Return once the condition holds; fails the test when it does not in time."""
+    """Return when the condition holds; fail the test if it does not hold in time."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
@@ -111,7 +111,7 @@ class Answer:
 
 @dataclass
 class Raw:
-    """One connection; a context manager that closes it."""
+    """A connection that sends and reads raw bytes; a context manager that closes it."""
 
     port: int
     source: str = "127.0.0.1"
@@ -156,7 +156,7 @@ class Raw:
         return Answer(status, headers, body)
 
     def is_closed(self) -> bool:
-        """Whether the server closes the connection without sending anything more."""
+        """Whether the server closes the connection without sending further bytes."""
         try:
             return self.buffer == b"" and self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -171,7 +171,7 @@ def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] |
 
 
 def infer_request(model: str, array: np.ndarray, path: str = "", timeout: int = 0, **headers: str) -> bytes:
-    """Return the bytes of a binary request for input x, answered in binary; ``timeout``: microseconds, 0 for none."""
+    """Return the bytes of a binary request for input x, answered in binary; `timeout` in microseconds, 0 for none."""
     kind = {"float32": "FP32", "int32": "INT32"}[str(array.dtype)]
     tensor = {"name": "x", "datatype": kind, "shape": list(array.shape)}
     tensor["parameters"] = {"binary_data_size": array.nbytes}
@@ -189,7 +189,7 @@ def json_request(model: str, array: np.ndarray, path: str = "", timeout: int = 0
     return request("POST", path or f"/v2/models/{model}/infer", json.dumps(document).encode(), headers)
 
 
-Asked = Callable[..., bytes]  # makes a request, as these two do
+RequestMaker = Callable[..., bytes]  # makes a request, as these two functions do
 each_form = pytest.mark.parametrize("asked", [infer_request, json_request], ids=["binary", "JSON"])
 
 

@@ -1,4 +1,4 @@
-"""A server process over a slow fake model: ``python -m tests.server.data.standalone SECONDS``; prints its port."""
+"""A server process over a slow fake model: `python -m tests.server.data.standalone SECONDS`; prints its port."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 import sys
 import time
 
-from server.serve import LatheServer, make_server
-from server.settings import Settings
+from lathe.server.serve import LatheServer, make_server
+from lathe.server.settings import Settings
 from tests.server.data.fakes import application, doubler
 
 
@@ -20,7 +20,7 @@ def main(seconds: float) -> None:
 
 
 class Announcing(LatheServer):
-    """Says on which port it listens."""
+    """Prints the port on which it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

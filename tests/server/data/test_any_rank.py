@@ -1,4 +1,4 @@
-"""Models whose inputs or outputs have no declared rank, over HTTP and gRPC: any rank is taken, and told of."""
+"""Models whose inputs or outputs have no declared rank, over HTTP and gRPC: they accept and describe any rank."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import tritonclient.http as triton_http
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from server.backends.graph import GraphModel
-from server.batching.signature import Signature
-from server.errors import BadRequest
-from server.repository.builder import warm_up
-from server.repository.manifest import FileEntry, Manifest
-from server.repository.manifest import Signature as Kept
-from server.types import TensorSpec
+from lathe.server.backends.graph import GraphModel
+from lathe.server.batching.signature import Signature
+from lathe.server.errors import BadRequest
+from lathe.server.repository.builder import warm_up
+from lathe.server.repository.manifest import FileEntry, Manifest
+from lathe.server.repository.manifest import Signature as Kept
+from lathe.server.types import TensorSpec
 from tests.server.data.fakes import FakeModel
 from tests.server.data.running import Running
 from tests.server.data.test_graph_backend import load
@@ -36,7 +36,7 @@ def exponential() -> bytes:
 
 
 def reshaped() -> bytes:
-    """y = x in the shape that is fed: only the output has no rank."""
+    """y = x in the shape of the feed: only the output has no rank."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     shape = helper.make_tensor_value_info("shape", TensorProto.INT64, ["rank"])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
@@ -88,7 +88,7 @@ def _kind(array: NDArray[Any]) -> str:
     return {"f": "FP32", "i": "INT64"}[array.dtype.kind]
 
 
-def test_an_input_of_any_rank(tmp_path: Path) -> None:
+def test_an_input_without_a_rank_accepts_any_rank(tmp_path: Path) -> None:
     with served(exponential(), tmp_path) as (running, address):
         for ask in (over_http(running), over_grpc(address)):
             for shape in SHAPES:
@@ -102,7 +102,7 @@ def test_an_input_of_any_rank(tmp_path: Path) -> None:
         assert running.ask("POST", "/v2/models/m/infer", b"0123", raw).status == 400
 
 
-def test_an_output_of_any_rank(tmp_path: Path) -> None:
+def test_an_output_without_a_rank_may_have_any_rank(tmp_path: Path) -> None:
     with served(reshaped(), tmp_path) as (running, address):
         for ask in (over_http(running), over_grpc(address)):
             for shape in ((2, 4), (8,), (2, 2, 2), (1, 1, 2, 4)):
@@ -112,7 +112,7 @@ def test_an_output_of_any_rank(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(got.ravel(), x.ravel())
 
 
-def test_metadata_have_a_single_open_dimension_and_the_configuration_says_what_it_means(tmp_path: Path) -> None:
+def test_metadata_show_one_dynamic_dimension_and_the_configuration_explains(tmp_path: Path) -> None:
     with served(exponential(), tmp_path) as (running, address):
         described = running.ask("GET", "/v2/models/m").json
         assert [described[side][0]["shape"] for side in ("inputs", "outputs")] == [[-1], [-1]]
@@ -124,8 +124,8 @@ def test_metadata_have_a_single_open_dimension_and_the_configuration_says_what_i
             assert client.get_model_config("m").config.parameters["any_rank"].string_value == "x, y"
 
 
-def test_a_signature_is_kept_with_its_ranks() -> None:
-    """A vector is another thing, to callers, than what may have any rank."""
+def test_a_manifest_keeps_which_tensors_may_have_any_rank() -> None:
+    """To callers, a vector is different from a tensor that may have any rank."""
     spec, vector = TensorSpec("x", "FP32", (-1,), any_rank=True), TensorSpec("x", "FP32", (-1,))
     for given in (spec, vector):
         manifest = Manifest({"model.onnx": FileEntry("0" * 64, 1)}, signature=Kept.of((given,), (given,)))

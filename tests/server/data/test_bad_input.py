@@ -1,4 +1,4 @@
-"""What an inference request may not say: the right status, a message that helps, and the server serves on."""
+"""Invalid inference requests: the right status, a helpful message, and the server goes on serving."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def blob(**changes: Any) -> dict[str, Any]:
 
 
 def deep(levels: int) -> list[Any]:
-    """Lists within lists: more than orjson writes, fewer than it reads."""
+    """Nested lists: too deep for orjson to write, but not to read."""
     found: list[Any] = []
     for _ in range(levels):
         found = [found]
@@ -83,7 +83,7 @@ BAD_TENSORS = [
 
 
 @pytest.mark.parametrize(("item", "message"), BAD_TENSORS, ids=[message for _, message in BAD_TENSORS])
-def test_tensors(server: Running, item: dict[str, Any], message: str) -> None:
+def test_bad_tensors_are_refused(server: Running, item: dict[str, Any], message: str) -> None:
     answer = server.infer("doubler", {"inputs": [item]})
     assert message in answer.error
     assert answer.status == 400
@@ -118,7 +118,7 @@ BAD_DOCUMENTS = [
 
 
 @pytest.mark.parametrize(("document", "message"), BAD_DOCUMENTS, ids=[message for _, message in BAD_DOCUMENTS])
-def test_documents(server: Running, document: Any, message: str) -> None:
+def test_bad_documents_are_refused(server: Running, document: Any, message: str) -> None:
     answer = server.infer("doubler", document)
     assert (answer.status, message in answer.error) == (400, True), answer.error
 
@@ -140,12 +140,12 @@ def test_documents(server: Running, document: Any, message: str) -> None:
         (b"\x80\x04\x95\x0e\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.", "body: expected JSON"),
     ],
 )
-def test_bodies_that_are_no_json(server: Running, body: bytes, message: str) -> None:
+def test_bodies_that_are_not_json_are_refused(server: Running, body: bytes, message: str) -> None:
     answer = server.ask("POST", "/v2/models/doubler/infer", body)
     assert (answer.status, message in answer.error) == (400, True), answer.error
 
 
-def test_what_nobody_asked_for_may_be_as_deep_as_it_likes(server: Running) -> None:
+def test_ignored_fields_may_be_nested_to_any_depth(server: Running) -> None:
     for _ in range(2):
         answer = server.infer("doubler", {"inputs": [tensor()], "parameters": {"note": deep(300)}})
         assert answer.json["outputs"][0]["data"] == [2, 4, 6, 8]
@@ -156,7 +156,7 @@ def send_blob(server: Running, blobs: bytes, **headers: str) -> Answer:
 
 
 @pytest.mark.parametrize("size", [1, 15, 17, 1000])
-def test_short_or_extra_bytes(server: Running, size: int) -> None:
+def test_missing_or_extra_bytes_are_refused(server: Running, size: int) -> None:
     answer = send_blob(server, b"x" * size)
     assert answer.status == 400
     assert "expected 16 bytes of binary data" in answer.error
@@ -164,13 +164,13 @@ def test_short_or_extra_bytes(server: Running, size: int) -> None:
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1e3", "1" * 30, "99999"])
-def test_wrong_header_length(server: Running, value: str) -> None:
+def test_a_wrong_header_length_is_refused(server: Running, value: str) -> None:
     answer = server.ask("POST", "/v2/models/doubler/infer", b"{}", {"Inference-Header-Content-Length": value})
     assert answer.status == 400
     assert "inference-header-content-length: expected" in answer.error
 
 
-def test_binary_data_that_does_not_fit_its_kind(server: Running) -> None:
+def test_binary_data_that_do_not_fit_their_datatype_are_refused(server: Running) -> None:
     for data, message in (
         (b"\x05\x00\x00\x00ab", "says 5 bytes, 2 are left"),
         (b"\x01\x00", "needs a 4-byte length, 2 bytes are left"),
@@ -183,32 +183,32 @@ def test_binary_data_that_does_not_fit_its_kind(server: Running) -> None:
         assert (answer.status, message in answer.error) == (400, True), answer.error
 
 
-def test_bytes_that_are_no_booleans_count_as_true(server: Running) -> None:
+def test_nonzero_bytes_count_as_true(server: Running) -> None:
     item = tensor(datatype="BOOL", shape=[1, 4], data=None, parameters={"binary_data_size": 4})
     answer = server.infer("flags", {"inputs": [item]}, b"\x00\x01\x02\xff")
     assert answer.json["outputs"][0]["data"] == [False, True, True, True]
 
 
-def test_integers_out_of_range(server: Running) -> None:
+def test_integers_out_of_range_are_refused(server: Running) -> None:
     answer = server.infer("count", {"inputs": [tensor(datatype="INT8", shape=[1, 1], data=[128])]})
     assert "out of the range of INT8" in answer.error
     answer = server.infer("count", {"inputs": [tensor(datatype="INT8", shape=[1, 1], data=[1.5])]})
     assert "expected INT8 values, got a number" in answer.error
 
 
-def test_inputs_that_disagree_about_rows(server: Running) -> None:
+def test_inputs_with_different_numbers_of_rows_are_refused(server: Running) -> None:
     inputs = [tensor(name=n, datatype="INT32", shape=[r, 16], data=[0] * 16 * r) for n, r in (("a", 1), ("b", 2))]
     assert "the same number of rows" in server.infer("adder", {"inputs": inputs}).error
 
 
 @pytest.mark.parametrize("wrap", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
-def test_compressed_bombs_stop_at_the_cap(server: Running, wrap: Any) -> None:
+def test_compression_bombs_stop_at_the_limit(server: Running, wrap: Any) -> None:
     coding = "gzip" if wrap is gzip.compress else "deflate"
     answer = server.ask("POST", "/v2/models/doubler/infer", wrap(b" " * 50_000_000), {"Content-Encoding": coding})
     assert (answer.status, answer.error) == (413, "body: expected at most 300000 bytes once inflated, got more")
 
 
-def test_compressed_data_that_is_none(server: Running) -> None:
+def test_data_that_are_not_compressed_are_refused(server: Running) -> None:
     document = json.dumps({"inputs": [tensor()]}).encode()
     for body, coding, status, message in (
         (document, "gzip", 400, "expected gzip data"),
@@ -223,13 +223,13 @@ def test_compressed_data_that_is_none(server: Running) -> None:
     assert server.ask("POST", "/v2/models/doubler/infer", parts, {"Content-Encoding": "gzip"}).status == 200
 
 
-def test_bodies_over_the_limit(server: Running) -> None:
+def test_bodies_over_the_limit_are_refused(server: Running) -> None:
     answer = server.ask("POST", "/v2/models/doubler/infer", b" " * 200_001)
     assert (answer.status, "at most 200000 bytes" in answer.error) == (413, True)
     assert server.ask("POST", "/v2/repository/index", b" " * 200_001).status == 413
 
 
-def test_json_over_the_limit_is_told_of_binary_data(server: Running) -> None:
+def test_the_refusal_of_large_json_suggests_binary_data(server: Running) -> None:
     text = json.dumps({"inputs": [tensor()]}).encode()
     for body, headers in (
         (text.ljust(150_001), {}),
@@ -266,21 +266,21 @@ def test_json_over_the_limit_is_told_of_binary_data(server: Running) -> None:
         ("GET", "/v3", 404),
     ],
 )
-def test_paths_and_methods(server: Running, method: str, path: str, status: int) -> None:
+def test_wrong_paths_and_methods_are_refused(server: Running, method: str, path: str, status: int) -> None:
     answer = server.ask(method, path, json.dumps({"inputs": [tensor()]}).encode() if "infer" in path else b"")
     assert answer.status == status
     assert answer.error
 
 
 @pytest.mark.parametrize("body", [b"[]", b"3", b'{"ready": 1}', b"{", b'{"parameters": []}'])
-def test_bodies_of_the_repository_calls(server: Running, body: bytes) -> None:
+def test_wrong_bodies_of_repository_calls_are_refused(server: Running, body: bytes) -> None:
     path = "/v2/repository/models/doubler/unload" if b"parameters" in body else "/v2/repository/index"
     answer = server.ask("POST", path, body)
     assert (answer.status, "expected" in answer.error) == (400, True)
     assert server.ask("GET", "/v2/models/doubler/ready").status == 200  # a refused call changes nothing
 
 
-def test_a_raw_body_is_the_only_inputs_only_row(server: Running) -> None:
+def test_a_raw_body_is_the_only_row_of_the_only_input(server: Running) -> None:
     header = {"Inference-Header-Content-Length": "0"}
     answer = server.ask("POST", "/v2/models/doubler/infer", rows(1).tobytes(), header)
     np.testing.assert_array_equal(tensor_of(answer), rows(1) * 2)
@@ -290,7 +290,7 @@ def test_a_raw_body_is_the_only_inputs_only_row(server: Running) -> None:
     assert (answer.status, "a model with one input" in answer.error) == (400, True)
 
 
-def test_errors_are_never_compressed_nor_are_other_answers(server: Running) -> None:
+def test_errors_and_management_answers_are_not_compressed(server: Running) -> None:
     accept = {"Accept-Encoding": "gzip"}
     for data in (
         request("POST", "/v2/models/nobody/infer", b"{}", accept),
@@ -301,7 +301,7 @@ def test_errors_are_never_compressed_nor_are_other_answers(server: Running) -> N
         assert "content-encoding" not in server.ask_raw(data).headers
 
 
-def test_nan_passes_and_never_touches_neighbours(server: Running) -> None:
+def test_nan_passes_and_does_not_change_other_values(server: Running) -> None:
     item = tensor(data=[1.0, 2.0, 3.0, 4.0])
     text = json.dumps({"inputs": [item]}).replace("2.0", "NaN").replace("3.0", "-Infinity")
     answer = server.ask("POST", "/v2/models/doubler/infer", text.encode())

@@ -1,4 +1,4 @@
-"""Equal requests are answered from the cache where it is on; unequal ones never are."""
+"""Where the response cache is on, it answers equal requests and no others."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 import pytest
 
-from server.access.authority import Authority
-from server.batching import lookup
-from server.batching.cache import ResponseCache, key_of
-from server.batching.policy import BatchPolicy
-from server.dataplane import DataPlane
-from server.errors import Internal, Overloaded
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import InferRequest, ModelRef, Tensors
+from lathe.server.access.authority import Authority
+from lathe.server.batching import cache_lookup
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.batching.response_cache import ResponseCache, inputs_digest
+from lathe.server.errors import Internal, Overloaded
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.dataplane import DataPlane
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import InferRequest, ModelRef, Tensors
 from tests.server.data.fakes import FakeModel, FakeRegistry, doubler
 from tests.server.data.running import rows
 
 Ask = Callable[[np.ndarray], Awaitable[np.ndarray]]
 
 
-def play(model: FakeModel, scene: Callable[[Servable, Ask], Awaitable[None]], cache_bytes: int = 1 << 20) -> None:
+def run_scenario(
+    model: FakeModel, scenario: Callable[[Servable, Ask], Awaitable[None]], cache_bytes: int = 1 << 20
+) -> None:
     async def run() -> None:
         pool, registry = WorkerPool(1), FakeRegistry()
         servable = ServableFactory(Settings(), pool, StatsBook()).make(ModelRef("m", 1), model)
@@ -39,7 +41,7 @@ def play(model: FakeModel, scene: Callable[[Servable, Ask], Awaitable[None]], ca
             return (await plane.infer(InferRequest("m", {"x": x}))).outputs["y"]
 
         try:
-            await scene(servable, ask)
+            await scenario(servable, ask)
             await servable.batcher.drained()
         finally:
             pool.close()
@@ -50,7 +52,7 @@ def play(model: FakeModel, scene: Callable[[Servable, Ask], Awaitable[None]], ca
 def test_an_equal_request_is_not_executed_again() -> None:
     model = doubler()
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         for _ in range(3):
             np.testing.assert_array_equal(await ask(rows(2)), rows(2) * 2)
         np.testing.assert_array_equal(await ask(rows(2, start=1)), rows(2, start=1) * 2)
@@ -58,18 +60,18 @@ def test_an_equal_request_is_not_executed_again() -> None:
         assert isinstance(described, dict)
         assert (described["cache_hit"]["count"], described["cache_miss"]["count"]) == (2, 2)
 
-    play(model, scene)
+    run_scenario(model, scenario)
     assert model.batches == [2, 2]
 
 
 def test_without_a_configuration_nothing_is_cached() -> None:
     model = doubler()
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         await ask(rows(1))
         await ask(rows(1))
 
-    play(model, scene, cache_bytes=0)
+    run_scenario(model, scenario, cache_bytes=0)
     assert model.batches == [1, 1]
 
 
@@ -80,27 +82,27 @@ def test_failures_are_not_cached() -> None:
     def fail(tensors: Tensors) -> Tensors:
         raise RuntimeError
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         model.function = fail
         with pytest.raises(Internal):
             await ask(rows(1))
         model.function = sound
         np.testing.assert_array_equal(await ask(rows(1)), rows(1) * 2)
 
-    play(model, scene)
+    run_scenario(model, scenario)
 
 
-def test_what_was_cached_does_not_change_with_the_batch_it_came_from() -> None:
-    async def scene(servable: Servable, ask: Ask) -> None:
+def test_a_cached_answer_does_not_change_with_its_batch() -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         answer = await ask(rows(1))
         answer[:] = 99
         np.testing.assert_array_equal(await ask(rows(1)), rows(1) * 2)
 
-    play(doubler(), scene)
+    run_scenario(doubler(), scenario)
 
 
-def test_a_caller_that_leaves_before_its_cached_answer_takes_nothing_along() -> None:
-    async def scene(servable: Servable, ask: Ask) -> None:
+def test_a_caller_cancelled_before_its_cached_answer_leaves_nothing() -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         await ask(rows(1))
         leaving = asyncio.ensure_future(ask(rows(1)))
         await asyncio.sleep(0)
@@ -110,10 +112,10 @@ def test_a_caller_that_leaves_before_its_cached_answer_takes_nothing_along() -> 
         np.testing.assert_array_equal(await ask(rows(1)), rows(1) * 2)
         assert servable.in_flight == 0
 
-    play(doubler(), scene)
+    run_scenario(doubler(), scenario)
 
 
-def test_the_bound_holds_and_the_longest_unused_go_first() -> None:
+def test_the_cache_is_bounded_and_evicts_the_least_recently_used() -> None:
     cache = ResponseCache(3 * (256 + 400))
     outputs = {"y": np.zeros(100, np.float32)}
     for key in (b"a", b"b", b"c"):
@@ -126,49 +128,49 @@ def test_the_bound_holds_and_the_longest_unused_go_first() -> None:
     assert cache.nbytes == 3 * (256 + 400)
 
 
-def test_its_memory_goes_with_the_model() -> None:
-    """Though a connection remembers the version that answered it last."""
+def test_the_cache_is_freed_with_its_model() -> None:
+    """Even if a connection remembers the version that answered it last."""
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         await ask(rows(1))
         assert servable.lookup is not None and len(servable.lookup.cache) == 1
         cache = weakref.ref(servable.lookup.cache)
         await servable.retire()
         assert cache() is None
 
-    play(doubler(), scene)
+    run_scenario(doubler(), scenario)
 
 
-LARGE = 1 << 14  # columns: a row of them is looked for by a thread
+LARGE = 1 << 14  # columns: a row of this size is looked up on a thread
 
 
-def test_large_requests_are_looked_for_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_requests_are_looked_up_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
 
     def digest(inputs: Tensors) -> bytes:
         threads.append(threading.current_thread() is threading.main_thread())
-        return key_of(inputs)
+        return inputs_digest(inputs)
 
-    monkeypatch.setattr(lookup, "key_of", digest)
+    monkeypatch.setattr(cache_lookup, "inputs_digest", digest)
     model = doubler(LARGE)
     x = np.arange(2 * LARGE, dtype=np.float32).reshape(2, LARGE)
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         for _ in range(3):
             np.testing.assert_array_equal(await ask(x), x * 2)
-            await asyncio.gather(*servable._beside)  # until the answer is kept
+            await asyncio.gather(*servable._beside)  # until the answer is stored
         assert servable.stats.cache_hit.count == 2
 
-    play(model, scene)
+    run_scenario(model, scenario)
     assert model.batches == [2]
     assert threads == [False] * 3
 
 
-def test_a_caller_that_leaves_during_the_look_up_is_forgotten() -> None:
+def test_a_request_cancelled_during_its_look_up_leaves_nothing() -> None:
     model = doubler(LARGE)
     x = np.ones((2, LARGE), np.float32)
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         leaving = asyncio.ensure_future(ask(x))
         await asyncio.sleep(0)
         leaving.cancel()
@@ -177,29 +179,29 @@ def test_a_caller_that_leaves_during_the_look_up_is_forgotten() -> None:
         await servable.retire()
         assert servable.in_flight == 0
 
-    play(model, scene)
+    run_scenario(model, scenario)
     assert model.batches == []
 
 
-def test_a_version_is_closed_after_those_that_are_looked_for() -> None:
+def test_a_version_is_closed_after_the_running_look_ups() -> None:
     model = doubler(LARGE)
     x = np.ones((2, LARGE), np.float32)
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         asked = asyncio.ensure_future(ask(x))
         await asyncio.sleep(0)
         servable.configure(BatchPolicy(), cache_bytes=0)
         await servable.retire()
         np.testing.assert_array_equal(await asked, x * 2)
 
-    play(model, scene)
+    run_scenario(model, scenario)
     assert model.closed
 
 
-def test_what_large_requests_are_refused_for_reaches_their_callers() -> None:
+def test_refusals_of_large_requests_reach_their_callers() -> None:
     model = doubler(LARGE)
 
-    async def scene(servable: Servable, ask: Ask) -> None:
+    async def scenario(servable: Servable, ask: Ask) -> None:
         servable.batcher.admission.limit(1, None)
         model.gate.clear()
         first = asyncio.ensure_future(ask(np.zeros((2, LARGE), np.float32)))
@@ -209,10 +211,10 @@ def test_what_large_requests_are_refused_for_reaches_their_callers() -> None:
         model.gate.set()
         await first
 
-    play(model, scene)
+    run_scenario(model, scenario)
 
 
-def test_keys_differ_wherever_requests_do() -> None:
+def test_different_requests_have_different_keys() -> None:
     x = np.arange(4, dtype=np.float32)
     strings = np.array([b"ab", b"c"], object)
     requests: list[Tensors] = [
@@ -228,5 +230,5 @@ def test_keys_differ_wherever_requests_do() -> None:
         {"x": strings},
         {"x": np.array([b"a", b"bc"], object)},
     ]
-    assert len({key_of(request) for request in requests}) == len(requests)
-    assert key_of({"x": x, "z": x + 1}) == key_of({"z": x + 1, "x": x.copy()})
+    assert len({inputs_digest(request) for request in requests}) == len(requests)
+    assert inputs_digest({"x": x, "z": x + 1}) == inputs_digest({"z": x + 1, "x": x.copy()})

@@ -1,4 +1,4 @@
-"""Inflating: what a small body can make of it, and what it takes."""
+"""Decompression: what it accepts, and the limits on what a small body can become."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import zlib
 import numpy as np
 import pytest
 
-from server.api.compression import FREE, MEMBERS, RATIO, inflate
-from server.errors import BadRequest, Overloaded, TooLarge
+from lathe.server.api.codec.compression import FREE_BYTES, MAX_MEMBERS, MAX_RATIO, inflate
+from lathe.server.errors import BadRequest, Overloaded, TooLarge
 
 MOST = 1 << 28
-NOISE = np.random.default_rng(0).bytes(300_000)  # what more than one call takes
+NOISE = np.random.default_rng(0).bytes(300_000)  # larger than one call of the decompressor takes
 
 
-@pytest.mark.parametrize("members", [1, 2, MEMBERS])
-def test_members_in_a_row_are_one_body(members: int) -> None:
+@pytest.mark.parametrize("members", [1, 2, MAX_MEMBERS])
+def test_consecutive_members_are_one_body(members: int) -> None:
     assert inflate(gzip.compress(NOISE) * members, b"gzip", MOST) == NOISE * members
 
 
 @pytest.mark.parametrize(
     ("body", "encoding", "message"),
     [
-        (gzip.compress(b"") * (MEMBERS + 1), b"gzip", f"at most {MEMBERS} members of gzip data, got 20 bytes more"),
+        (
+            gzip.compress(b"") * (MAX_MEMBERS + 1),
+            b"gzip",
+            f"at most {MAX_MEMBERS} members of gzip data, got 20 bytes more",
+        ),
         (gzip.compress(b"") * 50_000, b"x-gzip", "at most 16 members"),
         (zlib.compress(b"a") * 2, b"deflate", "one stream of deflate data, got 9 bytes more"),
         (zlib.compress(b"") * 100_000, b"deflate", "one stream of deflate data"),
@@ -34,13 +38,13 @@ def test_members_in_a_row_are_one_body(members: int) -> None:
         (b"", b"gzip", "ends early"),
     ],
 )
-def test_what_is_no_such_data(body: bytes, encoding: bytes, message: str) -> None:
+def test_invalid_compressed_data_are_refused(body: bytes, encoding: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         inflate(body, encoding, MOST)
 
 
-def test_nothing_is_copied_per_member() -> None:
-    """Each member costs the same wherever it is in the body: zlib is handed a slice, never all that is left."""
+def test_members_are_not_copied() -> None:
+    """Each member costs the same wherever it is in the body: zlib gets a slice, never the whole remainder."""
     given: list[int] = []
 
     class Counted:
@@ -64,17 +68,17 @@ def test_nothing_is_copied_per_member() -> None:
 
 
 @pytest.mark.parametrize("wrap", [gzip.compress, zlib.compress])
-def test_a_bomb_ends_where_no_honest_body_gets_to(wrap: object) -> None:
+def test_a_bomb_stops_at_a_ratio_that_no_real_body_reaches(wrap: object) -> None:
     encoding = b"gzip" if wrap is gzip.compress else b"deflate"
     held: list[int] = []
-    with pytest.raises(TooLarge, match=f"at most {RATIO} times its"):
+    with pytest.raises(TooLarge, match=f"at most {MAX_RATIO} times its"):
         inflate(wrap(bytes(64 << 20)), encoding, MOST, held.append)  # type: ignore[operator]
-    assert sum(held) <= RATIO * 66_000
-    zeros = bytes(FREE)
+    assert sum(held) <= MAX_RATIO * 66_000
+    zeros = bytes(FREE_BYTES)
     assert inflate(wrap(zeros), encoding, MOST) == zeros  # type: ignore[operator]
 
 
-def test_what_comes_out_is_counted_before_it_is_kept() -> None:
+def test_output_is_counted_before_it_is_stored() -> None:
     def hold(size: int) -> None:
         held.append(size)
         if sum(held) > 100_000:

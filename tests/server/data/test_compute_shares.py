@@ -1,4 +1,4 @@
-"""Models get their share of the workers' time while others want it, and all of it when nobody does."""
+"""Models get their compute share of the workers' time while other models want it, and all of it otherwise."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from itertools import count
 
 import pytest
 
-from server.batching.policy import BatchPolicy
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.scheduling.tenants import MOST, Tenant, Tenants
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import ModelRef
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.scheduling.tenants import MAX_CHARGE, Tenant, Tenants
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import ModelRef
 from tests.server.data.test_fairness import slow, submit
 
 
 @dataclass(order=True)
 class Batch:
-    """One that runs in the simulation, by when it ends."""
+    """A running batch in the simulation, ordered by its end."""
 
     ends: float
     order: int
@@ -32,24 +32,24 @@ class Batch:
 
 
 class Simulation:
-    """Workers on a simulated clock; each model always has the next batch, from ``since`` until ``until``."""
+    """Workers on a simulated clock; each model always has a next batch, from `since` until `until`."""
 
     def __init__(self, workers: int) -> None:
         self.tenants = Tenants(workers)
         self.workers = workers
         self.now = 0.0
-        self.used: Counter[str] = Counter()  # seconds of workers, by model
+        self.used: Counter[str] = Counter()  # seconds of worker time, by model
         self._models: dict[Tenant, tuple[Callable[[float], bool], float]] = {}
         self._running: list[Batch] = []
-        self._taken: list[Tenant] = []  # jobs that were handed out and wait for a worker
+        self._taken: list[Tenant] = []  # models whose job was handed out and waits for a worker
         self._order = count()
 
     def add(self, name: str, share: float | None, batch: float, wants: Callable[[float], bool] | None = None) -> None:
-        """Add a model with batches of so many seconds; ``wants`` says at which times it has one."""
+        """Add a model with batches of this duration in seconds; `wants` says at which times it has one."""
         self._models[Tenant(name, share)] = (wants or (lambda now: True), batch)
 
     def run(self, until: float) -> Counter[str]:
-        """Go on until then; return what each model used since the last call."""
+        """Run until this time; return the seconds that each model used since the last call."""
         self.used.clear()
         while self.now < until:
             self._offer()
@@ -83,16 +83,16 @@ def shares(used: Counter[str]) -> dict[str, float]:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("batches", [(0.02, 0.02), (0.05, 0.004), (0.004, 0.05)])
-def test_two_models_divide_the_time_as_promised(workers: int, batches: tuple[float, float]) -> None:
-    """Whatever their batches take, and although each could have a worker of its own."""
+def test_two_models_divide_the_time_by_their_shares(workers: int, batches: tuple[float, float]) -> None:
+    """Whatever the duration of their batches, and although each could have its own worker."""
     world = Simulation(workers)
     world.add("small", 0.2, batches[0])
     world.add("large", None, batches[1])
     assert shares(world.run(60)) == pytest.approx({"small": 0.2, "large": 0.8}, abs=0.01)
 
 
-def test_nobody_waits_for_a_share_that_nobody_wants() -> None:
-    """Alone a model has all; once the other is back it takes no more than its share, and owes nothing for before."""
+def test_a_model_alone_uses_all_of_the_time() -> None:
+    """When the other model is back, this one gets only its share again, and owes nothing for the time before."""
     world = Simulation(2)
     world.add("small", 0.1, 0.02)
     world.add("other", None, 0.02, lambda now: 20 <= now < 40)
@@ -103,7 +103,7 @@ def test_nobody_waits_for_a_share_that_nobody_wants() -> None:
     assert used["small"] == pytest.approx(20, abs=0.1)
 
 
-def test_who_was_away_saved_nothing_up() -> None:
+def test_an_idle_model_saves_up_no_time() -> None:
     world = Simulation(1)
     world.add("a", 0.5, 0.01)
     world.add("b", 0.5, 0.01, lambda now: now >= 30)
@@ -111,7 +111,7 @@ def test_who_was_away_saved_nothing_up() -> None:
     assert shares(world.run(31)) == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.05)
 
 
-def test_what_is_left_is_divided_equally() -> None:
+def test_the_remaining_time_is_divided_equally() -> None:
     world = Simulation(1)
     world.add("a", 0.5, 0.01)
     world.add("b", 0.3, 0.03)
@@ -120,8 +120,8 @@ def test_what_is_left_is_divided_equally() -> None:
     assert shares(world.run(100)) == pytest.approx({"a": 0.5, "b": 0.3, "c": 0.1, "d": 0.1}, abs=0.01)
 
 
-def test_more_than_all_was_promised() -> None:
-    """Shares are then parts of what there is, and nobody starves."""
+def test_shares_of_more_than_all_are_scaled_down() -> None:
+    """Shares are then fractions of their sum, and no model starves."""
     world = Simulation(1)
     world.add("a", 1.0, 0.01)
     world.add("b", 1.0, 0.02)
@@ -131,16 +131,16 @@ def test_more_than_all_was_promised() -> None:
     assert found["c"] > 0
 
 
-def test_without_promises_a_model_is_never_held_back() -> None:
-    """As it was: a worker each, whatever batches take."""
+def test_without_shares_no_model_is_held_back() -> None:
+    """Each gets a worker, whatever the duration of its batches."""
     world = Simulation(2)
     world.add("a", None, 0.05)
     world.add("b", None, 0.01)
     assert shares(world.run(60)) == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.01)
 
 
-def test_no_worker_rests_while_the_one_behind_has_work() -> None:
-    """Somebody who is waiting may always run: the workers are never all idle."""
+def test_no_worker_is_idle_while_a_model_below_its_share_waits() -> None:
+    """Some waiting model may always run: the workers are never all idle."""
     world = Simulation(2)
     world.add("a", 0.05, 0.2)
     world.add("b", 0.05, 0.001)
@@ -150,7 +150,7 @@ def test_no_worker_rests_while_the_one_behind_has_work() -> None:
     assert shares(used) == pytest.approx({"a": 0.05, "b": 0.05, "c": 0.9}, abs=0.02)
 
 
-def test_a_batch_that_waited_for_its_code_is_not_paid_for_in_full() -> None:
+def test_a_batch_that_waited_for_its_code_is_not_charged_in_full() -> None:
     tenants, a, b = Tenants(1), Tenant("a", 0.5), Tenant("b", 0.5)
     for tenant in (a, b):
         tenants.enter(tenant, tenant)
@@ -164,11 +164,11 @@ def test_a_batch_that_waited_for_its_code_is_not_paid_for_in_full() -> None:
         tenants.leave(b)
         tenants.enter(b, b)
         behind += 1
-    assert tenant is a and behind == MOST
+    assert tenant is a and behind == MAX_CHARGE
 
 
 async def part_of_the_small_one(workers: int, inline_us: int, seconds: float, share: float) -> float:
-    """Of the executions of two models that both want more than there is: those of the one with that compute share."""
+    """The fraction of executions of the model with that compute share, of two models that both want all the time."""
     pool = WorkerPool(workers)
     factory = ServableFactory(Settings(inline_budget_us=inline_us), pool, StatsBook())
     models = {name: slow(seconds, max_batch=1) for name in ("small", "large")}
@@ -190,8 +190,8 @@ def test_on_real_threads_a_small_share_leaves_the_rest_to_others() -> None:
     assert 0.15 < asyncio.run(part_of_the_small_one(2, 0, 0.004, 0.2)) < 0.25
 
 
-def test_models_too_small_for_a_worker_are_counted_once_shares_are_promised() -> None:
-    """Else they would run on the event loop, where they take turns whatever was promised."""
+def test_shares_hold_for_models_that_would_run_on_the_event_loop() -> None:
+    """Otherwise they would run on the event loop, where models take turns regardless of their shares."""
     assert 0.2 < asyncio.run(part_of_the_small_one(1, 100_000, 0.002, 0.25)) < 0.3
 
 

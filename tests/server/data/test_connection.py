@@ -1,4 +1,4 @@
-"""The connection class, byte by byte: framing, order, limits, deadlines, and clients that leave."""
+"""The connection class, byte by byte: framing, order, limits, deadlines, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gated() -> Iterator[tuple[Running, FakeModel]]:
 
 
 def chunked(raw: bytes, size: int) -> bytes:
-    """Return the same request with its body in chunks."""
+    """The same request with its body in chunks."""
     head, body = raw.split(b"\r\n\r\n", 1)
     lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"content-length")]
     chunks = [body[at : at + size] for at in range(0, len(body), size)]
@@ -44,8 +44,8 @@ def test_keep_alive_answers_one_request_after_another(server: Running) -> None:
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(2, start=start) * 2)
 
 
-def test_requests_in_any_slices(server: Running) -> None:
-    """The first travels through the parser; later ones are recognised whole, cut anywhere."""
+def test_requests_may_arrive_in_any_slices(server: Running) -> None:
+    """The parser reads the first request; later ones are recognised as a whole, wherever they are cut."""
     data = infer_request("doubler", rows(1))
     with server.connect() as raw:
         for cut in (len(data), 1, 40, data.index(b"\r\n\r\n") + 4, data.index(b"\r\n\r\n") + 20, len(data) - 1):
@@ -55,7 +55,7 @@ def test_requests_in_any_slices(server: Running) -> None:
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)
 
 
-def test_one_byte_at_a_time(server: Running) -> None:
+def test_requests_may_arrive_one_byte_at_a_time(server: Running) -> None:
     with server.connect() as raw:
         raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in infer_request("doubler", rows(1)):
@@ -79,7 +79,7 @@ def test_pipelined_requests_of_all_kinds_are_answered_in_order(server: Running) 
                 np.testing.assert_array_equal(tensor_of(answer), rows(1, start=start) * 2)
 
 
-def test_pipelined_answers_keep_their_order_when_work_ends_out_of_order() -> None:
+def test_pipelined_answers_keep_their_order_if_work_ends_out_of_order() -> None:
     slow, fast = doubler(), doubler()
     with serving({"slow": slow, "fast": fast}, inline_budget_us=0) as running, running.connect() as raw:
         slow.gate.clear()
@@ -105,7 +105,7 @@ def test_pipelined_requests_share_a_batch(gated: tuple[Running, FakeModel]) -> N
     assert len(model.batches) < 5
 
 
-def test_reading_pauses_when_too_many_answers_are_due(gated: tuple[Running, FakeModel]) -> None:
+def test_reading_pauses_when_too_many_answers_are_pending(gated: tuple[Running, FakeModel]) -> None:
     running, model = gated
     model.gate.clear()
     data = infer_request("doubler", rows(1))
@@ -121,8 +121,8 @@ def test_reading_pauses_when_too_many_answers_are_due(gated: tuple[Running, Fake
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)
 
 
-def test_a_client_that_reads_nothing_is_not_read_from() -> None:
-    """Its answers stay bounded: the server stops reading instead of buffering without end."""
+def test_the_server_stops_reading_from_a_client_that_reads_nothing() -> None:
+    """Its answers stay bounded: the server stops reading instead of buffering without limit."""
     data = infer_request("doubler", rows(5000)) * 1000  # 80 MB; two small and two default socket buffers hold far less
     with serving({"doubler": doubler(max_batch=8192)}) as running:
         with socket.socket() as raw:
@@ -220,7 +220,9 @@ def test_an_upgrade_is_ignored(server: Running) -> None:
         ),
     ],
 )
-def test_what_is_refused_before_it_is_read(server: Running, data: bytes, status: int, message: str) -> None:
+def test_bad_requests_are_refused_before_their_body_is_read(
+    server: Running, data: bytes, status: int, message: str
+) -> None:
     with server.connect() as raw:
         raw.send(request("GET", "/v2") + data)
         assert raw.answer().status == 200
@@ -230,7 +232,7 @@ def test_what_is_refused_before_it_is_read(server: Running, data: bytes, status:
         assert raw.is_closed()
 
 
-def test_an_endless_header_is_refused_while_it_comes(server: Running) -> None:
+def test_an_endless_header_is_refused_before_its_end(server: Running) -> None:
     with server.connect() as raw:
         raw.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: ")
         for _ in range(10):
@@ -256,7 +258,7 @@ def test_a_million_one_byte_chunks_are_refused() -> None:
         assert "chunks of 64 bytes or more" in answer.error
 
 
-def test_a_broken_body_for_the_application_is_refused(server: Running) -> None:
+def test_a_malformed_body_for_the_application_is_refused(server: Running) -> None:
     with server.connect() as raw:
         raw.send(b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         time.sleep(0.02)
@@ -274,7 +276,7 @@ def test_a_broken_body_for_the_application_is_refused(server: Running) -> None:
         (b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", "body"),
     ],
 )
-def test_a_client_that_is_too_slow_is_dropped(sent: bytes, message: str) -> None:
+def test_a_client_that_is_too_slow_is_disconnected(sent: bytes, message: str) -> None:
     with serving({"doubler": doubler()}, header_timeout=0.2, body_timeout=0.2) as running, running.connect() as raw:
         raw.send(sent)
         began = time.monotonic()
@@ -286,7 +288,7 @@ def test_a_client_that_is_too_slow_is_dropped(sent: bytes, message: str) -> None
         assert time.monotonic() - began > 0.1
 
 
-def test_trickling_does_not_extend_the_deadline() -> None:
+def test_a_trickling_body_does_not_extend_the_deadline() -> None:
     """Half of a remembered request's body arrives byte by byte: the deadline counts from the head."""
     data = infer_request("doubler", rows(64))
     with serving({"doubler": doubler()}, body_timeout=0.3) as running, running.connect() as raw:
@@ -342,7 +344,7 @@ def test_a_half_closed_client_is_answered(server: Running) -> None:
 
 @pytest.mark.parametrize("transport", ["direct", "asgi"])
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "closed"])
-def test_work_of_a_client_that_left_is_not_executed(transport: str, reset: bool) -> None:
+def test_requests_of_a_disconnected_client_are_not_executed(transport: str, reset: bool) -> None:
     model = doubler()
     model.gate.clear()
     with serving({"doubler": model}, transport, inline_budget_us=0) as running, running.connect() as stays:
@@ -362,8 +364,8 @@ def test_work_of_a_client_that_left_is_not_executed(transport: str, reset: bool)
     assert model.batches == [1]
 
 
-def test_a_remembered_head_is_matched_whole(server: Running) -> None:
-    """Equal bytes but for one: the second must not be taken for the first."""
+def test_a_remembered_head_is_compared_as_a_whole(server: Running) -> None:
+    """Two heads differ in one byte: the second must not be taken for the first."""
     first = infer_request("doubler", rows(1))
     other = infer_request("nobody1", rows(1))
     with server.connect() as raw:

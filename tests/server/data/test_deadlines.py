@@ -1,4 +1,4 @@
-"""Requests that have a deadline: refused before work, left out of a batch, or a reason to make it smaller."""
+"""Requests with a deadline: refused before work, left out of a batch, or a reason for a smaller batch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from server.errors import DeadlineExceeded
-from tests.server.data.bench import Bench, play
+from lathe.server.errors import DeadlineExceeded
+from tests.server.data.batcher_bench import Bench, run_scenario
 from tests.server.data.fakes import doubler
 from tests.server.data.running import rows
 
 
-def test_a_deadline_that_passes_while_waiting() -> None:
+def test_a_request_whose_deadline_passes_in_the_queue_is_not_run() -> None:
     model = doubler()
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         first = await bench.hold()
         _, late = bench.submit(rows(1), timeout=0.02)
         _, patient = bench.submit(rows(1), timeout=10)
@@ -25,7 +25,7 @@ def test_a_deadline_that_passes_while_waiting() -> None:
         await first
         assert isinstance(await patient, dict)
 
-    bench = play(scene, model)
+    bench = run_scenario(scenario, model)
     assert model.batches == [1, 1]
     assert bench.stats.failures == {"deadline_exceeded": 1}
 
@@ -34,20 +34,20 @@ def test_a_deadline_that_cannot_be_met_is_refused_before_work() -> None:
     model = doubler()
     model.function = lambda tensors: (time.sleep(0.02), {"y": tensors["x"]})[1]
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         await bench.y(rows(1))
         with pytest.raises(DeadlineExceeded):
             bench.submit(rows(1), timeout=0.001)
 
-    play(scene, model)
+    run_scenario(scenario, model)
     assert len(model.batches) == 1
 
 
-def test_a_deadline_that_the_queue_ahead_makes_impossible_is_refused_at_the_door() -> None:
+def test_a_deadline_that_the_queue_makes_impossible_is_refused_at_once() -> None:
     model = doubler(max_batch=2)
     model.function = lambda tensors: (time.sleep(0.02 * len(tensors["x"])), {"y": tensors["x"]})[1]
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         for count in (1, 2, 1, 2):
             await bench.y(rows(count))
         ahead = [await bench.hold(), *(bench.submit(rows(1))[1] for _ in range(9))]  # 10 rows: about 0.2 s
@@ -59,25 +59,25 @@ def test_a_deadline_that_the_queue_ahead_makes_impossible_is_refused_at_the_door
         assert all(isinstance(outcome, dict) for outcome in await asyncio.gather(*ahead, patient))
         await bench.submit(rows(1), timeout=0.1)[1]  # the queue is empty again
 
-    play(scene, model)
+    run_scenario(scenario, model)
 
 
-def test_one_that_is_too_late_does_not_make_the_others_batch_small() -> None:
+def test_a_request_that_is_too_late_does_not_shrink_the_batch() -> None:
     model = doubler(max_batch=8)
     model.function = lambda tensors: (time.sleep(0.05), {"y": tensors["x"]})[1]
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         for count in (1, 2, 4, 8):
             await bench.y(rows(count))
         first = await bench.hold()
         late = bench.submit(rows(1), timeout=0.4)[1]
         others = [bench.submit(rows(1))[1] for _ in range(4)]
-        await asyncio.sleep(0.33)  # the first takes 0.05 more, so what is left is less than one execution
+        await asyncio.sleep(0.33)  # the first takes 0.05 s more, so less than one execution is left
         model.gate.set()
         assert isinstance(await late, DeadlineExceeded)
         await asyncio.gather(first, *others)
 
-    play(scene, model)
+    run_scenario(scenario, model)
     assert model.batches[-2:] == [1, 4]
 
 
@@ -85,7 +85,7 @@ def test_a_near_deadline_makes_the_batch_smaller() -> None:
     model = doubler(max_batch=8)
     model.function = lambda tensors: (time.sleep(0.02 * len(tensors["x"])), {"y": tensors["x"]})[1]
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         for count in (1, 4, 2, 6):
             await bench.y(rows(count))
         first = await bench.hold()
@@ -94,16 +94,16 @@ def test_a_near_deadline_makes_the_batch_smaller() -> None:
         await first
         assert all(isinstance(outcome, dict) for outcome in await asyncio.gather(*waiting))
 
-    bench = play(scene, model)
+    bench = run_scenario(scenario, model)
     assert bench.stats.released["deadline"] == 1
     assert 1 <= model.batches[5] < 8
 
 
-def test_whom_a_stall_has_made_late_is_not_run_any_more() -> None:
-    """Staged behind a run that takes much longer than any before: told so, while its siblings are run."""
+def test_requests_made_late_by_a_stall_are_not_run() -> None:
+    """They are staged behind an unusually long run: each gets its error, and the others are run."""
     model = doubler(max_batch=2)
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         for index in range(40):
             await bench.y(rows(1 + index % 2))
         first = await bench.hold()
@@ -116,18 +116,18 @@ def test_whom_a_stall_has_made_late_is_not_run_any_more() -> None:
         assert isinstance(await patient, dict)
         await first
 
-    bench = play(scene, model)
+    bench = run_scenario(scenario, model)
     assert model.batches[-2:] == [1, 1]
     assert bench.stats.failures == {"deadline_exceeded": 1}
 
 
-def test_a_deadline_counts_from_when_the_running_batch_should_end() -> None:
-    """What runs has been running for long, so that a request behind it is taken in although its time is short."""
+def test_a_deadline_counts_from_the_expected_end_of_the_running_batch() -> None:
+    """The batch has been running for long, so a request behind it is accepted although its time is short."""
     model = doubler(max_batch=8)
 
-    async def scene(bench: Bench) -> None:
+    async def scenario(bench: Bench) -> None:
         for count in (1, 8, 2, 6):
-            bench.batcher.cost.add(count, 0.1 * count)  # with headroom 0.12 s a row
+            bench.batcher.cost.add(count, 0.1 * count)  # 0.12 s per row with headroom
         model.gate.clear()
         first = bench.submit(rows(8))[1]
         assert await asyncio.to_thread(model.entered.wait, 10)
@@ -139,4 +139,4 @@ def test_a_deadline_counts_from_when_the_running_batch_should_end() -> None:
         assert isinstance(await first, dict)
         assert isinstance(await second, dict)
 
-    play(scene, model)
+    run_scenario(scenario, model)

@@ -1,4 +1,4 @@
-"""Models on devices behind the server; `simulated` is one that every machine has."""
+"""Models on devices behind the server; `simulated` is a device that every machine has."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import onnxruntime
 import pytest
 from typer.testing import CliRunner
 
-from core.children import main as child
-from core.kernels.reference import ReferenceKernel
-from core.runtime.device import MemoryInfo
-from core.runtime.simulated import SimulatedDevice
-from server.backends.base import devices, lost
-from server.backends.graph import GraphBackend
-from server.cli import app
-from server.errors import OutOfMemory, Unavailable
+from lathe.core.compiler.child_stages import main as child
+from lathe.core.kernels.reference.cpu import ReferenceKernel
+from lathe.core.runtime.device.device import MemoryInfo
+from lathe.core.runtime.device.simulated import SimulatedDevice
+from lathe.server.backends.base import devices, lost_reason
+from lathe.server.backends.graph import GraphBackend
+from lathe.server.cli.app import app
+from lathe.server.errors import OutOfMemory, Unavailable
 from tests.server.data.running import infer_request, rows, serving, tensor_of
 from tests.server.data.test_graph_backend import dense
 
 
-def compiled(folder: Path, *flags: str) -> Path:
+def compile_for(folder: Path, *flags: str) -> Path:
     (folder / "model.onnx").write_bytes(dense())
     assert child(["parse", str(folder / "model.onnx"), str(folder / "ir")]) == 0
     flags = ("--threads", "1", "--max-batch", "8", *flags)
@@ -32,8 +32,8 @@ def compiled(folder: Path, *flags: str) -> Path:
     return folder / "artifact"
 
 
-def test_a_model_on_a_device_answers_and_says_where(tmp_path: Path) -> None:
-    model = GraphBackend().load(compiled(tmp_path, "--device", "simulated:1"), 1)
+def test_a_model_on_a_device_answers_and_names_its_device(tmp_path: Path) -> None:
+    model = GraphBackend().load(compile_for(tmp_path, "--device", "simulated:1"), 1)
     model.gate = threading.Event()  # type: ignore[attr-defined]  # what `serving` opens at the end
     oracle = onnxruntime.InferenceSession(dense())
     with serving({"dense": model}) as running, running.connect() as raw:
@@ -46,13 +46,13 @@ def test_a_model_on_a_device_answers_and_says_where(tmp_path: Path) -> None:
     assert config["instance_group"] == [{"count": 1, "kind": "KIND_GPU", "gpus": [1]}]
 
 
-def test_it_takes_no_memory_of_the_machine(tmp_path: Path) -> None:
-    needs = GraphBackend().needs(compiled(tmp_path, "--device", "simulated"))
+def test_a_model_on_a_device_uses_no_host_memory(tmp_path: Path) -> None:
+    needs = GraphBackend().needs(compile_for(tmp_path, "--device", "simulated"))
     assert (needs.weights, needs.run) == (0, 0)
 
 
-def test_what_goes_beyond_the_models_share_of_a_device_runs_on_the_processor(tmp_path: Path) -> None:
-    artifact = compiled(tmp_path, "--device", "simulated", "--device-memory", "16")
+def test_a_run_beyond_a_models_device_memory_runs_on_the_processor(tmp_path: Path) -> None:
+    artifact = compile_for(tmp_path, "--device", "simulated", "--device-memory", "16")
     model = GraphBackend().load(artifact, 1)
     try:
         assert devices(model) == ()
@@ -61,10 +61,10 @@ def test_what_goes_beyond_the_models_share_of_a_device_runs_on_the_processor(tmp
         model.close()
 
 
-def test_a_device_without_room_refuses_with_the_figure(
+def test_a_device_without_memory_refuses_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    artifact = compiled(tmp_path, "--device", "simulated:2")
+    artifact = compile_for(tmp_path, "--device", "simulated:2")
     monkeypatch.setattr(SimulatedDevice, "memory", lambda self: MemoryInfo(300, 1 << 30))
     with pytest.raises(OutOfMemory, match=r"needs \d+ bytes for batches of up to 8 .*simulated:2 has 300 free"):
         GraphBackend().load(artifact, 1)
@@ -73,16 +73,14 @@ def test_a_device_without_room_refuses_with_the_figure(
     assert "simulated:2 has 300 free" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_a_fault_fails_what_runs_and_a_model_loaded_anew_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend, artifact = GraphBackend(), compiled(tmp_path, "--device", "simulated:3")
+def test_after_a_device_fault_a_reloaded_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, artifact = GraphBackend(), compile_for(tmp_path, "--device", "simulated:3")
     model, other = backend.load(artifact, 1), backend.load(artifact, 1)
     with monkeypatch.context() as broken:
         broken.setattr(ReferenceKernel, "run", lambda *_: 1 / 0)
         with pytest.raises(Unavailable, match="simulated:3 was lost: ZeroDivisionError"):
             model.execute({"x": rows(2)})
-    assert "simulated:3 was lost" in lost(model) and lost(model) == lost(other)
+    assert "simulated:3 was lost" in lost_reason(model) and lost_reason(model) == lost_reason(other)
     model.close()
     with pytest.raises(Unavailable, match="sessions that ran there still hold"):
         backend.load(artifact, 1)
@@ -92,7 +90,7 @@ def test_a_fault_fails_what_runs_and_a_model_loaded_anew_answers(
         (got,) = again.execute({"x": rows(2)}).values()
         expected = onnxruntime.InferenceSession(dense()).run(None, {"x": rows(2)})[0]
         np.testing.assert_allclose(got, expected, atol=1e-6)
-        assert lost(again) == ""
+        assert lost_reason(again) == ""
     finally:
         again.close()
 

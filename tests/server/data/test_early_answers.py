@@ -1,7 +1,6 @@
-"""Answers before the request's end: a client that was refused holds its connection for seconds, and reads why.
+"""Answers before the end of a request: a refused client keeps its connection for seconds and can read the reason.
 
-And uploads: nobody has their long deadline, or their room, before the server knows who asks.
-"""
+For uploads: the server gives the long deadline and memory only to clients that it has authorized."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ import httpx
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
-from server.api import turns
-from server.api.cycle import Cycle, Outlet
-from server.api.pace import Pace
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.api.connection import pipelining
+from lathe.server.api.connection.asgi_cycle import AsgiCycle, ResponseTransport
+from lathe.server.api.connection.transfer_rates import UploadRate
 from tests.server.access.test_tls import SERVER, trusting
 from tests.server.api.service import Service, service
 from tests.server.data.fakes import doubler
@@ -38,7 +37,7 @@ SILENT = [
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
-    """A server that asks for keys and has no patience, and a key for everything."""
+    """A server with keys and short timeouts, and a key with all scopes."""
     root = tmp_path_factory.mktemp("early")
     key, shown = make_key("all", list(Scope), ["*"], int(time.time()), None)
     write_keys(root / "keys.json", [key])
@@ -49,9 +48,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes after an answer has a second, and half of one between two reads."""
-    monkeypatch.setattr(turns, "LINGER", 1.0)
-    monkeypatch.setattr(turns, "LINGER_PAUSE", 0.5)
+    """After an answer a client has one second, and half a second between two reads."""
+    monkeypatch.setattr(pipelining, "LINGER", 1.0)
+    monkeypatch.setattr(pipelining, "LINGER_PAUSE", 0.5)
 
 
 def port_of(running: Service) -> int:
@@ -59,7 +58,7 @@ def port_of(running: Service) -> int:
 
 
 def until_closed(raw: Raw, say: Callable[[], None] = lambda: None, seconds: float = 20) -> float:
-    """Return after how many seconds the server closed the connection, ``say`` being called meanwhile."""
+    """Return the seconds until the server closed the connection; `say` is called meanwhile."""
     began = time.monotonic()
     raw.socket.settimeout(0.05)
     while time.monotonic() - began < seconds:
@@ -76,7 +75,7 @@ def until_closed(raw: Raw, say: Callable[[], None] = lambda: None, seconds: floa
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("head", SILENT, ids=lambda head: head.split()[1].decode())
-def test_a_silent_client_that_was_answered_is_closed(guarded: tuple[Service, str], head: bytes) -> None:
+def test_a_client_that_is_silent_after_an_early_answer_is_closed(guarded: tuple[Service, str], head: bytes) -> None:
     with Raw(port_of(guarded[0])) as raw:
         raw.send(head)
         assert raw.answer().status in (200, 401, 404)
@@ -84,7 +83,7 @@ def test_a_silent_client_that_was_answered_is_closed(guarded: tuple[Service, str
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_client_that_was_refused_and_goes_on_sending_is_closed(guarded: tuple[Service, str]) -> None:
+def test_a_refused_client_that_goes_on_sending_is_closed(guarded: tuple[Service, str]) -> None:
     for head in SILENT[:2]:
         with Raw(port_of(guarded[0])) as raw:
             raw.send(head)
@@ -92,8 +91,8 @@ def test_a_client_that_was_refused_and_goes_on_sending_is_closed(guarded: tuple[
             assert 0.5 < until_closed(raw, lambda raw=raw: raw.send(b"1\r\nx\r\n")) < 8  # type: ignore[misc]
 
 
-def test_refused_clients_lock_nobody_out(guarded: tuple[Service, str], impatient: None) -> None:
-    """Without a key, each held its connection for half an hour."""
+def test_refused_clients_do_not_block_other_clients(guarded: tuple[Service, str], impatient: None) -> None:
+    """Without a key, each once held its connection for half an hour."""
     running, _ = guarded
     silent = [Raw(port_of(running)) for _ in range(20)]
     try:
@@ -105,7 +104,7 @@ def test_refused_clients_lock_nobody_out(guarded: tuple[Service, str], impatient
             raw.close()
 
 
-def test_a_body_that_still_comes_after_its_answer_leaves_the_connection_open(guarded: tuple[Service, str]) -> None:
+def test_a_body_received_after_its_answer_leaves_the_connection_open(guarded: tuple[Service, str]) -> None:
     with Raw(port_of(guarded[0])) as raw:
         raw.send(b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n")
         assert raw.answer().status == 401
@@ -118,8 +117,8 @@ def test_a_body_that_still_comes_after_its_answer_leaves_the_connection_open(gua
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_a_refused_client_reads_the_answer_even_if_it_sends_all(tls: bool) -> None:
-    """Closing at once resets the connection, and what was sent to the client is lost with it."""
+def test_a_refused_client_that_sends_its_whole_body_reads_the_answer(tls: bool) -> None:
+    """Closing at once would reset the connection and discard the bytes that were sent to the client."""
     with serving({"doubler": doubler()}, max_body=1000, **(SERVER if tls else {})) as running:
         for head in (
             b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8000000\r\n\r\n",
@@ -141,7 +140,8 @@ def test_a_refused_client_reads_the_answer_even_if_it_sends_all(tls: bool) -> No
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("refused_by", ["its head", "a deadline"])
 def test_a_refusal_waits_for_the_answers_before_it(refused_by: str) -> None:
-    """The first request still runs while the second one is refused, and the client sends on: it reads both answers."""
+    """The first request still runs when the second is refused, and the client goes on sending: it reads both
+    answers."""
     model = doubler()
     model.gate.clear()
     with serving({"doubler": model}, header_timeout=0.5, body_timeout=30) as running, Raw(running.port) as raw:
@@ -157,8 +157,8 @@ def test_a_refusal_waits_for_the_answers_before_it(refused_by: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_client_that_waits_for_100_and_is_refused_is_not_read_on(guarded: tuple[Service, str]) -> None:
-    """It may send the body or not, so nothing behind the head may be taken for a request or for the body."""
+def test_nothing_is_read_after_a_refusal_instead_of_100_continue(guarded: tuple[Service, str]) -> None:
+    """The client may send the body or not, so the bytes behind the head are neither a request nor a body."""
     with Raw(port_of(guarded[0])) as raw:
         raw.send(SILENT[0].replace(b"Host", b"Expect: 100-continue\r\nHost"))
         answer = raw.answer()
@@ -171,8 +171,8 @@ def upload_head(key: str, length: int) -> bytes:
     return f"{head}Content-Length: {length}\r\n\r\n".encode()
 
 
-def test_an_upload_must_keep_coming(guarded: tuple[Service, str]) -> None:
-    """Its time is half an hour, but neither without a word nor a byte at a time (1000 bytes per second here)."""
+def test_an_upload_must_make_progress(guarded: tuple[Service, str]) -> None:
+    """It has half an hour, but neither in silence nor a byte at a time (1000 bytes per second are required here)."""
     running, key = guarded
     for say in (b"", b"x"):
         with Raw(port_of(running)) as raw:
@@ -181,36 +181,36 @@ def test_an_upload_must_keep_coming(guarded: tuple[Service, str]) -> None:
             assert 0.8 < until_closed(raw, lambda raw=raw, say=say: raw.send(say)) < 8  # type: ignore[misc]
 
 
-def test_an_upload_that_keeps_coming_has_more_time_than_other_bodies(guarded: tuple[Service, str]) -> None:
+def test_an_upload_that_makes_progress_has_more_time_than_other_bodies(guarded: tuple[Service, str]) -> None:
     running, key = guarded
     with Raw(port_of(running)) as raw:
         raw.send(upload_head(key, 40_000))
         for _ in range(20):
             time.sleep(0.12)
             raw.send(b"x" * 2000)
-        assert raw.answer().status == 422  # all of it came, and it is no model
+        assert raw.answer().status == 422  # the whole body arrived, and it is no model
 
 
-def test_a_body_is_no_file_where_the_route_takes_none(guarded: tuple[Service, str]) -> None:
+def test_a_large_body_is_refused_where_the_route_takes_no_file(guarded: tuple[Service, str]) -> None:
     running, key = guarded
     headers = {"authorization": f"Bearer {key}"}
     body = b"x" * (2 << 20)
     assert httpx.post(f"{running.url}/api/v1/jobs", content=body, headers=headers).status_code == 413
 
 
-def test_time_in_which_the_server_does_not_read_is_nobodys_fault() -> None:
-    pace = Pace(began=0.0, limit=100.0, pause=10.0, rate=10.0, heard=0.0, seen=0.0)
+def test_time_in_which_the_server_does_not_read_is_not_charged() -> None:
+    pace = UploadRate(began=0.0, limit=100.0, pause=10.0, rate=10.0, heard=0.0, seen=0.0)
     assert pace.look(5.0, reading=True) == 10.0
     pace.take(1000, 5.0)
-    assert pace.deadline == 15.0  # what has come pays for 100 seconds more, but not for silence
+    assert pace.deadline == 15.0  # the received bytes pay for 100 more seconds, but not for silence
     assert pace.look(12.0, reading=False) == 22.0
     pace.take(1, 90.0)
-    assert pace.deadline == 100.0  # all of it
-    assert Pace(0.0, 100.0, 10.0, 10.0, 9.0, 9.0, received=20).deadline == 12.0
+    assert pace.deadline == 100.0  # the whole limit
+    assert UploadRate(0.0, 100.0, 10.0, 10.0, 9.0, 9.0, received=20).deadline == 12.0
 
 
-def test_a_body_waits_in_the_network_until_its_turn_comes() -> None:
-    """Behind an answer that takes its time, an upload's bytes would else pile up here."""
+def test_a_body_is_not_read_before_its_turn() -> None:
+    """Behind a slow answer, the bytes of an upload would otherwise accumulate in the server's memory."""
     model = doubler()
     model.gate.clear()
     with serving({"doubler": model}, inline_budget_us=0) as running, running.connect() as raw:
@@ -225,7 +225,7 @@ def test_a_body_waits_in_the_network_until_its_turn_comes() -> None:
         model.gate.set()
 
 
-def test_http_1_0_may_keep_the_connection() -> None:
+def test_http_1_0_may_keep_the_connection_open() -> None:
     with serving({"doubler": doubler()}) as running, running.connect() as raw:
         old = infer_request("doubler", rows(1), Connection="Keep-Alive").replace(b"HTTP/1.1", b"HTTP/1.0")
         for data in (old, old, b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", old):
@@ -239,8 +239,8 @@ def test_http_1_0_may_keep_the_connection() -> None:
 
 
 @pytest.mark.parametrize(("version", "coded"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")])
-def test_http_1_0_is_sent_no_chunks(version: str, coded: bytes) -> None:
-    """Its clients know none: an answer without a length ends with the connection."""
+def test_http_1_0_gets_no_chunked_answers(version: str, coded: bytes) -> None:
+    """Its clients do not know chunks: an answer without a length ends with the connection."""
 
     class Transport:
         written, closed = b"", False
@@ -257,9 +257,9 @@ def test_http_1_0_is_sent_no_chunks(version: str, coded: bytes) -> None:
     async def answer() -> Transport:
         transport: Any = Transport()
         scope: Any = {"type": "http", "method": "GET", "http_version": version, "headers": []}
-        cycle = Cycle(
+        cycle = AsgiCycle(
             scope,
-            Outlet(transport, transport.close),
+            ResponseTransport(transport, transport.close),
             FlowControl(transport),
             [],
             expects_continue=False,
@@ -278,9 +278,9 @@ def test_http_1_0_is_sent_no_chunks(version: str, coded: bytes) -> None:
     assert transport.closed == (version == "1.0") == (b"connection: close" in head)
 
 
-def test_nothing_is_promised_to_a_request_that_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """Its body broke a rule in the bytes that brought the head. The application was already asked, and promised to go
-    on reading (100 Continue) where nothing may be written any more: each such request was a traceback in the log."""
+def test_a_refused_request_gets_no_100_continue(caplog: pytest.LogCaptureFixture) -> None:
+    """Its body broke a rule in the same bytes as its head. The application, already started, asked for 100 Continue
+    when nothing could be written any more: each such request left a traceback in the log."""
     head = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
     head += b"Transfer-Encoding: chunked\r\n\r\n"
     with caplog.at_level(logging.ERROR), serving({"doubler": doubler()}) as server:

@@ -1,4 +1,4 @@
-"""Busy models and busy callers leave others their share."""
+"""Busy models and busy clients leave other models and clients their share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from server.batching.entry import Entry, Outcome
-from server.batching.policy import BatchPolicy
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import ModelRef, Tensors, TensorSpec
+from lathe.server.batching.entry import Entry, Outcome
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import ModelRef, Tensors, TensorSpec
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import rows
 
@@ -37,14 +37,14 @@ def submit(servable: Servable, client: str = "", count: int = 1, done: Callable[
 
 
 def test_two_busy_models_leave_a_worker_to_the_third() -> None:
-    """Each has full batches waiting all the time, so neither would ever give its worker up by itself."""
+    """Each has full batches waiting all the time, so neither would ever give up its worker by itself."""
 
     async def scenario() -> None:
         pool = WorkerPool(2)
         factory = ServableFactory(Settings(inline_budget_us=0), pool, StatsBook())
         busy = [factory.make(ModelRef(name, 1), slow(0.03, max_batch=2)) for name in "ab"]
         third = factory.make(ModelRef("c", 1), doubler())
-        for count in (2, 60):  # the many come while the first are run, so the next batch is always there in time
+        for count in (2, 60):  # the 60 arrive while the first are run, so the next batch is always ready in time
             for servable in busy:
                 for _ in range(count):
                     submit(servable)
@@ -52,7 +52,7 @@ def test_two_busy_models_leave_a_worker_to_the_third() -> None:
         answered = asyncio.Event()
         submit(third, done=lambda outcome: answered.set())
         await asyncio.wait_for(answered.wait(), 20)
-        assert all(servable.in_flight > 40 for servable in busy)  # they are still at it
+        assert all(servable.in_flight > 40 for servable in busy)  # both are still busy
         for servable in busy:
             await servable.batcher.drained()
         await asyncio.to_thread(pool.close)
@@ -60,7 +60,7 @@ def test_two_busy_models_leave_a_worker_to_the_third() -> None:
     asyncio.run(scenario())
 
 
-def test_a_caller_with_a_long_queue_does_not_hold_up_another() -> None:
+def test_a_client_with_a_long_queue_does_not_hold_up_another() -> None:
     """A sends 64 requests, then B two: B's are in the next batches, though A came first."""
     order: list[str] = []
 
@@ -105,10 +105,10 @@ def test_shares_are_of_rows_not_of_requests() -> None:
     asyncio.run(scenario())
     until_b_is_done = order[: max(place for place, (client, _) in enumerate(order) if client == "b") + 1]
     share = sum(count for client, count in until_b_is_done if client == "a")
-    assert 24 <= share <= 64, share  # b had 40
+    assert 24 <= share <= 64, share  # B had 40
 
 
-def test_one_caller_is_served_in_order() -> None:
+def test_requests_of_one_client_are_served_in_order() -> None:
     answers: list[float] = []
 
     async def scenario() -> None:
@@ -127,7 +127,7 @@ def test_one_caller_is_served_in_order() -> None:
 
 
 def order_of(arrivals: list[tuple[str, int, int]], policy: BatchPolicy | None = None) -> list[str]:
-    """Whose requests were answered in which order; each arrival is a client, the columns of its one row, a priority."""
+    """The clients in the order of their answers; each arrival is a client, the width of its one row, a priority."""
     order: list[str] = []
     spec = TensorSpec("x", "FP32", (-1, -1))
     model = FakeModel(lambda t: {"y": t["x"]}, [spec], [TensorSpec("y", "FP32", (-1, -1))], max_batch=4)
@@ -159,22 +159,22 @@ def test_requests_of_another_shape_do_not_wait_for_a_long_queue() -> None:
     assert max(place for place, client in enumerate(order) if client == "b") < 12  # one batch was formed before
 
 
-def test_many_shapes_are_no_larger_share() -> None:
-    """A's requests have sixteen shapes, B's one: for every batch of A's, B gets one of its."""
+def test_many_shapes_do_not_get_a_client_a_larger_share() -> None:
+    """A's requests have sixteen shapes, B's one: for every batch of A's, B gets one of its own."""
     order = order_of([("a", 100 + index % 16, 0) for index in range(64)] + [("b", 116, 0)] * 16)
     last = max(place for place, client in enumerate(order) if client == "b")
     assert order[: last + 1].count("a") <= 28
 
 
-def test_shares_count_lengths_where_they_vary() -> None:
-    """A's rows are four times as long as B's: of the first that are answered A has about a fourth of B's."""
+def test_shares_count_work_where_lengths_vary() -> None:
+    """A's rows are four times as long as B's: among the first answers A has about a fourth as many as B."""
     order = order_of([("a", 400, 0)] * 20 + [("b", 100, 0)] * 20)
     last = max(place for place, client in enumerate(order) if client == "b")
     assert 4 <= order[:last].count("a") <= 12
 
 
-def test_who_keeps_others_waiting_for_long_is_not_starved_himself() -> None:
-    """A's queue is so long that it counts as starving; B's urgent requests of another shape get their share still."""
+def test_a_client_with_a_starving_queue_does_not_starve_others() -> None:
+    """A's queue is so long that it counts as starving; B's urgent requests of another shape still get their share."""
     levels = BatchPolicy(priority_levels=2, default_priority=1, starvation=0.0)
     order = order_of([("a", 4, 2)] * 64 + [("b", 5, 1)] * 2, levels)
     assert max(place for place, client in enumerate(order) if client == "b") < 12

@@ -1,4 +1,4 @@
-"""What of a head counts, and how often: trailers, repeated headers, codings, targets, offers of other protocols."""
+"""Trailers, repeated headers, transfer codings, request targets and offers of other protocols."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
-from server.api.framing import ONCE
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.api.connection.framing import SINGLE_HEADERS
 from tests.server.data.fakes import doubler
 from tests.server.data.running import Running, infer_request, request, rows, serving, tensor_of
 
@@ -29,7 +29,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
-    """A server that asks for keys, and one for everything."""
+    """A server with keys, and a key with all scopes."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     key, shown = make_key("all", list(Scope), ["*"], int(time.time()), None)
     write_keys(Path(path), [key])
@@ -37,8 +37,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, s
         yield running, shown
 
 
-def test_a_key_in_a_trailer_opens_nothing(keyed: tuple[Running, str]) -> None:
-    """A proxy that checks or strips heads must not be got round by a line behind the body."""
+def test_a_key_in_a_trailer_is_ignored(keyed: tuple[Running, str]) -> None:
+    """A line behind the body must not bypass a proxy that checks or strips the head."""
     running, shown = keyed
     for target in (b"GET /metrics", b"POST /v2/repository/index", b"POST /v2/models/doubler/infer?x"):
         head = target + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -58,8 +58,8 @@ def test_trailers_are_read_and_dropped(server: Running) -> None:
 
 
 @pytest.mark.parametrize("part", [b"X: " + b"x" * 50_000, b"4;" + b"x" * 50_000, b"X: y\r\n" * 10_000])
-def test_what_frames_a_body_is_bounded(server: Running, part: bytes) -> None:
-    """One line without an end, too, which the parser would gather until it is over."""
+def test_chunk_framing_is_bounded(server: Running, part: bytes) -> None:
+    """Also one line without an end, which the parser would collect until it ends."""
     with server.connect() as raw:
         raw.send(INFER + b"Transfer-Encoding: chunked\r\n\r\n" + (b"" if part.startswith(b"4") else b"0\r\n"))
         time.sleep(0.02)
@@ -70,7 +70,7 @@ def test_what_frames_a_body_is_bounded(server: Running, part: bytes) -> None:
         assert (answer.status, answer.headers["connection"]) == (431, "close")
 
 
-def test_two_keys_are_refused_everywhere(keyed: tuple[Running, str]) -> None:
+def test_a_request_with_two_keys_is_refused_everywhere(keyed: tuple[Running, str]) -> None:
     running, shown = keyed
     other = b"Authorization: Bearer lathe_000000000000_x\r\n"
     right = b"Authorization: Bearer " + shown.encode() + b"\r\n"
@@ -82,8 +82,8 @@ def test_two_keys_are_refused_everywhere(keyed: tuple[Running, str]) -> None:
             assert (answer.status, answer.error) == (400, "headers: authorization: expected one at most, got 2")
 
 
-@pytest.mark.parametrize("name", sorted(ONCE - {b"content-length", b"transfer-encoding", b"upgrade"}))
-def test_what_may_be_said_once_is_refused_twice(server: Running, name: bytes) -> None:
+@pytest.mark.parametrize("name", sorted(SINGLE_HEADERS - {b"content-length", b"transfer-encoding", b"upgrade"}))
+def test_headers_that_may_appear_once_are_refused_twice(server: Running, name: bytes) -> None:
     for infer in (GET, INFER + b"Content-Length: 0\r\n"):
         answer = server.ask_raw(infer + (name.title() + b": 1\r\n" + name + b": 2\r\n") + b"\r\n")
         assert (answer.status, answer.headers["connection"]) == (400, "close")
@@ -100,11 +100,11 @@ def test_what_may_be_said_once_is_refused_twice(server: Running, name: bytes) ->
         (b"Chunked", 200, ""),
     ],
 )
-def test_only_chunks_are_understood(server: Running, coding: bytes, status: int, message: str) -> None:
+def test_only_chunked_is_accepted_as_a_coding(server: Running, coding: bytes, status: int, message: str) -> None:
     for line in (INFER, b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n"):
         answer = server.ask_raw(line + b"Transfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
         if status == 200:
-            assert answer.status in (200, 400)  # read, if not as a request that makes sense
+            assert answer.status in (200, 400)  # read, although the request makes no sense
             assert b"coding" not in answer.body
         else:
             assert (answer.status, answer.headers["connection"]) == (status, "close")
@@ -127,7 +127,7 @@ def test_only_chunks_are_understood(server: Running, coding: bytes, status: int,
         (b"http://localhost/v2#part", 400),
     ],
 )
-def test_a_whole_url_names_the_host_that_is_asked(server: Running, target: bytes, status: int) -> None:
+def test_a_whole_url_names_the_host(server: Running, target: bytes, status: int) -> None:
     answer = server.ask_raw(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.status == status, answer.body
 
@@ -148,10 +148,8 @@ def test_the_refusal_of_a_bad_head_says_what_is_wrong(server: Running, sent: byt
     assert message in answer.error
 
 
-def test_a_thousand_offers_of_another_protocol_are_a_thousand_requests(
-    server: Running, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each was a call within a call: 75 KB ended the connection with a traceback of 300 KB."""
+def test_a_thousand_upgrade_offers_are_a_thousand_requests(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """Each was once a nested call: 75 KB ended the connection with a traceback of 300 KB."""
     count = 1500
     with caplog.at_level(logging.ERROR), server.connect() as raw:
         raw.send((GET + OFFER + b"\r\n") * count)
@@ -160,7 +158,7 @@ def test_a_thousand_offers_of_another_protocol_are_a_thousand_requests(
     assert not caplog.records
 
 
-def test_an_offer_changes_nothing_else_that_the_head_says(server: Running) -> None:
+def test_an_upgrade_offer_changes_nothing_else(server: Running) -> None:
     closing = OFFER.replace(b"Upgrade\r\n", b"close, Upgrade\r\n", 1)
     for head in (GET, INFER + b"Content-Length: 0\r\n"):
         with server.connect() as raw:
@@ -171,7 +169,7 @@ def test_an_offer_changes_nothing_else_that_the_head_says(server: Running) -> No
         raw.send(GET.replace(b"1.1", b"1.0") + OFFER + b"\r\n")
         assert raw.answer().headers["connection"] == "close"
         assert raw.is_closed()
-    with server.connect() as raw:  # a head with an offer is not remembered as one without
+    with server.connect() as raw:  # a head with an offer is not remembered as the head without it
         data = infer_request("doubler", rows(1)).replace(b"Host", OFFER + b"Host")
         for start in range(3):
             raw.send(data + infer_request("doubler", rows(1, start=start)))
@@ -179,9 +177,9 @@ def test_an_offer_changes_nothing_else_that_the_head_says(server: Running) -> No
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1, start=start) * 2)
 
 
-def test_a_proxys_header_does_not_keep_a_connection(server: Running) -> None:
-    """The parser takes Proxy-Connection for Connection, which others do not (RFC 9112, appendix C.2.2): behind such a
-    request of HTTP/1.0 they see the end of the connection, and we saw another request."""
+def test_proxy_connection_does_not_keep_the_connection_open(server: Running) -> None:
+    """The parser treats Proxy-Connection as Connection, unlike other servers (RFC 9112, appendix C.2.2): behind such
+    a request of HTTP/1.0 they saw the end of the connection, and Lathe saw another request."""
     head = GET.replace(b"1.1", b"1.0") + b"Proxy-Connection: Keep-Alive\r\n"
     with server.connect() as raw:
         raw.send(head + b"\r\n" + GET + b"\r\n")
@@ -195,8 +193,8 @@ def test_a_proxys_header_does_not_keep_a_connection(server: Running) -> None:
 
 
 @pytest.mark.parametrize("values", [(b"close, keep-alive",), (b"Keep-Alive", b"close"), (b"x,CLOSE", b"keep-alive")])
-def test_a_connection_does_not_both_stay_and_end(server: Running, values: tuple[bytes, ...]) -> None:
-    """The parser let a connection of HTTP/1.0 stay, though `close` wins over all else (RFC 9112, section 9.3)."""
+def test_close_wins_over_keep_alive(server: Running, values: tuple[bytes, ...]) -> None:
+    """The parser kept a connection of HTTP/1.0 open although `close` has precedence (RFC 9112, section 9.3)."""
     lines = b"".join(b"Connection: " + value + b"\r\n" for value in values)
     with server.connect() as raw:
         raw.send(GET.replace(b"1.1", b"1.0") + lines + b"\r\n" + GET + b"\r\n")

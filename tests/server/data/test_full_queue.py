@@ -1,4 +1,4 @@
-"""A full queue is shared: who has less than an equal part gets the place of the newest of whoever has most."""
+"""A full queue is shared fairly: a client below its share displaces the newest request of the client with the most."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
-from server.batching.admission import Admission
-from server.batching.entry import WAITING, Entry, Outcome
-from server.batching.policy import BatchPolicy
-from server.batching.queue import Queue
-from server.batching.signature import Group
-from server.errors import Overloaded
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import ModelRef
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.batching.admission import Admission
+from lathe.server.batching.entry import WAITING, Entry, Outcome
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.batching.queue import Queue
+from lathe.server.batching.signature import BatchGroup
+from lathe.server.errors import Overloaded
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import ModelRef
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import infer_request, rows, serving, wait_for
 
 
-class Held:
-    """A model that runs one request and has nothing else done."""
+class OccupiedModel:
+    """A model whose worker is occupied by one request, so that all others wait."""
 
     def __init__(self, queue_items: int = 8, queue_bytes: int = 1 << 20) -> None:
         self.model: FakeModel = doubler(max_batch=4)
@@ -57,20 +57,20 @@ class Held:
         self.servable.submit(entry)
 
     @property
-    def put_out(self) -> list[tuple[str, int]]:
+    def displaced(self) -> list[tuple[str, int]]:
         return [(client, number) for client, number, outcome in self.outcomes if isinstance(outcome, Overloaded)]
 
     async def end(self) -> Counter[str]:
-        """Let it go on; return how many requests of each client were answered."""
+        """Open the gate; return the number of answered requests of each client."""
         self.model.gate.set()
         await self.servable.batcher.drained()
         await asyncio.to_thread(self.pool.close)
         return Counter(client for client, _, outcome in self.outcomes if isinstance(outcome, dict))
 
 
-def test_a_client_alone_has_all_of_the_queue_and_another_gets_its_part() -> None:
+def test_one_client_may_fill_the_queue_and_another_still_gets_its_share() -> None:
     async def scenario() -> None:
-        held = Held(queue_items=13)
+        held = OccupiedModel(queue_items=13)
         await held.start()
         for _ in range(12):
             held.submit("a")
@@ -78,12 +78,12 @@ def test_a_client_alone_has_all_of_the_queue_and_another_gets_its_part() -> None
             held.submit("a")
         for _ in range(6):
             held.submit("b")
-        assert held.put_out == [("a", number) for number in (13, 12, 11, 10, 9, 8)]
+        assert held.displaced == [("a", number) for number in (13, 12, 11, 10, 9, 8)]
         with pytest.raises(Overloaded, match="the queue is full"):
             held.submit("b")
         for _ in range(2):
             held.submit("c")
-        lost = Counter(client for client, _ in held.put_out)
+        lost = Counter(client for client, _ in held.displaced)
         assert lost == {"a": 7, "b": 1}
         assert held.servable.in_flight == 13
         answered = await held.end()
@@ -96,7 +96,7 @@ def test_a_client_alone_has_all_of_the_queue_and_another_gets_its_part() -> None
 def test_bytes_are_shared_like_places() -> None:
     async def scenario() -> None:
         size = rows(1).nbytes
-        held = Held(queue_bytes=29 * size, queue_items=100)
+        held = OccupiedModel(queue_bytes=29 * size, queue_items=100)
         await held.start()
         for _ in range(7):
             held.submit("a", 4)
@@ -105,7 +105,7 @@ def test_bytes_are_shared_like_places() -> None:
         held.submit("b", 4)
         held.submit("b", 4)
         held.submit("b", 4)
-        assert held.put_out == [("a", 8), ("a", 7), ("a", 6)]
+        assert held.displaced == [("a", 8), ("a", 7), ("a", 6)]
         with pytest.raises(Overloaded):
             held.submit("b", 4)
         assert await held.end() == {"first": 1, "a": 4, "b": 3}
@@ -113,30 +113,30 @@ def test_bytes_are_shared_like_places() -> None:
     asyncio.run(scenario())
 
 
-def test_the_least_urgent_makes_room_first() -> None:
+def test_the_least_urgent_request_is_displaced_first() -> None:
     async def scenario() -> None:
-        held = Held(queue_items=5)
+        held = OccupiedModel(queue_items=5)
         held.servable.configure(BatchPolicy(priority_levels=3, default_priority=2))
         await held.start()
         for priority in (3, 3, 1, 1):
             held.submit("a", priority=priority)
         held.submit("b", priority=3)
         held.submit("b", priority=3)
-        assert held.put_out == [("a", 3), ("a", 2)]
+        assert held.displaced == [("a", 3), ("a", 2)]
         assert await held.end() == {"first": 1, "a": 2, "b": 2}
 
     asyncio.run(scenario())
 
 
-def test_a_request_of_many_rows_is_refused_whole() -> None:
-    """Its parts are queued one by one; the first that makes room ends all."""
+def test_a_displaced_request_of_many_rows_fails_as_a_whole() -> None:
+    """Its parts are queued one by one; displacing one ends all."""
 
     async def scenario() -> None:
-        held = Held(queue_items=5)
+        held = OccupiedModel(queue_items=5)
         await held.start()
         held.submit("a", 16)
         held.submit("b")
-        assert held.put_out == [("a", 2)]
+        assert held.displaced == [("a", 2)]
         assert held.servable.in_flight == 2
         assert await held.end() == {"first": 1, "b": 1}
 
@@ -144,7 +144,7 @@ def test_a_request_of_many_rows_is_refused_whole() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_counts_are_right_whatever_happens(seed: int) -> None:
+def test_counts_agree_with_the_queue_after_any_sequence_of_events(seed: int) -> None:
     chance, queue = random.Random(seed), Queue()
     waiting: list[Entry] = []
     clock = 0.0
@@ -152,7 +152,7 @@ def test_counts_are_right_whatever_happens(seed: int) -> None:
         clock += 1
         match chance.randrange(6):
             case 0 | 1 | 2:
-                entry = Entry({}, Group(1, ((chance.randrange(2),),), 1, ()), lambda outcome: None)
+                entry = Entry({}, BatchGroup(1, ((chance.randrange(2),),), 1, ()), lambda outcome: None)
                 entry.client, entry.since, entry.nbytes = chance.choice("abcd"), clock, chance.randrange(100)
                 entry.priority = chance.randrange(2)
                 queue.push(entry)
@@ -170,7 +170,7 @@ def test_counts_are_right_whatever_happens(seed: int) -> None:
                 admission: Any = SimpleNamespace(max_items=0, max_bytes=0, missing=lambda nbytes: (0, 0))
                 queue.is_entitled("nobody", 0, admission)
                 by_bytes = chance.random() < 0.5
-                entry_found = queue.surplus(by_bytes=by_bytes)
+                entry_found = queue.entry_to_drop(by_bytes=by_bytes)
                 held = Counter[str]()
                 for entry in waiting:
                     held[entry.client] += entry.nbytes if by_bytes else 1
@@ -188,24 +188,24 @@ def test_counts_are_right_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nobody_makes_room_in_vain(seed: int) -> None:
-    """Whoever is entitled finds room; who has an equal part or less never makes it."""
+def test_no_request_is_displaced_in_vain(seed: int) -> None:
+    """A client below its share finds room; a client at or below its share is never displaced."""
 
     async def scenario() -> None:
-        chance, held = random.Random(seed), Held(queue_items=12, queue_bytes=rows(1).nbytes * 24)
+        chance, held = random.Random(seed), OccupiedModel(queue_items=12, queue_bytes=rows(1).nbytes * 24)
         await held.start()
         admission: Admission = held.servable.batcher.admission
         for _ in range(300):
             client, count = chance.choice("aaaabcde"), chance.randrange(1, 5)
-            before, lost = Counter(entry.client for entry in held.servable.batcher.queue), len(held.put_out)  # type: ignore[attr-defined]
+            before, lost = Counter(entry.client for entry in held.servable.batcher.queue), len(held.displaced)  # type: ignore[attr-defined]
             try:
                 held.submit(client, count)
             except Overloaded:
-                assert len(held.put_out) == lost
+                assert len(held.displaced) == lost
                 continue
             assert admission.items <= 12
             assert admission.nbytes <= rows(1).nbytes * 24
-            for victim, _ in held.put_out[lost:]:
+            for victim, _ in held.displaced[lost:]:
                 assert victim != client
                 assert before[victim] > 1
         await held.end()
@@ -213,7 +213,7 @@ def test_nobody_makes_room_in_vain(seed: int) -> None:
     asyncio.run(scenario())
 
 
-def test_over_the_wire_a_key_gets_its_part_although_requests_are_refused_unread(tmp_path: Path) -> None:
+def test_over_http_a_key_gets_its_share_although_requests_are_refused_unread(tmp_path: Path) -> None:
     keys, shown = zip(*(make_key(name, [Scope.INFER], ["*"], 0, None) for name in "ab"), strict=True)
     write_keys(tmp_path / "keys.json", list(keys))
     model = doubler()

@@ -1,4 +1,4 @@
-"""GPUs in the metrics, told by a library that stands in for NVIDIA's: its names, its units, its refusals."""
+"""GPUs in the metrics, read from a fake of NVIDIA's library: its names, units and errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from server.telemetry.gpus import GpuMetrics, management_library
+from lathe.server.telemetry.gpus import GpuMetrics, management_library
 
 
 class FakeNvml:
-    """Two GPUs; the second one does not tell its power. Units as in NVML's reference: percent, bytes, milliwatts and
-    millijoules."""
+    """Two GPUs; the second one does not report its power. Units as in NVML's reference: percent, bytes, milliwatts
+    and millijoules."""
 
     class NVMLError(Exception):
         pass
@@ -56,7 +56,7 @@ def exposition(metrics: GpuMetrics) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def test_tritons_names_and_units() -> None:
+def test_the_metrics_have_tritons_names_and_units() -> None:
     assert exposition(GpuMetrics(FakeNvml())) == {
         'nv_gpu_utilization{gpu_uuid="GPU-100"}': 0.75,
         'nv_gpu_utilization{gpu_uuid="GPU-101"}': 0.75,
@@ -70,7 +70,7 @@ def test_tritons_names_and_units() -> None:
     }
 
 
-def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_are_no_gpu_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml()
 
     def fails() -> None:
@@ -82,12 +82,12 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert exposition(GpuMetrics()) == {}
 
 
-def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_there_are_no_gpu_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]  # how Python marks what is not there
     assert exposition(GpuMetrics()) == {}
 
 
-def test_the_stand_in_has_only_functions_of_the_real_library() -> None:
+def test_the_fake_has_only_functions_of_the_real_library() -> None:
     import pynvml
 
     for name in vars(FakeNvml):

@@ -12,17 +12,17 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-import core
-from core.children import main as child
-from server.backends.graph import GraphBackend, GraphModel
-from server.errors import BadRequest, Unprocessable
+import lathe
+from lathe.core.compiler.child_stages import main as child
+from lathe.server.backends.graph import GraphBackend, GraphModel
+from lathe.server.errors import BadRequest, Unprocessable
 from tests.core import small_models
 from tests.server.data.fakes import FakeModel
 from tests.server.data.running import infer_request, rows, serving, tensor_of
 
 
 def dense(inner: str | int = 4, softmax_axis: int = 1) -> bytes:
-    """y = softmax(x @ w + b): independent rows, unless the softmax runs over the batch."""
+    """y = softmax(x @ w + b): independent rows, unless the softmax is over the batch."""
     generator = np.random.default_rng(0)
     weights = [
         numpy_helper.from_array(generator.standard_normal((4, 3)).astype(np.float32), "w"),
@@ -68,15 +68,15 @@ def load(model: bytes, folder: Path) -> GraphModel:
     return GraphBackend().load(folder / "artifact", 1)
 
 
-def test_what_a_broken_off_compilation_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    """A child process that is starved starts again in the same folder."""
+def test_the_remains_of_an_interrupted_compilation_are_removed(tmp_path: Path) -> None:
+    """A child process that gets too little processor time is restarted in the same folder."""
     (tmp_path / "artifact").mkdir()
     (tmp_path / "artifact" / ".model.lathe.0123456789abcdef").write_bytes(b"half of it")
     load(dense(), tmp_path).close()
     assert [path.name for path in (tmp_path / "artifact").iterdir()] == ["model.lathe"]
 
 
-def test_a_compiled_model_says_what_it_takes_and_answers(tmp_path: Path) -> None:
+def test_a_compiled_model_describes_its_inputs_and_answers(tmp_path: Path) -> None:
     model = load(dense(), tmp_path)
     try:
         assert [spec.describe() for spec in model.inputs] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
@@ -92,12 +92,12 @@ def test_a_compiled_model_says_what_it_takes_and_answers(tmp_path: Path) -> None
         model.close()
 
 
-def test_data_that_the_model_cannot_take_are_the_callers_fault(tmp_path: Path) -> None:
-    """An axis and sizes that only a run shows: status 400, and the next request is answered."""
+def test_data_that_the_model_cannot_process_are_the_clients_error(tmp_path: Path) -> None:
+    """An axis and sizes that are known only when the model runs: status 400, and the next request is answered."""
     signature = "float[n,c] x, float[k,d] w, int64 axis => float[n,d] y"
     model = load(small_models.model(signature, "z = CumSum(x, axis) y = MatMul(z, w)"), tmp_path)
     ones = np.ones((2, 3), np.float32)
-    with serving({"m": _recorded(model)}) as running:
+    with serving({"m": _with_recording(model)}) as running:
         for axis, width, status, said in (
             (5, 3, 400, "axis out of range"),
             (1, 4, 400, "extents 3 and 4"),
@@ -115,7 +115,7 @@ def tensor_json(name: str, datatype: str, array: NDArray[Any]) -> dict[str, Any]
     return {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()}
 
 
-def test_views_into_a_body_may_lie_anywhere(tmp_path: Path) -> None:
+def test_binary_inputs_may_be_unaligned(tmp_path: Path) -> None:
     model = load(dense(), tmp_path)
     x = rows(2)
     try:
@@ -127,11 +127,11 @@ def test_views_into_a_body_may_lie_anywhere(tmp_path: Path) -> None:
 
 
 def test_served_over_http_batches_equal_solo_runs(tmp_path: Path) -> None:
-    """Rows answered out of a shared batch are those of a run alone."""
+    """Rows answered out of a shared batch equal those of a run alone."""
     model = load(dense(), tmp_path)
     inputs = [rows(1, start=index / 10) for index in range(20)]
     alone = [model.execute({"x": x})["y"] for x in inputs]
-    with serving({"dense": _recorded(model)}) as running, running.connect() as raw:
+    with serving({"dense": _with_recording(model)}) as running, running.connect() as raw:
         raw.send(b"".join(infer_request("dense", x) for x in inputs))
         for expected in alone:
             np.testing.assert_allclose(tensor_of(raw.answer()), expected, atol=1e-5)
@@ -140,7 +140,7 @@ def test_served_over_http_batches_equal_solo_runs(tmp_path: Path) -> None:
 def test_a_softmax_over_the_batch_is_never_batched(tmp_path: Path) -> None:
     model = load(dense(softmax_axis=0), tmp_path)
     assert not model.batchable
-    recorded = _recorded(model)
+    recorded = _with_recording(model)
     with serving({"mixer": recorded}) as running, running.connect() as raw:
         raw.send(infer_request("mixer", rows(2)) * 10)
         for _ in range(10):
@@ -151,7 +151,7 @@ def test_a_softmax_over_the_batch_is_never_batched(tmp_path: Path) -> None:
 def test_a_sequence_first_recurrent_net_is_never_batched(tmp_path: Path) -> None:
     model = load(recurrent(), tmp_path)
     assert not model.batchable and "GRU" in model.batch_reason
-    recorded = _recorded(model)
+    recorded = _with_recording(model)
     x = np.random.default_rng(1).standard_normal((3, 1, 4)).astype(np.float32)
     expected = onnxruntime.InferenceSession(recurrent()).run(None, {"x": x})[0]
     with serving({"recurrent": recorded}) as running, running.connect() as raw:
@@ -170,9 +170,9 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
         GraphBackend().load(tmp_path / "artifact", 1)
     with pytest.raises(Unprocessable):
         GraphBackend().load(tmp_path / "nowhere", 1)
-    assert core.errors.ArtifactError
+    assert lathe.errors.ArtifactError
 
 
-def _recorded(model: GraphModel) -> FakeModel:
-    """The compiled model inside one that records its executions."""
+def _with_recording(model: GraphModel) -> FakeModel:
+    """Wraps the compiled model and records its executions."""
     return FakeModel(model.execute, model.inputs, model.outputs, batchable=model.batchable, max_batch=model.max_batch)

@@ -1,4 +1,4 @@
-"""What HTTP asks of a server beside the protocol: methods, hosts, and paths that are almost right."""
+"""General HTTP behaviour: methods, hosts, and paths that are almost right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 def head_of_answer(raw: Raw) -> bytes:
-    """Read an answer without a body; whatever followed would be in the buffer."""
+    """Read an answer without a body; any further bytes would stay in the buffer."""
     while b"\r\n\r\n" not in raw.buffer:
         raw.buffer += raw.socket.recv(65536)
     head, raw.buffer = raw.buffer.split(b"\r\n\r\n", 1)
@@ -36,7 +36,7 @@ def test_head_is_get_without_the_body(server: Running, path: str, status: int) -
         head = head_of_answer(raw)
         assert int(head.split()[1]) == expected.status == status
         assert f"content-length: {len(expected.body)}".encode() in head
-        raw.send(infer_request("doubler", rows(1)))  # the connection is where it should be
+        raw.send(infer_request("doubler", rows(1)))  # the connection is still in step
         np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)
 
 
@@ -49,7 +49,9 @@ def test_head_is_get_without_the_body(server: Running, path: str, status: int) -
         ("GET", "/v2/repository/index", "OPTIONS, POST"),
     ],
 )
-def test_a_wrong_method_is_told_the_right_one(server: Running, method: str, path: str, allowed: str) -> None:
+def test_a_wrong_method_is_answered_with_the_allowed_ones(
+    server: Running, method: str, path: str, allowed: str
+) -> None:
     answer = server.ask(method, path)
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
     assert f"{path}: method {method} is not allowed" in answer.error
@@ -59,7 +61,7 @@ def test_a_wrong_method_is_told_the_right_one(server: Running, method: str, path
     ("path", "allowed"),
     [("/v2", "GET, HEAD, OPTIONS"), ("/v2/models/doubler/infer", "OPTIONS, POST"), ("/v2/logging", None)],
 )
-def test_options_tells_the_methods_of_a_path(server: Running, path: str, allowed: str | None) -> None:
+def test_options_lists_the_methods_of_a_path(server: Running, path: str, allowed: str | None) -> None:
     answer = server.ask("OPTIONS", path)
     assert (answer.status, answer.body) == (204, b"")
     assert answer.headers["allow"] == (allowed or "GET, HEAD, OPTIONS, POST")
@@ -75,15 +77,15 @@ def test_an_encoded_slash_is_part_of_a_name(server: Running, method: str, path: 
     assert server.ask(method, path).status == 404
 
 
-def test_options_of_the_server_and_of_nothing(server: Running) -> None:
+def test_options_of_the_server_and_of_an_unknown_path(server: Running) -> None:
     whole = server.ask("OPTIONS", "*")
     assert (whole.status, whole.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, POST, PUT")
     assert server.ask("OPTIONS", "/nowhere").status == 404
 
 
 @pytest.mark.parametrize("host", ["evil.example", "api:1", "[::1]", "a,b", ""])
-def test_the_host_header_decides_nothing(server: Running, host: str) -> None:
-    """Neither which route is meant, nor what an error says, nor whether there is one."""
+def test_the_host_header_changes_nothing(server: Running, host: str) -> None:
+    """Neither the route nor an error nor its text depends on it."""
     for path, status in (("/nowhere", 404), ("/v2", 200), ("/v2/health/ready/", 404)):
         answer = server.ask("GET", path, headers={"Host": host})
         assert answer.status == status
@@ -91,27 +93,27 @@ def test_the_host_header_decides_nothing(server: Running, host: str) -> None:
             assert answer.error == f"GET {path}: there is no such route"
 
 
-def test_no_answer_leads_elsewhere(server: Running) -> None:
-    """A slash too many is a path that is not there, and no redirect to whatever Host says."""
+def test_no_answer_is_a_redirect(server: Running) -> None:
+    """A path with an extra slash does not exist; there is no redirect to the given Host."""
     answer = server.ask("GET", "/v2/", headers={"Host": "evil.example"})
     assert answer.status == 404
     assert "location" not in answer.headers
 
 
 @pytest.mark.parametrize("target", ["http://localhost/v2", "/v2?x=1", "/%76%32"])
-def test_forms_of_a_target(server: Running, target: str) -> None:
+def test_valid_request_targets(server: Running, target: str) -> None:
     assert server.ask("GET", target).json["name"] == "lathe"
 
 
 @pytest.mark.parametrize("target", ["*", "v2", "/\xff", "http://[/v2"])
-def test_targets_that_are_none(target: str) -> None:
+def test_invalid_request_targets_are_refused(target: str) -> None:
     with serving({"doubler": doubler()}) as running, running.connect() as raw:
         raw.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode("latin-1"))
         assert raw.answer().status in (400, 404)
         assert running.ask("GET", "/v2").status == 200
 
 
-def test_an_unforeseen_error_is_an_answer_and_leaves_the_connection_open() -> None:
+def test_an_unexpected_error_is_answered_and_keeps_the_connection_open() -> None:
     async def fail(ready: bool = False) -> list[dict[str, object]]:
         raise RuntimeError("a secret path")
 

@@ -1,9 +1,8 @@
-"""Thousands of doubtful HTTP streams, read by Lathe, by h11 and by gunicorn's parser.
+"""Thousands of ambiguous HTTP streams, read by Lathe, by h11 and by gunicorn's parser.
 
-Where Lathe takes a request, both others take the same one or refuse; where the others see more, Lathe has refused or
-closed. Then a proxy in front that reads as they do cannot be made to see other requests than Lathe (RFC 9112, section
-11.2). How the bytes are cut into pieces changes nothing.
-"""
+Where Lathe accepts a request, the others must read the same request or refuse; where the others read more, Lathe
+must have refused or closed. Then a proxy in front that reads as they do cannot be made to see other requests than
+Lathe (RFC 9112, section 11.2). How the bytes are split into reads changes nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +18,10 @@ from tests.server.data.differential.readers import End, Reading, Request, read_b
 from tests.server.data.running import infer_request, rows
 
 AT_ONCE = 48  # streams, each on a connection of its own
-SHORT, PIECE = 2000, 97  # bytes that are also read one by one; of longer streams so many at once
+# SHORT: streams up to this size are also read byte by byte. PIECE: bytes per read of longer streams.
+SHORT, PIECE = 2000, 97
 
-# What Lathe refuses although both others take it: the beginning of its words, and why.
+# What Lathe refuses although both others accept it: the beginning of its error, and the reason.
 REFUSED_ALONE = {
     "request line: CONNECT is not supported": "Lathe is no proxy",
     "request line: expected HTTP/1.1, got something else (Invalid method": "llhttp knows the registered methods only",
@@ -49,7 +49,7 @@ def lathe() -> Iterator[Lathe]:
 
 
 def conflict(mine: Reading, other: Reading) -> str:
-    """What Lathe saw otherwise than another reader; empty where that refused, or closed, before it could."""
+    """What Lathe read differently from another reader; "" if that reader refused or closed before it could."""
     for number, (one, two) in enumerate(zip(mine.requests, other.requests, strict=False)):
         if one != two:
             return f"request {number} is {one}, to the other {two}"
@@ -62,12 +62,12 @@ def conflict(mine: Reading, other: Reading) -> str:
 
 
 def goes_on_alone(mine: Reading, *others: Reading) -> bool:
-    """Whether all others closed the connection after a request behind which Lathe took one more."""
+    """Whether all others closed the connection after a request, and Lathe read another one behind it."""
     return all(other.end is End.CLOSED and len(other.requests) < len(mine.requests) for other in others)
 
 
 def problems(data: bytes, whole: Outcome, pieces: Outcome) -> Iterator[str]:
-    """What is wrong with the way in which Lathe read a stream, once whole and once in pieces."""
+    """The errors in how Lathe read a stream, once whole and once in pieces."""
     h11, gunicorn = read_by_h11(data), read_by_gunicorn(data)
     for name, other in (("h11", h11), ("gunicorn", gunicorn)):
         if found := conflict(whole.reading, other):
@@ -85,7 +85,7 @@ def problems(data: bytes, whole: Outcome, pieces: Outcome) -> Iterator[str]:
 
 
 def campaign(lathe: Lathe, seeds: range, caplog: pytest.LogCaptureFixture) -> Counter[str]:
-    """Fail for the first stream that is read wrongly; returns how many came to which end, and met which mutation."""
+    """Fail for the first stream that is read wrongly; return how often each ending and each mutation occurred."""
     counts: Counter[str] = Counter()
     with caplog.at_level(logging.ERROR):
         for first in range(seeds.start, seeds.stop, AT_ONCE):
@@ -102,9 +102,7 @@ def campaign(lathe: Lathe, seeds: range, caplog: pytest.LogCaptureFixture) -> Co
     return counts
 
 
-def test_doubtful_streams_are_read_as_others_read_them_or_refused(
-    lathe: Lathe, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ambiguous_streams_are_refused_or_read_as_by_others(lathe: Lathe, caplog: pytest.LogCaptureFixture) -> None:
     counts = campaign(lathe, range(480), caplog)
     assert all(counts[kind] for kind in MUTATIONS)
     assert counts["taken"] > 150
@@ -114,13 +112,13 @@ def test_doubtful_streams_are_read_as_others_read_them_or_refused(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("first", range(10_000, 22_000, 4_000))
-def test_many_doubtful_streams(lathe: Lathe, caplog: pytest.LogCaptureFixture, first: int) -> None:
+def test_many_ambiguous_streams(lathe: Lathe, caplog: pytest.LogCaptureFixture, first: int) -> None:
     counts = campaign(lathe, range(first, first + 4_000), caplog)
     assert all(counts[kind] > 30 for kind in MUTATIONS)
 
 
-def test_what_is_asked_often_is_read_as_at_first(lathe: Lathe) -> None:
-    """Heads that are remembered, and requests that begin as those before them, do not pass the parser."""
+def test_repeated_requests_are_read_like_the_first_one(lathe: Lathe) -> None:
+    """Remembered heads, and requests that begin as those before them, bypass the parser."""
     requests = [infer_request("doubler", rows(1, start=start)) for start in range(12)]
     stream = b"".join(requests)
     expected = Reading(read_by_h11(stream).requests, End.IDLE)
@@ -165,7 +163,7 @@ def test_what_counts_as_a_conflict(mine: Reading, other: Reading, agree: bool) -
         (b"GET /a HTTP/1.1\r\nHost: a\r\nX : y\r\n\r\n", ((), End.REFUSED), ((), End.REFUSED)),
     ],
 )
-def test_the_other_readers_are_asked_rightly(
+def test_the_other_readers_give_the_expected_readings(
     data: bytes, h11: tuple[tuple[Request, ...], End], gunicorn: tuple[tuple[Request, ...], End]
 ) -> None:
     assert (read_by_h11(data), read_by_gunicorn(data)) == (Reading(*h11), Reading(*gunicorn))

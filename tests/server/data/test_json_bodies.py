@@ -1,4 +1,4 @@
-"""JSON requests read by native code say what Python's reading of the whole document says: values, heads and errors."""
+"""Native code and Python's parser read JSON requests alike: values, heads and errors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.api import codec as module
-from server.api import jsonparts
-from server.api.codec import Codec, Head
-from server.batching.signature import Signature
-from server.datatypes import NUMPY_OF
-from server.errors import ServerError
-from server.regions import Regions
-from server.types import ModelRef, Tensors, TensorSpec
+from lathe.server.api.codec import codec as module
+from lathe.server.api.codec import json_split
+from lathe.server.api.codec.codec import Codec, ParsedRequest
+from lathe.server.batching.signature import Signature
+from lathe.server.datatypes import NUMPY_OF
+from lathe.server.errors import ServerError
+from lathe.server.shared_memory import Regions
+from lathe.server.types import ModelRef, Tensors, TensorSpec
 from tests.server.data.fakes import doubler
 from tests.server.data.running import Running, serving
 
 NUMBERS = ("FP32", "FP64", "BOOL", *(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)))
-FIELDS = ("id", "slots", "blob_bytes", "outputs", "parameters", "timeout", "priority", "group", "plain")
+FIELDS = ("id", "slots", "binary_bytes", "outputs", "parameters", "timeout", "priority", "group", "plain")
 
 
 def new_codec(*inputs: tuple[str, str, tuple[int, ...]]) -> Codec:
@@ -41,8 +41,8 @@ def tensor(data: object, shape: tuple[int, ...] = (1, 4), datatype: str = "FP32"
 Outcome = tuple[str, object]
 
 
-def said(codec: Codec, body: bytes) -> Outcome:
-    """What a body is read as: its head and bits, or the error."""
+def read_result(codec: Codec, body: bytes) -> Outcome:
+    """The result of reading a body: its head and bits, or the error."""
     try:
         with np.errstate(over="ignore"):
             head, taken = codec.begin(body, len(body))
@@ -52,8 +52,8 @@ def said(codec: Codec, body: bytes) -> Outcome:
     return "read", (fields(head), bits(tensors))
 
 
-def fields(head: Head) -> list[str]:
-    """NaN in parameters is equal to itself this way."""
+def fields(head: ParsedRequest) -> list[str]:
+    """NaN in parameters compares equal in this form."""
     return [repr(getattr(head, name)) for name in FIELDS]
 
 
@@ -67,23 +67,23 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> Callable[[Codec, bytes], Outcome]:
 
     def read(codec: Codec, body: bytes) -> Outcome:
         with monkeypatch.context() as patch:
-            patch.setattr(module, "split", lambda text: None)
-            return said(Codec(codec.ref, codec.signature, codec.regions), body)
+            patch.setattr(module, "split_json", lambda text: None)
+            return read_result(Codec(codec.ref, codec.signature, codec.regions), body)
 
     return read
 
 
 @pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the documents that were parsed whole."""
+def parsed_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the documents that Python parsed whole."""
     lengths: list[int] = []
-    parse = module.jsondata.parse
+    parse = module.json_tensors.parse
 
     def noted(text: bytes, field: str) -> Any:
         lengths.append(len(text))
         return parse(text, field)
 
-    monkeypatch.setattr(module.jsondata, "parse", noted)
+    monkeypatch.setattr(module.json_tensors, "parse", noted)
     return lengths
 
 
@@ -107,27 +107,29 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_requests_are_read_without_being_parsed(
-    name: str, whole: Callable[[Codec, bytes], Outcome], parsed: list[int]
+def test_plain_requests_are_read_without_being_parsed(
+    name: str, whole: Callable[[Codec, bytes], Outcome], parsed_lengths: list[int]
 ) -> None:
     codec, body = new_codec(), GOOD[name]
-    outcome = said(codec, body)
-    again = said(codec, body)
-    assert (parsed == []) == (name != "parameters of the tensor")
+    outcome = read_result(codec, body)
+    again = read_result(codec, body)
+    assert (parsed_lengths == []) == (name != "parameters of the tensor")
     assert outcome[0] == "read"
     assert outcome == again == whole(codec, body)
 
 
-def test_requests_that_differ_in_numbers_and_ids_share_a_head(parsed: list[int]) -> None:
+def test_requests_that_differ_in_numbers_and_ids_share_a_head(parsed_lengths: list[int]) -> None:
     codec = new_codec()
     heads = [codec.head(document(tensor([n, n / 3, -n, 0]), id=f"request {n}"))[0] for n in range(100)]
-    assert len(codec._shells) == 1
+    assert len(codec._memo_by_shell) == 1
     assert [head.id for head in heads] == [f"request {n}" for n in range(100)]
-    assert parsed == []
+    assert parsed_lengths == []
 
 
 @pytest.mark.parametrize("datatype", NUMBERS)
-def test_values_of_every_type(datatype: str, whole: Callable[[Codec, bytes], Outcome], parsed: list[int]) -> None:
+def test_values_of_every_type(
+    datatype: str, whole: Callable[[Codec, bytes], Outcome], parsed_lengths: list[int]
+) -> None:
     rng, dtype = np.random.default_rng(5), NUMPY_OF[datatype]
     codec = new_codec(("x", datatype, (-1, 3, 2)))
     for size in (1, 2, 50):
@@ -138,24 +140,24 @@ def test_values_of_every_type(datatype: str, whole: Callable[[Codec, bytes], Out
         array = array.reshape(size, 3, 2)
         for data in (array.ravel().tolist(), array.tolist()):
             body = document(tensor(data, array.shape, datatype))
-            assert said(codec, body) == (
+            assert read_result(codec, body) == (
                 "read",
-                (said(codec, body)[1][0], {"x": (dtype, array.shape, array.tobytes())}),
+                (read_result(codec, body)[1][0], {"x": (dtype, array.shape, array.tobytes())}),
             )  # type: ignore[index]
-            assert parsed == []
-            assert said(codec, body) == whole(codec, body)
-            parsed.clear()
+            assert parsed_lengths == []
+            assert read_result(codec, body) == whole(codec, body)
+            parsed_lengths.clear()
 
 
-def test_several_inputs(whole: Callable[[Codec, bytes], Outcome], parsed: list[int]) -> None:
+def test_several_inputs(whole: Callable[[Codec, bytes], Outcome], parsed_lengths: list[int]) -> None:
     codec = new_codec(("a", "INT8", (-1, 2)), ("b", "FP64", (-1, 2, 2)), ("c", "BOOL", (-1, 1)))
     inputs = [
         tensor([True, False], (2, 1), "BOOL", "c"),
         tensor([-128, 127, 0, 1], (2, 2), "INT8", "a"),
         tensor([[[0.1, 2], [3, 4]], [[5, 6], [7, 1e300]]], (2, 2, 2), "FP64", "b"),
     ]
-    outcome = said(codec, document(*inputs))
-    assert parsed == []
+    outcome = read_result(codec, document(*inputs))
+    assert parsed_lengths == []
     assert outcome[0] == "read"
     assert outcome == whole(codec, document(*inputs))
 
@@ -177,8 +179,8 @@ ODD = {
     "id of both": document(tensor(X), parameters={"id": "a"}, id="b"),
     "id is null": document(tensor(X), id=None),
     "escaped key": document(tensor(X)).replace(b'"data"', b'"d\\u0061ta"'),
-    "escaped key beside": document(tensor(X)).replace(b'"data"', b'"d\\u0061ta": [1, 2, 3, 4], "data"'),
-    "escaped key behind": document(tensor(X)).replace(b"16777217]", b'16777217], "d\\u0061ta": [1, 2, 3, 4]'),
+    "escaped key before the data": document(tensor(X)).replace(b'"data"', b'"d\\u0061ta": [1, 2, 3, 4], "data"'),
+    "escaped key after the data": document(tensor(X)).replace(b"16777217]", b'16777217], "d\\u0061ta": [1, 2, 3, 4]'),
     "a name that ends with the key": document(tensor(X, name='\\"data')),
     "a name with brackets": document(tensor(X, name='"data": [1]')),
     "data at the root": document(tensor(X), data=[1, 2, 3]),
@@ -195,7 +197,7 @@ ODD = {
     "too many": document(tensor([1, 2, 3, 4, 5])),
     "none": document(tensor([], (0, 4))),
     "none, nested": document(tensor([[]], (0, 4))),
-    "many more than there are": document(tensor(X, (1 << 40, 4))),
+    "far more elements than there are": document(tensor(X, (1 << 40, 4))),
     "any text": document(tensor(["a"], (1, 1), "BYTES", "t"), tensor(X)),
     "any text first": document(tensor(X), tensor(["]", "data"], (1, 2), "BYTES", "t")),
     "an integer too large": document(tensor(X), tensor([1, 128], (1, 2), "INT8", "n")),
@@ -217,21 +219,23 @@ ODD = {
     "half": document(tensor(X, datatype="FP16")),
     "no UTF-8 in the id": document(tensor(X), id="?").replace(b"?", b"\xff"),
     "half of a surrogate pair": document(tensor(X), id="?").replace(b"?", b"\xed\xa0\x80"),
-    "text behind": document(tensor(X)) + b"]",
+    "text after the document": document(tensor(X)) + b"]",
     "cut": document(tensor(X))[:-1],
     "cut in the data": document(tensor(X))[:-12],
     "a zero byte": document(tensor(X)).replace(b"0.5", b"0\x00.5"),
-    "the word of a lump": document(tensor(jsonparts._WORDS[0]), data=[1, 2, 3, 4]),
+    "the placeholder of a list of numbers": document(tensor(json_split._PLACEHOLDERS[0]), data=[1, 2, 3, 4]),
 }
 
 
 @pytest.mark.parametrize("model", CODECS)
 @pytest.mark.parametrize("name", ODD)
-def test_odd_requests_are_answered_as_before(name: str, model: str, whole: Callable[[Codec, bytes], Outcome]) -> None:
+def test_unusual_requests_are_read_like_whole_documents(
+    name: str, model: str, whole: Callable[[Codec, bytes], Outcome]
+) -> None:
     codec, body = CODECS[model](), ODD[name]
     expected = whole(codec, body)
-    assert said(codec, body) == expected
-    assert said(codec, body) == expected, "the second time, when more is remembered"
+    assert read_result(codec, body) == expected
+    assert read_result(codec, body) == expected, "the second time, when more is remembered"
 
 
 PIECES = [
@@ -241,7 +245,7 @@ PIECES = [
 ]
 
 
-def mutated(rng: random.Random, body: bytes) -> bytes:
+def mutate(rng: random.Random, body: bytes) -> bytes:
     for _ in range(rng.choice([1, 1, 2, 3])):
         at = rng.randrange(len(body) + 1)
         match rng.randrange(7):
@@ -267,9 +271,9 @@ def compare_mutated(seed: int, count: int, whole: Callable[[Codec, bytes], Outco
     bodies = [*GOOD.values()] * 3 + [*ODD.values()]
     read = 0
     for _ in range(count):
-        codec, body = rng.choice(codecs), mutated(rng, rng.choice(bodies))
+        codec, body = rng.choice(codecs), mutate(rng, rng.choice(bodies))
         expected = whole(codec, body)
-        assert said(codec, body) == expected, body
+        assert read_result(codec, body) == expected, body
         read += expected[0] == "read"
     assert read > count // 20, "most are damaged, but not all"
 
@@ -301,7 +305,7 @@ def test_answers_carry_the_id_and_the_numbers(server: Running) -> None:
 
 
 def test_binary_answers_carry_the_id(server: Running) -> None:
-    """Their JSON is remembered with the head, and requests with other ids have heads of their own."""
+    """Their JSON is remembered with the head, and requests with other ids have their own heads."""
     for number in range(3):
         body = document(tensor(X), id=f"call {number}", parameters={"binary_data_output": True})
         assert server.ask("POST", "/v2/models/doubler/infer", body).json["id"] == f"call {number}"

@@ -1,4 +1,4 @@
-"""What is counted, under the names that dashboards know."""
+"""The metrics, with the names that dashboards use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.repository.world import toy
 
 
 class Scrape:
-    """One exposition; a sample is looked up by its exact name and some of its labels."""
+    """One scrape; `get` looks up a sample by its exact name and some of its labels."""
 
     def __init__(self, running: Running) -> None:
         answer = running.ask("GET", "/metrics")
@@ -30,7 +30,7 @@ class Scrape:
         return found[0]
 
 
-def test_tritons_names_and_lathes_histograms() -> None:
+def test_metrics_have_tritons_names_and_lathes_histograms() -> None:
     model = doubler()
     model.function = lambda tensors: (time.sleep(0.02), {"y": tensors["x"]})[1]
     with serving({"doubler": model}) as running:
@@ -58,7 +58,7 @@ def test_tritons_names_and_lathes_histograms() -> None:
     assert scrape.get("process_open_fds") > 0
 
 
-def test_how_long_a_model_took_to_load(tmp_path: Path) -> None:
+def test_the_load_time_of_a_model_is_measured(tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running, running.client() as client:
         client.upload("m", toy(2.0))
         (line,) = [line for line in client.metrics().splitlines() if line.startswith("nv_model_load_duration_secs{")]

@@ -1,4 +1,4 @@
-"""Inputs that a model has values of its own for: requests may give them, and share a batch with nobody then."""
+"""Inputs with default values: a request may override them, and then runs without other requests in its batch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import tritonclient.http as triton
 from onnx import helper
 from tritonclient.utils import InferenceServerException
 
-from core.children import main as child
-from server.backends.graph import GraphBackend, GraphModel
-from server.batching.entry import Entry, Outcome
-from server.batching.signature import Signature
-from server.errors import BadRequest
-from server.repository.builder import warm_up
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import ModelRef, Tensors, TensorSpec
+from lathe.core.compiler.child_stages import main as child
+from lathe.server.backends.graph import GraphBackend, GraphModel
+from lathe.server.batching.entry import Entry, Outcome
+from lathe.server.batching.signature import Signature
+from lathe.server.errors import BadRequest
+from lathe.server.repository.builder import warm_up
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import ModelRef, Tensors, TensorSpec
 from tests.core.frontends.models import theirs
 from tests.core.frontends.test_defaults import model as with_defaults
 from tests.server.data.running import Running, serving
@@ -44,14 +44,14 @@ C = np.float32([5])
 
 
 class Gated(GraphModel):
-    """A model as the servers of the tests want it."""
+    """A model with the `gate` that the test server expects."""
 
     gate = threading.Event()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds the compiled model, and the cache for more of it."""
+    """The folder of the compiled model and of the cache for further code."""
     folder = tmp_path_factory.mktemp("scaled")
     onnx.save(scaled(), folder / "model.onnx")
     assert child(["parse", str(folder / "model.onnx"), str(folder / "ir")]) == 0
@@ -69,7 +69,7 @@ def model(folder: Path) -> Iterator[GraphModel]:
 
 
 def gated(folder: Path) -> dict[str, Any]:
-    """For a server, which closes it."""
+    """The models for a server, which closes them."""
     return {"scaled": Gated(GraphBackend(folder / "cache").load(folder / "artifact", 1)._session)}
 
 
@@ -85,7 +85,7 @@ def tensor(name: str, array: np.ndarray[Any, Any], kind: str, binary: bool) -> t
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
-def test_a_client_may_give_them(server: Running, binary: bool, reverse: bool) -> None:
+def test_a_client_may_override_defaults(server: Running, binary: bool, reverse: bool) -> None:
     bias = np.float32([7, 8, 9])
     with triton.InferenceServerClient(server.address) as client:
         for fed in ({}, {"c": C}, {"c": C, "b": bias}, {"b": bias}, {}):
@@ -94,7 +94,7 @@ def test_a_client_may_give_them(server: Running, binary: bool, reverse: bool) ->
             np.testing.assert_allclose(got, theirs(scaled(), {"x": X, **fed})["y"], rtol=1e-6)
 
 
-def test_a_client_may_give_them_over_grpc(folder: Path) -> None:
+def test_a_client_may_override_defaults_over_grpc(folder: Path) -> None:
     with grpc_serving(gated(folder)) as (_, address), grpc.InferenceServerClient(address) as client:
         for fed in ({}, {"c": C}, {}):
             inputs = []
@@ -107,7 +107,7 @@ def test_a_client_may_give_them_over_grpc(folder: Path) -> None:
         assert config["parameters"]["optional_inputs"]["string_value"].startswith("c (FP32")
 
 
-def test_what_does_not_fit_is_a_bad_request(server: Running) -> None:
+def test_values_that_do_not_fit_are_a_bad_request(server: Running) -> None:
     with triton.InferenceServerClient(server.address) as client:
         for array, kind, message in (
             (np.float64([5]), "FP64", "input 'c': expected datatype FP32, got FP64"),
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_a_bad_request(server: Running) -> None:
             client.infer("scaled", [tensor("c", C, "FP32", True)])
 
 
-def test_metadata_has_what_is_required_and_the_configuration_names_the_rest(server: Running) -> None:
+def test_metadata_list_required_inputs_and_the_configuration_the_others(server: Running) -> None:
     with triton.InferenceServerClient(server.address) as client:
         inputs = client.get_model_metadata("scaled")["inputs"]
         assert inputs == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
@@ -135,7 +135,7 @@ async def submit(servable: Servable, inputs: Tensors) -> Outcome:
     return await future
 
 
-def test_requests_that_give_them_run_alone_among_others_that_share_batches(model: GraphModel) -> None:
+def test_requests_that_override_defaults_run_alone(model: GraphModel) -> None:
     plain: list[Tensors] = [{"x": X + i} for i in range(8)]
     fed: list[Tensors] = [{"x": X + i, "c": C + i} for i in range(3)]
     requests = [*plain[:3], fed[0], *plain[3:6], fed[1], fed[2], *plain[6:]]
@@ -154,8 +154,9 @@ def test_requests_that_give_them_run_alone_among_others_that_share_batches(model
     asyncio.run(scenario())
 
 
-def test_the_event_loop_never_runs_them(model: GraphModel) -> None:
-    """However short others were, code for these may have to be compiled; and what they take says nothing of others."""
+def test_overrides_never_run_on_the_event_loop(model: GraphModel) -> None:
+    """Code for them may have to be compiled, even if other requests were short; and their times are not used for
+    others."""
     threads: list[str] = []
 
     class Watched(GraphModel):
@@ -180,7 +181,7 @@ def test_the_event_loop_never_runs_them(model: GraphModel) -> None:
     asyncio.run(scenario())
 
 
-def test_a_signature_of_hundreds_names_few() -> None:
+def test_an_error_names_only_a_few_of_hundreds_of_inputs() -> None:
     weights = [TensorSpec(f"w{i:03}", "FP32", (1,)) for i in range(500)]
     signature = Signature([TensorSpec("x", "FP32", (-1, 3))], [], True, optional=weights)
     with pytest.raises(BadRequest, match="w019 and 480 more") as error:

@@ -1,4 +1,4 @@
-"""A full server says so at once, says when to come back, and serves those it took in."""
+"""A full server refuses at once, says when to retry, and serves the requests it accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
-from server.types import Tensors
+from lathe.server.types import Tensors
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import Running, infer_request, rows, serving, tensor_of, wait_for
 
@@ -32,7 +32,7 @@ def test_a_full_queue_answers_503_at_once_with_retry_after() -> None:
         assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
 
 
-def test_one_models_full_queue_is_not_anothers() -> None:
+def test_a_full_queue_of_one_model_does_not_affect_another() -> None:
     busy, idle = doubler(), doubler()
     with serving({"busy": busy, "idle": idle}, queue_items=1, inline_budget_us=0) as running:
         busy.gate.clear()
@@ -76,14 +76,14 @@ def slow_clients(running: Running) -> Iterator[None]:
         yield
 
 
-def test_others_are_answered_beside_silent_and_trickling_clients() -> None:
+def test_other_clients_are_answered_beside_silent_and_trickling_ones() -> None:
     with serving({"doubler": doubler()}, header_timeout=60) as running, slow_clients(running):
         assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
         connections = running.server.server_state.connections
         wait_for(lambda: len(connections) == 400)
 
 
-def test_silent_and_trickling_clients_are_gone_after_the_header_deadline() -> None:
+def test_silent_and_trickling_clients_are_closed_at_the_header_deadline() -> None:
     with serving({"doubler": doubler()}, header_timeout=0.2) as running, slow_clients(running):
         connections = running.server.server_state.connections
         wait_for(lambda: not connections)
@@ -91,8 +91,8 @@ def test_silent_and_trickling_clients_are_gone_after_the_header_deadline() -> No
 
 
 @contextmanager
-def crowded(**settings: object) -> Iterator[tuple[Running, FakeModel, bytes]]:
-    """A server whose model is busy and whose queue is full; and a request of which it knows the heads."""
+def overloaded_server(**settings: object) -> Iterator[tuple[Running, FakeModel, bytes]]:
+    """A server whose model is busy and whose queue is full, and a request whose head the server remembers."""
     model, data = doubler(max_batch=65536), infer_request("doubler", rows(40_000))
     with (
         serving({"doubler": model}, queue_items=1, inline_budget_us=0, **settings) as running,
@@ -112,12 +112,13 @@ def refusals(running: Running) -> int:
     return running.registry.resolve("doubler").stats.failures["overloaded"]
 
 
-def test_an_overloaded_server_refuses_before_the_body_is_there_and_keeps_nothing_of_it() -> None:
-    with crowded() as (running, model, data), running.connect() as client:
+def test_an_overloaded_server_refuses_without_reading_the_body() -> None:
+    with overloaded_server() as (running, model, data), running.connect() as client:
         client.send(data)
         assert client.answer().status == 503
         before = refusals(running)
-        running.engine.plane.turning_away = 1000  # as the refusal has just said, for a second
+        # makes the refusal count for long; the last refusal has set it for one second
+        running.engine.plane.refusing_ticks = 1000
         client.send(data[:1000])
         answer = client.answer()
         assert (answer.status, "1 of 1 requests" in answer.error) == (503, True)
@@ -127,22 +128,22 @@ def test_an_overloaded_server_refuses_before_the_body_is_there_and_keeps_nothing
         assert refusals(running) == before + 1
         model.gate.set()
         wait_for(lambda: running.registry.resolve("doubler").in_flight == 0)
-        client.send(data[1000:] + data)  # the rest of what was refused, then one that is not
+        client.send(data[1000:] + data)  # the rest of the refused request, then one that is accepted
         np.testing.assert_array_equal(tensor_of(client.answer()), rows(40_000) * 2)
 
 
-def test_the_rest_of_a_refused_body_has_its_deadline() -> None:
-    with crowded(body_timeout=0.5) as (running, _, data), running.connect() as client:
+def test_the_rest_of_a_refused_body_has_a_deadline() -> None:
+    with overloaded_server(body_timeout=0.5) as (running, _, data), running.connect() as client:
         client.send(data)
         assert client.answer().status == 503
-        running.engine.plane.turning_away = 1000
+        running.engine.plane.refusing_ticks = 1000
         client.send(data[:1000])
         assert client.answer().status == 503
         assert client.is_closed()
 
 
 def test_answers_keep_their_order_while_some_are_refused() -> None:
-    """On one connection: one that waits, then ones that are refused. The refusals come after its answer."""
+    """On one connection: a request that waits, then requests that are refused. The refusals come after its answer."""
     model = doubler()
     with serving({"doubler": model}, queue_items=1, inline_budget_us=0) as running, running.connect() as client:
         assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
@@ -156,7 +157,7 @@ def test_answers_keep_their_order_while_some_are_refused() -> None:
         assert [client.answer().status for _ in range(4)] == [200, 503, 503, 503]
 
 
-def test_the_patient_are_taken_in_while_the_hurried_are_refused() -> None:
+def test_long_timeouts_are_accepted_while_short_ones_are_refused() -> None:
     def slowly(tensors: Tensors) -> Tensors:
         time.sleep(0.02)
         return {"y": tensors["x"] * 2}

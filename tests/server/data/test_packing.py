@@ -1,4 +1,4 @@
-"""Requests of different lengths in one batch without padding: what each gets is what it gets alone."""
+"""Requests of different lengths share a batch without padding, and each gets the result of a run alone."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from core.children import main as child
-from server.backends.base import packing
-from server.backends.graph import GraphBackend, GraphModel
-from server.batching.entry import Entry, Outcome
-from server.batching.execution import run_packed
-from server.errors import BadRequest
-from server.repository.builder import warm_up
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import ModelRef, Tensors
+from lathe.core.compiler.child_stages import main as child
+from lathe.server.backends.base import as_packing
+from lathe.server.backends.graph import GraphBackend, GraphModel
+from lathe.server.batching.entry import Entry, Outcome
+from lathe.server.batching.execution import run_packed
+from lathe.server.errors import BadRequest
+from lathe.server.repository.builder import warm_up
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import ModelRef, Tensors
 from tests.core.encoders import Encoder
 from tests.server.data.test_graph_backend import dense
 
@@ -77,7 +77,7 @@ def test_requests_of_all_lengths_share_batches(model: GraphModel) -> None:
     asyncio.run(scenario())
 
 
-def test_a_request_at_fault_fails_alone(model: GraphModel) -> None:
+def test_a_request_with_an_error_fails_alone(model: GraphModel) -> None:
     good, bad, uneven = (ENCODER.feeds(1, length) for length in (4, 5, 6))
     bad["ids"] = bad["ids"] * 0 + 1000
     uneven["mask"] = uneven["mask"][:, :3]
@@ -87,11 +87,11 @@ def test_a_request_at_fault_fails_alone(model: GraphModel) -> None:
     assert ran.executions == 4
 
 
-def test_a_model_that_cannot_be_packed_says_why_and_is_served_as_ever(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_packed_says_why_and_is_still_served(tmp_path: Path) -> None:
     model = load(dense(), tmp_path)
     try:
-        assert packing(model) is None
-        assert "expected one dimension besides the batch that varies" in model.packing_reason
+        assert as_packing(model) is None
+        assert "expected one dynamic dimension besides the batch" in model.packing_reason
         assert model.execute({"x": np.zeros((2, 4), np.float32)})["y"].shape[0] == 2
     finally:
         model.close()

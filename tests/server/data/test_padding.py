@@ -1,4 +1,4 @@
-"""Requests of different lengths in one batch: what each gets is what it gets alone, unpadded."""
+"""Requests of different lengths share a padded batch, and each gets the result of an unpadded run alone."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from server.backends.graph import GraphModel
-from server.batching import padding
-from server.batching.entry import Entry, Outcome
-from server.batching.execution import run, run_padded
-from server.batching.padding import Padded, Padding
-from server.batching.signature import Signature
-from server.errors import BadRequest, Internal
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import ModelRef, Tensors, TensorSpec
+from lathe.server.backends.graph import GraphModel
+from lathe.server.batching import padding
+from lathe.server.batching.entry import Entry, Outcome
+from lathe.server.batching.execution import run, run_padded
+from lathe.server.batching.padding import PaddingRule, RequestPadding
+from lathe.server.batching.signature import Signature
+from lathe.server.errors import BadRequest, Internal
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import ModelRef, Tensors, TensorSpec
 from tests.server.data.test_graph_backend import load
 
 WIDTH = 6
@@ -88,10 +88,10 @@ async def submit(servable: Servable, inputs: Tensors) -> Outcome:
     return await future
 
 
-RULE = Padding("mask", ("hidden",), ("states",), multiple=8, longest=20, value=7.0)
+RULE = PaddingRule("mask", ("hidden",), ("states",), multiple=8, longest=20, value=7.0)
 
 
-def test_padded_batches_answer_as_requests_alone_and_unpadded_do(model: GraphModel, tmp_path: Path) -> None:
+def test_padded_batches_answer_like_unpadded_runs(model: GraphModel, tmp_path: Path) -> None:
     oracle = onnxruntime.InferenceSession(attention())
     sizes = [3, 8, 5, 1, 7, 12, 17, 20, 23]
 
@@ -107,8 +107,8 @@ def test_padded_batches_answer_as_requests_alone_and_unpadded_do(model: GraphMod
             expected = oracle.run(["states", "pooled"], request_of(size))
             np.testing.assert_allclose(outcome["states"], expected[0], rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(outcome["pooled"], expected[1], rtol=1e-4, atol=1e-5)
-        assert max(servable.stats.batches) == 5  # up to length 8: together
-        assert servable.stats.work == 5 * 8 + 16 + 20 + 20 + 23  # what is filled up is worked on, too
+        assert max(servable.stats.batches) == 5  # requests of length up to 8 share a batch
+        assert servable.stats.work == 5 * 8 + 16 + 20 + 20 + 23  # padding counts as work
         await servable.batcher.drained()
         await asyncio.to_thread(pool.close)
 
@@ -125,14 +125,16 @@ def test_inputs_of_unequal_lengths_are_refused(model: GraphModel) -> None:
 @pytest.mark.parametrize(
     ("rule", "problem"),
     [
-        (Padding("gone"), r"expected one of \['hidden', 'mask'\], got 'gone'"),
-        (Padding("mask", axis=2), "'mask': expected numbers, of any length along axis 2, it is INT64"),
-        (Padding("mask", outputs=("pooled",)), "'pooled': expected numbers, of any length along axis 1"),
-        (Padding("mask", ("hidden",), ("states",)), None),
+        (PaddingRule("gone"), r"expected one of \['hidden', 'mask'\], got 'gone'"),
+        (PaddingRule("mask", axis=2), "'mask': expected numbers, of any length along axis 2, it is INT64"),
+        (PaddingRule("mask", outputs=("pooled",)), "'pooled': expected numbers, of any length along axis 1"),
+        (PaddingRule("mask", ("hidden",), ("states",)), None),
     ],
 )
-def test_a_rule_that_does_not_fit_the_model_is_found_out(model: GraphModel, rule: Padding, problem: str | None) -> None:
-    found = rule.problem(Signature(model.inputs, model.outputs, model.batchable))
+def test_a_rule_that_does_not_fit_the_model_is_reported(
+    model: GraphModel, rule: PaddingRule, problem: str | None
+) -> None:
+    found = rule.mismatch(Signature(model.inputs, model.outputs, model.batchable))
     assert found == problem or re.match(problem or "$^", found or "")
 
 
@@ -150,14 +152,14 @@ def test_a_rule_that_does_not_fit_the_model_is_found_out(model: GraphModel, rule
         ("FP32", -np.inf, True),
     ],
 )
-def test_a_value_that_an_input_cannot_hold_is_found_out(datatype: str, value: float, fits: bool) -> None:
+def test_a_value_that_an_input_cannot_hold_is_reported(datatype: str, value: float, fits: bool) -> None:
     specs = [TensorSpec("x", datatype, (-1, -1)), TensorSpec("mask", "INT64", (-1, -1))]
     signature = Signature(specs, [TensorSpec("y", "FP32", (-1, 1))], batchable=True)
-    problem = Padding("mask", ("x",), value=value).problem(signature)
+    problem = PaddingRule("mask", ("x",), value=value).mismatch(signature)
     assert problem == (None if fits else f"'x': {datatype} cannot hold value {value:g}")
 
 
-def test_what_needs_no_padding_is_left_as_it_is(model: GraphModel) -> None:
+def test_requests_of_the_right_length_are_not_copied(model: GraphModel) -> None:
     signature = Signature(model.inputs, model.outputs, model.batchable)
     inputs = request_of(8)
     entry = Entry(inputs, signature.group_of(inputs), lambda outcome: None)
@@ -165,8 +167,8 @@ def test_what_needs_no_padding_is_left_as_it_is(model: GraphModel) -> None:
     assert entry.inputs is inputs and entry.padded is None
 
 
-def test_a_request_is_filled_up_when_it_runs(model: GraphModel) -> None:
-    """Not on the event loop, which would stand still for as long as large inputs take."""
+def test_a_request_is_padded_when_it_runs(model: GraphModel) -> None:
+    """Not on the event loop, which large inputs would block."""
     signature = Signature(model.inputs, model.outputs, model.batchable)
     inputs = request_of(5)
     entry = Entry(inputs, signature.group_of(inputs), lambda outcome: None)
@@ -178,7 +180,7 @@ def test_a_request_is_filled_up_when_it_runs(model: GraphModel) -> None:
     assert entry.nbytes - before == sum(filled[name].nbytes - inputs[name].nbytes for name in inputs) > 0
 
 
-def test_a_padded_request_of_more_rows_than_a_batch_holds(model: GraphModel) -> None:
+def test_a_padded_request_larger_than_a_batch_is_split(model: GraphModel) -> None:
     rows = 3 * model.max_batch + 1
     oracle = onnxruntime.InferenceSession(attention())
 
@@ -197,13 +199,11 @@ def test_a_padded_request_of_more_rows_than_a_batch_holds(model: GraphModel) -> 
     asyncio.run(scenario())
 
 
-def test_inputs_that_do_not_fit_into_memory_fail_their_batch(
-    model: GraphModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_without_enough_memory_fails_its_batch(model: GraphModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(padding, "_filled", no_memory)
-    rule = Padded(RULE, 5, 8)
+    monkeypatch.setattr(padding, "_pad_array", no_memory)
+    rule = RequestPadding(RULE, 5, 8)
     ran = run_padded(run, [rule, None], model, [request_of(5), request_of(8)], [1, 1])
     assert [type(outcome) for outcome in ran.outcomes] == [Internal, Internal]

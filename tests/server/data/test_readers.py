@@ -1,4 +1,4 @@
-"""Threads that read: turns, leaving, and what a large body pays for."""
+"""Reader threads: turns between clients, cancellation, and what a large body pays for."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from server.api import payloads
-from server.api.codec import Codec, Head
-from server.api.jsonbound import VALUES
-from server.api.readers import TURN, Readers
-from server.steps import Steps
+from lathe.server.api.codec import payloads
+from lathe.server.api.codec.codec import Codec, ParsedRequest
+from lathe.server.api.codec.json_limit import MAX_VALUES
+from lathe.server.api.inference.reader_threads import TURN_SECONDS, ReaderThreads
+from lathe.server.steps import Steps
 from tests.server.data.fakes import doubler, echo
 from tests.server.data.running import infer_request, request, rows, serving, tensor_of, wait_for
 
 
 def test_clients_take_turns() -> None:
     async def scenario() -> list[str]:
-        readers, order, gate = Readers(1), [], threading.Event()
+        readers, order, gate = ReaderThreads(1), [], threading.Event()
         first = asyncio.ensure_future(readers.run("greedy", gate.wait))
         await asyncio.sleep(0)
         rest = [asyncio.ensure_future(readers.run(name, order.append, name)) for name in ("greedy",) * 3 + ("small",)]
@@ -38,9 +38,9 @@ def test_clients_take_turns() -> None:
     assert asyncio.run(scenario()) == ["greedy", "small", "greedy", "greedy"]
 
 
-def test_who_leaves_the_queue_is_not_run_and_who_runs_is_waited_for() -> None:
+def test_cancelled_waiting_work_is_not_run_and_running_work_is_awaited() -> None:
     async def scenario() -> None:
-        readers, ran, gate = Readers(1), [], threading.Event()
+        readers, ran, gate = ReaderThreads(1), [], threading.Event()
         first = asyncio.ensure_future(readers.run("a", gate.wait))
         second = asyncio.ensure_future(readers.run("a", ran.append, 2))
         await asyncio.sleep(0)
@@ -61,23 +61,23 @@ def test_who_leaves_the_queue_is_not_run_and_who_runs_is_waited_for() -> None:
     asyncio.run(scenario())
 
 
-def test_work_in_steps_makes_way_for_others() -> None:
+def test_work_in_steps_lets_others_run_between_its_steps() -> None:
     async def scenario() -> list[str]:
-        readers, order = Readers(1), list[str]()
+        readers, order = ReaderThreads(1), list[str]()
 
         def long() -> Steps[str]:
             for _ in range(3):
-                time.sleep(TURN)
+                time.sleep(TURN_SECONDS)
                 order.append("step")
                 yield
             return "the end"
 
         first = asyncio.ensure_future(readers.run_steps("greedy", long()))
-        await asyncio.sleep(TURN / 2)
+        await asyncio.sleep(TURN_SECONDS / 2)
         await readers.run("small", order.append, "small")
         assert await first == "the end"
         left = asyncio.ensure_future(readers.run_steps("greedy", long()))
-        await asyncio.sleep(TURN / 2)
+        await asyncio.sleep(TURN_SECONDS / 2)
         left.cancel()
         await asyncio.wait([left])
         assert left.cancelled()
@@ -91,7 +91,7 @@ def test_work_in_steps_makes_way_for_others() -> None:
     assert order[4:] in (["step", "small"], ["small"]), "who leaves ends after the step that runs"
 
 
-def test_large_answers_keep_their_turn() -> None:
+def test_large_answers_keep_their_order() -> None:
     """A large answer as JSON, then a small one, on one connection."""
     item = {"name": "x", "datatype": "FP32", "shape": [20_000, 4], "parameters": {"binary_data_size": 320_000}}
     text = json.dumps({"inputs": [item]}).encode()
@@ -105,18 +105,18 @@ def test_large_answers_keep_their_turn() -> None:
 
 
 @pytest.mark.parametrize("transport", ["direct", "asgi"])
-def test_who_leaves_is_written_no_answer(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_written_for_a_disconnected_client(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, gate, steps = threading.Event(), threading.Event(), list[int]()
 
     def slow(array: np.ndarray) -> Steps[bytes]:
         entered.set()
         assert gate.wait(20)
-        time.sleep(TURN)
+        time.sleep(TURN_SECONDS)
         yield
         steps.append(1)
         return b""
 
-    monkeypatch.setattr(payloads, "packing", slow)
+    monkeypatch.setattr(payloads, "pack_in_steps", slow)
     with serving({"m": echo("BYTES", max_batch=65536)}, transport) as running:
         blob = b"\x02\0\0\0ab" * 50_000
         item = {"name": "x", "datatype": "BYTES", "shape": [50_000, 1], "parameters": {"binary_data_size": len(blob)}}
@@ -140,7 +140,7 @@ def document(array: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("transport", ["direct", "asgi"])
 @pytest.mark.parametrize("wrap", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_a_large_document_is_read_beside_the_loop(
+def test_a_large_document_is_read_on_a_reader_thread(
     transport: str, wrap: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -160,8 +160,8 @@ def test_a_large_document_is_read_beside_the_loop(
         assert running.ledger.held == 0
 
 
-def test_answers_keep_their_order_and_their_connection() -> None:
-    """A large request, then a small one, on one connection; and a small one elsewhere is not behind the large one."""
+def test_answers_keep_their_order_and_do_not_block_other_connections() -> None:
+    """A large request, then a small one, on one connection; a small one elsewhere does not wait for the large one."""
     with serving({"doubler": doubler(max_batch=65536)}) as running, running.connect() as client:
         client.send(
             request("POST", "/v2/models/doubler/infer", document(rows(20_000))) + infer_request("doubler", rows(1))
@@ -172,37 +172,37 @@ def test_answers_keep_their_order_and_their_connection() -> None:
 
 
 @pytest.mark.parametrize("kind", ["BOOL", "BYTES"])
-def test_tensors_that_are_copied_are_read_beside_the_loop(kind: str) -> None:
+def test_tensors_that_are_copied_are_read_on_a_reader_thread(kind: str) -> None:
     with serving({"m": echo(kind, max_batch=65536)}) as running:
         blob = bytes([1, 0]) * 50_000 if kind == "BOOL" else b"\x02\0\0\0ab" * 50_000
         shape = [len(blob), 1] if kind == "BOOL" else [50_000, 1]
         item = {"name": "x", "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(blob)}}
         document = {"inputs": [item], "parameters": {"binary_data_output": True}}
-        for _ in range(3):  # the third would go by a lane
+        for _ in range(3):  # the third would use a request template
             answer = running.infer("m", document, blob)
             assert answer.status == 200
             assert answer.body.endswith(blob)
 
 
-def test_a_large_request_pays_before_its_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_request_pays_its_quota_before_its_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    monkeypatch.setattr(Head, "reading", lambda *arguments: (read.append(1), reading(*arguments))[1])
+    monkeypatch.setattr(ParsedRequest, "reading", lambda *arguments: (read.append(1), reading(*arguments))[1])
     with serving({"doubler": doubler(max_batch=65536)}, client_rate=1, client_burst=10) as running:
         large, small = document(rows(20_000)), document(rows(1))
         answers = [running.ask("POST", "/v2/models/doubler/infer", body).status for body in (small, large, large)]
         assert (answers, len(read)) == ([200, 429, 429], 1)
 
 
-reading = Head.reading
+reading = ParsedRequest.reading
 
 
-def test_nonsense_pays_for_being_looked_at() -> None:
+def test_invalid_requests_pay_their_quota() -> None:
     with serving({"doubler": doubler()}, client_rate=0.01, client_burst=2) as running:
         bad = [running.ask("POST", "/v2/models/doubler/infer", b"[" + b" " * 100_000).status for _ in range(3)]
         assert bad == [400, 400, 429]
 
 
-def test_who_leaves_while_being_read_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_disconnects_while_being_read_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, gate = threading.Event(), threading.Event()
 
     def slow(codec: Codec, text: bytes) -> object:
@@ -218,19 +218,19 @@ def test_who_leaves_while_being_read_gives_its_place_back(monkeypatch: pytest.Mo
             client.send(request("POST", "/v2/models/doubler/infer", document(rows(20_000))))
             assert entered.wait(20)
             assert running.ledger.held > 65536
-            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes by a reset
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
         wait_for(lambda: not running.server.server_state.connections)
-        assert running.ledger.held > 65536  # what runs still has its memory
+        assert running.ledger.held > 65536  # the running work still has its memory
         gate.set()
         wait_for(lambda: running.ledger.held == 0)
         assert model.batches == []
 
 
-def test_json_that_is_parsed_in_one_go_is_bounded() -> None:
-    """Plain lists of numbers are read by native code, as many as they are; all else keeps the interpreter lock."""
-    most = VALUES
+def test_json_that_python_parses_is_bounded() -> None:
+    """Native code reads plain lists of numbers of any size; parsing everything else holds the interpreter lock."""
+    most = MAX_VALUES
     with serving({"doubler": doubler(max_batch=65536)}) as running:
-        plain = document(rows(VALUES // 4 + 1))
+        plain = document(rows(MAX_VALUES // 4 + 1))
         assert running.ask("POST", "/v2/models/doubler/infer", plain).status == 200
         odd = [plain.replace(b"[0.0", b"[null", 1), b'{"inputs": [' + b"[]," * most + b"NaN]}", b"[]," * most]
         assert odd[0] != plain

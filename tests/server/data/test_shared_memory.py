@@ -1,4 +1,4 @@
-"""Tensors in system shared memory, with NVIDIA's client and its own utilities on the other side."""
+"""Tensors in system shared memory, with NVIDIA's client and its utilities on the other side."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from server.errors import BadRequest, Conflict, NotFound, Unsupported
-from server.regions import MOST, Regions
-from server.types import Span
+from lathe.server.errors import BadRequest, Conflict, NotFound, Unsupported
+from lathe.server.shared_memory import MAX_REGIONS, Regions
+from lathe.server.types import Span
 from tests.server.data.fakes import adder, doubler, echo
 from tests.server.data.running import Running, rows, serving
 
@@ -50,7 +50,7 @@ def client(server: Running, triton: Any) -> Iterator[Any]:
 
 @contextmanager
 def memory(size: int) -> Iterator[tuple[str, Any]]:
-    """An object of so many bytes: its key, and the client's handle."""
+    """An object of `size` bytes: its key, and the client's handle."""
     key = f"/lathe-test-{secrets.token_hex(6)}"
     handle = shm.create_shared_memory_region("r", key, size)
     try:
@@ -60,7 +60,7 @@ def memory(size: int) -> Iterator[tuple[str, Any]]:
 
 
 def statuses(client: Any) -> list[dict[str, Any]]:
-    """Return what is registered, as HTTP has it."""
+    """Return the registered regions in the form of HTTP."""
     found = client.get_system_shared_memory_status()
     if isinstance(found, list):
         return found
@@ -78,7 +78,7 @@ def test_inputs_and_outputs_stay_in_a_region(client: Any, triton: Any) -> None:
         given, wanted = triton.InferInput("x", [3, 4], "FP32"), triton.InferRequestedOutput("y")
         given.set_shared_memory("r", x.nbytes)
         wanted.set_shared_memory("r", 128, offset=64)
-        for start in (0, 100):  # the second request finds its head remembered
+        for start in (0, 100):  # the second request uses the remembered head
             shm.set_shared_memory_region(handle, [x + np.float32(start)])
             result = client.infer("doubler", [given], outputs=[wanted])
             output = result.get_output("y")
@@ -108,8 +108,8 @@ def test_regions_beside_tensors_in_the_message(client: Any, triton: Any) -> None
             shm.set_shared_memory_region(handle, [np.zeros(32, np.int32)], offset=256)
 
 
-def test_an_output_has_parameters_for_binary_data_alone(client: Any, triton: Any) -> None:
-    """NVIDIA's client in C++ reads ``binary_data_size`` of every output that has parameters."""
+def test_only_binary_outputs_have_parameters(client: Any, triton: Any) -> None:
+    """NVIDIA's client in C++ reads `binary_data_size` of every output that has parameters."""
     over_http = triton is triton_http
     a = np.arange(32, dtype=np.int32).reshape(2, 16)
     inputs = [triton.InferInput(name, [2, 16], "INT32").set_data_from_numpy(a) for name in ("a", "b")]
@@ -130,7 +130,7 @@ def test_an_output_has_parameters_for_binary_data_alone(client: Any, triton: Any
             np.testing.assert_array_equal(result.as_numpy("difference"), a - a)
 
 
-def test_strings_and_booleans(client: Any, triton: Any) -> None:
+def test_strings_and_booleans_in_a_region(client: Any, triton: Any) -> None:
     text = np.array([["plain", "grün", ""]], dtype=np.object_)
     packed = serialize_byte_tensor(text)
     with memory(256) as (key, handle):
@@ -149,8 +149,8 @@ def test_strings_and_booleans(client: Any, triton: Any) -> None:
         assert client.infer("flags", [flags]).as_numpy("y").tolist() == [[False, True, True]]
 
 
-def test_an_object_made_shorter_is_an_error_and_ends_nobody(client: Any, triton: Any) -> None:
-    """Mapped, it would end the process."""
+def test_a_truncated_object_is_an_error_and_does_not_end_the_process(client: Any, triton: Any) -> None:
+    """If it were mapped, reading it would end the process."""
     x = rows(1)
     with memory(1 << 14) as (key, _):
         client.register_system_shared_memory("r", key, 1 << 14)
@@ -164,7 +164,7 @@ def test_an_object_made_shorter_is_an_error_and_ends_nobody(client: Any, triton:
                 client.infer("doubler", inputs, outputs=outputs)
         assert os.path.getsize(f"/dev/shm{key}") == 4096
         np.testing.assert_array_equal(client.infer("doubler", [sent]).as_numpy("y"), x * 2)
-        os.truncate(f"/dev/shm{key}", 1 << 14)  # for the client's own unmapping
+        os.truncate(f"/dev/shm{key}", 1 << 14)  # so that the client can unmap it
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,9 @@ def test_an_object_made_shorter_is_an_error_and_ends_nobody(client: Any, triton:
         (1 << 40, 0, "expected 16 for FP32"),
     ],
 )
-def test_inputs_beside_the_region(client: Any, triton: Any, size: int, offset: int, message: str) -> None:
+def test_inputs_outside_of_the_region_are_refused(
+    client: Any, triton: Any, size: int, offset: int, message: str
+) -> None:
     with memory(128) as (key, _):
         client.register_system_shared_memory("r", key, 128)
         given = triton.InferInput("x", [1, 4], "FP32")
@@ -185,7 +187,7 @@ def test_inputs_beside_the_region(client: Any, triton: Any, size: int, offset: i
             client.infer("doubler", [given])
 
 
-def test_outputs_without_room_leave_all_as_it_was(client: Any, triton: Any) -> None:
+def test_outputs_that_do_not_fit_leave_the_region_unchanged(client: Any, triton: Any) -> None:
     a = np.ones((1, 16), np.int32)
     inputs = [triton.InferInput(name, [1, 16], "INT32").set_data_from_numpy(a) for name in ("a", "b")]
     with memory(128) as (key, handle):
@@ -199,7 +201,7 @@ def test_outputs_without_room_leave_all_as_it_was(client: Any, triton: Any) -> N
         assert not shm.get_contents_as_numpy(handle, np.uint8, [128]).any()
 
 
-def test_a_request_takes_no_more_from_regions_than_a_message_may_have(client: Any, triton: Any) -> None:
+def test_a_request_reads_no_more_from_regions_than_a_message_may_hold(client: Any, triton: Any) -> None:
     with memory(2 * MAX_BODY) as (key, _):
         client.register_system_shared_memory("r", key, 2 * MAX_BODY)
         given = triton.InferInput("x", [MAX_BODY // 16 + 1, 4], "FP32")
@@ -211,12 +213,12 @@ def test_a_request_takes_no_more_from_regions_than_a_message_may_have(client: An
 @pytest.mark.parametrize(
     "key", ["", "/", "..", "/..", "/.", "a/b", "//etc/passwd", "/../../etc/passwd", "a\0b", "x" * 300]
 )
-def test_a_key_names_an_object_and_nothing_else(client: Any, key: str) -> None:
+def test_a_key_names_only_an_object(client: Any, key: str) -> None:
     with pytest.raises(InferenceServerException, match="key: expected the name of a shared memory object"):
         client.register_system_shared_memory("r", key, 1)
 
 
-def test_what_is_no_object_of_the_machine(client: Any, tmp_path: Path) -> None:
+def test_keys_that_name_no_shared_memory_object_are_refused(client: Any, tmp_path: Path) -> None:
     name = f"lathe-test-{secrets.token_hex(6)}"
     link, pipe, folder = (Path(f"/dev/shm/{name}-{kind}") for kind in ("link", "pipe", "folder"))
     (tmp_path / "secret").write_bytes(b"secret")
@@ -226,7 +228,7 @@ def test_what_is_no_object_of_the_machine(client: Any, tmp_path: Path) -> None:
         folder.mkdir()
         for path, message in (
             (link, "cannot be opened"),
-            (pipe, "is something else"),
+            (pipe, "is no regular file"),
             (folder, "there is none"),
             (Path("/dev/shm") / name, "there is none"),
         ):
@@ -238,7 +240,7 @@ def test_what_is_no_object_of_the_machine(client: Any, tmp_path: Path) -> None:
         folder.rmdir()
 
 
-def test_registering(client: Any) -> None:
+def test_regions_are_registered_and_unregistered(client: Any) -> None:
     with memory(4096) as (key, _):
         for size, offset, message in ((0, 0, "byte_size: expected"), (4097, 0, "got 4096"), (1, 4096, "got 4096")):
             with pytest.raises(InferenceServerException, match=message):
@@ -248,18 +250,18 @@ def test_registering(client: Any) -> None:
             client.register_system_shared_memory("r", key, 4096)
         client.register_system_shared_memory("s", key, 96, offset=4000)
         assert {region["name"] for region in statuses(client)} == {"r", "s"}
-        client.unregister_system_shared_memory("nobody")  # as with Triton
+        client.unregister_system_shared_memory("nobody")  # allowed, as in Triton
         client.unregister_system_shared_memory("s")
         assert [region["name"] for region in statuses(client)] == ["r"]
         with pytest.raises(InferenceServerException, match="unknown shared memory region 's'"):
             client.get_system_shared_memory_status("s")
 
 
-def test_no_region_of_cuda(client: Any) -> None:
+def test_cuda_regions_are_not_supported(client: Any) -> None:
     found = client.get_cuda_shared_memory_status()
     assert found == [] or not found.regions
     client.unregister_cuda_shared_memory()
-    with pytest.raises(InferenceServerException, match="CUDA is not supported"):
+    with pytest.raises(InferenceServerException, match="CUDA shared memory is not supported"):
         client.register_cuda_shared_memory("r", base64.b64encode(b"handle"), 0, 16)
 
 
@@ -283,13 +285,13 @@ def test_the_extension_is_announced(client: Any, triton: Any) -> None:
         ({"shared_memory_region": "r", "shared_memory_byte_size": 16, "binary_data_size": 16}, "got both"),
     ],
 )
-def test_what_no_client_would_send(server: Running, parameters: dict[str, Any], message: str) -> None:
+def test_invalid_region_parameters_are_refused(server: Running, parameters: dict[str, Any], message: str) -> None:
     item = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": parameters}
     answer = server.infer("doubler", {"inputs": [item]})
     assert (answer.status, message in answer.error) == (400, True), answer.error
 
 
-def test_classification_does_not_go_to_a_region(server: Running) -> None:
+def test_classification_into_a_region_is_refused(server: Running) -> None:
     item = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
     where = {"shared_memory_region": "r", "shared_memory_byte_size": 16, "classification": 2}
     answer = server.infer("doubler", {"inputs": [item], "outputs": [{"name": "y", "parameters": where}]})
@@ -305,7 +307,7 @@ def test_classification_does_not_go_to_a_region(server: Running) -> None:
         ({"host": "0.0.0.0", "open_management": True, "shared_memory": True}, True),
     ],
 )
-def test_who_may(settings: dict[str, Any], allowed: bool) -> None:
+def test_which_scopes_may_use_regions(settings: dict[str, Any], allowed: bool) -> None:
     item = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
     item["parameters"] = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
     with memory(16) as (key, _), serving({"doubler": doubler()}, **settings) as running:
@@ -323,9 +325,9 @@ def test_regions_are_bounded_and_closed() -> None:
     regions, before = Regions(allowed=True), len(os.listdir("/proc/self/fd"))
     with memory(16) as (key, _):
         held = len(os.listdir("/proc/self/fd"))
-        for number in range(MOST):
+        for number in range(MAX_REGIONS):
             regions.register(str(number), key, 0, 16)
-        with pytest.raises(Conflict, match=f"at most {MOST} regions"):
+        with pytest.raises(Conflict, match=f"at most {MAX_REGIONS} regions"):
             regions.register("one more", key, 0, 16)
         regions.unregister()
         for bad in ("/missing", "a/b"):
@@ -337,7 +339,7 @@ def test_regions_are_bounded_and_closed() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_without_permission_nothing_is_opened() -> None:
+def test_an_object_without_permission_is_not_opened() -> None:
     with memory(16) as (key, _), pytest.raises(Unsupported, match="LATHE_SHARED_MEMORY"):
         Regions().register("r", key, 0, 16)
     with pytest.raises(NotFound):
@@ -345,7 +347,7 @@ def test_without_permission_nothing_is_opened() -> None:
 
 
 def test_a_region_unregistered_while_it_is_used_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its descriptor would else be the next file's, which would be read and written instead."""
+    """Otherwise the next file would get its descriptor, and would be read and written instead."""
     regions, real = Regions(allowed=True), os.preadv
 
     def unregistered(file: int, buffers: Any, at: int) -> int:

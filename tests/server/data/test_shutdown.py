@@ -1,4 +1,5 @@
-"""SIGTERM on a real process: unready at once, what was accepted is answered, and stalled clients hold nothing up."""
+"""SIGTERM to a real process: unready at once, accepted requests are answered, and stalled clients do not delay the
+end."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def test_accepted_requests_are_answered() -> None:
         assert running.wait(10) == 0
 
 
-def test_stalled_clients_do_not_hold_the_end_up() -> None:
-    """Half a head, half a body (direct and for the application), and one that never reads its answers."""
+def test_stalled_clients_do_not_delay_the_end() -> None:
+    """Half a head, half a body (direct and for the application), and a client that never reads its answers."""
     half = infer_request("doubler", rows(1))
     with process(0) as (running, port), Raw(port) as a, Raw(port) as b, Raw(port) as c, Raw(port) as deaf:
         a.send(half[:30])

@@ -1,7 +1,6 @@
-"""Heads that two readers could understand differently are refused whole: nothing behind them is taken for a request.
+"""Heads that two parsers could read differently are refused, and no request is read behind them.
 
-The cases follow the request smuggling literature (RFC 9112, section 11.2; Linhart et al., 2005; Kettle, 2019).
-"""
+The cases follow the request smuggling literature (RFC 9112, section 11.2; Linhart et al., 2005; Kettle, 2019)."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def server() -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_an_ambiguous_head_is_refused_and_what_follows_is_no_request(server: Running, head: bytes) -> None:
+def test_an_ambiguous_head_is_refused_and_nothing_behind_it_is_a_request(server: Running, head: bytes) -> None:
     with server.connect() as raw:
         raw.send(head + HIDDEN)
         answer = raw.answer()
@@ -63,7 +62,7 @@ def test_an_ambiguous_head_is_refused_and_what_follows_is_no_request(server: Run
 
 
 @pytest.mark.parametrize("line", [b"GET /v2 HTTP/2.0\r\nHost: localhost\r\n\r\n", b"GET /v2\r\n\r\n"])
-def test_only_the_first_version_of_http_is_spoken(server: Running, line: bytes) -> None:
+def test_only_version_1_of_http_is_spoken(server: Running, line: bytes) -> None:
     with server.connect() as raw:
         raw.send(line + HIDDEN)
         answer = raw.answer()
@@ -78,8 +77,8 @@ def test_hosts_of_all_forms_are_served(server: Running, host: bytes) -> None:
         assert raw.answer().status == 200
 
 
-def test_a_server_with_names_answers_to_no_other() -> None:
-    """So that a page in a browser, whose name now points to this address, cannot speak to it."""
+def test_a_server_with_host_names_answers_to_no_other() -> None:
+    """Protects against DNS rebinding: a page in a browser whose name now points to this address."""
     with serving({"doubler": doubler()}, served_hosts="localhost, Models.Example") as running:
         for host, status in ((b"LOCALHOST:1", 200), (b"models.example", 200), (b"evil.example", 421), (b"", 421)):
             with running.connect() as raw:

@@ -1,4 +1,4 @@
-"""Traces: who is recorded, what a trace holds down to its kernels, and that it reaches a collector."""
+"""Traces: which requests are recorded, their spans down to kernels, and their export to a collector."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from server.backends.base import KernelRun
-from server.telemetry.tracing import Tracing
+from lathe.server.backends.base import KernelRun
+from lathe.server.telemetry.tracing import Tracing
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import Running, infer_request, rows, serving, wait_for
 from tests.server.data.test_graph_backend import dense, load
@@ -26,7 +26,7 @@ BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1
 
 
 def spans(model: FakeModel, share: float, header: str | None) -> dict[str, ReadableSpan]:
-    """Ask once; return what was recorded, by name."""
+    """Send one request; return the recorded spans by name."""
     exporter = InMemorySpanExporter()
     with serving({"m": model}) as running:
         tracing = running.engine.plane.tracing = Tracing("", share, exporter)
@@ -36,7 +36,7 @@ def spans(model: FakeModel, share: float, header: str | None) -> dict[str, Reada
 
 
 def flush(running: Running, tracing: Tracing) -> None:
-    """A span ends just after its answer has left, in the same turn of the loop: before any later request is read."""
+    """A span ends just after its answer was sent, in the same turn of the loop: before any later request is read."""
     assert running.ask("GET", "/v2/health/live").status == 200
     tracing._provider.force_flush()
 
@@ -45,7 +45,7 @@ def ask(running: Running, header: str | None) -> None:
     running.infer("m", BODY, **({"traceparent": header} if header else {}))
 
 
-def test_a_trace_tells_queue_from_execution_and_goes_on_from_the_caller() -> None:
+def test_a_trace_separates_queue_from_execution_and_continues_the_callers() -> None:
     found = spans(doubler(), 0.0, f"00-{TRACE}-{CALLER}-01")
     assert found.keys() == {"infer m", "queue", "batch", "gather", "execute", "scatter"}
     whole = found["infer m"]
@@ -53,8 +53,8 @@ def test_a_trace_tells_queue_from_execution_and_goes_on_from_the_caller() -> Non
     assert whole.context.trace_id == int(TRACE, 16)
     assert whole.parent is not None
     assert whole.parent.span_id == int(CALLER, 16)
-    below = {"queue": whole, "batch": whole, "gather": found["batch"], "execute": found["batch"]}
-    for name, above in below.items():
+    parents = {"queue": whole, "batch": whole, "gather": found["batch"], "execute": found["batch"]}
+    for name, above in parents.items():
         assert found[name].parent is not None
         assert found[name].parent.span_id == above.context.span_id
         assert above.start_time - 1_000_000 <= found[name].start_time <= found[name].end_time <= above.end_time
@@ -62,15 +62,15 @@ def test_a_trace_tells_queue_from_execution_and_goes_on_from_the_caller() -> Non
     assert found["batch"].attributes == {"lathe.rows": 1}
 
 
-def below(found: list[ReadableSpan], above: ReadableSpan) -> list[ReadableSpan]:
-    """The spans whose parent is this one, by their begin."""
+def children_of(found: list[ReadableSpan], above: ReadableSpan) -> list[ReadableSpan]:
+    """The spans whose parent is `above`, by their begin."""
     children = [span for span in found if span.parent is not None and span.parent.span_id == above.context.span_id]
     return sorted(children, key=lambda span: span.start_time)
 
 
-def test_a_trace_of_a_compiled_model_goes_down_to_its_kernels(tmp_path: Path) -> None:
+def test_a_trace_of_a_compiled_model_includes_its_kernels(tmp_path: Path) -> None:
     model: Any = load(dense(), tmp_path)
-    model.gate = threading.Event()  # which every model here has
+    model.gate = threading.Event()  # every model in these tests has a gate
     plan = model._session.profile({"x": rows(1)}, runs=1).nodes
     exporter = InMemorySpanExporter()
     with serving({"m": model}) as running:
@@ -79,15 +79,15 @@ def test_a_trace_of_a_compiled_model_goes_down_to_its_kernels(tmp_path: Path) ->
         flush(running, tracing)
     found = exporter.get_finished_spans()
     (batch,) = [span for span in found if span.name == "batch"]
-    (execute,) = [span for span in below(found, batch) if span.name == "execute"]
-    kernels = below(found, execute)
+    (execute,) = [span for span in children_of(found, batch) if span.name == "execute"]
+    kernels = children_of(found, execute)
     assert [(span.name, span.attributes) for span in kernels] == [
         (f"kernel {node.op}", {"lathe.node": node.label, "lathe.kernel": node.kernel, "lathe.device": "cpu"})
         for node in plan
     ]
     assert len(kernels) >= 2
     assert {span.context.trace_id for span in kernels} == {int(TRACE, 16)}
-    slack = 1_000  # nanoseconds: spans pass through seconds as floats
+    slack = 1_000  # nanoseconds: spans are converted to seconds as floats
     for span in kernels:
         assert execute.start_time - slack <= span.start_time <= span.end_time <= execute.end_time + slack
     for span, later in itertools.pairwise(kernels):
@@ -95,8 +95,8 @@ def test_a_trace_of_a_compiled_model_goes_down_to_its_kernels(tmp_path: Path) ->
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """What a kernel of no compiled model says of itself."""
+class FakeKernelRun:
+    """What a fake kernel reports about itself."""
 
     label: str
     op: str
@@ -106,35 +106,35 @@ class Stamp:
     ended: int
 
 
-class Stamping(FakeModel):
-    """One that has three hundred kernels; counts how often it was asked for them."""
+class ManyKernels(FakeModel):
+    """A model with three hundred kernels; counts how often its kernels were requested."""
 
     asked = 0
 
     def recorded(self, kernels: list[KernelRun]) -> FakeModel:
         self.asked += 1
-        kernels += [Stamp(f"node {index}", "Add", "loop", "cpu", index, index + 1) for index in range(300)]
+        kernels += [FakeKernelRun(f"node {index}", "Add", "loop", "cpu", index, index + 1) for index in range(300)]
         return self
 
 
-def stamping() -> Stamping:
+def model_with_many_kernels() -> ManyKernels:
     model: Any = doubler()
-    model.__class__ = Stamping
+    model.__class__ = ManyKernels
     return model
 
 
-def test_kernels_are_not_asked_for_when_nobody_is_recorded() -> None:
-    model = stamping()
+def test_kernels_are_not_recorded_without_a_traced_request() -> None:
+    model = model_with_many_kernels()
     found = spans(model, 0.0, None)
     assert (found, model.asked, model.batches) == ({}, 0, [1])
 
 
-def test_kernels_that_come_faster_than_they_are_written_are_left_out_by_whole_batches(
+def test_kernels_that_cannot_be_written_in_time_are_left_out_by_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("server.telemetry.tracing._KEPT", 700)
+    monkeypatch.setattr("lathe.server.telemetry.tracing._KEPT", 700)
     monkeypatch.setattr(Tracing, "_write_some", lambda tracing: None)  # the event loop has other things to do
-    model, exporter = stamping(), InMemorySpanExporter()
+    model, exporter = model_with_many_kernels(), InMemorySpanExporter()
     with serving({"m": model}) as running:
         tracing = running.engine.plane.tracing = Tracing("", 0.0, exporter)
         for _ in range(5):
@@ -144,8 +144,8 @@ def test_kernels_that_come_faster_than_they_are_written_are_left_out_by_whole_ba
         assert sum(span.name == "batch" for span in exporter.get_finished_spans()) == 5
 
 
-def test_the_kernels_of_a_batch_are_written_once_and_linked_to() -> None:
-    model, exporter = stamping(), InMemorySpanExporter()
+def test_the_kernels_of_a_batch_are_written_once_and_linked() -> None:
+    model, exporter = model_with_many_kernels(), InMemorySpanExporter()
     with serving({"m": model}) as running, running.connect() as raw:
         tracing = running.engine.plane.tracing = Tracing("", 0.0, exporter)
         header = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
@@ -162,13 +162,13 @@ def test_the_kernels_of_a_batch_are_written_once_and_linked_to() -> None:
     found = exporter.get_finished_spans()
     first, second = [span for span in found if span.name == "batch"]
     assert first.links == () and [link.context for link in second.links] == [first.context]
-    (execute,) = [span for span in below(found, first) if span.name == "execute"]
+    (execute,) = [span for span in children_of(found, first) if span.name == "execute"]
     kernels = [span for span in found if span.name == "kernel Add"]
-    assert len(kernels) == 300 and below(found, execute) == kernels
+    assert len(kernels) == 300 and children_of(found, execute) == kernels
 
 
-def test_parts_of_a_request_too_large_for_one_batch_are_in_its_trace() -> None:
-    model, exporter = stamping(), InMemorySpanExporter()
+def test_the_parts_of_a_split_request_are_in_its_trace() -> None:
+    model, exporter = model_with_many_kernels(), InMemorySpanExporter()
     with serving({"m": model}) as running, running.connect() as raw:
         tracing = running.engine.plane.tracing = Tracing("", 1.0, exporter)
         raw.send(infer_request("m", rows(20)))
@@ -177,7 +177,7 @@ def test_parts_of_a_request_too_large_for_one_batch_are_in_its_trace() -> None:
         flush(running, tracing)
     found = exporter.get_finished_spans()
     (whole,) = [span for span in found if span.name == "infer m"]
-    assert [span.name for span in below(found, whole)].count("batch") == len(model.batches) == 3
+    assert [span.name for span in children_of(found, whole)].count("batch") == len(model.batches) == 3
     assert sum(span.name == "kernel Add" for span in found) == 3 * 300
 
 
@@ -186,16 +186,16 @@ def test_parts_of_a_request_too_large_for_one_batch_are_in_its_trace() -> None:
     [
         (0.0, None, False),
         (1.0, None, True),
-        (1.0, f"00-{TRACE}-{CALLER}-00", False),  # the caller decided against it
+        (1.0, f"00-{TRACE}-{CALLER}-00", False),  # the caller decided against recording
         (0.0, f"00-{TRACE}-{CALLER}-01", True),
         (0.0, "nonsense", False),
     ],
 )
-def test_who_is_recorded(share: float, header: str | None, recorded: bool) -> None:
+def test_which_requests_are_recorded(share: float, header: str | None, recorded: bool) -> None:
     assert ("infer m" in spans(doubler(), share, header)) == recorded
 
 
-def test_a_request_refused_at_the_door_is_recorded() -> None:
+def test_a_request_refused_before_the_queue_is_recorded() -> None:
     exporter = InMemorySpanExporter()
     with serving({"m": doubler()}, queue_items=1) as running:
         tracing = running.engine.plane.tracing = Tracing("", 1.0, exporter)
@@ -217,7 +217,7 @@ def test_a_failure_is_marked() -> None:
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
-    """An OTLP collector that remembers what it was sent."""
+    """An OTLP collector that stores the requests it gets."""
     got: list[ExportTraceServiceRequest] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -240,7 +240,7 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
     server.server_close()
 
 
-def test_a_collector_has_everything_once_the_server_has_stopped(
+def test_the_collector_has_all_spans_when_the_server_has_stopped(
     collector: tuple[str, list[ExportTraceServiceRequest]],
 ) -> None:
     address, got = collector
@@ -253,7 +253,7 @@ def test_a_collector_has_everything_once_the_server_has_stopped(
 
 
 def test_heads_with_a_trace_are_not_remembered() -> None:
-    """Each is new: they would push out those that come again."""
+    """Each is new: they would evict heads that are repeated."""
     with serving({"m": doubler()}) as running:
         for _ in range(2):
             ask(running, f"00-{TRACE}-{CALLER}-01")

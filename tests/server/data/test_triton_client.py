@@ -1,4 +1,4 @@
-"""NVIDIA's client, unmodified, over a real server: sync and asyncio, on the direct path and through ASGI."""
+"""NVIDIA's client, unmodified, against a real server: sync and asyncio, on the direct path and through ASGI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from server.types import TensorSpec
+from lathe.server.types import TensorSpec
 from tests.server.data.fakes import FakeModel, adder, doubler, echo, softmax_over_batch
 from tests.server.data.running import Answer, Running, rows, serving
 
@@ -99,7 +99,7 @@ def test_every_datatype_in_json(client: triton.InferenceServerClient, kind: str)
 
 @pytest.mark.parametrize("text", ["grün".encode(), b"\x00\xff" * 5000])
 def test_a_raw_body_is_one_string(server: Running, text: bytes) -> None:
-    """The extension's raw binary request, which the client has no call for: no length before the string."""
+    """The extension's raw binary request, which the client cannot send: no length before the string."""
     answer = server.ask("POST", "/v2/models/echo_BYTES/infer", text, {"Inference-Header-Content-Length": "0"})
     result = triton.InferenceServerClient.parse_response_body(answer.body, header_length=_json_bytes(answer))
     assert result.as_numpy("y").tolist() == [[text]]
@@ -158,7 +158,7 @@ def test_classification(client: triton.InferenceServerClient) -> None:
     assert answer.tolist() == [[b"8.000000:1", b"6.000000:3"], [b"18.000000:0", b"16.000000:3"]]
 
 
-def test_classes_that_have_labels_are_named(client: triton.InferenceServerClient, server: Running) -> None:
+def test_classes_with_labels_are_named(client: triton.InferenceServerClient, server: Running) -> None:
     x = np.array([[1, 4, 2, 3], [9, 0, 0, 8]], np.float32)
     wanted = [triton.InferRequestedOutput("y", class_count=2)]
     signature = server.registry.resolve("doubler", "").signature
@@ -170,7 +170,7 @@ def test_classes_that_have_labels_are_named(client: triton.InferenceServerClient
     assert answer.tolist() == [[b"8.000000:1:one:1", b"6.000000:3"], [b"18.000000:0:zero", b"16.000000:3"]]
 
 
-def test_classification_of_what_are_no_numbers_is_refused(client: triton.InferenceServerClient) -> None:
+def test_classification_of_outputs_that_are_no_numbers_is_refused(client: triton.InferenceServerClient) -> None:
     wanted = [triton.InferRequestedOutput("y", class_count=2)]
     with pytest.raises(InferenceServerException, match="expected an output of numbers, this one is BYTES"):
         client.infer("echo_BYTES", [tensor("x", DATATYPES["BYTES"], "BYTES")], outputs=wanted)
@@ -235,10 +235,8 @@ def test_errors_reach_the_client(client: triton.InferenceServerClient, arguments
 
 
 @pytest.mark.parametrize("given", [{"sequence_id": 7}, {"sequence_id": "a"}, {"sequence_id": 7, "sequence_end": True}])
-def test_sequences_are_refused_by_name_and_not_ignored(
-    client: triton.InferenceServerClient, given: dict[str, Any]
-) -> None:
-    """Answered as if there were none, each request would lack what the others of its sequence have left behind."""
+def test_sequences_are_refused_and_not_ignored(client: triton.InferenceServerClient, given: dict[str, Any]) -> None:
+    """If they were answered, each request would lack the state from the others of its sequence."""
     with pytest.raises(
         InferenceServerException, match=r"parameters.sequence_id: sequences are not supported"
     ) as caught:
@@ -248,8 +246,8 @@ def test_sequences_are_refused_by_name_and_not_ignored(
     np.testing.assert_array_equal(result.as_numpy("y"), rows(1) * 2)
 
 
-def test_what_does_not_work_is_not_advertised(client: triton.InferenceServerClient) -> None:
-    """What is advertised has its tests above, shared memory in a file of its own."""
+def test_unsupported_extensions_are_not_advertised(client: triton.InferenceServerClient) -> None:
+    """The advertised extensions have their tests above; shared memory has a file of its own."""
     assert set(client.get_server_metadata()["extensions"]) == {
         "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
         "model_repository(unload_dependents)", "parameters", "schedule_policy", "statistics",

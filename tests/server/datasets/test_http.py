@@ -1,4 +1,5 @@
-"""Datasets over a real connection, through the client and by hand; what looks at files is the real child process."""
+"""Datasets over a real connection, through the client and with raw requests; the real child process checks the
+files."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
-from server.cli import app
-from server.client import ApiError, Client
-from server.datasets.service import Datasets
-from server.datasets.store import DatasetStore
-from server.errors import Conflict, StorageFull, Unprocessable
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.cli.app import app
+from lathe.server.client import ApiError, Client
+from lathe.server.datasets.service import Datasets
+from lathe.server.datasets.store import DatasetStore
+from lathe.server.errors import Conflict, StorageFull, Unprocessable
 from tests.server.api.service import Service, service
-from tests.server.repository.disk import CountingFs, FailingFs, ReadOnlyFs
+from tests.server.repository.fake_fs import CountingFs, FailingFs, ReadOnlyFs
 
 
 def npz(rows: int = 6, **more: Any) -> bytes:
@@ -46,7 +47,7 @@ def client(served: Service) -> Iterator[Client]:
         yield connected
 
 
-def test_a_dataset_comes_is_described_and_goes(client: Client, served: Service) -> None:
+def test_a_dataset_is_uploaded_described_and_deleted(client: Client, served: Service) -> None:
     data, more = npz(), npz(8)
     made = client.upload_dataset("two", data)
     assert (made.name, made.rows, made.bytes, made.format) == ("two", 6, len(data), "npz")
@@ -75,7 +76,7 @@ def test_a_dataset_comes_is_described_and_goes(client: Client, served: Service) 
     ],
     ids=["nothing", "foreign", "columns that differ", "too large"],
 )
-def test_bad_data_leave_nothing(data: bytes, status: int, says: str, client: Client, served: Service) -> None:
+def test_invalid_data_leave_nothing(data: bytes, status: int, says: str, client: Client, served: Service) -> None:
     with pytest.raises(ApiError, match=says) as refused:
         client.upload_dataset("bad", data)
     assert refused.value.status == status
@@ -84,7 +85,7 @@ def test_bad_data_leave_nothing(data: bytes, status: int, says: str, client: Cli
     assert not list(served.root.glob(".lathe/datasets/staging/*/*/*"))
 
 
-def test_a_body_is_what_its_headers_say(served: Service) -> None:
+def test_a_body_must_match_its_headers(served: Service) -> None:
     with httpx.Client(base_url=served.url) as http:
         at, digest = "/api/v1/datasets/two", "sha-256=:" + "A" * 43 + "=:"
         refused = http.post(at, content=npz(), headers={"content-digest": digest})
@@ -100,7 +101,7 @@ def test_a_body_is_what_its_headers_say(served: Service) -> None:
         assert http.delete("/api/v1/datasets/two?digest=x").status_code == 400
 
 
-def test_only_keys_that_train_bring_and_remove(tmp_path: Path) -> None:
+def test_only_keys_that_may_train_upload_and_delete(tmp_path: Path) -> None:
     made = {scope: make_key("bot", [scope], ["*"], 0, None) for scope in (Scope.READ, Scope.TRAIN, Scope.WRITE)}
     write_keys(tmp_path / "keys.json", [key for key, _ in made.values()])
     (check := Slow()).go.set()
@@ -123,7 +124,7 @@ def test_a_repository_that_cannot_be_written_serves_models_without_datasets(tmp_
 
 
 @pytest.mark.slow
-def test_a_folder_goes_as_one_file_and_always_the_same(tmp_path: Path, served: Service, client: Client) -> None:
+def test_a_folder_is_uploaded_as_one_reproducible_file(tmp_path: Path, served: Service, client: Client) -> None:
     for place in ("one", "two"):
         folder = tmp_path / place / "digits"
         folder.mkdir(parents=True)
@@ -131,24 +132,24 @@ def test_a_folder_goes_as_one_file_and_always_the_same(tmp_path: Path, served: S
             np.save(folder / name, np.arange(3) + len(name))
         (folder / ".hidden").write_text(place)
     digests = {
-        lathe(served, "push", "packed", str(tmp_path / place / "digits")).split()[-1] for place in ("one", "two")
+        run_lathe(served, "push", "packed", str(tmp_path / place / "digits")).split()[-1] for place in ("one", "two")
     }
     assert len(digests) == 1
     assert client.dataset("packed").rows == 3
-    assert lathe(served, "list").count("packed") == 1
-    assert "a: int64" in lathe(served, "push", "packed", str(tmp_path / "one" / "digits"))
-    assert lathe(served, "show", "packed").count(digests.pop()) == 2  # as it is, and since when
-    assert "1 file(s)" in lathe(served, "delete", "packed")
+    assert run_lathe(served, "list").count("packed") == 1
+    assert "a: int64" in run_lathe(served, "push", "packed", str(tmp_path / "one" / "digits"))
+    assert run_lathe(served, "show", "packed").count(digests.pop()) == 2  # unchanged, with the time of upload
+    assert "1 file(s)" in run_lathe(served, "delete", "packed")
 
 
-def lathe(served: Service, *arguments: str) -> str:
+def run_lathe(served: Service, *arguments: str) -> str:
     result = CliRunner().invoke(app, ["datasets", *arguments], env={"COLUMNS": "200", "LATHE_URL": served.url})
     assert result.exit_code == 0, result.output
     return result.output
 
 
 class Slow:
-    """Looks at a dataset for as long as it is told to."""
+    """A fake check of datasets that lasts until `go` is set."""
 
     def __init__(self) -> None:
         self.begun, self.go = asyncio.Event(), asyncio.Event()
@@ -165,7 +166,7 @@ async def body(data: bytes) -> Any:
     yield data
 
 
-def test_what_is_held_or_needed_stays(tmp_path: Path) -> None:
+def test_a_dataset_in_use_is_not_deleted(tmp_path: Path) -> None:
     async def scenario() -> None:
         check = Slow()
         check.go.set()
@@ -175,7 +176,7 @@ def test_what_is_held_or_needed_stays(tmp_path: Path) -> None:
             with pytest.raises(Unprocessable, match="row 3, column 'y'"):
                 await datasets.receive("a", body(b"bad"), None, "")
             async with datasets.hold("a") as held:
-                await datasets.receive("a", body(b"two"), None, "")  # the name may move on
+                await datasets.receive("a", body(b"two"), None, "")  # the name may be used again
                 for removal in (datasets.remove("a"), datasets.remove("a", held.content.digest)):
                     with pytest.raises(Conflict, match=f"needs sha256 {held.content.digest}"):
                         await removal
@@ -184,12 +185,12 @@ def test_what_is_held_or_needed_stays(tmp_path: Path) -> None:
             async def needed() -> list[str]:
                 return [held.content.digest]
 
-            datasets.needed = needed
+            datasets.needed_digests = needed
             async with datasets.hold(held.content.digest) as again:
                 assert again.path == held.path
             with pytest.raises(Conflict):
                 await datasets.remove("a")
-            datasets.needed = nothing
+            datasets.needed_digests = nothing
             assert held.content.digest in await datasets.remove("a")
 
     asyncio.run(scenario())
@@ -199,7 +200,7 @@ async def nothing() -> list[str]:
     return []
 
 
-def test_an_upload_whose_caller_leaves_while_it_is_looked_at_is_kept(tmp_path: Path) -> None:
+def test_an_upload_cancelled_during_its_check_is_stored(tmp_path: Path) -> None:
     async def scenario() -> None:
         check = Slow()
         datasets = Datasets(DatasetStore(tmp_path, 1 << 20), check, 1 << 20)
@@ -217,8 +218,8 @@ def test_an_upload_whose_caller_leaves_while_it_is_looked_at_is_kept(tmp_path: P
 
 
 @pytest.mark.parametrize("step", range(5))
-def test_a_full_disk_is_said_and_leaves_nothing(step: int, tmp_path: Path) -> None:
-    """At whatever change to the disk it fills up: 507, and the datasets are as they were."""
+def test_an_upload_to_a_full_disk_gets_507_and_leaves_nothing(step: int, tmp_path: Path) -> None:
+    """At whatever change to the disk it fills up, the datasets are as before."""
 
     async def scenario() -> None:
         (check := Slow()).go.set()
@@ -239,8 +240,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(step: int, tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
-def test_uploads_at_once_do_not_take_more_than_all_may(tmp_path: Path) -> None:
-    """Each of them alone would have found room."""
+def test_concurrent_uploads_together_stay_within_the_limit(tmp_path: Path) -> None:
+    """Each of them alone would fit."""
     size, most = 3 << 20, 8 << 20
 
     class Described:
@@ -263,7 +264,9 @@ def test_uploads_at_once_do_not_take_more_than_all_may(tmp_path: Path) -> None:
             go_on.set()
             outcomes = await asyncio.gather(*sent, return_exceptions=True)
             (refused,) = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-            assert isinstance(refused, StorageFull) and "bytes of uploads under way leave less than" in refused.message
+            assert (
+                isinstance(refused, StorageFull) and "bytes of uploads in progress leave less than" in refused.message
+            )
             assert [dataset.content.size for dataset in await datasets.list()] == [size + 1] * 2
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -1,4 +1,4 @@
-"""A process with gRPC over a slow model: ``python -m tests.server.grpc.standalone SECONDS``; prints gRPC's port."""
+"""A process with gRPC over a slow model: `python -m tests.server.grpc.standalone SECONDS`; prints gRPC's port."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 import sys
 import time
 
-from server.serve import LatheServer, make_server
-from server.settings import Settings
+from lathe.server.serve import LatheServer, make_server
+from lathe.server.settings import Settings
 from tests.server.data.fakes import application, doubler
 
 
@@ -20,7 +20,7 @@ def main(seconds: float) -> None:
 
 
 class Announcing(LatheServer):
-    """Says on which port gRPC listens."""
+    """Prints the port on which gRPC listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

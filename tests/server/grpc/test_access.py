@@ -1,4 +1,4 @@
-"""Keys over gRPC: the same rights as over HTTP, shown as metadata."""
+"""Keys over gRPC: the same rights as over HTTP, sent as metadata."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
 from tests.server.data.fakes import doubler
 from tests.server.grpc.wire import grpc_serving, refusal, request, stub, tensor
 
@@ -49,7 +49,7 @@ def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("idle", [False, True])
-def test_a_stream_ends_with_its_key(tmp_path: Path, idle: bool) -> None:
+def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path, idle: bool) -> None:
     key, shown = make_key("bot", [Scope.INFER], ["doubler"], 0, None)
     other, _ = make_key("other", [Scope.INFER], ["doubler"], 0, None)
     write_keys(tmp_path / "keys.json", [key, other])
@@ -72,7 +72,7 @@ def test_a_stream_ends_with_its_key(tmp_path: Path, idle: bool) -> None:
         assert "not known, or has expired" in ended.value.details()
 
 
-def test_a_key_for_a_model_registers_no_region_of_that_name(tmp_path: Path) -> None:
+def test_a_key_for_a_model_cannot_register_a_region_of_that_name(tmp_path: Path) -> None:
     key, shown = make_key("bot", [Scope.ADMIN, Scope.READ], ["doubler"], 0, None)
     write_keys(tmp_path / "keys.json", [key])
     headers = {"authorization": f"Bearer {shown}"}
@@ -87,8 +87,8 @@ def test_a_key_for_a_model_registers_no_region_of_that_name(tmp_path: Path) -> N
                 refused()
 
 
-def test_nothing_is_received_of_who_may_not_call(tmp_path: Path) -> None:
-    """The head alone is answered: the message never ends, so whoever waits for it would wait for ever."""
+def test_no_message_is_received_from_a_caller_without_the_right(tmp_path: Path) -> None:
+    """The server answers the head alone: the message never ends, so waiting for it would last for ever."""
     key, shown = make_key("bot", [Scope.READ], ["doubler"], 0, None)
     write_keys(tmp_path / "keys.json", [key])
 

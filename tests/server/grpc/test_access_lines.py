@@ -1,4 +1,4 @@
-"""Calls over gRPC have the lines that requests over HTTP have."""
+"""gRPC calls have the same access log lines as HTTP requests."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.server.data.fakes import doubler
 from tests.server.data.running import rows
-from tests.server.data.test_logs import PARENT, TRACE, failing, lines, logged, told
+from tests.server.data.test_logs import PARENT, TRACE, failing, lines, logged, request_lines
 from tests.server.grpc.wire import grpc_serving, refusal, request, stub
 
 
-def test_what_went_wrong_has_a_line() -> None:
+def test_failed_calls_have_a_line() -> None:
     with logged() as stream, grpc_serving({"doubler": failing()}) as (_, address), stub(address) as service:
         refusal(service.ModelInfer, request(rows(1), id="call 7"), metadata=[("traceparent", PARENT)])
         refusal(service.ModelMetadata, pb.ModelMetadataRequest(name="none"), metadata=[("x-request-id", "r-1")])
         assert service.ServerLive(pb.ServerLiveRequest()).live
-        infer, metadata = told(stream, 2)
+        infer, metadata = request_lines(stream, 2)
     assert (infer["level"], infer["status"], infer["method"]) == ("error", "INTERNAL", "GRPC")
     assert infer["path"] == "/inference.GRPCInferenceService/ModelInfer"
     assert (infer["request_id"], infer["trace_id"], infer["model"]) == ("call 7", TRACE, "doubler")
@@ -35,24 +35,24 @@ def test_the_cause_of_a_failure_names_the_request() -> None:
 
 
 @pytest.mark.parametrize(("choice", "count"), [("off", 0), ("errors", 0), ("all", 3)])
-def test_what_went_well_has_one_where_that_is_asked_for(choice: str, count: int) -> None:
+def test_with_the_setting_all_successful_calls_have_a_line(choice: str, count: int) -> None:
     with logged() as stream, grpc_serving({"doubler": doubler()}, access_log=choice) as (_, address):
         with stub(address) as service:
             assert service.ServerLive(pb.ServerLiveRequest()).live
             assert service.ModelInfer(request(rows(1), id="a")).id == "a"
             assert len(list(service.ModelStreamInfer(iter([request(rows(1))] * 2)))) == 2
-        found = told(stream, count)
+        found = request_lines(stream, count)
     names = [line["path"].rpartition("/")[2] for line in found]
     assert names == ["ServerLive", "ModelInfer", "ModelStreamInfer"][:count]
     assert all(line["status"] == "OK" for line in found)
 
 
-def test_lines_written_for_a_call_know_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_logged_during_a_call_name_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with logged() as stream, grpc_serving({"doubler": doubler()}) as (running, address), stub(address) as service:
         control = running.registry
 
         async def load(model: str, parameters: dict[str, object] | None = None) -> None:
-            logging.getLogger("server.repository").info("loading %s", model)
+            logging.getLogger("lathe.server.repository").info("loading %s", model)
 
         monkeypatch.setattr(control, "load", load)
         asked = pb.RepositoryModelLoadRequest(model_name="doubler")

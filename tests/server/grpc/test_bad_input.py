@@ -1,4 +1,4 @@
-"""What is refused over gRPC: with which status, saying what, and the server goes on."""
+"""Invalid requests over gRPC: the right status, a helpful message, and the server goes on serving."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from server import errors
-from server.api.grpc.status import STATUS
-from server.types import TensorSpec
+from lathe.server import errors
+from lathe.server.api.grpc.status import STATUS
+from lathe.server.types import TensorSpec
 from tests.server.data.fakes import FakeModel, doubler, echo
 from tests.server.data.running import rows
 from tests.server.grpc.wire import grpc_serving, refusal, request, stub
@@ -43,7 +43,7 @@ def service(address: str) -> Iterator[Any]:
 
 
 def one(**changes: Any) -> Any:
-    """A good request for the doubler but for these fields of its input."""
+    """A valid request for the doubler, with these fields of its input replaced."""
     fields = {"name": "x", "datatype": "FP32", "shape": [1, 4], **changes}
     return request(rows(1), inputs=[Input(**fields)])
 
@@ -53,8 +53,8 @@ def typed(kind: str, shape: list[int], **contents: Any) -> Any:
     return pb.ModelInferRequest(model_name="doubler" if kind == "FP32" else f"echo_{kind}", inputs=[item])
 
 
-def test_what_was_sound_is_checked_again_when_it_is_not(service: Any) -> None:
-    """Messages that are equal but for their raw contents are known; other lengths make another message."""
+def test_a_remembered_message_of_another_length_is_checked_again(service: Any) -> None:
+    """Messages that are equal but for their raw contents are remembered; other lengths make another message."""
     for start in range(3):
         answer = service.ModelInfer(request(rows(1, start=start)))
         assert answer.raw_output_contents[0] == (rows(1, start=start) * 2).tobytes()
@@ -88,7 +88,7 @@ ROWS = [
     (request(rows(1), inputs=[]), INVALID, "raw_input_contents: expected 0, one per input, got 1"),
     (pb.ModelInferRequest(model_name="doubler"), INVALID, "inputs: expected ['x'], got []"),
     (request(rows(1), inputs=[Input(name="x", datatype="FP32", shape=[1, 4])] * 2), INVALID, "one per input"),
-    (one(contents=pb.InferTensorContents(fp32_contents=[1, 2, 3, 4])), INVALID, "expected none beside the typed"),
+    (one(contents=pb.InferTensorContents(fp32_contents=[1, 2, 3, 4])), INVALID, "expected none with the typed"),
     (typed("FP32", [1, 4], fp32_contents=[1, 2, 3]), INVALID, "expected 16 for FP32 [1, 4], got 12"),
     (typed("FP32", [1, 4], fp64_contents=[1, 2, 3, 4]), INVALID, "expected fp32_contents for FP32, got fp64_contents"),
     (typed("INT8", [1, 2], int_contents=[1, 128]), INVALID, "out of the range of INT8"),
@@ -131,12 +131,12 @@ def answer(service: Any, message: Any, dtype: Any = np.float32) -> np.ndarray:
         ("BOOL", "bool_contents", [True, False], np.bool_),
     ],
 )
-def test_typed_contents_are_taken(service: Any, kind: str, field: str, values: list[Any], dtype: Any) -> None:
+def test_typed_contents_are_accepted(service: Any, kind: str, field: str, values: list[Any], dtype: Any) -> None:
     found = answer(service, typed(kind, [1, len(values)], **{field: values}), dtype)
     assert found.ravel().tolist() == [value * 2 if kind == "FP32" else value for value in values]
 
 
-def test_typed_bytes_are_taken(service: Any) -> None:
+def test_typed_bytes_are_accepted(service: Any) -> None:
     response = service.ModelInfer(typed("BYTES", [1, 2], bytes_contents=[b"ab", b""]), timeout=10)
     assert response.raw_output_contents[0] == b"\2\0\0\0ab\0\0\0\0"
 
@@ -148,8 +148,8 @@ def test_a_message_larger_than_the_limit_is_refused(service: Any) -> None:
     assert service.ServerLive(pb.ServerLiveRequest()).live
 
 
-def test_a_compressed_bomb_stops_at_the_limit(service: Any) -> None:
-    """A thousandth of what it unpacks to comes over the wire."""
+def test_a_compression_bomb_stops_at_the_limit(service: Any) -> None:
+    """Only a thousandth of its decompressed size is sent."""
     bomb = request(np.zeros((2 * LIMIT // 16, 4), np.float32))
     code, details = refusal(service.ModelInfer, bomb, compression=grpc.Compression.Gzip)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -157,7 +157,7 @@ def test_a_compressed_bomb_stops_at_the_limit(service: Any) -> None:
     assert service.ServerLive(pb.ServerLiveRequest()).live
 
 
-def test_a_message_that_is_none_is_refused(service: Any, address: str) -> None:
+def test_an_invalid_message_is_refused(service: Any, address: str) -> None:
     garbage = b"\xff\xff\xff"
     with grpc.insecure_channel(address) as channel:
         code, _ = refusal(channel.unary_unary("/inference.GRPCInferenceService/ModelInfer"), garbage)
@@ -165,12 +165,12 @@ def test_a_message_that_is_none_is_refused(service: Any, address: str) -> None:
         good = request(rows(1)).SerializeToString()
         answers = [pb.ModelStreamInferResponse.FromString(item) for item in call(iter([garbage, good]), timeout=10)]
     assert code is INVALID
-    assert "got bytes that are none" in answers[0].error_message
+    assert "got bytes that do not parse" in answers[0].error_message
     assert answers[1].infer_response.raw_output_contents[0] == (rows(1) * 2).tobytes()
     assert service.ServerLive(pb.ServerLiveRequest()).live
 
 
-def test_unknown_models_are_not_found_by_every_call(service: Any) -> None:
+def test_every_call_answers_not_found_for_an_unknown_model(service: Any) -> None:
     for call, message in (
         (service.ModelMetadata, pb.ModelMetadataRequest(name="nobody")),
         (service.ModelConfig, pb.ModelConfigRequest(name="nobody")),
@@ -193,5 +193,5 @@ def test_every_error_has_a_status() -> None:
         for child in kind.__subclasses__():
             yield from family(child)
 
-    ours = {kind.code for kind in family(errors.ServerError) if kind.__module__ == "server.errors"}
+    ours = {kind.code for kind in family(errors.ServerError) if kind.__module__ == "lathe.server.errors"}
     assert ours == STATUS.keys()

@@ -1,4 +1,4 @@
-"""Calls under way: no client has all of them, and those that say nothing make room."""
+"""Concurrent calls: no client may have all of them, and silent ones are ended for new ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import grpc
 import numpy as np
 import pytest
 
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
-from server.api.grpc.calls import RESERVE, Call, Calls
-from server.errors import Overloaded, ServerError
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.api.grpc.calls import RESERVE, Call, Calls
+from lathe.server.errors import Overloaded, ServerError
 from tests.server.data.fakes import doubler
 from tests.server.data.running import wait_for
 from tests.server.grpc.wire import grpc_serving, request
@@ -30,13 +30,13 @@ CLIENT = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 
 @contextmanager
 def channel(address: str) -> Iterator[grpc.Channel]:
-    """A connection of its own."""
+    """A channel with its own connection."""
     with grpc.insecure_channel(address, CLIENT) as opened:
         yield opened
 
 
 class Silent:
-    """A call whose client sends its head, and messages only when it is told to."""
+    """A call whose client sends its head, and messages only when the test says so."""
 
     def __init__(self, opened: grpc.Channel, name: str = "ModelStreamInfer", **options: Any) -> None:
         self.messages: queue.Queue[bytes | None] = queue.Queue()
@@ -60,7 +60,7 @@ def live(address: str) -> grpc.StatusCode:
 
 
 def status(address: str, name: str, message: bytes, **options: Any) -> grpc.StatusCode:
-    """Make one call of another client; return its status."""
+    """Make one call as another client; return its status."""
     with channel(address) as opened:
         try:
             opened.unary_unary(SERVICE + name)(message, timeout=20, **options)
@@ -70,14 +70,14 @@ def status(address: str, name: str, message: bytes, **options: Any) -> grpc.Stat
     return grpc.StatusCode.OK
 
 
-def taken(running: Any) -> int:
+def calls_in_use(running: Any) -> int:
     calls: Calls = running.server.config.app.state.grpc._calls
     return calls._taken
 
 
 @pytest.mark.parametrize("name", ["ModelStreamInfer", "ModelInfer", "ModelReady"])
-def test_silent_calls_lock_nobody_out(name: str) -> None:
-    """Four connections with four streams each had all sixteen calls, and another client none."""
+def test_silent_calls_do_not_block_others(name: str) -> None:
+    """Four connections with four streams each once had all sixteen calls, and another client none."""
     infer = request(np.ones((1, 4), np.float32)).SerializeToString()
     with grpc_serving({"doubler": doubler()}, max_connections=16) as (running, address), ExitStack() as stack:
         connections = [stack.enter_context(channel(address)) for _ in range(8)]
@@ -88,11 +88,11 @@ def test_silent_calls_lock_nobody_out(name: str) -> None:
             assert status(address, "ModelInfer", infer) is grpc.StatusCode.OK
         codes = {call.call.code() for call in silent if call.ended.is_set()}
         assert codes == {grpc.StatusCode.UNAVAILABLE}
-        assert taken(running) <= 16
-    assert taken(running) == 0
+        assert calls_in_use(running) <= 16
+    assert calls_in_use(running) == 0
 
 
-def test_one_clients_calls_at_work_leave_room_for_health_and_end(tmp_path: Path) -> None:
+def test_running_calls_of_one_client_leave_room_for_health_checks(tmp_path: Path) -> None:
     model, message = doubler(), request(np.ones((1, 4), np.float32)).SerializeToString()
     model.gate.clear()
     keys, shown = zip(*(make_key(name, list(Scope), ["*"], int(time.time()), None) for name in "ab"), strict=True)
@@ -113,7 +113,7 @@ def test_one_clients_calls_at_work_leave_room_for_health_and_end(tmp_path: Path)
         assert status(address, "ModelReady", b"", **mine) is grpc.StatusCode.OK
 
 
-def test_a_stream_with_an_answer_due_is_not_idle() -> None:
+def test_a_stream_with_a_pending_answer_is_not_idle() -> None:
     model, message = doubler(), request(np.ones((1, 4), np.float32)).SerializeToString()
     model.gate.clear()
     limits: dict[str, Any] = {"max_connections": 16, "grpc_stream_idle": 1.0, "inline_budget_us": 0}
@@ -156,7 +156,7 @@ def test_idle_connections_end() -> None:
                 continue
 
 
-def test_a_client_that_is_there_keeps_its_connection_beyond_the_age_of_others() -> None:
+def test_an_active_client_keeps_its_connection_beyond_the_maximum_age() -> None:
     ages: dict[str, Any] = {"grpc_max_connection_age": 0.5, "grpc_max_connection_age_grace": 5.0}
     with grpc_serving({"doubler": doubler()}, **ages) as (_, address), channel(address) as opened:
         call = opened.unary_unary(SERVICE + "ServerLive")
@@ -166,7 +166,7 @@ def test_a_client_that_is_there_keeps_its_connection_beyond_the_age_of_others() 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_calls_add_up_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_of_calls_agree_after_any_sequence_of_events(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, calls = random.Random(seed), Calls(most=12, each=5)
     clock = iter(range(1 << 30))
     monkeypatch.setattr("asyncio.get_running_loop", lambda: type("Loop", (), {"time": lambda _: float(next(clock))})())
@@ -185,13 +185,13 @@ def test_calls_add_up_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatc
             call = chance.choice(there)
             match chance.randrange(4):
                 case 0:
-                    calls.go_on(call)
+                    calls.stop_waiting(call)
                     calls.leave(call)
                     there.remove(call)
                 case 1:
                     calls.wait(call)
                 case 2:
-                    calls.go_on(call)
+                    calls.stop_waiting(call)
                 case 3:
                     call.pending = chance.randrange(2)
         seated = [call.client for call in there if not call.reserved]
@@ -199,17 +199,17 @@ def test_calls_add_up_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatc
         assert max(map(seated.count, "abcd")) <= 5
         assert len(there) - len(seated) == len(calls._reserve) <= RESERVE
     for call in there:
-        calls.go_on(call)
+        calls.stop_waiting(call)
         calls.leave(call)
     assert not (calls._taken or calls._clients or calls._waiting or calls._reserve)
 
 
-def test_room_is_not_made_with_calls_of_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_call_does_not_end_calls_of_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(most=1, each=1)
     ends: list[ServerError] = []
     mine = calls.enter("key", 60.0, has_key=True)
     monkeypatch.setattr(Call, "end", lambda _, error: ends.append(error))
     calls._waiting[mine] = None
-    with pytest.raises(Overloaded, match="1 calls are under way"):
+    with pytest.raises(Overloaded, match="limit of 1 calls"):
         calls.enter("address", 60.0, has_key=False)
     assert not ends

@@ -1,4 +1,4 @@
-"""Connections over gRPC: no address has all of them, and those without calls make room."""
+"""Connections over gRPC: no address may have all of them, and those without calls are closed for new ones."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import httpx
 import numpy as np
 import pytest
 
-from server.access.addresses import address_of_peer, client_of, plain_address
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
-from server.api.grpc.connections import Connections
-from server.api.grpc.sockets import Peer, peers, shut
-from server.api.slots import GRACE
+from lathe.server.access.addresses import client_of, parse_peer, plain_address
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.api.connection.connection_slots import GRACE
+from lathe.server.api.grpc.connections import Connections
+from lathe.server.api.grpc.sockets import Peer, peers, shut_down
 from tests.server.data.fakes import doubler
 from tests.server.data.running import wait_for
 from tests.server.grpc.test_calls import SERVICE, channel, live
 from tests.server.grpc.wire import grpc_serving, request
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # and settings: a connection as gRPC wants it
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # and settings: an HTTP/2 connection as gRPC expects it
 ATTACKER = "127.0.0.2"
 
 
 class Silent:
-    """A connection that says nothing after its preface."""
+    """A connection that is silent after its preface."""
 
-    def __init__(self, address: str, source: str, said: bytes) -> None:
+    def __init__(self, address: str, source: str, sent: bytes) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), 10, source_address=(source, 0))
-        self.socket.sendall(said)
+        self.socket.sendall(sent)
 
     def is_open(self) -> bool:
         self.socket.setblocking(False)
@@ -51,20 +51,20 @@ class Silent:
 
 
 @contextmanager
-def silent(address: str, count: int, source: str = ATTACKER, said: bytes = PREFACE) -> Iterator[list[Silent]]:
+def silent(address: str, count: int, source: str = ATTACKER, sent: bytes = PREFACE) -> Iterator[list[Silent]]:
     with ExitStack() as stack:
         found = list[Silent]()
         for _ in range(count):
-            found.append(Silent(address, source, said))
+            found.append(Silent(address, source, sent))
             stack.callback(found[-1].socket.close)
         yield found
 
 
-@pytest.mark.parametrize("said", [b"", PREFACE])
-def test_one_address_does_not_have_all_connections(said: bytes) -> None:
-    """A hundred sockets of one address had all twenty connections, and gRPC closed everybody else's."""
+@pytest.mark.parametrize("sent", [b"", PREFACE])
+def test_one_address_cannot_have_all_connections(sent: bytes) -> None:
+    """A hundred sockets of one address once had all twenty connections, and gRPC closed the others."""
     limits: dict[str, Any] = {"max_connections": 20, "max_client_connections": 5}
-    with grpc_serving({"doubler": doubler()}, **limits) as (running, address), silent(address, 100, said=said) as held:
+    with grpc_serving({"doubler": doubler()}, **limits) as (running, address), silent(address, 100, sent=sent) as held:
         wait_for(lambda: sum(one.is_open() for one in held) <= 5)
         for _ in range(10):
             assert live(address) is grpc.StatusCode.OK
@@ -73,7 +73,7 @@ def test_one_address_does_not_have_all_connections(said: bytes) -> None:
         assert running.server.config.app.state.grpc.connections.evicted >= 15
 
 
-def test_many_addresses_do_not_have_all_connections() -> None:
+def test_many_addresses_cannot_have_all_connections() -> None:
     with grpc_serving({"doubler": doubler()}, max_connections=20) as (_, address), ExitStack() as stack:
         for host in range(2, 32):
             stack.enter_context(silent(address, 1, f"127.0.0.{host}"))
@@ -106,9 +106,9 @@ def test_connections_with_calls_or_a_key_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_limits_hold_and_the_idle_make_room(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_hold_and_idle_connections_are_closed_for_new_ones(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, connections, now = random.Random(seed), Connections(most=12, each=5), 1.0
-    monkeypatch.setattr("server.api.grpc.connections.time.monotonic", lambda: now)
+    monkeypatch.setattr("lathe.server.api.grpc.connections.time.monotonic", lambda: now)
     there: dict[Peer, None] = {}
     ports = iter(range(1 << 20))
     for _ in range(300):
@@ -129,9 +129,9 @@ def test_limits_hold_and_the_idle_make_room(seed: int, monkeypatch: pytest.Monke
         assert max(map(of.count, of), default=0) <= 5
         assert len(set(victims)) == len(victims)
         for victim in victims:
-            if held[victim].calls or held[victim].is_known:  # then none of its client, or of all, was idle
+            if held[victim].calls or held[victim].has_key:  # then no connection of its client, or of all, was idle
                 rivals = [peer for peer in kept if peer.address == victim.address]
-                assert all(held[peer].calls or held[peer].is_known for peer in rivals)
+                assert all(held[peer].calls or held[peer].has_key for peer in rivals)
         for victim in victims:
             while held[victim].calls:
                 held[victim].end()
@@ -156,17 +156,19 @@ def test_a_connection_is_found_and_shut(listens: str, calls: str) -> None:
         with socket.create_connection((calls, port)) as client, server.accept()[0] as accepted:
             peer = Peer(calls, client.getsockname()[1])
             assert peers(port) == {peer: accepted.fileno()}
-            shut(port, [(Peer(calls, 1), accepted.fileno()), (peer, client.fileno())])  # neither is that connection
+            shut_down(
+                port, [(Peer(calls, 1), accepted.fileno()), (peer, client.fileno())]
+            )  # neither is that connection
             accepted.sendall(b"there")
             assert client.recv(5) == b"there"
-            shut(port, [(peer, accepted.fileno())])
+            shut_down(port, [(peer, accepted.fileno())])
             assert client.recv(5) == b""
             accepted.setblocking(True)
             assert accepted.recv(5) == b""
 
 
 @pytest.mark.parametrize(
-    ("said", "address", "client"),
+    ("peer", "address", "client"),
     [
         ("ipv4:127.0.0.1:53412", "127.0.0.1", "127.0.0.1"),
         ("ipv6:%5B::1%5D:53412", "::1", "::/64"),
@@ -174,8 +176,8 @@ def test_a_connection_is_found_and_shut(listens: str, calls: str) -> None:
         ("ipv6:%5B::ffff:10.0.0.7%5D:53412", "10.0.0.7", "10.0.0.7"),
     ],
 )
-def test_an_address_is_written_in_one_way(said: str, address: str, client: str) -> None:
-    assert address_of_peer(said) == (address, 53412)
+def test_an_address_has_one_spelling(peer: str, address: str, client: str) -> None:
+    assert parse_peer(peer) == (address, 53412)
     assert plain_address(address) == address
     assert client_of(address) == client
-    assert address_of_peer("unix:/tmp/x") is None
+    assert parse_peer("unix:/tmp/x") is None

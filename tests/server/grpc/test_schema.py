@@ -1,4 +1,4 @@
-"""The messages are the protocol's: every field of Lathe's files against NVIDIA's own descriptors."""
+"""The messages are those of the protocol: every field of Lathe's files against NVIDIA's own descriptors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, EnumDescriptorProto
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from server.api.grpc import protofile
-from server.api.grpc.messages import HEALTH, INFERENCE, message_class
+from lathe.server.api.grpc import proto_parser
+from lathe.server.api.grpc.messages import HEALTH, INFERENCE, message_class
 
 OURS = sorted(INFERENCE.message_types_by_name)
 
@@ -61,7 +61,7 @@ def test_the_datatypes_of_a_configuration_are_the_published_ones() -> None:
     assert values(INFERENCE) == values(model_config_pb2.DESCRIPTOR)
 
 
-def test_a_message_means_the_same_to_both_sides() -> None:
+def test_both_sides_read_a_message_alike() -> None:
     request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"\0\1"])
     request.parameters["timeout"].int64_param = -(2**40)
     request.inputs.add(name="x", datatype="INT8", shape=[-1, 2]).contents.int_contents.extend([1, -1])
@@ -82,8 +82,8 @@ def test_the_health_check_has_grpcs_numbers() -> None:
     assert HEALTH.services_by_name["Health"].full_name == "grpc.health.v1.Health"
 
 
-def test_a_file_is_read_as_protoc_reads_it() -> None:
-    file = protofile.read(
+def test_a_file_is_parsed_as_protoc_parses_it() -> None:
+    file = proto_parser.parse(
         "a.proto",
         """
         syntax = "proto3";  // a comment
@@ -111,6 +111,6 @@ def test_a_file_is_read_as_protoc_reads_it() -> None:
     ("text", "complaint"),
     [("extend M {}", "got 'extend'"), ("message M { int32 a 1; }", "expected '=', got '1'"), ("message M ?", "'?'")],
 )
-def test_what_a_file_may_not_hold_is_named(text: str, complaint: str) -> None:
+def test_unsupported_syntax_is_named(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint.replace("?", r"\?")):
-        protofile.read("a.proto", text)
+        proto_parser.parse("a.proto", text)

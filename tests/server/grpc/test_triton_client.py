@@ -1,4 +1,4 @@
-"""NVIDIA's gRPC client, unmodified, over a real server: sync, streaming and asyncio."""
+"""NVIDIA's gRPC client, unmodified, against a real server: sync, streaming and asyncio."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from server.batching.policy import BatchPolicy
+from lathe.server.batching.policy import BatchPolicy
 from tests.server.data.fakes import adder, doubler, echo
 from tests.server.data.running import rows, wait_for
 from tests.server.data.test_triton_client import DATATYPES
@@ -53,7 +53,7 @@ def test_health_metadata_and_configuration(client: triton.InferenceServerClient)
     assert list(config.input[0].dims) == [16]
 
 
-def test_the_configuration_shows_what_the_models_owner_set() -> None:
+def test_the_configuration_shows_the_owners_settings() -> None:
     with grpc_serving({"m": doubler()}) as (running, address), triton.InferenceServerClient(address) as client:
         policy = BatchPolicy(preferred=(2, 4), max_delay=0.001, priority_levels=3, default_priority=2, instances=2)
         loop = running.server.servers[0].get_loop()
@@ -139,12 +139,12 @@ def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
 
 
 @pytest.mark.parametrize("sequence", [7, "a"])
-def test_sequences_are_refused_by_name(client: triton.InferenceServerClient, sequence: Any) -> None:
+def test_sequences_are_refused_and_not_ignored(client: triton.InferenceServerClient, sequence: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*parameters.sequence_id: sequences are not"):
         client.infer("doubler", [tensor("x", rows(1))], sequence_id=sequence, sequence_start=True)
 
 
-def test_a_stream_answers_in_order_and_outlives_errors(client: triton.InferenceServerClient) -> None:
+def test_a_stream_answers_in_order_and_continues_after_errors(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     for start in range(20):

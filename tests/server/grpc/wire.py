@@ -1,4 +1,4 @@
-"""What the gRPC tests share: a server over fakes with gRPC on, NVIDIA's client, and its messages to write by hand."""
+"""Helpers of the gRPC tests: a server over fakes with gRPC, NVIDIA's client, and hand-written messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def grpc_serving(models: dict[str, FakeModel], **settings: Any) -> Iterator[tupl
 
 @contextmanager
 def stub(address: str) -> Iterator[Any]:
-    """A bare stub, for messages that no decent client sends."""
+    """A bare stub, for messages that NVIDIA's client does not send."""
     with grpc.insecure_channel(address, options=[("grpc.enable_retries", 0)]) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 

@@ -1,4 +1,4 @@
-"""Jobs in a hurry: nothing waits for long."""
+"""Short waiting times for the tests of jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.jobs.dispatch._PAUSES", (0.01, 0.01))
-    monkeypatch.setattr("server.jobs.runner._LOOK", 0.02)
-    monkeypatch.setattr("server.jobs.runner._SELDOM", 5)
+    monkeypatch.setattr("lathe.server.jobs.dispatcher._RETRY_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("lathe.server.jobs.runner._POLL", 0.02)
+    monkeypatch.setattr("lathe.server.jobs.runner._DISK_EVERY", 5)

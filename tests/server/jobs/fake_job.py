@@ -1,7 +1,6 @@
-"""A job's process in a few lines: counts to ``steps`` as its recipe says, and keeps to what `core.train.run` promises.
+"""A fake of a job's process: counts to `steps`, and follows the protocol of `lathe.core.train.run.process`.
 
-python -m tests.server.jobs.fake_job FOLDER --dataset PATH [--parent FILE] [--threads K]
-"""
+python -m tests.server.jobs.fake_job FOLDER --dataset PATH [--parent FILE] [--threads K]"""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-STOPPED = 75
+from lathe.core.exit_status import ExitStatus
 
 
 class Task:
-    """One folder."""
+    """A job's folder, with the files that the server reads and writes there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,7 +95,7 @@ class Task:
         for step in range(self.resumed() + 1, self.recipe["steps"] + 1):
             if self.stop:
                 self.checkpoint(step - 1)
-                return STOPPED
+                return ExitStatus.STOPPED
             self.work(self.recipe.get("seconds", 0.0))
             self.misbehave(step)
             self.emit(kind="step", step=step, loss=1 / step)

@@ -1,7 +1,6 @@
-"""A whole server process with fake jobs and toy models: ``python -m tests.server.jobs.standalone ROOT``.
+"""A whole server process with fake jobs and toy models: `python -m tests.server.jobs.standalone ROOT`.
 
-Prints its port. While the file ROOT/hold is there, publishing waits in the compiler.
-"""
+Prints its port. While the file ROOT/hold exists, publishing waits in the compiler."""
 
 from __future__ import annotations
 
@@ -10,17 +9,17 @@ import socket
 import sys
 from pathlib import Path
 
-from server.app import Engine, assemble_with
-from server.repository.assembly import build_control
-from server.repository.registry import Registry
-from server.serve import LatheServer, make_server
-from server.settings import Settings
+from lathe.server.app import Engine, assemble_with
+from lathe.server.repository.assembly import build_control_plane
+from lathe.server.repository.registry import Registry
+from lathe.server.serve import LatheServer, make_server
+from lathe.server.settings import Settings
 from tests.server.jobs.world import fake_jobs
 from tests.server.repository.world import ToyBackend, ToyStages
 
 
 class HeldStages(ToyStages):
-    """A compiler that waits for a file to go."""
+    """A fake compiler that waits until a file is removed."""
 
     def __init__(self, hold: Path) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class HeldStages(ToyStages):
 
 
 class Announcing(LatheServer):
-    """Says on which port it listens."""
+    """Prints the port on which it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -44,7 +43,7 @@ def main(root: Path) -> None:
     config = Settings(port=0, model_repo=root, drain_timeout=3, poll_interval=0.05)
     engine = Engine.build(config, registry := Registry())
     stages = HeldStages(root / "hold")
-    control = build_control(config, registry, ToyBackend(), engine.factory, stages)  # type: ignore[arg-type]
+    control = build_control_plane(config, registry, ToyBackend(), engine.factory, stages)  # type: ignore[arg-type]
     app = assemble_with(engine, control, make_jobs=fake_jobs)
     Announcing(make_server(app, config).config, app).run()
 

@@ -1,4 +1,4 @@
-"""``kill -9`` of server and job in every state: nothing acknowledged is lost, or left over, or published twice."""
+"""`kill -9` of server and job in every state: no acknowledged job is lost, left over or published twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from server.client import Client
+from lathe.server.client import Client
 from tests.server.api.service import until
 from tests.server.repository.test_children import children_of, processes
 from tests.server.repository.world import toy
@@ -32,7 +32,8 @@ class Server:
     client: Client
 
     def kill(self) -> None:
-        """As if the power had gone, but for the disk's caches; what it had started goes with it."""
+        """Simulate a power failure, except for the disk's caches; the processes that the server started are killed
+        too."""
         self.process.kill()
         self.process.wait()
         self.client.close()
@@ -58,7 +59,7 @@ def server(root: Path) -> Iterator[Server]:
             running.client.close()
 
 
-def checkpointed(running: Server, job: str) -> bool:
+def has_checkpoint(running: Server, job: str) -> bool:
     return (running.root / ".lathe" / "jobs" / job / "checkpoints").exists()
 
 
@@ -66,7 +67,7 @@ MOMENTS: dict[str, Callable[[Server, str], bool]] = {
     "acknowledged": lambda running, job: True,
     "starting": lambda running, job: bool(running.jobs()),
     "running": lambda running, job: (running.client.job(job).progress or {}).get("kind") == "step",
-    "checkpointed": checkpointed,
+    "checkpointed": has_checkpoint,
     "publishing": lambda running, job: running.client.job(job).state == "publishing",
     "finished": lambda running, job: running.client.job(job).state == "succeeded",
 }
@@ -74,7 +75,7 @@ MOMENTS: dict[str, Callable[[Server, str], bool]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_server_goes_on_where_it_was(moment: str, tmp_path: Path) -> None:
+def test_a_killed_server_continues_its_jobs(moment: str, tmp_path: Path) -> None:
     root = tmp_path / "repo"
     with server(root) as running:
         if moment == "publishing":
@@ -91,7 +92,7 @@ def test_a_killed_server_goes_on_where_it_was(moment: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["starting", "running", "checkpointed"])
-def test_a_killed_job_goes_on_where_it_was(moment: str, tmp_path: Path) -> None:
+def test_a_killed_job_continues_at_its_checkpoint(moment: str, tmp_path: Path) -> None:
     with server(tmp_path / "repo") as running:
         job = running.client.submit_job(RECIPE, "digits", publish=PUBLISH).id
         until(lambda: MOMENTS[moment](running, job))
@@ -101,7 +102,7 @@ def test_a_killed_job_goes_on_where_it_was(moment: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_again_and_again_gets_there(tmp_path: Path) -> None:
+def test_jobs_end_although_the_server_is_killed_repeatedly(tmp_path: Path) -> None:
     rng, root, keys = random.Random(0), tmp_path / "repo", [f"job-{n}" for n in range(4)]
     submitted: dict[str, str] = {}
     for _ in range(8):

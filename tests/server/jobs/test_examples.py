@@ -1,4 +1,4 @@
-"""The bodies of jobs that the documentation shows are taken as they stand."""
+"""The server accepts the job bodies of the documentation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from server.api.job_schemas import JobAsked
-from server.jobs.kinds import KINDS
+from lathe.server.api.management.job_schemas import JobAsked
+from lathe.server.jobs.kinds import KINDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "gates.md").read_text()
 BODIES = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
 
 
-def test_bodies_of_the_page_about_gates() -> None:
+def test_bodies_of_the_page_about_gates_are_accepted() -> None:
     checked = []
     for body in BODIES:
         asked = JobAsked.model_validate_json(json.dumps(body)).to_request()
@@ -36,13 +36,13 @@ def test_bodies_of_the_page_about_gates() -> None:
         ("sweep", {"recipe": {}, "space": {}}, "recipe: "),
     ],
 )
-def test_recipes_that_do_not_suit_their_kind(kind: str, recipe: dict[str, object], says: str) -> None:
+def test_recipes_that_do_not_fit_their_kind_are_refused(kind: str, recipe: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError) as refused:
         KINDS[kind].check(recipe)
     assert says in str(refused.value)
 
 
-def test_a_gate_is_checked_when_the_job_comes() -> None:
+def test_a_gate_is_checked_when_the_job_is_submitted() -> None:
     body = {**BODIES[0], "publish": {"model": "m", "gate": {"min": {"accuracy": "high"}}}}
     with pytest.raises(ValidationError, match=r"publish\.gate\.min\.accuracy"):
         JobAsked.model_validate_json(json.dumps(body))

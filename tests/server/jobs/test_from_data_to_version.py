@@ -1,4 +1,4 @@
-"""From data to a version that answers, over HTTP only: the real server, compiler and trainings; digits as pictures."""
+"""From data to a served version over HTTP: the real server, compiler and training, with images of digits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from server.app import Engine, assemble_with
-from server.backends.graph import GraphBackend
-from server.jobs.assembly import allowance_of, build_jobs
-from server.repository.assembly import build_control
-from server.repository.registry import Registry
-from server.serve import make_server
-from server.settings import Settings
-from tests.server.threaded import in_a_thread, until
+from lathe.server.app import Engine, assemble_with
+from lathe.server.backends.graph import GraphBackend
+from lathe.server.jobs.assembly import build_jobs, job_resources
+from lathe.server.repository.assembly import build_control_plane
+from lathe.server.repository.registry import Registry
+from lathe.server.serve import make_server
+from lathe.server.settings import Settings
+from tests.server.server_thread import in_a_thread, until
 
 PROJECT = Path(__file__).parents[3]
 RECIPE = tomllib.loads((PROJECT / "docs" / "recipes" / "digits-lenet5.toml").read_text())
@@ -31,13 +31,13 @@ DIGITS = load_digits()
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server; its jobs take their share of a machine that tests keep busy, instead of what is idle."""
+    """A server whose jobs run at low instead of idle priority, because tests keep the machine busy."""
     root = tmp_path_factory.mktemp("served")
     config = Settings(port=0, model_repo=root, drain_timeout=2, threads=2)
     registry = Registry()
     engine = Engine.build(config, registry)
-    control = build_control(config, registry, GraphBackend(config.cache_folder / "shared"), engine.factory)
-    jobs = partial(build_jobs, allowance=replace(allowance_of(config), idle=False))
+    control = build_control_plane(config, registry, GraphBackend(config.cache_folder / "shared"), engine.factory)
+    jobs = partial(build_jobs, allowance=replace(job_resources(config), idle=False))
     server = make_server(assemble_with(engine, control, make_jobs=jobs), config)
     with (
         in_a_thread(server, patience=60) as port,
@@ -49,33 +49,33 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 def upload(http: httpx.Client, name: str, images: Any, labels: Any) -> dict[str, Any]:
     buffer = io.BytesIO()
     np.savez(buffer, image=images.astype(np.uint8), label=labels)
-    return dict(said(http.post(f"/api/v1/datasets/{name}", content=buffer.getvalue()), 201))
+    return dict(checked_json(http.post(f"/api/v1/datasets/{name}", content=buffer.getvalue()), 201))
 
 
-def said(response: httpx.Response, status: int = 200) -> Any:
+def checked_json(response: httpx.Response, status: int = 200) -> Any:
     assert response.status_code == status, response.text
     return response.json()
 
 
-def finished(http: httpx.Client, **asked: Any) -> dict[str, Any]:
+def run_job(http: httpx.Client, **asked: Any) -> dict[str, Any]:
     """Submit a job and wait for its end."""
-    job = said(http.post("/api/v1/jobs", json=asked), 202)
-    until(lambda: said(http.get(f"/api/v1/jobs/{job['id']}"))["finished"], 400)
-    ended = dict(said(http.get(f"/api/v1/jobs/{job['id']}")))
+    job = checked_json(http.post("/api/v1/jobs", json=asked), 202)
+    until(lambda: checked_json(http.get(f"/api/v1/jobs/{job['id']}"))["finished"], 400)
+    ended = dict(checked_json(http.get(f"/api/v1/jobs/{job['id']}")))
     assert ended["state"] == "succeeded", ended["error"] + http.get(f"/api/v1/jobs/{job['id']}/logs").text
     return ended
 
 
-def answers(http: httpx.Client, image: Any, version: str = "") -> int:
-    """The digit that the model sees."""
+def predicted_digit(http: httpx.Client, image: Any, version: str = "") -> int:
+    """The digit that the model recognises."""
     at = f"/versions/{version}" if version else ""
     tensor = {"name": "x", "shape": [1, 8, 8], "datatype": "UINT8", "data": image.astype(int).ravel().tolist()}
-    answer = said(http.post(f"/v2/models/digits{at}/infer", json={"inputs": [tensor]}))
+    answer = checked_json(http.post(f"/v2/models/digits{at}/infer", json={"inputs": [tensor]}))
     return int(np.argmax(answer["outputs"][0]["data"]))
 
 
 def lineage(http: httpx.Client, version: int) -> dict[str, Any]:
-    return dict(said(http.get(f"/api/v1/models/digits/versions/{version}"))["manifest"]["metadata"]["lineage"])
+    return dict(checked_json(http.get(f"/api/v1/models/digits/versions/{version}"))["manifest"]["metadata"]["lineage"])
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None
     assert (data["rows"], data["classes"]) == (1797, [str(digit) for digit in range(10)])
     gate = {"min": {"accuracy": 0.98}, "not_worse_than_live": {"metric": "accuracy", "by": 0.005}}
     publish = {"model": "digits", "promote": True, "gate": gate}
-    job = finished(http, kind="train", recipe=RECIPE, dataset="digits", publish=publish)
+    job = run_job(http, kind="train", recipe=RECIPE, dataset="digits", publish=publish)
     assert (job["result"]["version"], job["result"]["moved_alias"]) == (1, True), job["result"]
-    right = [answers(http, DIGITS.images[row]) == DIGITS.target[row] for row in range(20)]
+    right = [predicted_digit(http, DIGITS.images[row]) == DIGITS.target[row] for row in range(20)]
     assert sum(right) >= 19
 
     first = lineage(http, 1)
@@ -97,29 +97,29 @@ def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None
     assert first["recipe"]["optimizer"]["rate"] == 0.01
     assert first["gate"]["passed"] is True
 
-    # going on from it, gently: allowed; roughly: refused, kept without an alias, and said in the audit log
+    # A gentle fine-tuning is accepted; a coarse one is refused, stored without an alias, and recorded in the audit log.
     gentle = {"model": {"parent": True}, "optimizer": {"kind": "adam", "rate": 1e-4}, "epochs": 1}
     model = {"name": "digits", "version": "live"}
-    tuned = finished(http, kind="finetune", recipe=gentle, dataset="digits", model=model, publish=publish)
+    tuned = run_job(http, kind="finetune", recipe=gentle, dataset="digits", model=model, publish=publish)
     assert (tuned["result"]["version"], tuned["result"]["moved_alias"]) == (2, True), tuned
     assert lineage(http, 2)["parent"] == {"model": "digits", "version": 1, "digest": tuned["model"]["digest"]}
     assert lineage(http, 2)["gate"]["live"]["metrics"]["accuracy"] == pytest.approx(first["metrics"]["accuracy"])
 
     rough = {**gentle, "optimizer": {"kind": "adam", "rate": 0.3}}
-    worse = finished(http, kind="finetune", recipe=rough, dataset="digits", model=model, publish=publish)
+    worse = run_job(http, kind="finetune", recipe=rough, dataset="digits", model=model, publish=publish)
     assert (worse["result"]["version"], worse["result"]["moved_alias"]) == (3, False)
-    state = said(http.get("/api/v1/models/digits"))
+    state = checked_json(http.get("/api/v1/models/digits"))
     assert (state["aliases"], state["versions"]) == ({"live": 2}, [1, 2, 3])
-    assert answers(http, DIGITS.images[0]) == 0
-    refusal = said(http.get("/api/v1/models/digits/audit"))[-1]
+    assert predicted_digit(http, DIGITS.images[0]) == 0
+    refusal = checked_json(http.get("/api/v1/models/digits/audit"))[-1]
     assert refusal["action"] == "publish"
     assert refusal["reason"].startswith("refused by the gate: accuracy is ")
 
-    judged = finished(http, kind="evaluate", recipe={}, dataset="digits", model=model)
+    judged = run_job(http, kind="evaluate", recipe={}, dataset="digits", model=model)
     assert judged["metrics"]["rows"] == 1797
     assert judged["metrics"]["metrics"]["accuracy"] > 0.98
     assert [entry["batch"] for entry in judged["metrics"]["operators"]] == [1, 16, 64]
-    assert said(http.delete("/api/v1/datasets/digits"))["digests"] == [data["digest"]]
+    assert checked_json(http.delete("/api/v1/datasets/digits"))["digests"] == [data["digest"]]
 
 
 @pytest.mark.slow
@@ -134,10 +134,11 @@ def test_a_sweep_publishes_its_best_trial(http: httpx.Client) -> None:
     }
     space = {"optimizer.rate": {"low": 1e-3, "high": 1e-2, "log": True}}
     asked = {"recipe": recipe, "space": space, "trials": 3, "pruner": "none"}
-    job = finished(http, kind="sweep", recipe=asked, dataset="few", publish={"model": "searched"})
+    job = run_job(http, kind="sweep", recipe=asked, dataset="few", publish={"model": "searched"})
     assert (job["result"]["version"], job["result"]["moved_alias"]) == (1, True)  # the first version goes live
     sweep = job["metrics"]["sweep"]
     assert [trial["state"] for trial in sweep["trials"]] == ["complete"] * 3
-    shown = said(http.get("/api/v1/models/searched/versions/1"))["manifest"]["metadata"]["lineage"]
+    shown = checked_json(http.get("/api/v1/models/searched/versions/1"))["manifest"]["metadata"]["lineage"]
     assert (shown["kind"], shown["recipe"]["optimizer"]["rate"]) == ("sweep", sweep["values"]["optimizer.rate"])
-    assert 1e-3 <= sweep["values"]["optimizer.rate"] <= 1e-2  # the recipe's own rate lies outside: it was not tried
+    # the sweep did not try the recipe's own rate, which is outside of its range
+    assert 1e-3 <= sweep["values"]["optimizer.rate"] <= 1e-2

@@ -1,4 +1,4 @@
-"""The gate: a pure function, so every case is a line."""
+"""The gate is a pure function, so every case is one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from server.jobs.gate import Gate, Live, decide
+from lathe.server.jobs.gate import Gate, LiveMetrics, evaluate_gate
 
-LIVE = Live(3, {"accuracy": 0.9, "loss": 0.3})
+LIVE = LiveMetrics(3, {"accuracy": 0.9, "loss": 0.3})
 
 
 def compared(metric: str, by: float = 0.0) -> dict[str, Any]:
@@ -40,22 +40,30 @@ def compared(metric: str, by: float = 0.0) -> dict[str, Any]:
         (compared("loss", 0.01), {"loss": 0.32}, LIVE, False, "loss is 0.32, 0.3 of version 3"),
         (compared("accuracy"), {"accuracy": 0.1}, None, True, ""),
         (compared("accuracy"), {}, None, False, "accuracy was not measured"),
-        (compared("accuracy"), {"accuracy": 1.0}, Live(3, {}, "it takes other inputs"), False, "takes other inputs"),
+        (
+            compared("accuracy"),
+            {"accuracy": 1.0},
+            LiveMetrics(3, {}, "it takes other inputs"),
+            False,
+            "takes other inputs",
+        ),
         (compared("f1"), {"f1": 1.0}, LIVE, False, "f1 of version 3 could not be measured: no such metric"),
     ],
 )
 def test_a_decision_and_its_reason(
-    gate: dict[str, Any], metrics: dict[str, Any], live: Live | None, passes: bool, says: str
+    gate: dict[str, Any], metrics: dict[str, Any], live: LiveMetrics | None, passes: bool, says: str
 ) -> None:
-    decision = decide(Gate(**gate), metrics, live)
+    decision = evaluate_gate(Gate(**gate), metrics, live)
     assert decision.passed is passes
     assert says in decision.reason
     assert bool(decision.reason) is not passes
     assert decision.to_json()["passed"] is passes
 
 
-def test_what_was_compared_is_shown() -> None:
-    shown = decide(Gate(min={"accuracy": 0.5}, **compared("loss")), {"accuracy": 0.95, "loss": 0.4}, LIVE).to_json()
+def test_the_decision_shows_every_comparison() -> None:
+    shown = evaluate_gate(
+        Gate(min={"accuracy": 0.5}, **compared("loss")), {"accuracy": 0.95, "loss": 0.4}, LIVE
+    ).to_json()
     assert shown == {
         "passed": False,
         "checks": [
@@ -70,13 +78,13 @@ NUMBER = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(NUMBER, NUMBER, st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["accuracy", "loss"]))
-def test_a_gate_never_opens_for_what_is_no_number_and_is_monotone(new: float, old: float, by: float, name: str) -> None:
-    """Whoever passes still passes when it is better."""
-    gate, live = Gate(**compared(name, by)), Live(1, {name: old})
-    if decide(gate, {name: new}, live).passed:
+def test_a_gate_refuses_nan_and_is_monotone(new: float, old: float, by: float, name: str) -> None:
+    """A result that passes still passes when it is better."""
+    gate, live = Gate(**compared(name, by)), LiveMetrics(1, {name: old})
+    if evaluate_gate(gate, {name: new}, live).passed:
         assert math.isfinite(new) and math.isfinite(old)
         better = new - abs(new) * 0.5 - 1 if name == "loss" else new + abs(new) * 0.5 + 1
-        assert not math.isfinite(better) or decide(gate, {name: better}, live).passed
+        assert not math.isfinite(better) or evaluate_gate(gate, {name: better}, live).passed
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_a_gate_never_opens_for_what_is_no_number_and_is_monotone(new: float, ol
         ({"refused": "forget"}, "refused"),
     ],
 )
-def test_a_gate_that_does_not_read_is_refused_by_field(asked: dict[str, Any], field: str) -> None:
+def test_an_invalid_gate_is_refused_by_field(asked: dict[str, Any], field: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Gate.model_validate(asked)
     assert [".".join(map(str, error["loc"])) for error in refused.value.errors()] == [field]

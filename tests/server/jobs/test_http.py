@@ -19,13 +19,13 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from server.access.keys import make_key, write_keys
-from server.access.scopes import Scope
-from server.cli import app as cli
-from server.client import ApiError, Client
-from server.errors import Overloaded
-from server.jobs.assembly import Jobs
-from server.jobs.follow import Followers
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.cli.app import app as cli
+from lathe.server.client import ApiError, Client
+from lathe.server.errors import Overloaded
+from lathe.server.jobs.assembly import Jobs
+from lathe.server.jobs.event_stream import EventStreams
 from tests.server.access.test_tokens import CLAIMS, signed, write_key_set
 from tests.server.api.service import Service, service, until
 from tests.server.jobs.world import DIGEST, fake_jobs
@@ -46,16 +46,16 @@ def client(served: Service) -> Iterator[Client]:
         yield found
 
 
-def ended(client: Client, job: str) -> Any:
+def wait_until_ended(client: Client, job: str) -> Any:
     until(lambda: client.job(job).finished is not None)
     return client.job(job)
 
 
-def test_from_data_and_a_recipe_to_a_version_that_answers(client: Client) -> None:
+def test_data_and_a_recipe_become_a_served_version(client: Client) -> None:
     recipe = {"steps": 3, "model": toy(3.0).decode()}
     accepted = client.submit_job(recipe, "digits", publish={"model": "trained", "promote": True})
     assert (accepted.state, accepted.replayed, accepted.dataset.digest) == ("queued", False, DIGEST)
-    job = ended(client, accepted.id)
+    job = wait_until_ended(client, accepted.id)
     assert (job.state, job.error) == ("succeeded", "")
     assert (job.result.model, job.result.version, job.result.moved_alias) == ("trained", 1, True)
     assert job.metrics["metrics"] == {"accuracy": 0.9}
@@ -65,7 +65,7 @@ def test_from_data_and_a_recipe_to_a_version_that_answers(client: Client) -> Non
     assert client.job_model(job.id) == toy(3.0)
 
 
-def test_a_key_makes_submitting_again_harmless(client: Client) -> None:
+def test_a_repeated_submission_with_its_key_returns_the_same_job(client: Client) -> None:
     first = client.submit_job({"steps": 1}, "digits", key="one")
     again = client.submit_job({"steps": 1}, "digits", key="one")
     assert (again.id, again.replayed) == (first.id, True)
@@ -74,7 +74,7 @@ def test_a_key_makes_submitting_again_harmless(client: Client) -> None:
     assert refused.value.status == 422
 
 
-def test_events_come_as_they_happen_and_go_on_where_they_were_lost(client: Client, served: Service) -> None:
+def test_events_are_streamed_and_continue_after_a_lost_connection(client: Client, served: Service) -> None:
     job = client.submit_job({"steps": 6, "seconds": 0.05}, "digits").id
     events = list(client.job_events(job))
     assert [event.data["step"] for event in events if event.kind == "step"] == [1, 2, 3, 4, 5, 6]
@@ -86,23 +86,23 @@ def test_events_come_as_they_happen_and_go_on_where_they_were_lost(client: Clien
     assert (wrong.status_code, "last-event-id" in wrong.json()["error"]) == (400, True)
 
 
-def test_a_silent_job_is_followed_by_heartbeats(
+def test_a_stream_of_a_silent_job_has_heartbeats(
     client: Client, served: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.jobs.follow.HEARTBEAT", 0.05)
+    monkeypatch.setattr("lathe.server.jobs.event_stream.HEARTBEAT", 0.05)
     job = client.submit_job({"steps": 1, "seconds": 60}, "digits").id
     with httpx.stream("GET", f"{served.url}/api/v1/jobs/{job}/events", timeout=10) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = response.iter_lines()
         assert any(line == ": nothing new" for line in itertools.islice(lines, 40))
     client.cancel_job(job)
-    assert ended(client, job).state == "cancelled"
+    assert wait_until_ended(client, job).state == "cancelled"
 
 
-def test_only_so_many_follow_at_once(tmp_path: Path) -> None:
+def test_the_number_of_followers_is_bounded(tmp_path: Path) -> None:
     def two_followers(*arguments: Any) -> Jobs:
         jobs = fake_jobs(*arguments)
-        return replace(jobs, followers=Followers(arguments[-1], limit=3))  # one is left for another client
+        return replace(jobs, followers=EventStreams(arguments[-1], limit=3))  # one place is left for another client
 
     with service(tmp_path / "repo", make_jobs=two_followers) as running, running.client() as client:
         job = client.submit_job(LONG, "digits").id
@@ -110,32 +110,32 @@ def test_only_so_many_follow_at_once(tmp_path: Path) -> None:
         with ExitStack() as open_streams:
             streams = [open_streams.enter_context(httpx.stream("GET", url, timeout=10)) for _ in range(2)]
             lines = [stream.iter_lines() for stream in streams]
-            assert all(next(begun) for begun in lines)  # begun, so counted
+            assert all(next(begun) for begun in lines)  # the streams have begun, so they count
             full = httpx.get(url, timeout=10)
             assert (full.status_code, full.json()["code"]) == (503, "overloaded")
-        until(lambda: _follows(url))  # those who have left do not count
+        until(lambda: _can_follow(url))  # closed streams do not count
         client.cancel_job(job)
 
 
 def test_places_of_followers_are_shared_between_clients() -> None:
-    followers, held = Followers(lambda: False, limit=12), ExitStack()
+    followers, held = EventStreams(lambda: False, limit=12), ExitStack()
 
-    def taken(client: str) -> int:
-        """How many more places a client gets."""
-        before = followers._taken[client]
+    def free_places(client: str) -> int:
+        """The number of further places that a client gets."""
+        before = followers._open_streams[client]
         with suppress(Overloaded):
             while True:
                 held.enter_context(followers.place(client))
-        return followers._taken[client] - before
+        return followers._open_streams[client] - before
 
     with held:
-        assert [taken(client) for client in "abcdef"] == [6, 3, 2, 1, 0, 0]
+        assert [free_places(client) for client in "abcdef"] == [6, 3, 2, 1, 0, 0]
     with followers.place("f"):
         pass
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "without the scope", "token expired", "signing key withdrawn"])
-def test_a_stream_of_events_ends_with_its_key(tmp_path: Path, how: str) -> None:
+def test_a_stream_of_events_ends_when_its_key_is_revoked(tmp_path: Path, how: str) -> None:
     keys, now = tmp_path / "keys.json", int(time.time())
     (key, shown), (root, _) = (make_key(name, Scope, ["*"], now, None) for name in ("ann", "root"))
     write_keys(keys, [key, root])
@@ -165,7 +165,7 @@ def test_a_stream_of_events_ends_with_its_key(tmp_path: Path, how: str) -> None:
         assert status == (403 if how == "without the scope" else 401)
 
 
-def _follows(url: str) -> bool:
+def _can_follow(url: str) -> bool:
     with httpx.stream("GET", url, timeout=10) as response:
         return response.status_code == 200
 
@@ -176,7 +176,7 @@ def test_a_job_is_cancelled_and_deleted(client: Client) -> None:
     with pytest.raises(ApiError, match="cancel it first"):
         client.delete_job(job)
     assert client.cancel_job(job).cancelling
-    assert ended(client, job).state == "cancelled"
+    assert wait_until_ended(client, job).state == "cancelled"
     assert job in {found.id for found in client.jobs(state="cancelled")}
     client.delete_job(job)
     with pytest.raises(ApiError) as gone:
@@ -205,9 +205,9 @@ def test_a_job_is_cancelled_and_deleted(client: Client) -> None:
         ({"publish": {"model": "m", "alias": "a/b"}}, 400, "alias"),
     ],
 )
-def test_what_is_no_job_is_refused_by_field(change: dict[str, Any], status: int, message: str, served: Service) -> None:
+def test_an_invalid_job_is_refused_by_field(change: dict[str, Any], status: int, message: str, served: Service) -> None:
     body = {"recipe": {"steps": 1}, "dataset": "digits", **change}
-    content, headers = json.dumps(body), {"content-type": "application/json"}  # which writes NaN, as httpx does not
+    content, headers = json.dumps(body), {"content-type": "application/json"}  # json.dumps writes NaN, unlike httpx
     refused = httpx.post(f"{served.url}/api/v1/jobs", content=content, headers=headers)
     assert refused.status_code == status, refused.text
     assert message in refused.json()["error"]
@@ -219,12 +219,12 @@ def test_unknown_jobs_are_not_found(name: str, part: str, served: Service) -> No
     assert httpx.get(f"{served.url}/api/v1/jobs/{name}{part}").status_code == 404
 
 
-def test_inference_does_not_notice_that_the_database_is_lost_and_back(tmp_path: Path) -> None:
-    """What concerns jobs answers 503 meanwhile, and recovers by itself."""
+def test_inference_works_while_the_job_database_is_lost_and_restored(tmp_path: Path) -> None:
+    """Requests about jobs are answered 503 meanwhile, and work again without a restart."""
     with service(tmp_path / "repo", make_jobs=fake_jobs) as running, running.client() as client:
         client.upload("m", toy(2.0))
         job = client.submit_job({"steps": 1}, "digits").id
-        ended(client, job)
+        wait_until_ended(client, job)
         statuses, over = Counter[int](), threading.Event()
 
         def infer() -> None:
@@ -246,9 +246,9 @@ def test_inference_does_not_notice_that_the_database_is_lost_and_back(tmp_path: 
                 assert refused.value.status == 503
                 until(up)
                 assert client.job(job).state == "succeeded"
-                ended(client, client.submit_job({"steps": 1}, "digits").id)
+                wait_until_ended(client, client.submit_job({"steps": 1}, "digits").id)
                 database.write_bytes(b"no database at all" * 1000)
-                with pytest.raises(ApiError) as refused:  # found out by the first change
+                with pytest.raises(ApiError) as refused:  # the first change notices it
                     client.submit_job({"steps": 1}, "digits")
                 assert refused.value.status == 503
                 assert not up()
@@ -261,9 +261,9 @@ def test_inference_does_not_notice_that_the_database_is_lost_and_back(tmp_path: 
         assert set(statuses) == {200} and statuses[200] > 20
 
 
-def test_metrics_tell_of_jobs(client: Client) -> None:
+def test_the_metrics_include_jobs(client: Client) -> None:
     job = client.submit_job({"steps": 1}, "digits").id
-    ended(client, job)
+    wait_until_ended(client, job)
     text = client.metrics()
     assert "lathe_jobs_up 1.0" in text
     assert 'lathe_jobs{state="queued"} 0.0' in text
@@ -271,7 +271,7 @@ def test_metrics_tell_of_jobs(client: Client) -> None:
     assert 'lathe_job_seconds_total{kind="train"}' in text
 
 
-def test_the_routes_are_described(served: Service) -> None:
+def test_the_routes_of_jobs_are_described(served: Service) -> None:
     paths = httpx.get(f"{served.url}/openapi.json").json()["paths"]
     assert {path for path in paths if path.startswith("/api/v1/jobs")} == {
         "/api/v1/jobs",
@@ -281,7 +281,7 @@ def test_the_routes_are_described(served: Service) -> None:
     assert "429" in paths["/api/v1/jobs"]["post"]["responses"]
 
 
-def test_each_sees_their_own_jobs_and_administrators_all(tmp_path: Path) -> None:
+def test_callers_see_their_own_jobs_and_administrators_all(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     now = int(time.time())
     made = {
@@ -320,7 +320,7 @@ def test_each_sees_their_own_jobs_and_administrators_all(tmp_path: Path) -> None
             who.close()
 
 
-def test_streams_end_when_the_server_stops_and_the_client_goes_on_with_the_next(tmp_path: Path) -> None:
+def test_streams_end_when_the_server_stops_and_continue_with_the_next(tmp_path: Path) -> None:
     seen: list[str] = []
     with service(tmp_path / "repo", make_jobs=fake_jobs) as running:
         with running.client() as client:
@@ -340,27 +340,27 @@ def test_streams_end_when_the_server_stops_and_the_client_goes_on_with_the_next(
     assert time.monotonic() - stopped < 8
 
 
-def lathe(url: str, *arguments: str) -> Any:
+def run_lathe(url: str, *arguments: str) -> Any:
     return CliRunner().invoke(cli, ["jobs", *arguments, "--url", url])
 
 
 def test_jobs_on_the_command_line(client: Client, served: Service) -> None:
     job = client.submit_job({"steps": 2, "do": "talk"}, "digits").id
-    ended(client, job)
-    assert "succeeded" in lathe(served.url, "show", job).output
-    assert job in lathe(served.url, "list").output
-    assert "xxxx" in lathe(served.url, "logs", job).output
+    wait_until_ended(client, job)
+    assert "succeeded" in run_lathe(served.url, "show", job).output
+    assert job in run_lathe(served.url, "list").output
+    assert "xxxx" in run_lathe(served.url, "logs", job).output
     running = client.submit_job(LONG, "digits").id
     until(lambda: client.job(running).state == "running")
-    assert "being cancelled" in lathe(served.url, "cancel", running).output
-    ended(client, running)
-    assert lathe(served.url, "delete", running).exit_code == 0
-    assert "there is no job" in lathe(served.url, "show", running).output
+    assert "being cancelled" in run_lathe(served.url, "cancel", running).output
+    wait_until_ended(client, running)
+    assert run_lathe(served.url, "delete", running).exit_code == 0
+    assert "there is no job" in run_lathe(served.url, "show", running).output
 
 
-def test_the_kept_report_may_do_nothing_but_show(client: Client, served: Service) -> None:
+def test_a_stored_report_is_served_with_a_strict_content_security_policy(client: Client, served: Service) -> None:
     job = client.submit_job({"steps": 1}, "digits").id
-    ended(client, job)
+    wait_until_ended(client, job)
     answer = httpx.get(f"{served.url}/api/v1/jobs/{job}/report")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert json.loads(httpx.get(f"{served.url}/api/v1/jobs/{job}").text)["id"] == job

@@ -1,4 +1,4 @@
-"""Results become versions: judged, with their lineage, once however often it is tried."""
+"""Results become versions: evaluated, with their lineage, and only once."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from typing import Any
 import orjson
 import pytest
 
-from server.errors import Internal, Unavailable, Unprocessable
-from server.jobs.gate import Live
-from server.jobs.job import DatasetPin, Finished, Job, JobLimits, ModelPin, Order, Publish
-from server.jobs.publish import DECISION, Publisher
-from server.repository.rollout import PublishOptions
+from lathe.server.errors import Internal, Unavailable, Unprocessable
+from lathe.server.jobs.gate import LiveMetrics
+from lathe.server.jobs.job import DatasetPin, Job, JobLimits, ModelPin, Order, Publication, PublishRequest
+from lathe.server.jobs.publisher import DECISION, Publisher
+from lathe.server.repository.rollout import PublishOptions
 from tests.server.repository.world import World, run, toy, world
 
 DATA = DatasetPin("digits", "d" * 64)
 
 
 @dataclass
-class Scales:
-    """Judges toy models: version n is worth what it is told; ``meanwhile`` happens while it looks."""
+class FakeEvaluator:
+    """A fake evaluator: version n has the accuracy `worth[n]`; `meanwhile` runs during the first evaluation."""
 
     worth: dict[int, float] = field(default_factory=dict)
-    judged: list[int] = field(default_factory=list)
-    meanwhile: Callable[[], Any] | None = None
+    metric_points: list[int] = field(default_factory=list)
+    stand_in_answer: Callable[[], Any] | None = None
     fault: Exception | None = None
 
-    async def judge(self, job: Job, folder: Path, model: str, version: int) -> Live:
-        self.judged.append(version)
+    async def judge(self, job: Job, folder: Path, model: str, version: int) -> LiveMetrics:
+        self.metric_points.append(version)
         if self.fault is not None:
             raise self.fault
-        if (happens := self.meanwhile) is not None:
-            self.meanwhile = None
+        if (happens := self.stand_in_answer) is not None:
+            self.stand_in_answer = None
             await happens()
-        return Live(version, {"accuracy": self.worth[version]})
+        return LiveMetrics(version, {"accuracy": self.worth[version]})
 
 
-def job(publish: Publish | None, **changes: Any) -> Job:
+def job(publish: PublishRequest | None, **changes: Any) -> Job:
     order = Order("0" * 20, "ann", "train", {"epochs": 3}, DATA, None, publish, 0, JobLimits(9.0, 1 << 30), 0.0)
     return Job(replace(order, **changes))
 
 
-def finished(folder: Path, accuracy: float, model: bytes = toy(5.0), data: str = DATA.digest) -> Path:
-    """The folder of a job that has come to a result."""
+def finished_job(folder: Path, accuracy: float, model: bytes = toy(5.0), data: str = DATA.digest) -> Path:
+    """The folder of a job that has a result."""
     (folder / "result").mkdir(parents=True)
     (folder / "result" / "model.onnx").write_bytes(model)
     record = {"metrics": {"accuracy": accuracy}, "data": data, "seed": 7, "recipe": {"epochs": 3, "batch": 64}}
@@ -55,15 +55,17 @@ def finished(folder: Path, accuracy: float, model: bytes = toy(5.0), data: str =
     return folder
 
 
-def asked(alias: str | None = "live", **gate: Any) -> Publish:
-    return Publish("m", alias, False, gate or None)
+def publish_request(alias: str | None = "live", **gate: Any) -> PublishRequest:
+    return PublishRequest("m", alias, False, gate or None)
 
 
 NOT_WORSE = {"not_worse_than_live": {"metric": "accuracy", "by": 0.0}}
 
 
-async def publish(w: World, scales: Scales, folder: Path, what: Publish | None, **changes: Any) -> Finished:
-    return await Publisher(w.rollout, scales).finish(job(what, **changes), folder)
+async def publish(
+    w: World, evaluator: FakeEvaluator, folder: Path, what: PublishRequest | None, **changes: Any
+) -> Publication:
+    return await Publisher(w.rollout, evaluator).finish(job(what, **changes), folder)
 
 
 def lineage(w: World, version: int) -> dict[str, Any]:
@@ -75,9 +77,11 @@ def lineage(w: World, version: int) -> dict[str, Any]:
 def test_a_result_goes_live_with_its_lineage(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path / "repo") as w:
-            folder = finished(tmp_path / "job", 0.9)
+            folder = finished_job(tmp_path / "job", 0.9)
             parent = ModelPin("base", 4, "e" * 64)
-            done = await publish(w, Scales(), folder, asked(min={"accuracy": 0.9}), kind="finetune", model=parent)
+            done = await publish(
+                w, FakeEvaluator(), folder, publish_request(min={"accuracy": 0.9}), kind="finetune", model=parent
+            )
             assert (done.model, done.version, done.moved_alias) == ("m", 1, True)
             assert (
                 done.decision
@@ -107,17 +111,19 @@ def test_a_result_goes_live_with_its_lineage(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_refused_result_is_kept_without_an_alias_or_not_at_all(tmp_path: Path) -> None:
+def test_a_refused_result_is_stored_without_an_alias_or_not_at_all(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path / "repo") as w:
-            folder = finished(tmp_path / "job", 0.5)
-            done = await publish(w, Scales(), folder, asked(min={"accuracy": 0.9}))
+            folder = finished_job(tmp_path / "job", 0.5)
+            done = await publish(w, FakeEvaluator(), folder, publish_request(min={"accuracy": 0.9}))
             assert (done.version, done.moved_alias, done.decision["passed"]) == (1, False, False)
-            assert dict(w.store.state("m").aliases) == {}  # although it is the first
+            assert dict(w.store.state("m").aliases) == {}  # although it is the first version
             (record,) = await w.rollout.catalog.audit("m")
             assert record.reason == "refused by the gate: accuracy is 0.5, at least 0.9 was asked for"
-            other = finished(tmp_path / "other", 0.5)
-            done = await publish(w, Scales(), other, asked(min={"accuracy": 0.9}, refused="discard"), id="1" * 20)
+            other = finished_job(tmp_path / "other", 0.5)
+            done = await publish(
+                w, FakeEvaluator(), other, publish_request(min={"accuracy": 0.9}, refused="discard"), id="1" * 20
+            )
             assert (done.version, done.moved_alias) == (None, False)
             assert w.store.versions("m") == [1]
 
@@ -125,15 +131,17 @@ def test_a_refused_result_is_kept_without_an_alias_or_not_at_all(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("accuracy", "moves"), [(0.8, True), (0.79, False)])
-def test_it_is_compared_with_what_the_alias_names(accuracy: float, moves: bool, tmp_path: Path) -> None:
+def test_a_result_is_compared_with_the_version_of_its_alias(accuracy: float, moves: bool, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path / "repo") as w:
             await w.push(toy(1.0))
             await w.push(toy(2.0))
             await w.rollout.set_alias("m", "next", 2, PublishOptions().origin)
-            scales = Scales({1: 0.95, 2: 0.8})
-            done = await publish(w, scales, finished(tmp_path / "job", accuracy), asked("next", **NOT_WORSE))
-            assert (done.version, done.moved_alias, scales.judged) == (3, moves, [2])
+            evaluator = FakeEvaluator({1: 0.95, 2: 0.8})
+            done = await publish(
+                w, evaluator, finished_job(tmp_path / "job", accuracy), publish_request("next", **NOT_WORSE)
+            )
+            assert (done.version, done.moved_alias, evaluator.metric_points) == (3, moves, [2])
             aliases = {name: alias.version for name, alias in w.store.state("m").aliases.items()}
             assert aliases == {"live": 1, "next": 3 if moves else 2}
             assert done.decision["live"] == {"version": 2, "metrics": {"accuracy": 0.8}, "fault": ""}
@@ -141,23 +149,23 @@ def test_it_is_compared_with_what_the_alias_names(accuracy: float, moves: bool, 
     run(scenario())
 
 
-def test_without_a_version_to_compare_with_it_passes(tmp_path: Path) -> None:
+def test_a_result_passes_if_there_is_no_version_to_compare_with(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path / "repo") as w:
-            scales = Scales()
-            done = await publish(w, scales, finished(tmp_path / "job", 0.1), asked(**NOT_WORSE))
-            assert (done.version, done.moved_alias, scales.judged) == (1, True, [])
+            evaluator = FakeEvaluator()
+            done = await publish(w, evaluator, finished_job(tmp_path / "job", 0.1), publish_request(**NOT_WORSE))
+            assert (done.version, done.moved_alias, evaluator.metric_points) == (1, True, [])
 
     run(scenario())
 
 
-def test_what_goes_live_meanwhile_is_compared_with_too(tmp_path: Path) -> None:
+def test_a_version_that_goes_live_meanwhile_is_compared_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path / "repo") as w:
             await w.push(toy(1.0))
-            scales = Scales({1: 0.5, 2: 0.95}, meanwhile=lambda: w.push(toy(2.0), promote=True))
-            done = await publish(w, scales, finished(tmp_path / "job", 0.9), asked(**NOT_WORSE))
-            assert (done.version, done.moved_alias, scales.judged) == (3, False, [1, 2])
+            evaluator = FakeEvaluator({1: 0.5, 2: 0.95}, stand_in_answer=lambda: w.push(toy(2.0), promote=True))
+            done = await publish(w, evaluator, finished_job(tmp_path / "job", 0.9), publish_request(**NOT_WORSE))
+            assert (done.version, done.moved_alias, evaluator.metric_points) == (3, False, [1, 2])
             assert (w.live(), w.leftovers()) == (2, [])
 
     run(scenario())
@@ -167,21 +175,21 @@ STEPS = ("before the decision", "after the decision", "after publishing")
 
 
 @pytest.mark.parametrize(("alias", "dies"), [*product(("live", "next"), STEPS), ("next", "after the alias")])
-def test_whoever_comes_back_after_a_crash_publishes_once(dies: str, alias: str, tmp_path: Path) -> None:
-    """The decision of the first attempt stands, though the judge would think otherwise now."""
+def test_publishing_again_after_a_crash_makes_one_version(dies: str, alias: str, tmp_path: Path) -> None:
+    """The decision of the first attempt stands, even if another evaluation would now decide differently."""
 
     async def scenario() -> None:
-        folder = finished(tmp_path / "job", 0.9)
+        folder = finished_job(tmp_path / "job", 0.9)
         async with world(tmp_path / "repo") as w:
             await w.push(toy(1.0))
             await w.rollout.set_alias("m", "next", 1, PublishOptions().origin)
             crash(w, dies)
             with pytest.raises(Crashed):
-                await publish(w, Scales({1: 0.5}), folder, asked(alias, **NOT_WORSE))
+                await publish(w, FakeEvaluator({1: 0.5}), folder, publish_request(alias, **NOT_WORSE))
         async with world(tmp_path / "repo") as w:
-            later = Scales({1: 0.5 if dies == "before the decision" else 1.0})
+            later = FakeEvaluator({1: 0.5 if dies == "before the decision" else 1.0})
             for _ in range(2):
-                done = await publish(w, later, folder, asked(alias, **NOT_WORSE))
+                done = await publish(w, later, folder, publish_request(alias, **NOT_WORSE))
                 assert (done.version, done.moved_alias) == (2, True)
             assert w.store.versions("m") == [1, 2]
             assert w.store.state("m").version(alias) == 2
@@ -192,11 +200,11 @@ def test_whoever_comes_back_after_a_crash_publishes_once(dies: str, alias: str, 
 
 
 class Crashed(BaseException):
-    """The process ends here, as far as the job's folder and the repository can tell."""
+    """The process ends here, from the point of view of the job's folder and the repository."""
 
 
 def crash(w: World, when: str) -> None:
-    """Have the next publication die."""
+    """Make the next publication fail."""
     rollout: Any = w.rollout
     push, move = rollout.publish, rollout.set_alias
 
@@ -217,32 +225,34 @@ def crash(w: World, when: str) -> None:
     rollout.publish, rollout.set_alias = publish, set_alias
 
 
-def test_a_judge_that_cannot_judge_now_is_asked_again(tmp_path: Path) -> None:
+def test_an_evaluation_that_is_not_possible_now_is_tried_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path / "repo") as w:
             await w.push(toy(1.0))
-            folder = finished(tmp_path / "job", 0.9)
+            folder = finished_job(tmp_path / "job", 0.9)
             with pytest.raises(Unavailable):
-                await publish(w, Scales(fault=Unavailable("busy")), folder, asked(**NOT_WORSE))
+                await publish(w, FakeEvaluator(fault=Unavailable("busy")), folder, publish_request(**NOT_WORSE))
             assert not (folder / DECISION).exists()
-            assert (await publish(w, Scales({1: 0.9}), folder, asked(**NOT_WORSE))).moved_alias
+            assert (await publish(w, FakeEvaluator({1: 0.9}), folder, publish_request(**NOT_WORSE))).moved_alias
 
     run(scenario())
 
 
-def test_a_result_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_result_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path / "repo") as w:
-            with pytest.raises(Unprocessable, match="not made from the data it was given"):
-                await publish(w, Scales(), finished(tmp_path / "a", 0.9, data="c" * 64), asked())
-            broken = finished(tmp_path / "b", 0.9)
+            with pytest.raises(Unprocessable, match="made from another dataset"):
+                await publish(w, FakeEvaluator(), finished_job(tmp_path / "a", 0.9, data="c" * 64), publish_request())
+            broken = finished_job(tmp_path / "b", 0.9)
             (broken / "result" / "metrics.json").write_text("[]")
-            with pytest.raises(Internal, match="no metrics"):
-                await publish(w, Scales(), broken, asked())
+            with pytest.raises(Internal, match="expected an object with 'metrics'"):
+                await publish(w, FakeEvaluator(), broken, publish_request())
             with pytest.raises(Internal, match="nothing to publish"):
-                await publish(w, Scales(), finished(tmp_path / "c", 0.9), None)
+                await publish(w, FakeEvaluator(), finished_job(tmp_path / "c", 0.9), None)
             with pytest.raises(Unprocessable, match="no operator 'Bad'"):
-                await publish(w, Scales(), finished(tmp_path / "d", 0.9, model=b"\x08bad"), asked())
+                await publish(
+                    w, FakeEvaluator(), finished_job(tmp_path / "d", 0.9, model=b"\x08bad"), publish_request()
+                )
             assert w.store.models() == []
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""What survives: the database, the folders, and either without the other, at every step of every change."""
+"""Durability of jobs: the database and the folders, each without the other, at every step of every change."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from server.errors import NotFound, ServerError, StorageFull, Unavailable
-from server.jobs.folders import DATABASE, JobFolders
-from server.jobs.job import Job, JobState, from_json, to_json
-from server.jobs.register import Register
-from server.jobs.store import MIGRATIONS, JobStore
-from server.repository.fs import Fs
+from lathe.server.errors import NotFound, ServerError, StorageFull, Unavailable
+from lathe.server.jobs.database import MIGRATIONS, JobStore
+from lathe.server.jobs.folders import DATABASE, JobFolders
+from lathe.server.jobs.job import Job, JobState, from_json, to_json
+from lathe.server.jobs.register import Register
+from lathe.server.repository.fs import Fs
 from tests.server.jobs.world import order, run
 
 ID = "0123456789abcdef0123"
@@ -40,18 +40,18 @@ class Disk(Fs):
         return object.__getattribute__(self, name)
 
 
-async def opened(root: Path, fs: Fs | None = None, now: float = 200.0) -> Register:
+async def open_register(root: Path, fs: Fs | None = None, now: float = 200.0) -> Register:
     register = Register(JobFolders(root, fs))
     await register.open(now)
     return register
 
 
-def states(root: Path, now: float = 200.0) -> dict[str, JobState]:
-    """What a server that starts now finds."""
+def states_after_start(root: Path, now: float = 200.0) -> dict[str, JobState]:
+    """The jobs that a server finds when it starts now."""
 
     async def scenario() -> dict[str, JobState]:
-        register = await opened(root, now=now)
-        assert register.down is None, register.down
+        register = await open_register(root, now=now)
+        assert register.down_reason is None, register.down_reason
         found = {job.id: job.state for job in register.all()}
         await register.close()
         return found
@@ -61,7 +61,7 @@ def states(root: Path, now: float = 200.0) -> dict[str, JobState]:
 
 def with_job(root: Path, job: Job = JOB) -> None:
     async def scenario() -> None:
-        register = await opened(root)
+        register = await open_register(root)
         await register.add(replace(job, state=JobState.QUEUED))
         await register.change(job.id, lambda _: job)
         await register.close()
@@ -89,22 +89,22 @@ def test_a_job_reads_as_it_was_written() -> None:
 )
 def test_a_restart_finds_every_job_and_what_to_do_with_it(before: Job, found: JobState, tmp_path: Path) -> None:
     with_job(tmp_path, before)
-    assert states(tmp_path) == {ID: found}
+    assert states_after_start(tmp_path) == {ID: found}
 
 
 @pytest.mark.parametrize("state", JobState)
 def test_without_the_database_jobs_are_listed_from_their_folders(state: JobState, tmp_path: Path) -> None:
     with_job(tmp_path, replace(JOB, state=state))
     (tmp_path / DATABASE).unlink()
-    assert states(tmp_path) == {ID: state if state.is_final else JobState.QUEUED}
+    assert states_after_start(tmp_path) == {ID: state if state.is_final else JobState.QUEUED}
 
 
-def test_a_damaged_database_is_told_of_and_jobs_come_back_once_it_is_moved_away(tmp_path: Path) -> None:
+def test_a_damaged_database_is_reported_and_jobs_return_once_it_is_moved(tmp_path: Path) -> None:
     with_job(tmp_path, replace(JOB, state=JobState.SUCCEEDED))
     (tmp_path / DATABASE).write_bytes(b"not a database" * 1000)
 
     async def scenario() -> None:
-        register = await opened(tmp_path)
+        register = await open_register(tmp_path)
         with pytest.raises(Unavailable, match="database is damaged: move it away"):
             register.all()
         (tmp_path / DATABASE).rename(tmp_path / "damaged")
@@ -115,7 +115,7 @@ def test_a_damaged_database_is_told_of_and_jobs_come_back_once_it_is_moved_away(
     run(scenario())
 
 
-def test_a_database_of_a_newer_lathe_is_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_a_newer_release_is_not_changed(tmp_path: Path) -> None:
     with_job(tmp_path)
     with sqlite3.connect(tmp_path / DATABASE) as database:
         database.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
@@ -123,15 +123,15 @@ def test_a_database_of_a_newer_lathe_is_left_alone(tmp_path: Path) -> None:
     before = (tmp_path / DATABASE).read_bytes()
 
     async def scenario() -> None:
-        register = await opened(tmp_path)
-        assert "a newer one wrote it" in str(register.down)
+        register = await open_register(tmp_path)
+        assert "a newer one wrote it" in str(register.down_reason)
         await register.close()
 
     run(scenario())
     assert (tmp_path / DATABASE).read_bytes() == before
 
 
-def test_the_database_is_durable_by_its_settings(tmp_path: Path) -> None:
+def test_the_settings_of_the_database_make_it_durable(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = JobStore(tmp_path / DATABASE)
         await store.open()
@@ -140,14 +140,14 @@ def test_the_database_is_durable_by_its_settings(tmp_path: Path) -> None:
             asked = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
         assert asked == ["delete", 2]
         await store.close()
-        store.shut()
+        store.stop_thread()
 
     run(scenario())
 
 
-def test_a_database_that_vanishes_under_a_server_closes_jobs_until_it_is_back(tmp_path: Path) -> None:
+def test_a_database_that_vanishes_closes_jobs_until_it_is_back(tmp_path: Path) -> None:
     async def scenario() -> None:
-        register = await opened(tmp_path)
+        register = await open_register(tmp_path)
         await register.add(JOB)
         await register.change(ID, lambda job: job.start(150.0))
         (tmp_path / DATABASE).unlink()
@@ -160,24 +160,24 @@ def test_a_database_that_vanishes_under_a_server_closes_jobs_until_it_is_back(tm
         await register.close()
 
     run(scenario())
-    assert states(tmp_path) == {ID: JobState.QUEUED}
+    assert states_after_start(tmp_path) == {ID: JobState.QUEUED}
 
 
-def test_two_servers_do_not_run_the_same_jobs_and_the_second_takes_over(tmp_path: Path) -> None:
+def test_two_servers_never_run_the_same_jobs_and_the_second_takes_over(tmp_path: Path) -> None:
     async def scenario() -> None:
-        first, second = await opened(tmp_path), await opened(tmp_path)
-        assert first.down is None
-        assert "another server runs the jobs" in str(second.down)
+        first, second = await open_register(tmp_path), await open_register(tmp_path)
+        assert first.down_reason is None
+        assert "another server runs the jobs" in str(second.down_reason)
         await first.close()
         await second.open(200.0)
-        assert second.down is None
+        assert second.down_reason is None
         await second.close()
 
     run(scenario())
 
 
 def steps(change: Any, root: Path) -> int:
-    """How many calls a change makes."""
+    """The number of changes to the disk that a change makes."""
     disk = Disk()
     run(change(root, disk))
     return -disk.left - 1
@@ -185,8 +185,8 @@ def steps(change: Any, root: Path) -> int:
 
 @asynccontextmanager
 async def failing(root: Path, disk: Disk) -> AsyncIterator[Register]:
-    """A register whose folders lie on a disk that fails."""
-    register = await opened(root)
+    """A register whose folders are on a disk that fails."""
+    register = await open_register(root)
     register.folders._fs = disk
     try:
         yield register
@@ -210,7 +210,7 @@ async def _delete(root: Path, disk: Disk) -> None:
 
 
 def attempts(tmp_path: Path, change: Any, before: Any = None) -> list[Path]:
-    """A folder for every call at which a change may break off, and one more."""
+    """A folder for every call at which a change may be interrupted, and one more."""
     sample = tmp_path / "sample"
     sample.mkdir()
     if before:
@@ -226,58 +226,58 @@ def attempts(tmp_path: Path, change: Any, before: Any = None) -> list[Path]:
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The process ends."""
 
 
 @pytest.mark.parametrize("error", [Died(), OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken")])
-def test_a_submission_that_breaks_off_is_whole_or_absent(error: BaseException, tmp_path: Path) -> None:
+def test_an_interrupted_submission_is_complete_or_absent(error: BaseException, tmp_path: Path) -> None:
     for number, root in enumerate(attempts(tmp_path, _submit), 1):
         with suppress(Died, ServerError):
             run(_submit(root, Disk(number, error)))
-        found = states(root)
+        found = states_after_start(root)
         assert found in ({}, {ID: JobState.QUEUED})
         if isinstance(error, OSError):
             assert found == {}, f"refused at step {number}, and yet it is there"
         assert os.listdir(root / ".trash") == []
 
 
-def test_a_full_disk_is_told_of(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StorageFull):
         run(_submit(tmp_path, Disk(2, OSError(errno.ENOSPC, "full"))))
 
 
-def test_an_end_that_breaks_off_is_an_end_or_to_be_done_again(tmp_path: Path) -> None:
+def test_an_interrupted_end_is_complete_or_repeated(tmp_path: Path) -> None:
     running = replace(JOB, state=JobState.PUBLISHING)
     for number, root in enumerate(attempts(tmp_path, _end, lambda root: with_job(root, running)), 1):
         with suppress(Died):
             run(_end(root, Disk(number, Died())))
-        assert states(root)[ID] in {JobState.PUBLISHING, JobState.SUCCEEDED}
+        assert states_after_start(root)[ID] in {JobState.PUBLISHING, JobState.SUCCEEDED}
 
 
-def test_a_deletion_that_breaks_off_is_done_or_not(tmp_path: Path) -> None:
+def test_an_interrupted_deletion_is_complete_or_absent(tmp_path: Path) -> None:
     done = replace(JOB, state=JobState.FAILED)
     for number, root in enumerate(attempts(tmp_path, _delete, lambda root: with_job(root, done)), 1):
         with suppress(Died):
             run(_delete(root, Disk(number, Died())))
-        assert states(root) in ({}, {ID: JobState.FAILED})
+        assert states_after_start(root) in ({}, {ID: JobState.FAILED})
         assert os.listdir(root / ".trash") == []
 
 
-def test_an_end_in_the_folder_counts_though_the_database_does_not_know_of_it(tmp_path: Path) -> None:
+def test_an_end_in_the_folder_counts_although_the_database_lacks_it(tmp_path: Path) -> None:
     with_job(tmp_path, replace(JOB, state=JobState.PUBLISHING))
     JobFolders(tmp_path).record(replace(JOB, state=JobState.SUCCEEDED))
-    assert states(tmp_path) == {ID: JobState.SUCCEEDED}
+    assert states_after_start(tmp_path) == {ID: JobState.SUCCEEDED}
 
 
-def test_a_folder_that_is_gone_takes_its_job_along(tmp_path: Path) -> None:
+def test_a_job_without_its_folder_is_removed(tmp_path: Path) -> None:
     with_job(tmp_path)
     JobFolders(tmp_path).remove(ID)
-    assert states(tmp_path) == {}
+    assert states_after_start(tmp_path) == {}
 
 
 def test_of_two_submissions_with_one_key_the_first_counts(tmp_path: Path) -> None:
     async def scenario() -> None:
-        register = await opened(tmp_path)
+        register = await open_register(tmp_path)
         jobs = [Job(order(f"{n:020x}", key="same")) for n in range(5)]
         added = await asyncio.gather(*(register.add(job) for job in jobs))
         assert {job.id for job in added} == {jobs[0].id}

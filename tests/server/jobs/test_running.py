@@ -11,19 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.access.authority import Caller, Mode
-from server.access.keys import Key
-from server.access.scopes import Scope
-from server.errors import Conflict, Internal, NotFound, StorageFull, Unprocessable
-from server.jobs.job import Job, JobState, Publish
-from server.repository import space
-from tests.server.jobs.world import ANYBODY, Press, World, run, until, world
+from lathe.server.access.authority import Caller, Mode
+from lathe.server.access.keys import Key
+from lathe.server.access.scopes import Scope
+from lathe.server.errors import Conflict, Internal, NotFound, StorageFull, Unprocessable
+from lathe.server.jobs.job import Job, JobState, PublishRequest
+from lathe.server.repository import disk_space
+from tests.server.jobs.world import ANYBODY, FakePublisher, World, run, until, world
 from tests.server.repository.test_children import children_of, environment_of
 
-PUBLISH = Publish("m", "live")
+PUBLISH = PublishRequest("m", "live")
 
 
-def test_a_job_runs_and_leaves_its_result(tmp_path: Path) -> None:
+def test_a_job_runs_and_stores_its_result(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             job = await w.reach(await w.submit(steps=4))
@@ -57,7 +57,7 @@ def test_a_result_is_published(tmp_path: Path) -> None:
         ("no result", r"ended without a result"),
     ],
 )
-def test_what_goes_wrong_is_told(do: str, reason: str, tmp_path: Path) -> None:
+def test_failures_are_reported(do: str, reason: str, tmp_path: Path) -> None:
     async def scenario() -> Job:
         async with world(tmp_path) as w:
             return await w.reach(await w.submit(do=do))
@@ -68,7 +68,7 @@ def test_what_goes_wrong_is_told(do: str, reason: str, tmp_path: Path) -> None:
     assert str(tmp_path) not in job.error
 
 
-def test_a_crash_is_survived_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_crashed_job_continues_at_its_last_checkpoint(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             job = await w.reach(await w.submit(steps=12, do="crash once", every=1))
@@ -84,7 +84,7 @@ def test_a_crash_is_survived_from_the_last_checkpoint(tmp_path: Path) -> None:
         ({"memory": 200 << 20}, {"do": "eat memory"}, "more than 200 MiB of memory"),
     ],
 )
-def test_beyond_its_limits_a_job_is_ended(limit: dict, do: dict, reason: str, tmp_path: Path) -> None:
+def test_a_job_beyond_its_limits_is_ended(limit: dict, do: dict, reason: str, tmp_path: Path) -> None:
     async def scenario() -> Job:
         async with world(tmp_path) as w:
             return await w.reach(await w.submit(**limit, **do))
@@ -95,7 +95,7 @@ def test_beyond_its_limits_a_job_is_ended(limit: dict, do: dict, reason: str, tm
     assert children_of(tmp_path) == []
 
 
-def test_beyond_its_share_of_the_disk_a_job_is_ended(tmp_path: Path) -> None:
+def test_a_job_beyond_its_share_of_the_disk_is_ended(tmp_path: Path) -> None:
     async def scenario() -> Job:
         async with world(tmp_path, max_job_files=4 << 20) as w:
             return await w.reach(await w.submit(do="fill the disk"))
@@ -105,13 +105,13 @@ def test_beyond_its_share_of_the_disk_a_job_is_ended(tmp_path: Path) -> None:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Says how many bytes of the disk are free from now on, to the server."""
+    """A function that sets the number of free bytes that the server sees."""
     left = [1 << 40]
-    monkeypatch.setattr(space.os, "statvfs", lambda _: SimpleNamespace(f_bavail=left[0], f_frsize=1))
+    monkeypatch.setattr(disk_space.os, "statvfs", lambda _: SimpleNamespace(f_bavail=left[0], f_frsize=1))
     return lambda size: left.__setitem__(0, size)
 
 
-def test_a_job_that_writes_to_a_full_disk_is_ended_and_keeps_its_checkpoint(
+def test_a_job_that_writes_to_a_full_disk_ends_and_keeps_its_checkpoint(
     tmp_path: Path, free: Callable[[int], None]
 ) -> None:
     async def scenario() -> None:
@@ -121,14 +121,14 @@ def test_a_job_that_writes_to_a_full_disk_is_ended_and_keeps_its_checkpoint(
             free(999)
             ended = await w.reach(job)
             assert ended.state is JobState.FAILED
-            assert "a disk of which 999 are free, and at least 1000 are kept" in ended.error
+            assert "a disk with 999 bytes free, expected at least 1000" in ended.error
             assert [path.name for path in (w.folder(job) / "checkpoints").iterdir()] == ["1"]
             assert children_of(tmp_path) == []
 
     run(scenario())
 
 
-def test_a_job_that_only_computes_goes_on_while_the_disk_is_full(tmp_path: Path, free: Callable[[int], None]) -> None:
+def test_a_job_that_only_computes_continues_while_the_disk_is_full(tmp_path: Path, free: Callable[[int], None]) -> None:
     async def scenario() -> None:
         async with world(tmp_path, min_free_disk=1000) as w:
             job = await w.submit(steps=20, seconds=0.05)
@@ -156,7 +156,7 @@ def test_no_job_begins_while_the_disk_is_full(tmp_path: Path, free: Callable[[in
     run(scenario())
 
 
-def test_cancelled_jobs_end_in_every_state(tmp_path: Path) -> None:
+def test_jobs_can_be_cancelled_in_every_state(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             running, waiting = [await w.submit(steps=1000, seconds=0.02) for _ in range(2)]
@@ -167,7 +167,8 @@ def test_cancelled_jobs_end_in_every_state(tmp_path: Path) -> None:
             assert (told.state, told.cancelling) == (JobState.RUNNING, True)
             ended = await w.reach(running)
             assert (ended.state, ended.cancelling) == (JobState.CANCELLED, False)
-            assert (await service.cancel(ANYBODY, running.id)).state is JobState.CANCELLED  # again is harmless
+            # a second cancel is harmless
+            assert (await service.cancel(ANYBODY, running.id)).state is JobState.CANCELLED
             done = await w.reach(await w.submit())
             with pytest.raises(Conflict, match="succeeded"):
                 await service.cancel(ANYBODY, done.id)
@@ -176,7 +177,7 @@ def test_cancelled_jobs_end_in_every_state(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_process_that_does_not_stop_is_killed_with_all_it_started(tmp_path: Path) -> None:
+def test_a_process_that_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, drain_timeout=0.3) as w:
             deaf = await w.submit(steps=10_000, seconds=0.01, do="ignore SIGTERM")
@@ -192,7 +193,7 @@ def test_a_process_that_does_not_stop_is_killed_with_all_it_started(tmp_path: Pa
     run(scenario())
 
 
-def test_a_process_has_the_lowest_priority_and_none_of_the_servers_secrets(
+def test_a_process_has_idle_priority_and_no_secrets_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LATHE_SECRET", "hidden")
@@ -209,7 +210,7 @@ def test_a_process_has_the_lowest_priority_and_none_of_the_servers_secrets(
     run(scenario())
 
 
-def test_a_job_of_higher_priority_gets_the_slot_and_the_other_goes_on_later(tmp_path: Path) -> None:
+def test_a_job_of_higher_priority_preempts_one_that_continues_later(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, least_run=0.1) as w:
             low = await w.submit(steps=60, seconds=0.02)
@@ -230,7 +231,7 @@ def test_a_job_of_higher_priority_gets_the_slot_and_the_other_goes_on_later(tmp_
 def test_ten_jobs_at_once_end_in_fair_order(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         async with world(tmp_path) as w:
-            jobs = [await w.submit(owner("ann"), steps=2, seconds=1.0)]  # until all others are there
+            jobs = [await w.submit(owner("ann"), steps=2, seconds=1.0)]  # until all other jobs have arrived
             jobs += [await w.submit(owner("ann"), steps=2, seconds=0.05) for _ in range(7)]
             jobs += [await w.submit(owner("bob"), steps=2, seconds=0.05) for _ in range(2)]
             ended = [await w.reach(job) for job in jobs]
@@ -243,7 +244,7 @@ def test_ten_jobs_at_once_end_in_fair_order(tmp_path: Path) -> None:
     assert children_of(tmp_path) == []
 
 
-def test_stopping_the_server_stops_jobs_at_a_checkpoint_and_a_restart_runs_them_on(tmp_path: Path) -> None:
+def test_a_stopped_server_checkpoints_its_jobs_and_a_restart_continues_them(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             job = await w.submit(steps=50, seconds=0.02, every=1000)
@@ -253,44 +254,44 @@ def test_stopping_the_server_stops_jobs_at_a_checkpoint_and_a_restart_runs_them_
             assert w.job(job).state in {JobState.QUEUED, JobState.RUNNING}
             ended = await w.reach(job)
             assert (ended.state, ended.attempts) == (JobState.SUCCEEDED, 2)
-            assert _events(w, job).count('"kind": "step"') == 50  # none was done twice
+            assert _events(w, job).count('"kind": "step"') == 50  # no step ran twice
 
     run(scenario())
 
 
-def test_passing_trouble_in_publishing_is_waited_for(tmp_path: Path) -> None:
+def test_a_temporary_failure_of_publishing_is_retried(tmp_path: Path) -> None:
     async def scenario() -> None:
-        press = Press(errors=[StorageFull("full"), Internal("odd")])
-        press.gate.set()
-        async with world(tmp_path, press) as w:
+        publisher = FakePublisher(errors=[StorageFull("full"), Internal("odd")])
+        publisher.gate.set()
+        async with world(tmp_path, publisher) as w:
             assert (await w.reach(await w.submit(publish=PUBLISH))).state is JobState.SUCCEEDED
-            press.errors = [StorageFull("full")] * 1000
+            publisher.errors = [StorageFull("full")] * 1000
             full = await w.reach(await w.submit(publish=PUBLISH), JobState.PUBLISHING)
-            assert (await w.reach(await w.submit())).state is JobState.SUCCEEDED  # others do not wait for it
+            assert (await w.reach(await w.submit())).state is JobState.SUCCEEDED  # other jobs do not wait for it
             assert (await w.jobs.service.cancel(ANYBODY, full.id)).cancelling
             assert (await w.reach(full)).state is JobState.CANCELLED
-            press.errors = [Unprocessable("signature differs")]
+            publisher.errors = [Unprocessable("signature differs")]
             assert (await w.reach(await w.submit(publish=PUBLISH))).error == "publishing: signature differs"
-            press.errors = [ZeroDivisionError()]
+            publisher.errors = [ZeroDivisionError()]
             assert "server's log" in (await w.reach(await w.submit(publish=PUBLISH))).error
 
     run(scenario())
 
 
-def test_a_server_that_stops_while_publishing_publishes_after_the_restart(tmp_path: Path) -> None:
+def test_publishing_interrupted_by_a_stop_finishes_after_the_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
-        slow = Press()
+        slow = FakePublisher()
         async with world(tmp_path, slow, drain_timeout=0.2) as w:
             job = await w.reach(await w.submit(publish=PUBLISH), JobState.PUBLISHING)
         async with world(tmp_path) as w:
             ended = await w.reach(job)
             assert (ended.state, ended.attempts) == (JobState.SUCCEEDED, 1)
-            assert w.press.calls == 1
+            assert w.publisher.calls == 1
 
     run(scenario())
 
 
-def test_a_finetuning_job_has_its_parents_files(tmp_path: Path) -> None:
+def test_a_fine_tuning_job_has_the_files_of_its_parent(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             job = await w.reach(await w.submit(kind="finetune", parent="m"))
@@ -300,8 +301,8 @@ def test_a_finetuning_job_has_its_parents_files(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_log_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.jobs.runner._LOG_BYTES", 5000)
+def test_the_log_of_a_job_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.server.jobs.runner._LOG_BYTES", 5000)
 
     async def scenario() -> None:
         async with world(tmp_path) as w:
@@ -311,7 +312,7 @@ def test_a_log_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     run(scenario())
 
 
-def test_deleting_takes_the_files_along(tmp_path: Path) -> None:
+def test_deleting_a_job_deletes_its_files(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             job = await w.submit(steps=1000, seconds=0.02)
@@ -330,7 +331,7 @@ def test_deleting_takes_the_files_along(tmp_path: Path) -> None:
 
 
 def owner(name: str) -> Caller:
-    """Somebody with a key."""
+    """A caller with a key."""
     return Caller(Key(name.encode().hex(), name, "", frozenset({Scope.TRAIN})), Mode.KEYED)
 
 

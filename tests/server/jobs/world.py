@@ -1,4 +1,4 @@
-"""Jobs with everything around them, in a few lines: real folders, database and processes; toy data and publishing."""
+"""A job service with real folders, database and processes, and fake data and publishing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from server.access.authority import Caller
-from server.errors import NotFound, ServerError
-from server.jobs.assembly import Jobs, Ports, allowance_of, build_jobs
-from server.jobs.job import DatasetPin, Finished, Job, JobLimits, JobState, ModelPin, Order
-from server.jobs.kinds import Kind, Kinds
-from server.jobs.queue import Policy
-from server.jobs.service import Request
-from server.repository.fs import Fs
-from server.settings import Settings
+from lathe.server.access.authority import Caller
+from lathe.server.errors import NotFound, ServerError
+from lathe.server.jobs.assembly import Interfaces, Jobs, build_jobs, job_resources
+from lathe.server.jobs.job import DatasetPin, Job, JobLimits, JobState, ModelPin, Order, Publication
+from lathe.server.jobs.kinds import Kind, Kinds
+from lathe.server.jobs.scheduler import Policy
+from lathe.server.jobs.service import JobRequest
+from lathe.server.repository.fs import Fs
+from lathe.server.settings import Settings
 
 T = TypeVar("T")
 DIGEST = "d" * 64
@@ -80,33 +80,33 @@ class Versions:
 
 
 @dataclass
-class Press:
-    """Publishes by noting it down; once per job, whatever happens."""
+class FakePublisher:
+    """A fake publisher: records publications and makes one version per job."""
 
     versions: dict[str, int] = field(default_factory=dict)
     calls: int = 0
-    errors: list[ServerError | Exception] = field(default_factory=list)  # of the next calls
+    errors: list[ServerError | Exception] = field(default_factory=list)  # raised by the next calls
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def finish(self, job: Job, folder: Path) -> Finished:
+    async def finish(self, job: Job, folder: Path) -> Publication:
         self.calls += 1
         await self.gate.wait()
         if self.errors:
             raise self.errors.pop(0)
         assert (folder / "result" / "model.onnx").exists()
-        return Finished("m", self.versions.setdefault(job.id, len(self.versions) + 1), True, {"passed": True})
+        return Publication("m", self.versions.setdefault(job.id, len(self.versions) + 1), True, {"passed": True})
 
 
 @dataclass
 class World:
-    """A job service at work."""
+    """A running job service."""
 
     jobs: Jobs
     data: Data
-    press: Press
+    publisher: FakePublisher
 
     async def submit(self, owner: Caller = ANYBODY, key: str | None = None, **recipe: Any) -> Job:
-        return (await self.jobs.service.submit(owner, asked(**recipe), key))[0]
+        return (await self.jobs.service.submit(owner, job_request(**recipe), key))[0]
 
     def job(self, job: Job | str) -> Job:
         return self.jobs.register.get(job if isinstance(job, str) else job.id)
@@ -115,45 +115,47 @@ class World:
         return self.jobs.register.folders.path(job.id)
 
     async def reach(self, job: Job, *states: JobState) -> Job:
-        """Wait until a job is in one of these states, by default at its end."""
+        """Wait until a job is in one of these states, by default until it has ended."""
         await until(lambda: self.job(job).state in states if states else self.job(job).state.is_final)
         return self.job(job)
 
 
-def asked(publish: Any = None, priority: int = 0, seconds_limit: float | None = None, **recipe: Any) -> Request:
+def job_request(
+    publish: Any = None, priority: int = 0, seconds_limit: float | None = None, **recipe: Any
+) -> JobRequest:
     memory = recipe.pop("memory", None)
     kind, model = recipe.pop("kind", "train"), recipe.pop("parent", None)
     recipe = {"steps": 3, **recipe}
-    return Request(kind, recipe, "digits", model, "live", publish, priority, seconds_limit, memory)
+    return JobRequest(kind, recipe, "digits", model, "live", publish, priority, seconds_limit, memory)
 
 
-def fake_jobs(settings: Settings, ports: Ports, draining: Callable[[], bool]) -> Jobs:
-    """Jobs for a whole server: the fake process, toy data, and the server's own way of publishing."""
+def fake_jobs(settings: Settings, ports: Interfaces, draining: Callable[[], bool]) -> Jobs:
+    """Jobs for a whole server: the fake process, toy data, and the server's own publisher."""
     toys = replace(ports, datasets=Data.at(settings.model_repo))
-    return build_jobs(settings, toys, draining, KINDS, replace(allowance_of(settings), idle=False))
+    return build_jobs(settings, toys, draining, KINDS, replace(job_resources(settings), idle=False))
 
 
 @asynccontextmanager
 async def world(
-    folder: Path, press: Press | None = None, fs: Fs | None = None, least_run: float = 5.0, **settings: Any
+    folder: Path, publisher: FakePublisher | None = None, fs: Fs | None = None, least_run: float = 5.0, **settings: Any
 ) -> AsyncIterator[World]:
-    """Run jobs in a folder until the end of the block."""
+    """Run a job service in a folder until the end of the block."""
     data = Data.at(folder)
-    if press is None:
-        press = Press()
-        press.gate.set()
+    if publisher is None:
+        publisher = FakePublisher()
+        publisher.gate.set()
     config = Settings(model_repo=folder, job_threads=1, **settings)
-    allowance = replace(  # the machine that runs tests is busy: what is idle would not get far
-        allowance_of(config), idle=False, policy=Policy(config.job_slots, least_run=least_run)
+    allowance = replace(  # low instead of idle priority, because the machine that runs tests is busy
+        job_resources(config), idle=False, policy=Policy(config.job_slots, min_run_seconds=least_run)
     )
-    jobs = build_jobs(config, Ports(data, Versions(), press), lambda: False, KINDS, allowance, fs)
+    jobs = build_jobs(config, Interfaces(data, Versions(), publisher), lambda: False, KINDS, allowance, fs)
     async with jobs.running():
-        yield World(jobs, data, press)
+        yield World(jobs, data, publisher)
     assert data.held == 0
 
 
 async def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for it; fails the test when it does not come in time."""
+    """Return when the condition holds; fail the test if it does not hold in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not in time"
@@ -166,7 +168,7 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
 
 
 def order(job_id: str = "0" * 20, **more: Any) -> Order:
-    """An order that nobody gave."""
+    """A valid order; `more` replaces fields."""
     facts: dict[str, Any] = {
         "id": job_id,
         "owner": "ann",

@@ -1,4 +1,4 @@
-"""The built-in steps, each against what it says it does."""
+"""Each built-in step does what its documentation says."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from server.errors import BadRequest
-from server.pipelines.builtins.base import HostStep, Made, Request
-from server.pipelines.builtins.registry import find
-from server.pipelines.definition import BadPipeline
-from server.types import Tensors, TensorSpec
+from lathe.server.errors import BadRequest
+from lathe.server.pipelines.builtins.base import HostStep, StepModel, StepRequest
+from lathe.server.pipelines.builtins.registry import find_maker
+from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.types import Tensors, TensorSpec
 
 
-def make(name: str, folder: Path = Path("/nowhere"), types: tuple[TensorSpec, ...] = (), **options: Any) -> Made:
-    return find(name)(Request(options, {spec.name: spec for spec in types}, folder))
+def make(name: str, folder: Path = Path("/nowhere"), types: tuple[TensorSpec, ...] = (), **options: Any) -> StepModel:
+    return find_maker(name)(StepRequest(options, {spec.name: spec for spec in types}, folder))
 
 
 def host(name: str, folder: Path = Path("/nowhere"), **options: Any) -> HostStep:
@@ -52,7 +52,7 @@ def file_of(pixels: np.ndarray, kind: str = "PNG") -> bytes:
 COLORS = np.random.default_rng(0).integers(0, 256, (10, 20, 3), np.uint8)
 
 
-def test_pixels_come_as_they_are_stored() -> None:
+def test_pixels_are_decoded_as_stored() -> None:
     out = host("decode_image").execute({"image": column(file_of(COLORS), file_of(255 - COLORS, "BMP"))})
     np.testing.assert_array_equal(out["pixels"], [COLORS, 255 - COLORS])
 
@@ -67,7 +67,7 @@ def test_pixels_come_as_they_are_stored() -> None:
         ({"resize": 20, "crop": [20, 20]}, lambda image: image.resize((40, 20), 2).crop((10, 0, 30, 20))),
     ],
 )
-def test_images_are_sized_as_pillow_does_it(options: dict[str, Any], expected: Callable[[Any], Any]) -> None:
+def test_images_are_resized_as_by_pillow(options: dict[str, Any], expected: Callable[[Any], Any]) -> None:
     step = host("decode_image", **options)
     pixels = step.execute({"image": column(file_of(COLORS))})["pixels"]
     wanted = np.asarray(expected(Image.fromarray(COLORS)))
@@ -89,25 +89,25 @@ BAD_IMAGES = {
 
 
 @pytest.mark.parametrize("case", BAD_IMAGES)
-def test_what_is_no_fitting_image_is_the_callers_fault(case: str) -> None:
+def test_an_invalid_image_is_the_clients_error(case: str) -> None:
     data, options, message = BAD_IMAGES[case]
     with pytest.raises(BadRequest, match=message):
         host("decode_image", **options).execute({"image": column(data)})
 
 
-def test_rows_of_different_sizes_need_a_size() -> None:
+def test_images_of_different_sizes_need_a_size() -> None:
     images = column(file_of(COLORS), file_of(COLORS[:5]))
     with pytest.raises(BadRequest, match="expected rows of one size"):
         host("decode_image").execute({"image": images})
     assert host("decode_image", resize=[4, 4]).execute({"image": images})["pixels"].shape == (2, 4, 4, 3)
 
 
-def test_no_rows_are_no_rows() -> None:
+def test_an_empty_batch_has_no_rows() -> None:
     assert host("decode_image", resize=[4, 6]).execute({"image": column()})["pixels"].shape == (0, 4, 6, 3)
 
 
-def test_files_may_not_become_too_many_pixels_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.pipelines.builtins.image._LARGEST", 2 * COLORS.nbytes)
+def test_the_total_number_of_pixels_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.server.pipelines.builtins.image._LARGEST", 2 * COLORS.nbytes)
     step, file = host("decode_image"), file_of(COLORS)
     assert len(step.execute({"image": column(file, file)})["pixels"]) == 2
     with pytest.raises(BadRequest, match="image 2: expected images of at most 1200 bytes of pixels together"):
@@ -143,14 +143,12 @@ def test_normalizing_is_scale_then_mean_then_std(layout: str, datatype: str) -> 
         ("softmax", ("logits", "FP32", (-1, 4)), {"axis": 1}, "options.axis: there is no such key"),
     ],
 )
-def test_a_graph_that_makes_no_sense_is_refused(
-    name: str, types: tuple[Any, ...], options: dict[str, Any], message: str
-) -> None:
+def test_invalid_graphs_are_refused(name: str, types: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadPipeline, match=message):
         make(name, types=(TensorSpec(*types),), **options)
 
 
-def test_pooling_is_the_mean_of_what_the_mask_keeps() -> None:
+def test_pooling_is_the_mean_of_the_unmasked_tokens() -> None:
     generator = np.random.default_rng(1)
     hidden = generator.standard_normal((3, 5, 4)).astype(np.float32)
     mask = np.array([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
@@ -169,14 +167,14 @@ def test_softmax_is_over_the_last_axis() -> None:
     np.testing.assert_allclose(got, np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True), rtol=1e-5)
 
 
-def test_a_file_behind_a_link_is_none(tmp_path: Path) -> None:
+def test_a_file_behind_a_link_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("one\n")
     (tmp_path / "linked.txt").symlink_to(tmp_path / "labels.txt")
     with pytest.raises(BadPipeline, match=r"the version has no file 'linked.txt'"):
         make("label", tmp_path, file="linked.txt")
 
 
-def test_labels_are_those_of_the_best_scores(tmp_path: Path) -> None:
+def test_labels_are_those_of_the_highest_scores(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("zero\none\nzwölf\n")
     out = host("label", tmp_path, top=2).execute({"scores": np.array([[0.1, 0.2, 0.7], [0.4, 0.4, 0.2]], np.float32)})
     assert out["labels"].tolist() == [["zwölf".encode(), b"one"], [b"zero", b"one"]]
@@ -184,7 +182,7 @@ def test_labels_are_those_of_the_best_scores(tmp_path: Path) -> None:
     np.testing.assert_allclose(out["scores"], [[0.7, 0.2], [0.4, 0.4]])
 
 
-def test_a_label_ends_where_its_line_does(tmp_path: Path) -> None:
+def test_a_label_ends_at_its_line_end(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes("a\u2028b\r\nc\x0cd".encode())
     out = host("label", tmp_path, top=2).execute({"scores": np.array([[0.6, 0.4]], np.float32)})
     assert out["labels"].tolist() == [["a\u2028b".encode(), b"c\x0cd"]]
@@ -197,7 +195,7 @@ def test_a_label_ends_where_its_line_does(tmp_path: Path) -> None:
         (b"\xff", 1, "expected UTF-8, invalid start byte at byte 0"),
     ],
 )
-def test_labels_that_do_not_do_are_refused(tmp_path: Path, content: bytes, top: int, message: str) -> None:
+def test_invalid_label_files_are_refused(tmp_path: Path, content: bytes, top: int, message: str) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(BadPipeline, match=message):
         make("label", tmp_path, top=top)

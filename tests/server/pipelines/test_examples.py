@@ -18,15 +18,15 @@ import tritonclient.http as triton_http
 from PIL import Image
 from tokenizers import Tokenizer
 
-from core.children import main as child
-from server.app import Engine, assemble_with
-from server.backends.graph import GraphBackend
-from server.client import ApiError, Client
-from server.repository.assembly import build_control
-from server.repository.registry import Registry
-from server.serve import LatheServer, make_server
-from server.settings import Settings
-from tests.server.threaded import in_a_thread, until
+from lathe.core.compiler.child_stages import main as child
+from lathe.server.app import Engine, assemble_with
+from lathe.server.backends.graph import GraphBackend
+from lathe.server.client import ApiError, Client
+from lathe.server.repository.assembly import build_control_plane
+from lathe.server.repository.registry import Registry
+from lathe.server.serve import LatheServer, make_server
+from lathe.server.settings import Settings
+from tests.server.server_thread import in_a_thread, until
 from tools.make_models import held_out
 from tools.make_pipelines import NAMES, picture
 
@@ -35,20 +35,20 @@ EXAMPLES = PROJECT / "docs" / "pipelines"
 
 
 class HereAndNow:
-    """Parses and compiles in this process: starting children is others' to test, and takes most of the time."""
+    """Parses and compiles in this process: child processes are tested elsewhere and take most of the time."""
 
     async def run(self, task: str, *arguments: str | Path) -> None:
         words = [task, *map(str, arguments)]
         assert await asyncio.to_thread(child, words) == 0, words
 
     @asynccontextmanager
-    async def urgent(self) -> AsyncIterator[None]:
+    async def at_normal_priority(self) -> AsyncIterator[None]:
         yield
 
 
 @dataclass(frozen=True)
 class Running:
-    """A server at work, and a client of it."""
+    """A running server, and a client of it."""
 
     server: LatheServer
     port: int
@@ -63,7 +63,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     registry = Registry()
     engine = Engine.build(settings, registry)
     backend = GraphBackend(settings.cache_folder / "shared")
-    control = build_control(settings, registry, backend, engine.factory, HereAndNow())  # type: ignore[arg-type]
+    control = build_control_plane(settings, registry, backend, engine.factory, HereAndNow())  # type: ignore[arg-type]
     server = make_server(assemble_with(engine, control), settings)
     with in_a_thread(server) as port, Client(f"http://127.0.0.1:{port}", timeout=60) as client:
         until(client.ready)
@@ -89,14 +89,14 @@ def blobs(*contents: bytes) -> np.ndarray:
     return array
 
 
-def test_a_picture_goes_in_and_a_name_comes_out(client: Client) -> None:
+def test_an_image_goes_in_and_a_label_comes_out(client: Client) -> None:
     outputs = client.infer("digit", {"picture": blobs((EXAMPLES / "digit" / "seven.jpg").read_bytes())}).outputs
     assert outputs["name"][0, 0] == b"seven"
     assert outputs["score"].shape == (1, 3)
     assert (np.diff(outputs["score"][0]) <= 0).all()
 
 
-def test_pictures_are_read_about_as_well_as_the_models_own_images(client: Client) -> None:
+def test_images_are_classified_about_as_well_as_the_models_own_data(client: Client) -> None:
     count = 60
     outputs = client.infer("digit", {"picture": blobs(*(picture(number) for number in range(count)))}).outputs
     right = [name.decode() == NAMES[label] for name, label in zip(outputs["name"][:, 0], held_out()[1], strict=False)]
@@ -134,7 +134,7 @@ def test_texts_go_in_and_embeddings_come_out(client: Client) -> None:
 
 
 @pytest.mark.parametrize("way", ["http", "grpc"])
-def test_nvidias_client_sees_a_model_like_any_other(running: Running, way: str) -> None:
+def test_nvidias_client_sees_an_ordinary_model(running: Running, way: str) -> None:
     module = triton_http if way == "http" else triton_grpc
     with module.InferenceServerClient(address_of(running, way)) as client:
         more = {} if way == "http" else {"as_json": True}
@@ -150,7 +150,7 @@ def test_nvidias_client_sees_a_model_like_any_other(running: Running, way: str) 
         assert int(stats["inference_count"]) > 0
 
 
-def test_a_row_that_is_no_image_is_the_callers_fault(client: Client) -> None:
+def test_a_row_that_is_no_image_is_the_clients_error(client: Client) -> None:
     with pytest.raises(ApiError, match=r"step 'decode': image 1: expected one of JPEG") as raised:
         client.infer("digit", {"picture": blobs(picture(0), b"GIF89a nonsense")})
     assert raised.value.status == 400

@@ -1,4 +1,4 @@
-"""Requests on their way through pipelines: order, batching, deadlines, leaving, failing, traces."""
+"""Requests in pipelines: order, batching, deadlines, cancellation, failures, traces."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from server.access.authority import Authority
-from server.batching.entry import Entry
-from server.batching.policy import BatchPolicy
-from server.dataplane import DataPlane
-from server.errors import DeadlineExceeded, Internal, Overloaded
-from server.pipelines.definition import Definition, StepDef
-from server.pipelines.pipeline import BuiltinStage, Face, ModelStage, Pipeline
-from server.pipelines.wiring import attach, in_order, known_types
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import Servable, ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.telemetry.tracing import Tracing
-from server.types import InferRequest, ModelRef, Tensors, TensorSpec
+from lathe.server.access.authority import Authority
+from lathe.server.batching.entry import Entry
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.errors import DeadlineExceeded, Internal, Overloaded
+from lathe.server.pipelines.definition import Definition, StepDef
+from lathe.server.pipelines.pipeline import BuiltinStage, ModelInterface, ModelStage, Pipeline
+from lathe.server.pipelines.type_check import check_step, declared_types, topological_order
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.dataplane import DataPlane
+from lathe.server.serving.servable import Servable, ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.telemetry.tracing import Tracing
+from lathe.server.types import InferRequest, ModelRef, Tensors, TensorSpec
 from tests.server.data.fakes import FakeModel, FakeRegistry, doubler
 
 
@@ -68,14 +68,14 @@ async def setup(steps: list[dict[str, Any]], outputs: str = "y", **models: FakeM
 
 def chained(steps: list[dict[str, Any]], output: str, registry: FakeRegistry, models: dict[str, FakeModel]) -> Pipeline:
     definition = Definition(inputs=["x"], outputs=[output], step=tuple(StepDef(**step) for step in steps))
-    types, stages = known_types(definition), []
-    for step in in_order(definition):
+    types, stages = declared_types(definition), []
+    for step in topological_order(definition):
         model = models[step.model or step.builtin or ""]
         if step.builtin:
             stages.append(BuiltinStage(step, model, alone=True, inline=False))
         else:
-            stages.append(ModelStage(step, "p", registry, Face.of(model)))
-        attach(step, stages[-1].face, types)
+            stages.append(ModelStage(step, "p", registry, ModelInterface.of(model)))
+        check_step(step, stages[-1].interface, types)
     return Pipeline(stages, [types["x"]], [types[output]])
 
 
@@ -97,7 +97,7 @@ def adder(offset: float) -> FakeModel:
     return FakeModel(lambda t: {"y": t["x"] + np.float32(offset)}, [spec], [TensorSpec("y", "FP32", (-1, 4))])
 
 
-def test_tensors_are_handed_on_without_copies() -> None:
+def test_tensors_are_passed_on_without_copies() -> None:
     seen: list[Tensors] = []
     made: list[np.ndarray] = []
 
@@ -119,7 +119,7 @@ def test_tensors_are_handed_on_without_copies() -> None:
     asyncio.run(scenario())
 
 
-def test_branches_run_at_the_same_time_and_meet() -> None:
+def test_branches_run_concurrently_and_join() -> None:
     """y = (x + 1) + (x + 2), the two sums on two workers: neither can end unless both have begun."""
     meeting = threading.Barrier(2, timeout=20)
 
@@ -143,7 +143,7 @@ def test_branches_run_at_the_same_time_and_meet() -> None:
     asyncio.run(scenario())
 
 
-def test_each_stage_batches_what_waits_for_it() -> None:
+def test_each_stage_batches_its_waiting_requests() -> None:
     async def scenario() -> None:
         a, b = doubler(), doubler(max_batch=4)
         async with setup(CHAIN, a=a, b=b) as world:
@@ -161,7 +161,7 @@ def test_each_stage_batches_what_waits_for_it() -> None:
     asyncio.run(scenario())
 
 
-def test_more_rows_than_any_stage_takes_are_split_and_joined() -> None:
+def test_a_request_larger_than_any_stages_batch_is_split_and_joined() -> None:
     async def scenario() -> None:
         async with setup(CHAIN, a=doubler(max_batch=8), b=doubler(max_batch=3)) as world:
             np.testing.assert_array_equal(await world.ask(20), np.arange(80).reshape(20, 4) * 4)
@@ -169,7 +169,7 @@ def test_more_rows_than_any_stage_takes_are_split_and_joined() -> None:
     asyncio.run(scenario())
 
 
-def test_a_caller_that_leaves_takes_its_work_out_of_every_queue() -> None:
+def test_a_cancelled_request_is_removed_from_every_queue() -> None:
     async def scenario() -> None:
         a, b = doubler(), doubler()
         async with setup(CHAIN, a=a, b=b) as world:
@@ -207,15 +207,15 @@ def test_a_deadline_holds_in_a_later_stage() -> None:
     asyncio.run(scenario())
 
 
-def test_a_deadline_that_the_steps_together_cannot_meet_is_refused_at_the_door() -> None:
+def test_a_deadline_that_all_steps_together_cannot_meet_is_refused_at_once() -> None:
     async def scenario() -> None:
         a, b = doubler(), doubler()
         async with setup(CHAIN, a=a, b=b) as world:
             for name in ("a", "b"):
                 for rows in (1, 2, 3, 4, 5):
                     world.registry.resolve(name).batcher.cost.add(rows, 0.01 * rows)
-            with pytest.raises(DeadlineExceeded, match="than the pipeline's steps are expected to take"):
-                await world.ask(deadline=monotonic() + 0.015)  # enough for either, not for both
+            with pytest.raises(DeadlineExceeded, match="than the expected time of the pipeline's steps"):
+                await world.ask(deadline=monotonic() + 0.015)  # enough for either step, not for both
             assert a.batches == []
 
     asyncio.run(scenario())
@@ -245,7 +245,7 @@ def test_the_priority_counts_at_each_stage() -> None:
     asyncio.run(scenario())
 
 
-def test_a_step_that_fails_fails_its_request_alone_and_names_itself() -> None:
+def test_a_failing_step_fails_only_its_request_and_is_named() -> None:
     def picky(tensors: Tensors) -> Tensors:
         if (tensors["x"] >= 100).any():
             raise RuntimeError("too much")
@@ -265,7 +265,7 @@ def test_a_step_that_fails_fails_its_request_alone_and_names_itself() -> None:
     asyncio.run(scenario())
 
 
-def test_a_full_stage_refuses_and_the_other_branch_is_given_up() -> None:
+def test_a_full_stage_refuses_and_the_other_branch_is_cancelled() -> None:
     steps = [
         {"name": "join", "model": "join", "inputs": {"l": "p1", "r": "p2"}, "outputs": {"y": "y"}},
         step("one", "x", "p1"),
@@ -293,7 +293,7 @@ def test_a_full_stage_refuses_and_the_other_branch_is_given_up() -> None:
 
 
 def test_a_full_pipeline_is_shared_between_clients() -> None:
-    """One client had all six places; another's requests were refused until there was one."""
+    """One client once had all six places, and the requests of another were refused until one was free."""
 
     async def scenario() -> None:
         a = doubler()
@@ -323,12 +323,12 @@ def test_a_full_pipeline_is_shared_between_clients() -> None:
     asyncio.run(scenario())
 
 
-def test_a_built_in_step_keeps_the_event_loop_free_and_survives_its_callers() -> None:
+def test_a_built_in_step_does_not_block_the_loop_and_survives_its_callers() -> None:
     async def scenario() -> None:
         slow, b = doubler(), doubler()
         steps = [step("slow", "x", "m", "builtin"), step("b", "m", "y")]
         async with setup(steps, slow=slow, b=b) as world:
-            world.registry.found.pop("slow")  # it is the pipeline's own
+            world.registry.found.pop("slow")  # the pipeline has its own reference
             slow.gate.clear()
             leaving = asyncio.create_task(world.ask())
             await asyncio.to_thread(slow.entered.wait, 20)  # and this loop still runs
@@ -363,7 +363,7 @@ def test_a_trace_shows_each_step() -> None:
     asyncio.run(scenario())
 
 
-def test_a_step_answered_from_a_cache_has_its_place_in_the_trace() -> None:
+def test_a_step_answered_from_a_cache_is_in_the_trace() -> None:
     async def scenario() -> None:
         a = doubler()
         async with setup(CHAIN, a=a, b=doubler()) as world:
@@ -381,8 +381,8 @@ def test_a_step_answered_from_a_cache_has_its_place_in_the_trace() -> None:
     asyncio.run(scenario())
 
 
-def test_a_reset_while_a_step_waits_is_known_to_have_begun() -> None:
-    """The wire asks a request whether dropping it would lose work."""
+def test_a_reset_during_a_waiting_step_counts_as_begun() -> None:
+    """The connection asks a request whether dropping it would lose work."""
 
     async def scenario() -> None:
         a, b = doubler(), doubler()

@@ -1,4 +1,4 @@
-"""The `tokenize` step: texts become numbers in a process of its own, which costs nobody more than its limits."""
+"""The `tokenize` step: texts become numbers in a process of its own, whose limits protect other requests."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from server.batching.admission import Admission
-from server.batching.batcher import Batcher
-from server.batching.entry import Entry, Outcome
-from server.batching.execution import run_each
-from server.batching.signature import Signature
-from server.children import Limits
-from server.errors import BadRequest, BrokenOff, Internal
-from server.pipelines import helper
-from server.pipelines.builtins import text
-from server.pipelines.builtins.base import Request
-from server.pipelines.builtins.text import Tokenize
-from server.pipelines.definition import BadPipeline
-from server.scheduling.pool import WorkerPool
-from server.telemetry.statistics import Statistics
-from server.types import ModelRef, Tensors
+from lathe.server.batching.admission import Admission
+from lathe.server.batching.batcher import Batcher
+from lathe.server.batching.entry import Entry, Outcome
+from lathe.server.batching.execution import run_each
+from lathe.server.batching.signature import Signature
+from lathe.server.errors import BadRequest, ExecutionInterrupted, Internal
+from lathe.server.pipelines import step_process
+from lathe.server.pipelines.builtins import text
+from lathe.server.pipelines.builtins.base import StepRequest
+from lathe.server.pipelines.builtins.text import Tokenize
+from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.processes.stage_children import Limits
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.telemetry.statistics import Statistics
+from lathe.server.types import ModelRef, Tensors
 from tests.server.data.running import wait_for
 from tests.server.pipelines.test_builtins import column
 
 VOCABULARY = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "<pad>": 4}
 
 
-def written(folder: Path, splitter: pre_tokenizers.PreTokenizer) -> Path:
+def tokenizer_folder(folder: Path, splitter: pre_tokenizers.PreTokenizer) -> Path:
     """A folder with a tokenizer of four words."""
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = splitter
@@ -46,12 +46,12 @@ def written(folder: Path, splitter: pre_tokenizers.PreTokenizer) -> Path:
 
 
 def tokenize(folder: Path, **options: object) -> Tokenize:
-    return text.tokenize(Request(options, {}, folder))
+    return text.tokenize(StepRequest(options, {}, folder))
 
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("words"), pre_tokenizers.Whitespace())
+    return tokenizer_folder(tmp_path_factory.mktemp("words"), pre_tokenizers.Whitespace())
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_texts_become_numbers_padded_to_a_multiple(step: Tokenize) -> None:
     assert step.execute({"text": column()})["input_ids"].shape == (0, 4)
 
 
-def test_a_long_text_is_cut_and_padding_stops_there(words: Path) -> None:
+def test_a_long_text_is_truncated_and_so_is_its_padding(words: Path) -> None:
     with closing(tokenize(words, multiple=4, max_length=6)) as step:
         out = step.execute({"text": column(b"one " * 9, b"")})
     np.testing.assert_array_equal(out["attention_mask"], [[1] * 6, [0] * 6])
@@ -88,7 +88,7 @@ def test_a_long_text_is_cut_and_padding_stops_there(words: Path) -> None:
         (b"x" * 101, "expected at most 100 bytes, got 101"),
     ],
 )
-def test_what_is_no_text_is_the_callers_fault(step: Tokenize, given: bytes, message: str) -> None:
+def test_an_input_that_is_no_text_is_the_clients_error(step: Tokenize, given: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         step.execute({"text": column(given)})
 
@@ -97,19 +97,19 @@ def test_what_is_no_text_is_the_callers_fault(step: Tokenize, given: bytes, mess
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     open_before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(BadPipeline, match=r"file 'tokenizer.json': it does not read as a tokenizer"):
+    with pytest.raises(BadPipeline, match=r"file 'tokenizer.json': not a valid tokenizer"):
         tokenize(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 def test_a_file_that_takes_too_long_is_refused(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_PARSING", Limits(seconds=-1, memory=1 << 30))
-    monkeypatch.setattr(helper, "_LOOK", 0)  # or the file is read before the first look
+    monkeypatch.setattr(step_process, "_POLL", 0)  # otherwise the file is read before the first check
     with pytest.raises(BadPipeline, match=r"file 'tokenizer.json': cannot be read: it takes longer than"):
         tokenize(words)
 
 
-def test_callers_at_once_get_their_own_texts_answers(step: Tokenize) -> None:
+def test_concurrent_callers_get_their_own_results(step: Tokenize) -> None:
     rows = [column(*[word.encode()] * count) for count, word in enumerate(VOCABULARY, 1)] * 10
     with ThreadPoolExecutor(4) as pool:
         answers = [*pool.map(lambda row: step.execute({"text": row})["input_ids"][:, 0].tolist(), rows)]
@@ -121,11 +121,13 @@ def ids(outcomes: Sequence[Tensors | Exception]) -> list[Any]:
     return [one if isinstance(one, Exception) else one["input_ids"][:, 0].tolist() for one in outcomes]
 
 
-def test_what_waits_goes_to_the_process_at_once(step: Tokenize, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request has its own length, and its own fault."""
-    written: list[int] = []
-    write = helper._Child._write
-    monkeypatch.setattr(helper._Child, "_write", lambda child, data: (written.append(len(data)), write(child, data)))
+def test_waiting_requests_are_sent_to_the_process_together(step: Tokenize, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request has its own length, and its own error."""
+    lengths: list[int] = []
+    write = step_process._Child._write
+    monkeypatch.setattr(
+        step_process._Child, "_write", lambda child, data: (lengths.append(len(data)), write(child, data))
+    )
     texts = [[b"one"], [b"two", b"three one two one two"], [b"\xff"], [], [b"three"]]
     outcomes = step.execute_each([{"text": column(*each)} for each in texts])
     assert [one["input_ids"].shape for one in outcomes if not isinstance(one, Exception)] == [
@@ -133,15 +135,13 @@ def test_what_waits_goes_to_the_process_at_once(step: Tokenize, monkeypatch: pyt
     ]  # fmt: skip
     assert isinstance(outcomes[2], BadRequest)
     assert ids(outcomes[:2]) == [[1], [2, 3]]
-    assert len(written) == 1
-    monkeypatch.setattr(helper, "_AT_ONCE", 20)  # bytes: two of these
+    assert len(lengths) == 1
+    monkeypatch.setattr(step_process, "_MAX_FRAME_BYTES", 20)  # bytes: two of these requests
     assert ids(step.execute_each([{"text": column(word)} for word in (b"one", b"two", b"three")])) == [[1], [2], [3]]
-    assert len(written) == 3
+    assert len(lengths) == 3
 
 
-def test_a_request_that_takes_too_long_harms_none_that_waits_with_it(
-    words: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_takes_too_long_harms_no_waiting_request(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_ENCODING", Limits(seconds=0.01, memory=1 << 30, patience=1e9))
     with closing(tokenize(words, max_bytes=1 << 24)) as step:
         first, slow, last = step.execute_each(
@@ -151,27 +151,27 @@ def test_a_request_that_takes_too_long_harms_none_that_waits_with_it(
     assert ids([first, last]) == [[1], [2]]
 
 
-def test_who_waited_before_a_process_died_is_answered(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it dies of, again and again: only that request fails."""
+def test_requests_that_wait_while_a_process_dies_are_answered(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cause and however often: only the request that causes it fails."""
     with closing(tokenize(words)) as step:
-        answer = helper._Child._answer
+        answer = step_process._Child._answer
 
         def dying(child: Any, watch: Any) -> Any:
             found = answer(child, watch)
             if bytes(found[1]).count((3).to_bytes(8, "little")):  # the number of "three"
-                raise helper._Died
+                raise step_process._ChildExited
             return found
 
-        monkeypatch.setattr(helper._Child, "_answer", dying)
+        monkeypatch.setattr(step_process._Child, "_answer", dying)
         outcomes = step.execute_each([{"text": column(word)} for word in (b"one", b"three", b"two")])
     assert isinstance(outcomes[1], Internal)
     assert ids([outcomes[0], outcomes[2]]) == [[1], [2]]
 
 
 @pytest.mark.parametrize("requests", [1, 200], ids=["one that takes long", "many"])
-def test_a_run_that_nobody_waits_for_is_broken_off(words: Path, requests: int) -> None:
+def test_a_run_without_waiting_callers_is_interrupted(words: Path, requests: int) -> None:
     with closing(tokenize(words, max_bytes=1 << 26)) as step, ThreadPoolExecutor(1) as pool:
-        step._helper._beginning = 0.1
+        step._helper._start_seconds = 0.1
         before = process_of(step)
         texts = [{"text": column(b"one " * (2_000_000 // requests))} for _ in range(requests)]
         running = pool.submit(step.execute_each, texts)
@@ -180,7 +180,7 @@ def test_a_run_that_nobody_waits_for_is_broken_off(words: Path, requests: int) -
         (run,) = step.runs().values()
         began = time.monotonic()
         step.interrupt(run)
-        with pytest.raises(BrokenOff):
+        with pytest.raises(ExecutionInterrupted):
             running.result(60)
         assert time.monotonic() - began >= 0.09  # a new process costs as much
         assert not step.runs() and not Path(f"/proc/{before}").exists()
@@ -190,28 +190,28 @@ def test_a_run_that_nobody_waits_for_is_broken_off(words: Path, requests: int) -
         assert len(again.result(60)) == min(requests, 2)
 
 
-def test_a_run_that_has_all_its_answers_is_not_broken_off(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would cost a process for nothing."""
+def test_a_run_that_has_all_its_results_is_not_interrupted(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption would cost a process for nothing."""
     with closing(tokenize(words)) as step:
-        step._helper._beginning = 0.0
-        before, answer = process_of(step), helper._Child._answer
+        step._helper._start_seconds = 0.0
+        before, answer = process_of(step), step_process._Child._answer
 
         def late(child: Any, watch: Any) -> Any:
             found = answer(child, watch)
             step.interrupt()
             return found
 
-        monkeypatch.setattr(helper._Child, "_answer", late)
+        monkeypatch.setattr(step_process._Child, "_answer", late)
         assert ids(step.execute_each([{"text": column(b"two")}])) == [[2]]
         assert process_of(step) == before
 
 
-def test_a_caller_that_leaves_frees_the_step(words: Path) -> None:
-    """As one whose deadline is over: the queue behind it goes on."""
+def test_a_cancelled_request_frees_the_step(words: Path) -> None:
+    """As does one whose deadline has passed: the queue behind it continues."""
     with closing(tokenize(words, max_bytes=1 << 26)) as step:
-        step._helper._beginning = 0.0
+        step._helper._start_seconds = 0.0
 
-        async def scene() -> None:
+        async def scenario() -> None:
             pool = WorkerPool(1)
             batcher = Batcher(step, Admission(100, 1 << 30), pool, Statistics(ModelRef("t", 1)), 0.0, run_each)
             signature = Signature(step.inputs, step.outputs, True)
@@ -226,7 +226,7 @@ def test_a_caller_that_leaves_frees_the_step(words: Path) -> None:
 
             try:
                 late = ask(b"one " * 2_000_000, timeout=0.1)[1]
-                assert isinstance(await asyncio.wait_for(late, 60), BrokenOff)
+                assert isinstance(await asyncio.wait_for(late, 60), ExecutionInterrupted)
                 leaving, _ = ask(b"one " * 2_000_000)
                 await asyncio.to_thread(wait_for, lambda: step.runs())
                 batcher.cancel(leaving)
@@ -235,11 +235,11 @@ def test_a_caller_that_leaves_frees_the_step(words: Path) -> None:
             finally:
                 pool.close()
 
-        asyncio.run(scene())
+        asyncio.run(scenario())
 
 
-def test_a_process_that_dies_begins_anew_whatever_became_of_its_folder(tmp_path: Path) -> None:
-    folder = written(tmp_path, pre_tokenizers.Whitespace())
+def test_a_dead_process_is_restarted_even_if_its_folder_is_gone(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, pre_tokenizers.Whitespace())
     with closing(tokenize(folder)) as step:
         (folder / "tokenizer.json").unlink()
         before = process_of(step)
@@ -249,12 +249,12 @@ def test_a_process_that_dies_begins_anew_whatever_became_of_its_folder(tmp_path:
         assert step.memory_bytes > 1 << 20
 
 
-def test_a_process_that_cannot_begin_anew_is_not_the_callers_fault(tmp_path: Path) -> None:
-    folder = written(tmp_path, pre_tokenizers.Whitespace())
+def test_a_process_that_cannot_be_restarted_is_not_the_clients_error(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path, pre_tokenizers.Whitespace())
     with closing(tokenize(folder)) as step:
         (folder / "tokenizer.json").write_text("{")
         os.kill(process_of(step), 9)
-        with pytest.raises(Internal, match="did not begin anew: "):
+        with pytest.raises(Internal, match="could not be restarted: "):
             step.execute({"text": column(b"two")})
 
 
@@ -268,16 +268,16 @@ def test_a_text_that_takes_too_long_is_refused_and_the_next_one_answered(
         assert step.execute({"text": column(b"one")})["input_ids"][0, 0] == 1
 
 
-def test_a_text_that_the_library_panics_at_harms_no_other(tmp_path: Path) -> None:
-    """A pattern that goes back and forth for ever is given up."""
+def test_a_text_that_makes_the_library_panic_harms_no_other(tmp_path: Path) -> None:
+    """A pattern with endless backtracking is abandoned."""
     splitter = pre_tokenizers.Split(Regex(r"(x+x+)+y"), behavior="isolated")
-    with closing(tokenize(written(tmp_path, splitter))) as step:
+    with closing(tokenize(tokenizer_folder(tmp_path, splitter))) as step:
         with pytest.raises(Internal, match=r"the step failed \(PanicException\)"):
             step.execute({"text": column(b"x" * 60)})
         assert step.execute({"text": column(b"one")})["input_ids"][0, 0] == 1
 
 
-def test_closing_leaves_nothing_and_wakes_nobody_anew(words: Path) -> None:
+def test_closing_leaves_no_process_and_starts_none(words: Path) -> None:
     open_before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     step = tokenize(words)
     pid = process_of(step)

@@ -1,7 +1,6 @@
-"""Stands in for ``core.children``: the same two commands over toy models, which are a byte 8 and JSON.
+"""Fakes of the commands of `lathe.core.compiler.child_stages` for toy models: a byte 8, then JSON.
 
-A toy scales its input: {"scale": 2.0, "shape": [-1, 4], "do": "what the compiler shall do wrong"}.
-"""
+A toy scales its input: {"scale": 2.0, "shape": [-1, 4], "do": "how the compiler misbehaves"}."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def parse(source: Path, out: Path) -> int:
         print(json.dumps({"error": f"{source} needs more than cuda:0 has"}))
         return 5
     _misbehave(model.get("do", ""))
-    out.mkdir(parents=True, exist_ok=True)  # as the real stages: an attempt before it may have been broken off
+    out.mkdir(parents=True, exist_ok=True)  # as in the real stages: an earlier attempt may have been interrupted
     (out / "graph.json").write_text(json.dumps(model))
     return 0
 

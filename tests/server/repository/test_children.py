@@ -1,4 +1,4 @@
-"""What happens in a child process stays there: limits, crashes and refusals become clear errors."""
+"""Child processes isolate failures: limits, crashes and refusals become clear errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from server.children import Children, Limits
-from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
-from server.places import PARTY
-from server.repository.artifacts import ArtifactCache, BuildOptions
-from server.repository.builder import Builder, Built
-from server.repository.live import LiveModel
-from server.repository.registry import Registry
+from lathe.server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
+from lathe.server.fair_slots import CLIENT
+from lathe.server.processes.stage_children import Children, Limits
+from lathe.server.repository.artifacts import ArtifactCache, BuildOptions
+from lathe.server.repository.builder import Builder, BuiltModel
+from lathe.server.repository.live_models import LiveModel
+from lathe.server.repository.registry import Registry
 from tests.server.repository.world import ToyBackend, toy
 
 STAGES = ("tests.server.repository.fake_stages",)
@@ -30,12 +30,12 @@ ROOMY = Limits(seconds=60, memory=1 << 30)
 
 
 def parse(folder: Path, content: bytes, limits: Limits = ROOMY) -> None:
-    """Run the parser's stage on a model file."""
+    """Run the parse stage on a model file."""
     (folder / "model.onnx").write_bytes(content)
     asyncio.run(Children(limits, STAGES).run("parse", folder / "model.onnx", folder / "ir"))
 
 
-def test_a_stage_leaves_its_result(tmp_path: Path) -> None:
+def test_a_stage_writes_its_result(tmp_path: Path) -> None:
     parse(tmp_path, toy())
     assert (tmp_path / "ir" / "graph.json").exists()
 
@@ -50,7 +50,7 @@ def test_a_stage_leaves_its_result(tmp_path: Path) -> None:
         ("find a device full", OutOfMemory, "model.onnx needs more than cuda:0 has"),
     ],
 )
-def test_what_goes_wrong_is_told(do: str, error: type[ServerError], message: str, tmp_path: Path) -> None:
+def test_failures_become_errors_without_paths(do: str, error: type[ServerError], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message) as raised:
         parse(tmp_path, toy(do=do))
     assert "/" not in raised.value.message
@@ -64,16 +64,16 @@ def test_a_refusal_is_passed_on_without_the_servers_paths(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("do", ["sleep", "start a child", "spin"])
-def test_a_child_that_takes_too_long_is_killed_with_all_it_started(do: str, tmp_path: Path) -> None:
-    """By the clock if it waits; a working one by what it used of the processor, however busy the machine is."""
+def test_a_child_over_its_time_limit_is_killed_with_its_children(do: str, tmp_path: Path) -> None:
+    """A sleeping child is killed by wall time, a computing one by its processor time, however busy the machine is."""
     limits = Limits(seconds=0.7, memory=1 << 30, patience=1.0 if do != "spin" else 1e9)
     with pytest.raises(TooLarge, match=r"longer than 0\.7 s"):
         parse(tmp_path, toy(do=do), limits)
     assert children_of(tmp_path) == []
 
 
-def test_waiting_is_not_working(tmp_path: Path) -> None:
-    """A child that has the processor rarely has time beyond its limit."""
+def test_time_without_the_processor_does_not_count(tmp_path: Path) -> None:
+    """A child that gets little processor time may exceed its limit in wall time."""
     started = time.monotonic()
     with pytest.raises(TooLarge, match=r"longer than 0\.3 s"):
         parse(tmp_path, toy(do="sleep"), Limits(seconds=0.3, memory=1 << 30, patience=5.0))
@@ -82,10 +82,10 @@ def test_waiting_is_not_working(tmp_path: Path) -> None:
 
 @pytest.fixture
 def one_processor() -> Iterator[None]:
-    """What the test starts shares one processor."""
+    """All processes that the test starts share one processor."""
     before, policy = os.sched_getaffinity(0), os.sched_getscheduler(0)
     os.sched_setaffinity(0, {min(before)})
-    with contextlib.suppress(PermissionError):  # where the tests are idle themselves, children could not be more so
+    with contextlib.suppress(PermissionError):  # if the tests run at idle priority, children cannot have a lower one
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     yield
     os.sched_setscheduler(0, policy, os.sched_param(0))
@@ -93,8 +93,10 @@ def one_processor() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_processor")
-def test_a_child_lets_others_go_first_but_not_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One that never got the idle processor it needs ends nevertheless: it comes again as one of many."""
+def test_a_starved_idle_child_is_restarted_at_a_higher_priority(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A child that never gets the idle processor time it needs is restarted at a higher priority, and ends."""
     caplog.set_level("INFO")
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -102,13 +104,11 @@ def test_a_child_lets_others_go_first_but_not_for_ever(tmp_path: Path, caplog: p
     finally:
         busy.kill()
         busy.wait()
-    assert "starts again" in caplog.text
+    assert "restarted" in caplog.text
     assert (tmp_path / "ir" / "graph.json").exists()
 
 
-def test_the_end_of_a_child_is_seen_where_the_system_does_not_announce_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_child_is_noticed_without_pidfd_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_pid: int) -> int:
         raise OSError(errno.ENOSYS, "not there before Linux 5.3")
 
@@ -132,12 +132,12 @@ def test_a_child_leaves_no_descriptor_open(run: Callable[[Coroutine[Any, Any, No
     run(scenario())
 
 
-def test_a_child_that_takes_too_much_memory_is_killed(tmp_path: Path) -> None:
+def test_a_child_over_its_memory_limit_is_killed(tmp_path: Path) -> None:
     with pytest.raises(TooLarge, match="more than 200 MiB"):
         parse(tmp_path, toy(do="eat memory"), Limits(seconds=30, memory=200 << 20))
 
 
-def test_callers_cancelled_at_any_moment_leave_nothing_running(tmp_path: Path) -> None:
+def test_callers_cancelled_at_any_moment_leave_no_process(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(do="start a child"))
 
     async def one(delay: float) -> None:
@@ -154,12 +154,12 @@ def test_callers_cancelled_at_any_moment_leave_nothing_running(tmp_path: Path) -
     assert children_of(tmp_path) == []
 
 
-def test_only_so_many_run_at_once_and_only_so_many_wait(tmp_path: Path) -> None:
+def test_the_numbers_of_running_and_waiting_children_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(do="sleep"))
 
     async def scenario() -> None:
         children = Children(Limits(seconds=30, memory=1 << 30, processes=1, waiting=2), STAGES)
-        PARTY.set("ann")
+        CLIENT.set("ann")
         tasks = [
             asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / str(n))) for n in range(2)
         ]
@@ -175,11 +175,11 @@ def test_only_so_many_run_at_once_and_only_so_many_wait(tmp_path: Path) -> None:
 
 
 def urgently(folder: Path, *contents: bytes, limits: Limits = ROOMY) -> list[object]:
-    """Run the parser's stage on several model files at once, as at the start; return what each came to."""
+    """Run the parse stage on several model files at once, as at the start; return the outcome of each."""
 
     async def scenario() -> list[object]:
         children, calls = Children(limits, STAGES), []
-        async with children.urgent():
+        async with children.at_normal_priority():
             for number, content in enumerate(contents):
                 (folder / f"{number}.onnx").write_bytes(content)
                 calls.append(children.run("parse", folder / f"{number}.onnx", folder / str(number)))
@@ -190,8 +190,9 @@ def urgently(folder: Path, *contents: bytes, limits: Limits = ROOMY) -> list[obj
     return asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_at_the_start_each_model_has_a_process_of_its_own_without_imports_of_its_own(tmp_path: Path) -> None:
-    """What one model does to its process is none of the others' business; limits hold for each."""
+def test_at_the_start_each_model_has_its_own_forked_process(tmp_path: Path) -> None:
+    """A model cannot affect the processes of other models, and limits hold for each. The forks need no imports of
+    their own."""
     limits = Limits(seconds=1.5, memory=200 << 20, patience=2.0, processes=3)
     bad = {
         "crash": (Unprocessable, "SIGSEGV"),
@@ -213,7 +214,7 @@ def test_at_the_start_each_model_has_a_process_of_its_own_without_imports_of_its
     assert children_of(tmp_path) == []
 
 
-def test_at_the_start_children_are_not_idle_and_later_they_are(tmp_path: Path) -> None:
+def test_children_have_idle_priority_except_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(do="sleep"))
 
     async def policies(children: Children) -> list[tuple[int, int]]:
@@ -229,21 +230,19 @@ def test_at_the_start_children_are_not_idle_and_later_they_are(tmp_path: Path) -
     async def scenario() -> None:
         children = Children(ROOMY, STAGES)
         own = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
-        async with children.urgent():
-            assert await policies(children) == [own, own]  # the one that forks, and its fork
+        async with children.at_normal_priority():
+            assert await policies(children) == [own, own]  # the fork server and its fork
         assert {nice for _, nice in await policies(children)} == {19}
 
     asyncio.run(scenario())
 
 
-def test_where_the_process_that_forks_dies_its_tasks_begin_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tasks_are_restarted_when_the_fork_server_dies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(do="wait for a file"))
 
     async def scenario() -> None:
         children = Children(ROOMY, STAGES)
-        async with children.urgent():
+        async with children.at_normal_priority():
             task = asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / "ir"))
             await until(lambda: len(descendants(os.getpid())) >= 2)
             assert children._forks is not None
@@ -253,15 +252,15 @@ def test_where_the_process_that_forks_dies_its_tasks_begin_anew(
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
     assert (tmp_path / "ir" / "graph.json").exists()
-    assert "starts again in a process of its own" in caplog.text
+    assert "restarted in a process of its own" in caplog.text
 
 
-def test_callers_who_leave_at_the_start_leave_nothing_running(tmp_path: Path) -> None:
+def test_callers_cancelled_at_the_start_leave_no_process(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(do="start a child"))
 
     async def scenario() -> None:
         children = Children(Limits(seconds=60, memory=1 << 30, processes=20), STAGES)
-        async with children.urgent():
+        async with children.at_normal_priority():
             for delay in range(20):
                 task = asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / "ir"))
                 await asyncio.sleep(delay * 0.01)
@@ -274,7 +273,7 @@ def test_callers_who_leave_at_the_start_leave_nothing_running(tmp_path: Path) ->
     assert set(descendants(os.getpid())) <= before
 
 
-def test_a_child_sees_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_gets_no_secrets_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATHE_SECRET", "hidden")
     (tmp_path / "model.onnx").write_bytes(toy(do="sleep"))
 
@@ -290,10 +289,10 @@ def test_a_child_sees_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: p
     assert b"hidden" not in asyncio.run(scenario())
 
 
-def test_a_model_is_compiled_once_however_many_ask(tmp_path: Path) -> None:
+def test_concurrent_requests_for_a_model_compile_it_once(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(3.0))
 
-    async def scenario() -> list[Built]:
+    async def scenario() -> list[BuiltModel]:
         cache = ArtifactCache(tmp_path / "cache", 1 << 30)
         cache.open()
         builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), BuildOptions(8, "float32", 1))
@@ -307,7 +306,7 @@ def test_a_model_is_compiled_once_however_many_ask(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "work").iterdir()) == []
 
 
-def test_other_options_are_another_artifact(tmp_path: Path) -> None:
+def test_other_options_make_another_artifact(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(3.0))
 
     async def scenario(options: BuildOptions) -> Path:
@@ -320,19 +319,19 @@ def test_other_options_are_another_artifact(tmp_path: Path) -> None:
 
 
 def processes() -> dict[int, str]:
-    """Return the command lines of all processes."""
+    """The command lines of all processes."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
     return found
 
 
 def children_of(folder: Path) -> list[int]:
-    """Return the processes at work on files of a test's folder."""
+    """The processes that work on files of a test's folder."""
     return [pid for pid, command in processes().items() if str(folder) in command]
 
 
@@ -341,7 +340,7 @@ def environment_of(pid: int) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it, for at most a minute."""
+    """Wait at most a minute for the condition."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -349,7 +348,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below this one that have not ended."""
+    """The running descendants of this process."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):

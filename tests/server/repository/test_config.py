@@ -1,4 +1,4 @@
-"""``config.toml``: followed without a restart; a bad one is told of and changes nothing."""
+"""`config.toml`: changes apply without a restart; an invalid file is reported and changes nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from server.api.modelinfo import configuration
-from server.batching.policy import BatchPolicy
-from server.errors import Unavailable
-from server.repository.modelconfig import BadConfig, read_config
+from lathe.server.api.v2.model_info import configuration
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.errors import Unavailable
+from lathe.server.repository.model_config import BadConfig, read_config
 from tests.server.repository.world import World, copy_by_hand, run, toy, world
 
 WHOLE = """
@@ -42,7 +42,7 @@ async def write(w: World, content: str) -> None:
     await w.watcher.poll()
 
 
-def test_a_configuration_is_followed_by_all_versions_and_let_go_with_its_file(tmp_path: Path) -> None:
+def test_a_configuration_applies_to_all_versions_until_its_file_is_removed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0))
@@ -85,7 +85,9 @@ def test_a_configuration_is_followed_by_all_versions_and_let_go_with_its_file(tm
         ("[label_filename]\ny = '1'", "label_filename.y: file '1': Is a directory"),
     ],
 )
-def test_a_bad_configuration_is_told_of_and_the_one_before_stays(tmp_path: Path, content: str, named: str) -> None:
+def test_an_invalid_configuration_is_reported_and_the_previous_one_stays(
+    tmp_path: Path, content: str, named: str
+) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0))
@@ -101,14 +103,14 @@ def test_a_bad_configuration_is_told_of_and_the_one_before_stays(tmp_path: Path,
     run(scenario())
 
 
-def test_versions_are_held_as_the_policy_says(tmp_path: Path) -> None:
+def test_versions_are_loaded_according_to_the_policy(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, keep_versions=2) as w:
             for scale in range(1, 6):
                 await w.push(toy(float(scale)), promote=scale == 5)
             await w.loader.settle()
             versions = w.store.versions("m")
-            assert versions == [1, 3, 4, 5]  # live: 5, before it 1; two more are kept
+            assert versions == [1, 3, 4, 5]  # 5 is live, 1 was live before it, and two more are retained
             for content, held in (
                 ("[version_policy]\nlatest = 2", {1, 4, 5}),
                 ("[version_policy]\nall = true", {1, 3, 4, 5}),
@@ -136,7 +138,7 @@ def test_retention_keeps_specific_versions(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_a_model_is_compiled_for_changes_without_a_gap(tmp_path: Path) -> None:
+def test_compile_options_change_without_a_gap_in_service(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0))
@@ -146,7 +148,7 @@ def test_what_a_model_is_compiled_for_changes_without_a_gap(tmp_path: Path) -> N
             changing = asyncio.create_task(write(w, "[compile]\nprecision = 'bfloat16'\nmax_batch = 64"))
             while w.stages.runs.count("compile") < 3:  # noqa: ASYNC110 - a thread makes it true
                 await asyncio.sleep(0.001)
-            assert w.registry.resolve("m") is before  # it answers until the other one can
+            assert w.registry.resolve("m") is before  # it answers until the other one is loaded
             w.stages.gate.set()
             await changing
             assert w.registry.resolve("m") is not before
@@ -154,13 +156,13 @@ def test_what_a_model_is_compiled_for_changes_without_a_gap(tmp_path: Path) -> N
             assert not w.loader.artifacts_in_use & artifacts
             assert w.stages.flags[-1][:4] == ["--max-batch", "64", "--precision", "bfloat16"]
             await write(w, "")
-            assert w.loader.artifacts_in_use == artifacts  # found again
+            assert w.loader.artifacts_in_use == artifacts  # the earlier artifacts are found in the cache
             assert w.stages.runs.count("compile") == 4
 
     run(scenario())
 
 
-def test_code_that_cannot_be_made_leaves_what_there_is(tmp_path: Path) -> None:
+def test_failed_compilation_for_new_options_leaves_the_old_code(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0))
@@ -174,7 +176,7 @@ def test_code_that_cannot_be_made_leaves_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packs", [True, False])
-def test_packing_is_compiled_for_and_told_of_where_it_cannot_be(tmp_path: Path, packs: bool) -> None:
+def test_packing_is_compiled_or_the_reason_against_it_is_reported(tmp_path: Path, packs: bool) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0, shape=(-1, -1), packs=packs, packing_reason="as it is"))
@@ -187,7 +189,7 @@ def test_packing_is_compiled_for_and_told_of_where_it_cannot_be(tmp_path: Path, 
     run(scenario())
 
 
-def test_padding_that_does_not_fit_a_version_is_told_of_and_not_done(tmp_path: Path) -> None:
+def test_padding_that_does_not_fit_a_version_is_reported_and_not_applied(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0, shape=(-1, -1)))
@@ -202,7 +204,7 @@ def test_padding_that_does_not_fit_a_version_is_told_of_and_not_done(tmp_path: P
     run(scenario())
 
 
-def test_batches_that_a_version_cannot_have_are_told_of(tmp_path: Path) -> None:
+def test_a_batch_size_for_a_model_that_cannot_batch_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0, batchable=False, batch_reason="node 'y' (CumSum) runs over the rows"))
@@ -210,7 +212,7 @@ def test_batches_that_a_version_cannot_have_are_told_of(tmp_path: Path) -> None:
             error = w.model("m").config_error
             assert error.startswith("config.toml: max_batch_size: version 1: expected 1, or a model whose requests")
             assert "may share a batch, got 4: node 'y' (CumSum) runs over the rows" in error
-            assert "; padding: version 1: " in error  # all that is wrong, not the last of it
+            assert "; padding: version 1: " in error  # all errors, not only the last one
             await write(w, "max_batch_size = 1")
             assert w.model("m").config_error == ""
             await w.push(toy(2.0), promote=True)
@@ -220,7 +222,7 @@ def test_batches_that_a_version_cannot_have_are_told_of(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_batches_that_a_version_is_not_compiled_for_are_told_of(tmp_path: Path) -> None:
+def test_a_batch_size_above_the_compiled_one_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0))
@@ -236,8 +238,8 @@ def test_batches_that_a_version_is_not_compiled_for_are_told_of(tmp_path: Path) 
     run(scenario())
 
 
-def test_a_leading_dimension_that_is_no_batch(tmp_path: Path) -> None:
-    """Triton's max_batch_size = 0; a version in memory is loaded once more, so that nothing remembers its batches."""
+def test_a_batch_size_of_zero_means_no_batch_dimension(tmp_path: Path) -> None:
+    """Triton's max_batch_size = 0; a loaded version is loaded again, so that nothing remembers its batches."""
 
     async def scenario() -> None:
         async with world(tmp_path) as w:
@@ -263,9 +265,7 @@ def test_a_leading_dimension_that_is_no_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("specific", "live"), [([1], 1), ([2, 1], 2), ([1, 9], 1), ([3], 3)])
-def test_the_first_live_version_is_one_of_those_that_the_owner_wants(
-    tmp_path: Path, specific: list[int], live: int
-) -> None:
+def test_the_first_live_version_satisfies_the_policy(tmp_path: Path, specific: list[int], live: int) -> None:
     for version in (1, 2, 3):
         copy_by_hand(tmp_path, version, toy(float(version)))
     (tmp_path / "m" / "config.toml").write_text(f"version_policy.specific = {specific}")
@@ -279,7 +279,7 @@ def test_the_first_live_version_is_one_of_those_that_the_owner_wants(
     run(scenario())
 
 
-def test_no_version_goes_live_that_the_owner_leaves_out(tmp_path: Path) -> None:
+def test_a_version_outside_of_the_policy_does_not_go_live_by_itself(tmp_path: Path) -> None:
     copy_by_hand(tmp_path, 2, toy(2.0))
     (tmp_path / "m" / "config.toml").write_text("version_policy.specific = [1, 4]")
 
@@ -291,7 +291,7 @@ def test_no_version_goes_live_that_the_owner_leaves_out(tmp_path: Path) -> None:
             assert "live" not in w.model("m").aliases.aliases
             await w.push(toy(4.0))
             assert w.scale() == 4.0
-            await w.push(toy(5.0), promote=True)  # who asks for it gets it
+            await w.push(toy(5.0), promote=True)  # an explicit promotion is allowed
             assert w.scale() == 5.0
 
     run(scenario())

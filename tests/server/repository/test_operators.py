@@ -1,4 +1,4 @@
-"""Custom operators of a server: known to the processes that parse and compile, and to the one that answers."""
+"""Custom operators of a server: known to the processes that parse and compile, and to the serving one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-import core
-from core import custom
-from core.errors import UnsupportedError
-from server.children import Children, Limits
-from server.errors import Unprocessable
-from server.repository.artifacts import compiler_now
+import lathe
+from lathe.core.compiler import custom_operators
+from lathe.core.errors import UnsupportedError
+from lathe.server.errors import Unprocessable
+from lathe.server.processes.stage_children import Children, Limits
+from lathe.server.repository.artifacts import compiler_digest
 
 MODULE = """
-import core
-from core.custom import Elementwise
+import lathe
+from lathe.core.compiler.custom_operators import Elementwise
 
-@core.register_op("com.example.served")
+@lathe.register_op("com.example.served")
 class Thrice(Elementwise):
     def reference(self, c, x):
         return x * x.dtype.type(3)
@@ -38,13 +38,13 @@ def model() -> bytes:
     return bytes(made.SerializeToString())
 
 
-def test_uploads_may_use_operators_of_the_servers_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploads_may_use_the_operators_of_the_servers_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "thrice_of_a_test.py").write_text(MODULE)
     (tmp_path / "model.onnx").write_bytes(model())
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(core.__file__).parents[1]}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(lathe.__file__).parents[1]}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(custom.MODULES, "")
-    plain = compiler_now()
+    monkeypatch.setenv(custom_operators.MODULES, "")
+    plain = compiler_digest()
 
     async def compiled() -> None:
         children = Children(Limits(60, 1 << 30))
@@ -53,14 +53,14 @@ def test_uploads_may_use_operators_of_the_servers_modules(tmp_path: Path, monkey
 
     with pytest.raises(Unprocessable, match="Thrice"):
         asyncio.run(compiled())
-    custom.load_operators("thrice_of_a_test")
+    custom_operators.load_operators("thrice_of_a_test")
     asyncio.run(compiled())
-    assert compiler_now() != plain  # what was compiled without them, or with others, is not taken for this
-    with core.load_compiled(tmp_path / "out" / "model.lathe") as session:
+    assert compiler_digest() != plain  # code compiled without the modules, or with others, has another cache key
+    with lathe.load_compiled(tmp_path / "out" / "model.lathe") as session:
         got = session.run({"x": np.ones((2, 4), np.float32)})
     np.testing.assert_array_equal(got["y"], np.full((2, 4), 3, np.float32))
 
 
-def test_a_module_that_is_not_there_is_named() -> None:
+def test_a_missing_module_is_named() -> None:
     with pytest.raises(UnsupportedError, match=r"operators of module 'nobody\.has_this'"):
-        custom.load_operators("nobody.has_this")
+        custom_operators.load_operators("nobody.has_this")

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.access.authority import Authority
-from server.archive import archive_of, body_of
-from server.canary.plan import CanaryPlan
-from server.dataplane import DataPlane
-from server.errors import Conflict, Unavailable, Unprocessable
-from server.repository.store import Origin
-from server.types import InferRequest
+from lathe.server.access.authority import Authority
+from lathe.server.archive import archive_of, body_of
+from lathe.server.canary.plan import CanaryPlan
+from lathe.server.errors import Conflict, Unavailable, Unprocessable
+from lathe.server.repository.store import Origin
+from lathe.server.serving.dataplane import DataPlane
+from lathe.server.types import InferRequest
 from tests.server.repository.world import World, run, toy, world
 
 CHAIN = """
@@ -55,8 +55,8 @@ async def with_models(repo: World) -> None:
     await repo.push(packed(CHAIN), "chain")
 
 
-def test_two_models_are_served_as_one(tmp_path: Path) -> None:
-    """A step with a version stays with it, one without follows the alias."""
+def test_a_pipeline_of_two_models_is_served_as_one_model(tmp_path: Path) -> None:
+    """A step with a version is pinned to it, one without follows the alias."""
 
     async def scenario() -> None:
         async with world(tmp_path) as repo:
@@ -69,7 +69,7 @@ def test_two_models_are_served_as_one(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_pipeline_has_versions_and_goes_back(tmp_path: Path) -> None:
+def test_a_pipeline_has_versions_and_can_be_rolled_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as repo:
             await with_models(repo)
@@ -85,9 +85,9 @@ def test_a_restarted_server_loads_models_before_the_pipelines_that_need_them(tmp
     async def scenario() -> None:
         async with world(tmp_path) as repo:
             await with_models(repo)
-            await repo.push(packed(OVER_CHAIN), "another")  # sorts before what it needs
+            await repo.push(packed(OVER_CHAIN), "another")  # sorts before the models it needs
             await repo.push(toy(5.0), "two", promote=True)
-            await repo.push(toy(5.5), "two", promote=True)  # version 1 is wanted by nobody else
+            await repo.push(toy(5.5), "two", promote=True)  # only the pipeline needs version 1
         async with world(tmp_path) as repo:
             assert (await ask(repo, "chain"), await ask(repo, "another")) == (6.0, 6.0)
 
@@ -101,14 +101,14 @@ step = [{name = "all", model = "chain", inputs = {x = "x"}, outputs = {y = "y"}}
 """
 
 
-def test_what_a_pipeline_needs_is_neither_deleted_nor_collected_nor_unloaded(tmp_path: Path) -> None:
+def test_models_that_a_pipeline_needs_are_not_deleted_or_unloaded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, keep_versions=1) as repo:
             await with_models(repo)
             for scale in (5.0, 6.0, 7.0, 8.0):
                 await repo.push(toy(scale), "two", promote=True)
             await repo.loader.settle()
-            assert repo.store.versions("two") == [1, 3, 4, 5]  # 2 was spare
+            assert repo.store.versions("two") == [1, 3, 4, 5]  # version 2 was not needed
             with pytest.raises(Conflict, match="version 1 of model 'two' is a step of pipeline chain:1"):
                 await repo.rollout.delete("two", 1, Origin("test"))
             with pytest.raises(Conflict, match="steps of chain:1"):
@@ -117,13 +117,13 @@ def test_what_a_pipeline_needs_is_neither_deleted_nor_collected_nor_unloaded(tmp
             assert 1 in repo.model("two").loaded
             await repo.rollout.unload("chain")
             await repo.loader.settle()
-            assert 1 not in repo.model("two").loaded  # nobody needs it in memory any more
+            assert 1 not in repo.model("two").loaded  # no pipeline needs it in memory any more
             await repo.rollout.unload("two")
 
     run(scenario())
 
 
-def test_following_an_unloaded_model_is_said(tmp_path: Path) -> None:
+def test_a_step_that_follows_an_unloaded_model_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as repo:
             await with_models(repo)
@@ -136,18 +136,18 @@ def test_following_an_unloaded_model_is_said(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_model_that_comes_to_fit_no_more_is_said(tmp_path: Path) -> None:
+def test_a_model_that_no_longer_fits_the_pipeline_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as repo:
             await with_models(repo)
             await repo.push(toy(3.0, shape=(-1, 5)), "three", promote=True, allow_signature_change=True)
-            with pytest.raises(Unavailable, match="three:2 takes or gives other tensors"):
+            with pytest.raises(Unavailable, match="three:2 has other inputs or outputs"):
                 await ask(repo, "chain")
 
     run(scenario())
 
 
-def test_a_circle_is_refused_however_it_comes_about(tmp_path: Path) -> None:
+def test_a_cycle_of_pipelines_is_refused_however_it_arises(tmp_path: Path) -> None:
     to_b, to_a = (OVER_CHAIN.replace('"chain"', name) for name in ('"b"', '"a"'))
 
     async def scenario() -> None:
@@ -156,7 +156,7 @@ def test_a_circle_is_refused_however_it_comes_about(tmp_path: Path) -> None:
                 await repo.push(toy(2.0), name)
             with pytest.raises(Unprocessable, match="step 'all': a:1 leads back to pipeline 'a'"):
                 await repo.push(packed(to_a), "a")
-            await repo.push(packed(to_b), "a")  # not live yet, so nothing leads back
+            await repo.push(packed(to_b), "a")  # not live yet, so there is no cycle
             await repo.push(packed(to_a), "b")
             for name in ("a", "b"):
                 await repo.rollout.set_alias(name, "live", 2, Origin("test"))
@@ -170,9 +170,9 @@ def test_a_circle_is_refused_however_it_comes_about(tmp_path: Path) -> None:
 
 BAD = {
     "not TOML": ("inputs = [", "pipeline.toml: not TOML"),
-    "a model nobody has": (CHAIN.replace('"three"', '"nobody"'), "step 'second': unknown model 'nobody'"),
-    "a version nobody has": (CHAIN.replace("version = 1", "version = 9"), "step 'first': model 'two' has no version 9"),
-    "an alias nobody has": (
+    "an unknown model": (CHAIN.replace('"three"', '"nobody"'), "step 'second': unknown model 'nobody'"),
+    "an unknown version": (CHAIN.replace("version = 1", "version = 9"), "step 'first': model 'two' has no version 9"),
+    "an unknown alias": (
         CHAIN.replace("version = 1", 'alias = "gold"'),
         "step 'first': model 'two' has no version 'gold'",
     ),
@@ -182,8 +182,8 @@ BAD = {
         CHAIN.replace('{y = "middle"}', '{z = "middle"}'),
         r"expected outputs among \['y'\], got \['z'\]",
     ),
-    "a circle of steps": (CHAIN.replace('inputs = {x = "x"}', 'inputs = {x = "y"}'), "input 'x' is used by no step"),
-    "two origins": (CHAIN.replace('"middle"}\n\n', '"y"}\n\n'), "tensor 'y' has more than one origin"),
+    "a cycle of steps": (CHAIN.replace('inputs = {x = "x"}', 'inputs = {x = "y"}'), "input 'x' is used by no step"),
+    "two origins": (CHAIN.replace('"middle"}\n\n', '"y"}\n\n'), "tensor 'y' is made more than once"),
     "an idle step": (CHAIN.replace('{x = "middle"}', '{x = "x"}'), "step 'first': nothing uses its outputs"),
     "other types": (CHAIN.replace('"three"', '"wide"'), r"expected FP32\[-1, 5\], tensor 'middle' is FP32\[-1, 4\]"),
     "an unknown builtin": (
@@ -202,15 +202,15 @@ BAD = {
         CHAIN.replace('model = "three"', 'builtin = "label"\noptions = {file = "../a"}'),
         "the version has no file",
     ),
-    "options of a model": (CHAIN.replace("version = 1", "version = 1\noptions = {a = 1}"), "options are for what is"),
+    "options of a model": (CHAIN.replace("version = 1", "version = 1\noptions = {a = 1}"), "options are for a builtin"),
     "both": (CHAIN.replace("version = 1", 'version = 1\nalias = "live"'), "expected version or alias, not both"),
     "nothing": (CHAIN.replace('model = "three"', ""), "expected either model or builtin"),
-    "a step twice": (CHAIN.replace('"second"', '"first"'), "step 'first' is there twice"),
+    "a step twice": (CHAIN.replace('"second"', '"first"'), "step 'first' is defined twice"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_pipeline_is_refused_and_says_why(tmp_path: Path, case: str) -> None:
+def test_an_invalid_pipeline_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
     text, message = BAD[case]
 
     async def scenario() -> None:
@@ -226,7 +226,7 @@ def test_a_bad_pipeline_is_refused_and_says_why(tmp_path: Path, case: str) -> No
     run(scenario())
 
 
-def test_a_pipeline_copied_in_before_its_model_waits_for_it(tmp_path: Path) -> None:
+def test_a_pipeline_copied_before_its_model_waits_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as repo:
             await repo.push(toy(2.0), "two")
@@ -236,14 +236,14 @@ def test_a_pipeline_copied_in_before_its_model_waits_for_it(tmp_path: Path) -> N
             await repo.rollout.sync("chain")
             assert "unknown model 'three'" in repo.model("chain").status(1).reason
             await repo.push(toy(3.0), "three")
-            assert repo.rollout.forgive_passing() == ["chain"]
+            assert repo.rollout.clear_transient_failures() == ["chain"]
             await repo.rollout.sync("chain")
             assert await ask(repo, "chain") == 6.0
 
     run(scenario())
 
 
-def test_a_pipeline_is_tried_as_a_canary_and_follows_the_canaries_of_its_models(tmp_path: Path) -> None:
+def test_a_pipeline_can_be_a_canary_and_follows_the_canaries_of_its_models(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as repo:
             await with_models(repo)
@@ -258,7 +258,7 @@ def test_a_pipeline_is_tried_as_a_canary_and_follows_the_canaries_of_its_models(
     run(scenario())
 
 
-def test_a_pushed_pipeline_brings_the_files_that_its_steps_name(tmp_path: Path) -> None:
+def test_a_pushed_pipeline_includes_the_files_that_its_steps_name(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("a\nb\n")
     (tmp_path / "notes.txt").write_text("not for anybody")
     (tmp_path / "pipeline.toml").write_text(

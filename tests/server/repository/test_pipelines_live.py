@@ -1,4 +1,4 @@
-"""What moves while a pipeline answers: its models' aliases and candidates, and the pipeline's own."""
+"""Changes while a pipeline answers: aliases and candidates of its models, and its own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from server.canary.plan import CanaryPlan
-from server.errors import ServerError
-from server.repository.store import Origin
+from lathe.server.canary.plan import CanaryPlan
+from lathe.server.errors import ServerError
+from lathe.server.repository.store import Origin
 from tests.server.repository.test_pipelines import CHAIN, ask, packed, with_models
 from tests.server.repository.world import World, run, toy, world
 
@@ -26,12 +26,12 @@ CALLERS = 6
 class Answer(NamedTuple):
     sent: float
     came: float
-    value: float  # NaN where it is an error, or the answer is NaN
+    value: float  # NaN if the answer is an error or NaN
 
 
 @dataclass
 class Load:
-    """Callers of the pipeline that never rest."""
+    """Concurrent clients of the pipeline that send requests without a pause."""
 
     repo: World
     answers: list[Answer] = field(default_factory=list)
@@ -48,27 +48,27 @@ class Load:
                 value = math.nan
             self.answers.append(Answer(sent, monotonic(), value))
 
-    async def go_on(self, count: int) -> None:
-        """Return after so many more answers."""
+    async def wait_for_answers(self, count: int) -> None:
+        """Return after `count` more answers."""
         until = len(self.answers) + count
         while len(self.answers) < until:  # noqa: ASYNC110 - an event for each answer would make the load another
             await asyncio.sleep(0.001)
 
     async def change(self, work: Awaitable[Any], before: float, after: float) -> None:
-        """Make a change, which alone decides what is answered: until it is acknowledged the one or the other, then the
-        new one."""
-        await self.go_on(30)
+        """Make a change and check the answers: before or after the change until it is acknowledged, then only after
+        it."""
+        await self.wait_for_answers(30)
         begun, made = len(self.answers), monotonic()
         await work
         acknowledged = monotonic()
-        await self.go_on(30)
+        await self.wait_for_answers(30)
         for answer in self.answers[begun:]:
             allowed = {after} if answer.sent > acknowledged else {before} if answer.came < made else {before, after}
             assert answer.value in allowed, answer
 
 
 @asynccontextmanager
-async def loaded(tmp_path: Path) -> AsyncIterator[tuple[World, Load]]:
+async def pipeline_under_load(tmp_path: Path) -> AsyncIterator[tuple[World, Load]]:
     """The pipeline, which multiplies by 2 and then by 3, under load."""
     async with world(tmp_path) as repo:
         await with_models(repo)
@@ -82,24 +82,25 @@ async def loaded(tmp_path: Path) -> AsyncIterator[tuple[World, Load]]:
                 load.over = True
 
 
-def test_a_models_alias_moves_and_goes_back_under_a_busy_pipeline(tmp_path: Path) -> None:
+def test_a_models_alias_moves_and_returns_under_a_busy_pipeline(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with loaded(tmp_path) as (repo, load):
+        async with pipeline_under_load(tmp_path) as (repo, load):
             await load.change(repo.push(toy(5.0), "three", promote=True), 6.0, 10.0)
             for _ in range(5):
                 await load.change(repo.rollout.rollback("three", "live", 1, NOBODY), 10.0, 6.0)
                 await load.change(repo.rollout.rollback("three", "live", 2, NOBODY), 6.0, 10.0)
-            await load.change(repo.push(toy(7.0), "two", promote=True), 10.0, 10.0)  # the pipeline has pinned the first
+            # the pipeline has pinned the first version
+            await load.change(repo.push(toy(7.0), "two", promote=True), 10.0, 10.0)
         assert load.errors == []
 
     run(scenario())
 
 
-def test_the_pipeline_itself_goes_live_and_back_under_load(tmp_path: Path) -> None:
+def test_the_pipeline_goes_live_and_is_rolled_back_under_load(tmp_path: Path) -> None:
     other = packed(CHAIN.replace('model = "three"', 'model = "two"'))
 
     async def scenario() -> None:
-        async with loaded(tmp_path) as (repo, load):
+        async with pipeline_under_load(tmp_path) as (repo, load):
             await load.change(repo.push(other, "chain"), 6.0, 6.0)
             for _ in range(5):
                 await load.change(repo.rollout.set_alias("chain", "live", 2, NOBODY), 6.0, 4.0)
@@ -109,8 +110,8 @@ def test_the_pipeline_itself_goes_live_and_back_under_load(tmp_path: Path) -> No
     run(scenario())
 
 
-async def decided(repo: World, model: str) -> str:
-    """Wait for the verdict on a model's candidate; return what was written down."""
+async def wait_for_verdict(repo: World, model: str) -> str:
+    """Wait for the verdict on a model's candidate; return the recorded action."""
     while repo.model(model).aliases.canary is not None:  # noqa: ASYNC110 - nobody would set an event
         await asyncio.sleep(0.002)
     record = (await repo.rollout.catalog.audit(model))[-1]
@@ -122,15 +123,15 @@ BAD = {"nan": toy(math.nan), "failing": toy(3.0, fails_every=2)}
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_models_bad_candidate_leaves_the_pipeline_by_itself(tmp_path: Path, kind: str) -> None:
-    """Of the pipeline's callers no more than the candidate's share notice, and nobody once it is decided."""
+def test_a_models_bad_candidate_is_rolled_back_under_a_pipeline(tmp_path: Path, kind: str) -> None:
+    """At most the candidate's share of the pipeline's requests is affected, and none after the verdict."""
 
     async def scenario() -> None:
-        async with loaded(tmp_path) as (repo, load):
+        async with pipeline_under_load(tmp_path) as (repo, load):
             await repo.push(BAD[kind], "three")
             begun = len(load.answers)
             await repo.rollout.trials.start("three", CanaryPlan(2, weight=0.2), NOBODY)
-            assert await asyncio.wait_for(decided(repo, "three"), 60) == "rolled_back"
+            assert await asyncio.wait_for(wait_for_verdict(repo, "three"), 60) == "rolled_back"
             noticed = [math.isnan(answer.value) for answer in load.answers[begun:]]
             await load.change(asyncio.sleep(0), 6.0, 6.0)
             assert 0 < sum(noticed) <= 0.2 * len(noticed) + CALLERS
@@ -143,15 +144,15 @@ def test_a_models_bad_candidate_leaves_the_pipeline_by_itself(tmp_path: Path, ki
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["three", "chain"])
 def test_an_equal_candidate_goes_live_under_load(tmp_path: Path, model: str) -> None:
-    """Of one of the pipeline's models, and of the pipeline."""
+    """A candidate of one of the pipeline's models, and one of the pipeline."""
 
     async def scenario() -> None:
-        async with loaded(tmp_path) as (repo, load):
+        async with pipeline_under_load(tmp_path) as (repo, load):
             await repo.push(toy(3.0) if model == "three" else packed(CHAIN + "\n"), model)
             await repo.rollout.trials.start(model, CanaryPlan(2, weight=0.5), NOBODY)
-            assert await asyncio.wait_for(decided(repo, model), 120) == "promoted"
+            assert await asyncio.wait_for(wait_for_verdict(repo, model), 120) == "promoted"
             assert repo.live(model) == 2
-            await load.go_on(30)
+            await load.wait_for_answers(30)
             await load.change(repo.rollout.rollback(model, "live", None, NOBODY), 6.0, 6.0)
         assert load.errors == []
         assert {answer.value for answer in load.answers} == {6.0}

@@ -1,8 +1,7 @@
-"""What a disk may hold when the power goes, at every step, with and without what was not synced.
+"""The possible contents of the disk after a power failure, at every step, with and without unsynced changes.
 
-``kill -9`` does not test this: the page cache survives it. Each state is laid out in a folder, a store is opened on it
-as after a reboot, and what had been acknowledged must be there, what had not must be there whole or not at all.
-"""
+`kill -9` does not test this, because the page cache survives it. Each state is written to a folder, and a store is
+opened on it as after a reboot. Acknowledged changes must be there, and others must be complete or absent."""
 
 from __future__ import annotations
 
@@ -16,21 +15,21 @@ from unittest.mock import patch
 
 import pytest
 
-import server.repository
-from server.repository import journal
-from server.repository.aliases import Alias, Aliases, DamagedDocument
-from server.repository.fs import Fs
-from server.repository.journal import Record, _is_record
-from server.repository.manifest import CorruptVersion, Manifest, describe_folder, verify_files
-from server.repository.store import Origin, Outcome, Store
-from tests.server.repository.disk import Killed, RecordingFs, Site, Tree, lay_out
+import lathe.server.repository
+from lathe.server.repository import journal
+from lathe.server.repository.aliases import Alias, Aliases, DamagedDocument
+from lathe.server.repository.fs import Fs
+from lathe.server.repository.journal import Record, _is_record
+from lathe.server.repository.manifest import CorruptVersion, Manifest, describe_folder, verify_files
+from lathe.server.repository.store import Origin, Outcome, Store
+from tests.server.repository.fake_fs import Killed, RecordingFs, Site, Tree, lay_out
 
 MODEL = "m"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """All a user can see of a repository."""
+    """The state of a repository that a user can see."""
 
     versions: tuple[int, ...]
     aliases: Mapping[str, Alias]
@@ -42,27 +41,27 @@ class Seen:
         return cls(tuple(store.versions(MODEL)), dict(store.state(MODEL).aliases), tuple(keys))
 
 
-def told(store: Store) -> set[int]:
-    """Return the generations that the log and its archives tell of."""
+def logged_generations(store: Store) -> set[int]:
+    """The generations in the log and its archives."""
     logs = (store.root / ".lathe" / "log").glob(f"{MODEL}.log*")
     lines = {line for path in logs for line in path.read_bytes().split(b"\n") if _is_record(line)}
     return {Record.parse(line).generation for line in lines}
 
 
 class World:
-    """A repository, what has been acknowledged of it, and every state the disk may be left in."""
+    """A repository, its acknowledged states, and every possible content of the disk."""
 
     def __init__(self, folder: Path, deaf: Site | None, copied: dict[int, bytes] | None = None) -> None:
         self.root = folder / "repo"
         self.root.mkdir()
-        self.copied = copied or {}
-        for version, content in self.copied.items():
+        self.read_cost = copied or {}
+        for version, content in self.read_cost.items():
             (self.root / MODEL / str(version)).mkdir(parents=True)
             (self.root / MODEL / str(version) / "model.onnx").write_bytes(content)
         self.acknowledged = [Seen.of(Store(self.root))]
         self.high_water = [0]
         self.generations = [0]
-        self.states: dict[tuple[Tree, int], None] = {}  # and how much had been acknowledged
+        self.states: dict[tuple[Tree, int], None] = {}  # and the number of acknowledged changes at that time
         self.fs = RecordingFs(self.root, deaf)
         self.fs.observers.append(self.observe)
 
@@ -82,7 +81,7 @@ class World:
         self.observe()
 
     def violation(self, tree: Tree, step: int, folder: Path) -> str | None:
-        """Reboot into ``tree``; return what is wrong."""
+        """Reboot into `tree`; return what is wrong."""
         root = folder / "rebooted"
         shutil.rmtree(root, ignore_errors=True)
         lay_out(tree, root)
@@ -99,11 +98,11 @@ class World:
             return f"after {step} acknowledgements: {seen}, expected one of {allowed}"
         for version in seen.versions:
             manifest = store.manifest(MODEL, version)
-            if manifest is None and version not in self.copied:
+            if manifest is None and version not in self.read_cost:
                 return f"version {version} has no manifest"
             if manifest is not None:
                 verify_files(store.folder(MODEL, version), manifest)
-        if missing := set(range(1, self.generations[step] + 1)) - told(store):
+        if missing := set(range(1, self.generations[step] + 1)) - logged_generations(store):
             return f"no log tells of the changes {missing}"
         number = publish(store, b"next", stays).record.version
         return None if number and number > self.high_water[step] else f"version number {number} is used again"
@@ -124,7 +123,7 @@ def stays(state: Aliases) -> Aliases:
 
 
 def everyday(folder: Path, deaf: Site | None = None) -> World:
-    """Versions come, aliases move, a version goes."""
+    """Versions are published, aliases move, a version is deleted."""
     world = World(folder, deaf)
     store = world.open()
     operations: list[Callable[[], Outcome]] = [
@@ -132,7 +131,7 @@ def everyday(folder: Path, deaf: Site | None = None) -> World:
         lambda: publish(store, b"second", goes_live),
         lambda: publish(store, b"third", stays, "k3"),
         lambda: store.move(MODEL, "alias", "canary", lambda s: s.moved("canary", 3), Origin()),
-        lambda: store.move(MODEL, "rollback", "live", lambda s: s.rolled_back("live", None), Origin("", "k4", "f")),
+        lambda: store.move(MODEL, "rollback", "live", lambda s: s.with_rollback("live", None), Origin("", "k4", "f")),
         lambda: store.move(MODEL, "alias", "live", lambda s: s.moved("live", 3), Origin()),
         lambda: store.delete(MODEL, 2, Origin()),
         lambda: store.move(MODEL, "alias", "live", lambda s: s.moved("live", 1), Origin()),
@@ -144,7 +143,7 @@ def everyday(folder: Path, deaf: Site | None = None) -> World:
 
 
 def copied_by_hand(folder: Path, deaf: Site | None = None) -> World:
-    """A version that came without a manifest is adopted."""
+    """A version that was copied without a manifest is adopted."""
     world = World(folder, deaf, {4: b"copied"})
     store = world.open()
     store.adopt(MODEL, 4, Manifest(describe_folder(store.folder(MODEL, 4))), goes_live)
@@ -153,7 +152,7 @@ def copied_by_hand(folder: Path, deaf: Site | None = None) -> World:
 
 
 def killed_and_asked_again(folder: Path, deaf: Site | None = None) -> World:
-    """The process dies between a record's write and its sync; the next one finds it, and the client asks again."""
+    """The process dies between a record's write and its sync; the next one finds the record, and the client retries."""
     world = World(folder, deaf)
     world.fs.die_after = ("write", ".log")
     with pytest.raises(Killed):
@@ -170,7 +169,7 @@ def killed_and_asked_again(folder: Path, deaf: Site | None = None) -> World:
 def log_grown_long(folder: Path, deaf: Site | None = None) -> World:
     """The oldest changes move to an archive."""
     world = World(folder, deaf)
-    with patch.object(journal, "REMEMBERED", 2):
+    with patch.object(journal, "MAX_REMEMBERED", 2):
         store = world.open()
         for content in (b"first", b"second"):
             publish(store, content, goes_live)
@@ -186,9 +185,9 @@ SCENARIOS = [everyday, copied_by_hand, killed_and_asked_again, log_grown_long]
 
 
 def sync_sites() -> list[Site]:
-    """Every line of the repository's code that makes something durable."""
+    """Every line of the repository's code that syncs."""
     sites = []
-    for file in sorted(Path(server.repository.__file__).parent.glob("*.py")):
+    for file in sorted(Path(lathe.server.repository.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="_fs"), attr="sync" | "sync_dir")):
@@ -197,7 +196,7 @@ def sync_sites() -> list[Site]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_acknowledged_means_durable_and_the_rest_is_whole_or_absent(
+def test_acknowledged_changes_are_durable_and_others_complete_or_absent(
     scenario: Callable[[Path], World], tmp_path: Path
 ) -> None:
     world = scenario(tmp_path)
@@ -209,7 +208,7 @@ def test_acknowledged_means_durable_and_the_rest_is_whole_or_absent(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("site", sync_sites(), ids=lambda site: f"{site[0]}:{site[1]}")
-def test_without_this_sync_something_is_lost(site: Site, tmp_path: Path) -> None:
+def test_each_sync_is_necessary(site: Site, tmp_path: Path) -> None:
     assert any(_breaks(scenario, site, tmp_path / scenario.__name__) for scenario in SCENARIOS)
 
 
@@ -226,7 +225,7 @@ def _is_broken(world: World, tree: Tree, step: int, folder: Path) -> bool:
         return True
 
 
-def test_what_counts_as_durable_is_asked_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_means_fsync_of_file_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append(os.fstat(descriptor).st_ino))
     fs, path = Fs(), tmp_path / "file"

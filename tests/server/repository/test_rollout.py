@@ -1,4 +1,4 @@
-"""Versions come, go live, go back and go."""
+"""Versions are published, go live, are rolled back and are deleted."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from server.errors import BadRequest, Conflict, NotFound, TooLarge, Unavailable, Unprocessable, UnsupportedMedia
-from server.pipelines.definition import Definition
-from server.repository.aliases import Aliases
-from server.repository.lifecycle import State
-from server.repository.rollout import Compared, LiveMoved
-from server.repository.store import Origin
-from server.types import ModelRef
+from lathe.server.errors import BadRequest, Conflict, NotFound, TooLarge, Unavailable, Unprocessable, UnsupportedMedia
+from lathe.server.pipelines.definition import Definition
+from lathe.server.repository.aliases import Aliases
+from lathe.server.repository.lifecycle import State
+from lathe.server.repository.rollout import Baseline, LiveVersionChanged
+from lathe.server.repository.store import Origin
+from lathe.server.types import ModelRef
 from tests.server.repository.world import World, files, run, toy, world
 
 NOBODY = Origin()
 
 
-async def three(w: World) -> None:
+async def push_three_versions(w: World) -> None:
     """Versions 1, 2, 3, each live in turn."""
     for scale in (1.0, 2.0, 3.0):
         await w.push(toy(scale), promote=True)
 
 
-def test_the_first_version_goes_live_and_later_ones_only_when_asked(tmp_path: Path) -> None:
+def test_the_first_version_goes_live_and_later_ones_only_on_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             assert (await w.push(toy(1.0))).version == 1
@@ -39,10 +39,10 @@ def test_the_first_version_goes_live_and_later_ones_only_when_asked(tmp_path: Pa
     run(scenario())
 
 
-def test_rollback_walks_the_history_and_can_name_a_version(tmp_path: Path) -> None:
+def test_rollback_follows_the_history_or_goes_to_a_given_version(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             walk = []
             for to in (None, None, 3, 1):
                 await w.rollout.rollback("m", "live", to, NOBODY)
@@ -57,10 +57,10 @@ def test_rollback_walks_the_history_and_can_name_a_version(tmp_path: Path) -> No
     run(scenario())
 
 
-def test_a_rollback_needs_no_loading(tmp_path: Path) -> None:
+def test_a_rollback_loads_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             await w.loader.settle()
             loads = len(w.backend.loads)
             await w.rollout.rollback("m", "live", None, NOBODY)
@@ -69,10 +69,10 @@ def test_a_rollback_needs_no_loading(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_move_after_a_rollback_forgets_what_lay_ahead(tmp_path: Path) -> None:
+def test_a_move_after_a_rollback_drops_the_newer_history(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             await w.rollout.rollback("m", "live", 1, NOBODY)
             await w.rollout.set_alias("m", "live", 3, NOBODY)
             await w.rollout.rollback("m", "live", None, NOBODY)
@@ -81,10 +81,10 @@ def test_a_move_after_a_rollback_forgets_what_lay_ahead(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_only_aliases_their_last_step_and_the_newest_stay_in_memory(tmp_path: Path) -> None:
+def test_only_aliases_their_previous_and_the_newest_versions_stay_loaded(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             await w.push(toy(4.0))
             await w.rollout.set_alias("m", "canary", 1, NOBODY)
             await w.rollout.set_alias("m", "canary", 4, NOBODY)
@@ -100,7 +100,7 @@ def test_only_aliases_their_last_step_and_the_newest_stay_in_memory(tmp_path: Pa
     run(scenario())
 
 
-def test_other_inputs_or_outputs_need_permission(tmp_path: Path) -> None:
+def test_a_change_of_inputs_or_outputs_needs_permission(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0))
@@ -145,7 +145,9 @@ def test_a_bad_model_leaves_nothing_behind(tmp_path: Path) -> None:
         (b"\x08" * 2001, TooLarge, "larger than 2000 bytes"),
     ],
 )
-def test_what_is_no_model_file_is_refused(content: bytes, error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_refused(
+    content: bytes, error: type[Exception], message: str, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with world(tmp_path, max_upload=2000) as w:
             with pytest.raises(error, match=message):
@@ -155,7 +157,7 @@ def test_what_is_no_model_file_is_refused(content: bytes, error: type[Exception]
     run(scenario())
 
 
-def test_a_digest_that_differs_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_digest_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             with pytest.raises(BadRequest, match="Content-Digest says"):
@@ -165,7 +167,7 @@ def test_a_digest_that_differs_is_refused(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_repeated_request_with_its_key_is_answered_without_a_second_version(tmp_path: Path) -> None:
+def test_a_repeated_upload_with_its_key_makes_no_second_version(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             first = await w.push(toy(1.0), key="abc")
@@ -181,7 +183,7 @@ def test_a_repeated_request_with_its_key_is_answered_without_a_second_version(tm
     run(scenario())
 
 
-def test_a_key_is_one_of_its_callers_own(tmp_path: Path) -> None:
+def test_idempotency_keys_are_separate_for_each_caller(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             made = [
@@ -205,8 +207,8 @@ def test_a_key_is_one_of_its_callers_own(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_keys_of_old_entries_are_those_of_callers_of_the_same_name(tmp_path: Path) -> None:
-    """Earlier releases wrote keys without whose they are; jobs' began with `job-`."""
+def test_idempotency_keys_of_old_entries_belong_to_callers_of_that_name(tmp_path: Path) -> None:
+    """Earlier releases wrote keys without the caller's identity; keys of jobs began with `job-`."""
 
     async def scenario() -> None:
         async with world(tmp_path) as w:
@@ -224,7 +226,7 @@ def test_keys_of_old_entries_are_those_of_callers_of_the_same_name(tmp_path: Pat
     run(scenario())
 
 
-def test_two_requests_at_once_with_one_key_make_one_version(tmp_path: Path) -> None:
+def test_two_concurrent_uploads_with_one_key_make_one_version(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             outcomes = await asyncio.gather(*(w.push(toy(1.0), key="abc") for _ in range(4)))
@@ -234,10 +236,10 @@ def test_two_requests_at_once_with_one_key_make_one_version(tmp_path: Path) -> N
     run(scenario())
 
 
-def test_a_compilation_under_way_does_not_hold_up_a_rollback(tmp_path: Path) -> None:
+def test_a_running_compilation_does_not_delay_a_rollback(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             w.stages.gate.clear()
             slow = asyncio.create_task(w.push(toy(4.0), promote=True))
             await asyncio.sleep(0.05)
@@ -250,7 +252,7 @@ def test_a_compilation_under_way_does_not_hold_up_a_rollback(tmp_path: Path) -> 
     run(scenario())
 
 
-def test_an_uploader_who_leaves_halfway_leaves_nothing(tmp_path: Path) -> None:
+def test_an_upload_cancelled_halfway_leaves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             w.stages.gate.clear()
@@ -264,10 +266,10 @@ def test_an_uploader_who_leaves_halfway_leaves_nothing(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_delete_refuses_what_an_alias_names_and_never_gives_its_number_again(tmp_path: Path) -> None:
+def test_a_version_with_an_alias_is_not_deleted_and_numbers_are_never_reused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             with pytest.raises(Conflict, match="'live' names"):
                 await w.rollout.delete("m", 3, NOBODY)
             await w.rollout.delete("m", 2, NOBODY)
@@ -285,7 +287,7 @@ def test_delete_refuses_what_an_alias_names_and_never_gives_its_number_again(tmp
 
 
 async def four_of_which_one_has_to_compile(w: World) -> None:
-    """Versions 1 (live) to 4; nothing but version 4 is in the cache."""
+    """Versions 1 (live) to 4; only version 4 is in the cache."""
     for scale in (1.0, 2.0, 3.0):
         await w.push(toy(scale))
     shutil.rmtree(w.root / ".cache" / "models")
@@ -298,7 +300,7 @@ async def until_loading(w: World, version: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_retention_leaves_a_version_that_is_being_promoted(tmp_path: Path) -> None:
+def test_retention_keeps_a_version_that_is_being_promoted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, keep_versions=3) as w:
             await four_of_which_one_has_to_compile(w)
@@ -315,7 +317,7 @@ def test_retention_leaves_a_version_that_is_being_promoted(tmp_path: Path) -> No
     run(scenario())
 
 
-def test_retention_looks_again_before_it_deletes(tmp_path: Path) -> None:
+def test_retention_checks_again_before_it_deletes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, keep_versions=3) as w:
             await four_of_which_one_has_to_compile(w)
@@ -342,10 +344,10 @@ def test_retention_looks_again_before_it_deletes(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_retention_deletes_the_oldest_that_nothing_needs(tmp_path: Path) -> None:
+def test_retention_deletes_the_oldest_versions_that_are_not_needed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path, keep_versions=2) as w:
-            await three(w)
+            await push_three_versions(w)
             await w.rollout.set_alias("m", "pinned", 1, NOBODY)
             for scale in (4.0, 5.0, 6.0, 7.0):
                 await w.push(toy(scale))
@@ -359,7 +361,7 @@ def test_retention_deletes_the_oldest_that_nothing_needs(tmp_path: Path) -> None
 def test_unload_and_load(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             await w.rollout.unload("m")
             await w.loader.settle()
             assert w.backend.open_models == 0
@@ -377,7 +379,7 @@ def test_unload_and_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parameter", ["file:1/model.onnx", "file:../../x", "config"])
-def test_what_a_load_call_brings_along_is_refused(parameter: str, tmp_path: Path) -> None:
+def test_parameters_of_a_load_call_are_refused(parameter: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
             await w.push(toy(1.0))
@@ -393,7 +395,7 @@ def test_what_a_load_call_brings_along_is_refused(parameter: str, tmp_path: Path
 def test_a_restart_finds_everything_and_compiles_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             await w.rollout.rollback("m", "live", None, NOBODY)
         async with world(tmp_path) as w:
             assert (w.live(), w.scale(), w.stages.runs) == (2, 2.0, [])
@@ -403,10 +405,10 @@ def test_a_restart_finds_everything_and_compiles_nothing(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_the_audit_says_who_did_what(tmp_path: Path) -> None:
+def test_the_audit_log_records_actions_and_actors(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await three(w)
+            await push_three_versions(w)
             await w.rollout.rollback("m", "live", None, Origin("alice"))
             records = await w.rollout.catalog.audit("m")
             assert [(r.action, r.version, r.actor) for r in records] == [
@@ -419,7 +421,7 @@ def test_the_audit_says_who_did_what(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_history_keeps_its_place_when_a_version_goes() -> None:
+def test_a_history_keeps_its_position_when_a_version_is_deleted() -> None:
     state = Aliases()
     for version in (1, 2, 1, 3):
         state = state.moved("live", version)
@@ -429,10 +431,10 @@ def test_a_history_keeps_its_place_when_a_version_goes() -> None:
     assert (alias.history, alias.version, alias.previous) == ((1, 3), 3, 1)
 
 
-def test_a_withheld_version_takes_no_alias_not_even_as_the_first_one(tmp_path: Path) -> None:
+def test_a_withheld_version_gets_no_alias_even_if_it_is_the_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            outcome = await w.push(toy(1.0), withheld=True, reason="accuracy is 0.5")
+            outcome = await w.push(toy(1.0), without_alias=True, reason="accuracy is 0.5")
             assert (outcome.version, outcome.record.state.aliases) == (1, {})
             (record,) = await w.rollout.catalog.audit("m")
             assert (record.action, record.reason) == ("publish", "accuracy is 0.5")
@@ -444,14 +446,14 @@ def test_a_withheld_version_takes_no_alias_not_even_as_the_first_one(tmp_path: P
     run(scenario())
 
 
-def test_a_version_compared_with_what_is_live_no_more_is_refused(tmp_path: Path) -> None:
+def test_a_version_compared_with_one_that_is_no_longer_live_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            await w.push(toy(1.0), compared=Compared(None))
-            await w.push(toy(2.0), promote=True, compared=Compared(1), key="k")
-            with pytest.raises(LiveMoved, match="version 2 has gone live meanwhile"):
-                await w.push(toy(3.0), promote=True, compared=Compared(1))
+            await w.push(toy(1.0), compared=Baseline(None))
+            await w.push(toy(2.0), promote=True, compared=Baseline(1), key="k")
+            with pytest.raises(LiveVersionChanged, match="version 2 has gone live meanwhile"):
+                await w.push(toy(3.0), promote=True, compared=Baseline(1))
             assert (w.live(), w.store.versions("m"), w.leftovers()) == (2, [1, 2], [])
-            assert (await w.push(toy(2.0), promote=True, compared=Compared(1), key="k")).replayed
+            assert (await w.push(toy(2.0), promote=True, compared=Baseline(1), key="k")).replayed
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""What a library parses for a step is parsed in a process of the step's: one that is refused leaves nothing behind."""
+"""Files of a pipeline's step are parsed in a process of that step; a refused file leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server.access.authority import Authority
-from server.dataplane import DataPlane
-from server.errors import Unprocessable
-from server.types import InferRequest
+from lathe.server.access.authority import Authority
+from lathe.server.errors import Unprocessable
+from lathe.server.serving.dataplane import DataPlane
+from lathe.server.types import InferRequest
 from tests.server.repository.test_pipelines import packed
 from tests.server.repository.world import run, world
 
@@ -34,15 +34,15 @@ def tokenizer() -> bytes:
 
 
 def children() -> set[str]:
-    """The processes that this one has started, on whichever thread."""
+    """The children of this process, on all threads."""
     return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
-def test_a_step_has_its_process_as_long_as_it_is_in_memory(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_a_step_has_a_process_while_it_is_loaded(tmp_path: Path) -> None:
+    async def scenario() -> None:
         before = children()
         async with world(tmp_path) as w:
-            with pytest.raises(Unprocessable, match=r"step 'words': file 'tokenizer.json': it does not read as a tok"):
+            with pytest.raises(Unprocessable, match=r"step 'words': file 'tokenizer.json': not a valid tok"):
                 await w.push(packed(WORDS, **{"tokenizer.json": b'{"version": "1.0", "model": {}}'}), "words")
             assert children() == before
             await w.push(packed(WORDS, **{"tokenizer.json": tokenizer()}), "words")
@@ -53,4 +53,4 @@ def test_a_step_has_its_process_as_long_as_it_is_in_memory(tmp_path: Path) -> No
             await w.rollout.unload("words")
             assert children() == before
 
-    run(story())
+    run(scenario())

@@ -1,4 +1,4 @@
-"""A repository with everything around it, in a few lines: toy models, a backend that scales, a compiler that copies."""
+"""A repository service in a few lines: toy models, a backend that scales, a compiler that copies."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from server.backends.base import Needs
-from server.errors import Unavailable, Unprocessable
-from server.repository.artifacts import ArtifactCache, BuildOptions
-from server.repository.builder import Builder
-from server.repository.fs import Fs
-from server.repository.housekeeping import Housekeeping
-from server.repository.live import LiveModel, LiveModels
-from server.repository.loader import Loader
-from server.repository.memory import MemoryBudget
-from server.repository.registry import Registry
-from server.repository.rollout import PublishOptions, Rollout, UploadLimits
-from server.repository.store import Origin, Outcome, Store
-from server.repository.watcher import Watcher
-from server.scheduling.pool import WorkerPool
-from server.scheduling.servable import ServableFactory
-from server.settings import Settings
-from server.telemetry.statistics import StatsBook
-from server.types import Tensors, TensorSpec
+from lathe.server.backends.base import MemoryNeeds
+from lathe.server.errors import Unavailable, Unprocessable
+from lathe.server.repository.artifacts import ArtifactCache, BuildOptions
+from lathe.server.repository.builder import Builder
+from lathe.server.repository.fs import Fs
+from lathe.server.repository.housekeeping import Housekeeping
+from lathe.server.repository.live_models import LiveModel, LiveModels
+from lathe.server.repository.loader import Loader
+from lathe.server.repository.memory_budget import MemoryBudget
+from lathe.server.repository.registry import Registry
+from lathe.server.repository.rollout import PublishOptions, Rollout, UploadLimits
+from lathe.server.repository.store import Origin, Outcome, Store
+from lathe.server.repository.watcher import Watcher
+from lathe.server.scheduling.pool import WorkerPool
+from lathe.server.serving.servable import ServableFactory
+from lathe.server.settings import Settings
+from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.types import Tensors, TensorSpec
 
 T = TypeVar("T")
 
 
 def toy(scale: float = 2.0, shape: tuple[int, ...] = (-1, 4), **more: Any) -> bytes:
-    """A model file whose model multiplies by ``scale``."""
+    """A model file whose model multiplies by `scale`."""
     return b"\x08" + json.dumps({"scale": scale, "shape": shape, **more}).encode()
 
 
@@ -53,13 +53,13 @@ class ToyModel:
     batch_reason: str = "elementwise"
     memory_bytes: int = 1
     platform: str = "toy"
-    fails_every: int = 0  # how many executions until one fails; 0: none does
-    differs_every: int = 0  # how many until one answers something else
+    fails_every: int = 0  # every n-th execution fails; 0: none
+    differs_every: int = 0  # every n-th execution gives another result; 0: none
     delay: float = 0.0  # seconds
     packs: bool = False
     packing_reason: str = ""
     devices: tuple[str, ...] = ()
-    lost: str = ""  # what a test says has become of them
+    lost: str = ""  # the reason why its device was lost, set by a test
     executed: int = 0
     closed: Callable[[], None] = lambda: None
 
@@ -94,13 +94,13 @@ class ToyModel:
 @dataclass
 class ToyBackend:
     open_models: int = 0
-    open_lost: int = 0  # of them, on a device that was lost
-    refusals: int = 0  # loads still to be refused
+    open_lost: int = 0  # number of open models of a lost device
+    refusals: int = 0  # number of loads that will be refused
     loads: list[Path] = field(default_factory=list)
 
-    def needs(self, artifact: Path) -> Needs:
+    def needs(self, artifact: Path) -> MemoryNeeds:
         model = json.loads((artifact / "toy.json").read_text())
-        return Needs(model.get("weights", 0), model.get("run", 0))
+        return MemoryNeeds(model.get("weights", 0), model.get("run", 0))
 
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> ToyModel:
         model = json.loads((artifact / "toy.json").read_text())
@@ -117,16 +117,16 @@ class ToyBackend:
 
 
 class ToyStages:
-    """Does in this process what the child processes do."""
+    """Runs the stages of the child processes in this process."""
 
     def __init__(self) -> None:
         self.runs: list[str] = []
         self.flags: list[list[str]] = []
-        self.gate = threading.Event()  # compilations wait for it
+        self.gate = threading.Event()  # while cleared, compilations wait
         self.gate.set()
 
     @asynccontextmanager
-    async def urgent(self) -> AsyncIterator[None]:
+    async def at_normal_priority(self) -> AsyncIterator[None]:
         yield
 
     async def run(self, task: str, *arguments: str | Path) -> None:
@@ -150,7 +150,7 @@ class ToyStages:
 
 @dataclass
 class World:
-    """One server process's side of a repository."""
+    """The repository as one server process sees it."""
 
     root: Path
     store: Store
@@ -168,25 +168,25 @@ class World:
         return await self.push_as(Origin("test", key), content, name, **options)
 
     async def push_as(self, origin: Origin, content: bytes, name: str = "m", **options: Any) -> Outcome:
-        """Upload a model file as somebody."""
+        """Upload a model file as this caller."""
         asked = PublishOptions(origin=origin, **options)
         return await self.rollout.publish(name, chunks(content), asked)
 
     def scale(self, version: str = "", name: str = "m") -> float:
-        """Return what a request would be multiplied by, so which version answers."""
+        """The factor by which a request would be multiplied, which identifies the version that answers."""
         servable = self.registry.resolve(name, version)
         return float(servable.model.execute({"x": np.ones((1, 4), np.float32)})["y"][0, 0])
 
     def model(self, name: str) -> LiveModel:
-        """Return a model, as the rollout sees it."""
+        """A model, as the rollout sees it."""
         return self.rollout._models.get(name)
 
     def live(self, name: str = "m") -> int:
-        """Return the version that answers a request that names none."""
+        """The version that answers a request without a version."""
         return self.registry.resolve(name).ref.version
 
     def leftovers(self) -> list[str]:
-        """Return what staging, trash and the compiler's work folder still hold."""
+        """The files left in staging, trash and the compiler's work folder."""
         staged = self.root.glob(".lathe/staging/*/*/*")
         return [str(p) for p in (*staged, *self.root.glob(".lathe/trash/*"), *self.root.glob(".cache/work/*"))]
 
@@ -202,7 +202,7 @@ async def world(
     settle: float = 0.0,
     memory: MemoryBudget | None = None,
 ) -> AsyncIterator[World]:
-    """Start the control side on a repository, and stop it in order."""
+    """Start the repository service of a server, and stop it in order."""
     os.makedirs(root, exist_ok=True)
     store, registry, backend, stages = Store(root, fs, max_staging=max_staging), Registry(), ToyBackend(), ToyStages()
     cache = ArtifactCache(root / ".cache", 1 << 30)
@@ -222,11 +222,11 @@ async def world(
         await rollout.stop()
         await asyncio.to_thread(pool.close)
     assert backend.open_models == 0, "a model was never closed"
-    assert memory is None or memory.claimed == 0, "memory was never given back"
+    assert memory is None or memory.claimed_bytes == 0, "memory was never given back"
 
 
 async def chunks(content: bytes, size: int = 1000) -> AsyncIterator[bytes]:
-    """Send bytes as a request's body comes in."""
+    """Send bytes in chunks, as a request's body arrives."""
     for start in range(0, len(content), size):
         yield content[start : start + size]
 
@@ -237,12 +237,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def files(root: Path) -> list[Path]:
-    """Return all that lies in a folder."""
+    """All files in a folder."""
     return sorted(root.rglob("*"))
 
 
 def copy_by_hand(root: Path, version: int, content: bytes, name: str = "m") -> Path:
-    """Put a version's folder there as a user with cp would."""
+    """Copy a version's folder into the repository, as a user does with cp."""
     folder = root / name / str(version)
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(content)

@@ -1,4 +1,4 @@
-"""What the terminal shows of a training."""
+"""The terminal output of a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from core.train.view import Pace, Standing, TrainingView, curve, eta
+from lathe.core.train.run.terminal_view import StepRate, TrainingProgress, TrainingView, curve, eta
 
 STARTED = {"epochs": 4, "steps_per_epoch": 50, "judge": "accuracy"}
 
@@ -24,17 +24,17 @@ def view(terminal: bool, curves: bool = False) -> tuple[TrainingView, StringIO]:
     return TrainingView(console, curves), out
 
 
-def test_the_time_left_is_that_of_the_steps_seen() -> None:
-    pace = Pace()
+def test_the_remaining_time_follows_from_the_steps_so_far() -> None:
+    pace = StepRate()
     assert pace.remaining(100) is None
-    pace.note(10, 5.0)  # what came before, compilation or another process, says nothing
+    pace.note(10, 5.0)  # the time before it (compilation, another process) says nothing about the rate
     assert pace.remaining(100) is None
     pace.note(30, 9.0)
     assert pace.remaining(100) == pytest.approx(70 * 0.2)
 
 
-def test_a_resumed_training_is_paced_anew_and_forgets_what_is_void() -> None:
-    standing = Standing()
+def test_a_resumed_training_measures_again_and_drops_repeated_steps() -> None:
+    standing = TrainingProgress()
     standing.see("started", STARTED)
     for number in (10, 20, 30):
         standing.see("step", step(number, seconds=number))
@@ -56,11 +56,11 @@ def test_a_resumed_training_is_paced_anew_and_forgets_what_is_void() -> None:
         (3723, "1:02:03 left"),
     ],
 )
-def test_times_as_people_say_them(seconds: float | None, text: str) -> None:
+def test_durations_are_readable(seconds: float | None, text: str) -> None:
     assert eta(seconds) == text
 
 
-def test_a_curve_has_its_highest_value_on_top() -> None:
+def test_a_curve_has_its_highest_value_at_the_top() -> None:
     lines = curve([0.0, 1.0, 2.0, 3.0], width=10, height=2)
     assert lines == ["        3   ▃█", "        0 ▁▅██"]
 
@@ -72,7 +72,7 @@ def test_a_flat_curve_and_a_long_one() -> None:
     assert line[10:] == "".join(sorted(line[10:])) and line[-1] == "█"
 
 
-def test_on_a_terminal_one_block_changes() -> None:
+def test_on_a_terminal_one_block_is_updated() -> None:
     shown, out = view(terminal=True, curves=True)
     with shown:
         shown.see("started", STARTED)
@@ -87,7 +87,7 @@ def test_on_a_terminal_one_block_changes() -> None:
     assert "epoch 2/4  loss" not in out.getvalue()
 
 
-def test_elsewhere_a_line_for_every_epoch() -> None:
+def test_without_a_terminal_each_epoch_is_a_line() -> None:
     shown, out = view(terminal=False)
     with shown:
         shown.see("started", STARTED)
@@ -113,7 +113,7 @@ SEARCH = [
 ]
 
 
-def test_a_search_is_shown_by_its_trials() -> None:
+def test_a_search_is_shown_as_a_table_of_trials() -> None:
     shown, out = view(terminal=False)
     with shown:
         shown.see("started", {"trials": 10, "ended": 0, "parallel": 2})
@@ -132,7 +132,8 @@ def test_on_a_terminal_a_search_is_a_bar_with_the_best_trial() -> None:
     shown.see("started", {"trials": 10, "ended": 0, "parallel": 2})
     for ended in SEARCH:
         shown.see("trial", ended)
-    shown.see("started", {"trials": 10, "ended": 4, "parallel": 2})  # killed, and begun again: its clock too
+    # killed and started again: its clock starts again too
+    shown.see("started", {"trials": 10, "ended": 4, "parallel": 2})
     shown.see("trial", trial(4, "complete", 0.25, 2.0))
     shown.see("trial", trial(5, "complete", 0.25, 5.0))
     text = StringIO()

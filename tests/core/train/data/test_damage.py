@@ -1,4 +1,4 @@
-"""Files of every format, damaged at random: they read, or they are refused by a DataError; nothing else happens."""
+"""Randomly damaged files of every format: each is read, or refused with DataError."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from core.errors import DataError
-from core.train.data import open_dataset
-from core.train.data.describe import describe
-from core.train.data.opening import Format
+from lathe.core.errors import DataError
+from lathe.core.train.data import open_dataset
+from lathe.core.train.data.describe import describe
+from lathe.core.train.data.formats import Format
 
 ROUNDS = 60
 
@@ -112,7 +112,7 @@ def test_encrypted_archives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", get_args(Format))
 @pytest.mark.parametrize("empty", ["folder", "zip", "file"])
-def test_nothing_in_any_format(tmp_path: Path, empty: str, format: Format) -> None:
+def test_empty_files_of_any_format(tmp_path: Path, empty: str, format: Format) -> None:
     path = tmp_path / "data"
     if empty == "folder":
         path.mkdir()

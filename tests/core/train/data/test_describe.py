@@ -1,4 +1,4 @@
-"""What is said of an uploaded dataset, in a process of its own, also of hostile ones."""
+"""The description of an uploaded dataset, made in a child process, also for hostile files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from core.errors import DataError
-from core.train.data.__main__ import main
-from core.train.data.describe import describe
+from lathe.core.errors import DataError
+from lathe.core.train.data.__main__ import main
+from lathe.core.train.data.describe import describe
 
 LIMIT = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (1 << 29, 1 << 29))
-os.execv(sys.executable, [sys.executable, "-m", "core.train.data", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "lathe.core.train.data", *sys.argv[1:]])
 """
 
 
@@ -69,10 +69,10 @@ def test_problems_are_listed(tmp_path: Path) -> None:
     found = describe(tmp_path / "data", name="t")
     assert found["problems"] == [
         "column 'a': 2 rows have missing or infinite numbers, line 3 is the first",
-        "column 'b': 1 rows have missing texts, line 4 is the first",
+        "column 'b': 1 rows have missing text, line 4 is the first",
         "column 'y': class '2' has no rows",
     ]
-    assert found["columns"][1] == {"name": "b", "dtype": "string", "shape": [], "note": "line 2: 'x' is no number"}
+    assert found["columns"][1] == {"name": "b", "dtype": "string", "shape": [], "note": "line 2: 'x' is not a number"}
 
 
 def test_numbers_are_not_taken_for_classes(tmp_path: Path) -> None:
@@ -141,12 +141,12 @@ def _nothing(path: Path) -> Path:
 HOSTILE = {
     "image bomb": (_image_bomb, "'a/1.png' cannot be read: "),
     "huge shape": (_huge_shape, "but 100 follow"),
-    "deep header": (_deep_header, "column 'x': no array in NumPy's format"),
-    "truncated gzip": (_gzip_of_idx, "2147483647 bytes in memory, more than the 67108864 allowed"),
-    "nothing": (_nothing, "is of none of the formats"),
+    "deep header": (_deep_header, "column 'x': invalid .npy file"),
+    "truncated gzip": (_gzip_of_idx, "2147483647 bytes of memory, more than the 67108864 bytes left"),
+    "nothing": (_nothing, "unknown format, expected"),
 }
 BOMBS = {
-    "zip bomb": (_zip_bomb, "column 'x': takes 268435456 bytes in memory, more than the 67108864 allowed"),
+    "zip bomb": (_zip_bomb, "column 'x': needs 268435456 bytes of memory, more than the 67108864 bytes left"),
     "a line of a gigabyte": (_long_line, "a line is longer than 8388608 bytes"),
 }
 
@@ -167,13 +167,11 @@ def test_bombs_stay_in_bounded_memory(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("module", "name", "what"), [("pyarrow", "a.csv", "CSV"), ("PIL", "cat/1.png", "images")])
-def test_the_extra_that_is_missing_is_named(
+def test_a_missing_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, what: str
 ) -> None:
     for loaded in [each for each in sys.modules if each.split(".")[0] == module]:
         monkeypatch.setitem(sys.modules, loaded, None)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        DataError, match=rf"{what}.* read by a package that is not installed: pip install 'lathe\[train\]'"
-    ):
+    with pytest.raises(DataError, match=rf"{what}.* need a package that is not installed: pip install '\.\[train\]'"):
         describe(_zip(tmp_path / "data", name, [b"a,y\n1,2\n"]))

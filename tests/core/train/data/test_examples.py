@@ -1,4 +1,4 @@
-"""Choosing inputs and target: defaults, casts, classes, and what does not fit."""
+"""Choosing inputs and target: defaults, casts, classes, and errors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import DataError
-from core.ir.types import DType
-from core.train.data import Column, Dataset, from_arrays, open_dataset, select, split
+from lathe.core.errors import DataError
+from lathe.core.ir.types import DType
+from lathe.core.train.data import Column, Dataset, from_arrays, open_dataset, select, split
 
 N = 12
 Y = np.arange(N) % 3
@@ -29,10 +29,10 @@ def test_an_only_column_is_x_and_the_target_has_usual_names() -> None:
     for name in ("y", "target", "label", "labels"):
         examples = select(table(**{name: Y, "pixels": np.ones((N, 2, 2))}))
         assert list(examples.inputs) == ["x"] and examples.targets.tolist() == Y.tolist()
-    assert select(table(a=Y, b=np.ones(N))).target.dtype is DType.FLOAT32  # else it is the last one
+    assert select(table(a=Y, b=np.ones(N))).target.dtype is DType.FLOAT32  # otherwise it is the last one
 
 
-def test_single_numbers_are_joined_and_others_stay_apart() -> None:
+def test_scalar_columns_are_joined_and_others_stay_separate() -> None:
     examples = select(table(a=np.arange(N), b=np.arange(N) / 2, c=np.ones(N, bool), y=Y))
     np.testing.assert_array_equal(examples.take(ROWS)["x"], [[5, 2.5, 1], [0, 0, 1]])
     assert str(examples.inputs["x"]) == "float32[3]"
@@ -63,7 +63,7 @@ def test_targets(column: Any, task: Any, dtype: DType, shape: tuple[int, ...]) -
     assert (examples.classes is not None) == (dtype is DType.INT64)
 
 
-def test_classes_of_a_model_that_goes_on_learning() -> None:
+def test_classes_of_a_model_that_is_finetuned() -> None:
     words = np.array(["cat", "dog"] * 6)
     assert select(table(x=Y, y=words), classes=["emu", "dog", "cat"]).targets.tolist() == [2, 1] * 6
     assert select(table(x=Y, y=Y), classes=list("0123456789")).classes == tuple("0123456789")
@@ -79,24 +79,27 @@ REFUSED = {
         {"inputs": {"x": ["y", "x"]}},
         r"column 'x': is float64\[2,2\], but input 'x' joins columns of one number",
     ),
-    "nothing": ({"inputs": {}}, r"inputs are \[\], expected at least one"),
+    "nothing": ({"inputs": {}}, r"inputs: expected at least one"),
     "no origin": ({"inputs": {"x": []}}, "input 'x' names no column"),
     "reserved": ({"inputs": {"target": "x"}}, "none called 'target'"),
     "shape": (
         {"inputs": {"x": "x"}, "shapes": {"x": [3]}},
         r"rows of input 'x' are float32\[2,2\], but .* float32\[3\]",
     ),
-    "shape of": ({"inputs": {"x": "x"}, "shapes": {"u": [3]}}, "shape or layout of 'u', which is no input"),
-    "layout": ({"inputs": {"x": "x"}, "layouts": {"x": "CHW"}}, r"input 'x' is float32\[2,2\], which is no image CHW"),
+    "shape of": ({"inputs": {"x": "x"}, "shapes": {"u": [3]}}, "shapes or layouts name 'u', which is not an input"),
+    "layout": (
+        {"inputs": {"x": "x"}, "layouts": {"x": "CHW"}},
+        r"input 'x' is float32\[2,2\], which is not an image CHW",
+    ),
     "numbers": (
         {"target": "t", "inputs": {"x": "x"}, "task": "numbers"},
-        r"column 't': is string\[\], expected numbers",
+        r"column 't': expected a target of numbers, got string",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit(name: str) -> None:
+def test_columns_that_do_not_fit_are_refused(name: str) -> None:
     options, message = REFUSED[name]
     with pytest.raises(DataError, match=message):
         select(table(x=np.zeros((N, 2, 2)), t=np.array(["a"] * N), y=Y), **options)
@@ -108,10 +111,10 @@ def test_numbers_that_are_no_classes(column: Any) -> None:
         select(table(x=Y, y=np.array(column)), task="classes")
 
 
-def test_quantities_are_told_from_classes() -> None:
+def test_quantities_are_distinguished_from_classes() -> None:
     prices = table(x=Y, y=np.arange(N) * 10_000)
     with pytest.raises(
-        DataError, match=r'row 7: .*class is 70000, expected 0 to 65535; `task = "numbers"` learns quanti'
+        DataError, match=r'row 7: .*class is 70000, expected 0 to 65535; `task = "numbers"` selects regression'
     ):
         select(prices)
     assert select(prices, task="numbers").targets[7] == 70_000
@@ -124,7 +127,7 @@ def test_another_shape_makes_an_image() -> None:
     assert plain.inputs["x"].layout == ""
 
 
-def test_as_a_given_model_takes_them() -> None:
+def test_examples_get_the_types_of_a_given_model() -> None:
     examples = select(table(x=np.arange(N * 4, dtype=np.uint8).reshape(N, 4), y=Y))
     floats = examples.like({"x": Column("x", DType.FLOAT32, (1, 2, 2))})
     assert floats.take(ROWS)["x"].dtype == np.float32 and floats.inputs["x"].layout == "CHW"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.errors import DataError
-from core.train.data import images, open_dataset, select
-from core.train.data.members import ZipMembers, members_of
+from lathe.core.errors import DataError
+from lathe.core.train.data import images, open_dataset, select
+from lathe.core.train.data.members import ZipMembers, members_of
 
 
 def pixels(seed: int, *shape: int) -> Any:
@@ -38,7 +38,7 @@ def pets(**extra: bytes) -> dict[str, bytes]:
     return {name: png(pixels(i, 5, 6, 3)) for i, name in enumerate(names)} | extra
 
 
-def test_an_archive_is_closed_with_whoever_reads_it(tmp_path: Path) -> None:
+def test_an_archive_is_closed_with_its_reader(tmp_path: Path) -> None:
     members = members_of(zipped(tmp_path, pets()))
     assert isinstance(members, ZipMembers)
     archive = members.archive
@@ -68,7 +68,7 @@ def test_parts_and_classes_of_a_parent(tmp_path: Path) -> None:
     dataset = open_dataset(zipped(tmp_path, members))
     assert dataset.parts == {"train": range(3), "test": range(3, 4)}
     assert select(dataset, classes=["bird", "dog", "cat"]).targets.tolist() == [2, 2, 1, 1]
-    with pytest.raises(DataError, match="row 0: column 'label': class 'cat' is none of the model's classes: 'dog'"):
+    with pytest.raises(DataError, match="row 0: column 'label': class 'cat' is not one of the model's classes: 'dog'"):
         select(dataset, classes=["dog"])
 
 
@@ -80,11 +80,11 @@ def test_gray_and_color(tmp_path: Path) -> None:
     np.testing.assert_array_equal(taken[1, :, :, 0], np.asarray(Image.fromarray(color).convert("L")))
 
 
-def test_brought_to_one_size(tmp_path: Path) -> None:
+def test_images_are_resized_to_one_size(tmp_path: Path) -> None:
     color = pixels(3, 40, 30, 3)
     path = zipped(tmp_path, {"a/1.png": png(pixels(0, 8, 8, 3)), "a/2.png": png(color), "a/3.jpg": png(color, "jpeg")})
     with pytest.raises(
-        DataError, match=r"'a/2.png' cannot be read: 40 x 30 pixels, the first image 8 x 8; `image_size`"
+        DataError, match=r"'a/2.png' cannot be read: 40 x 30 pixels, the first image has 8 x 8; `image_size`"
     ):
         open_dataset(path).take(np.arange(3))
     taken = open_dataset(path, image_size=(10, 12)).take(np.arange(3))["image"]
@@ -93,7 +93,7 @@ def test_brought_to_one_size(tmp_path: Path) -> None:
     np.testing.assert_array_equal(taken[1], expected)
 
 
-def test_turned_as_the_camera_says(tmp_path: Path) -> None:
+def test_images_are_rotated_by_their_exif_orientation(tmp_path: Path) -> None:
     color = pixels(3, 6, 4, 3)
     file, exif = io.BytesIO(), Image.Exif()
     exif[274] = 6
@@ -105,9 +105,15 @@ def test_turned_as_the_camera_says(tmp_path: Path) -> None:
 BAD = {
     "no image": ({"cat/bad.png": b"hello"}, "'cat/bad.png' cannot be read: "),
     "cut": ({"cat/bad.png": png(pixels(1, 5, 6, 3))[:-40]}, "'cat/bad.png' cannot be read: "),
-    "no folder": ({"bad.png": png(pixels(1, 5, 6, 3))}, "'bad.png' lies in no folder, whose name would be its class"),
-    "depth": ({"zoo/cat/bad.png": png(pixels(1, 5, 6, 3))}, "expected class/image or part/class/image for all alike"),
-    "half a part": ({"test/cat/bad.png": png(pixels(1, 5, 6, 3))}, "expected class/image or part/class/image"),
+    "no folder": ({"bad.png": png(pixels(1, 5, 6, 3))}, "'bad.png': expected a folder with the name of its class"),
+    "depth": (
+        {"zoo/cat/bad.png": png(pixels(1, 5, 6, 3))},
+        "expected class/image for all images, or part/class/image for all",
+    ),
+    "half a part": (
+        {"test/cat/bad.png": png(pixels(1, 5, 6, 3))},
+        "expected class/image for all images, or part/class/image",
+    ),
 }
 
 
@@ -119,8 +125,8 @@ def test_bad_images_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_image_bombs_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = int(images.MOST_PIXELS**0.5) + 1
+    side = int(images.MAX_PIXELS**0.5) + 1
     bomb = png(np.zeros((side, side), np.uint8))
     path = zipped(tmp_path, {"a/bomb.png": bomb})
-    with pytest.raises(DataError, match=rf"'a/bomb.png' cannot be read: {side} x {side} pixels, at most"):
+    with pytest.raises(DataError, match=rf"'a/bomb.png' cannot be read: {side} x {side} pixels, expected at most"):
         open_dataset(path)

@@ -1,4 +1,4 @@
-"""Batches: the same whoever makes them, wherever an epoch is resumed."""
+"""Batches are the same for any number of workers and wherever an epoch is resumed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import DataError
-from core.train.data import Loader, from_arrays, select
+from lathe.core.errors import DataError
+from lathe.core.train.data import Loader, from_arrays, select
 
 ROWS = 103
 EXAMPLES = select(from_arrays({"x": np.arange(ROWS * 4.0).reshape(ROWS, 4), "y": np.arange(ROWS) % 3}))
@@ -35,7 +35,7 @@ def test_each_row_once_in_an_order_of_its_own_per_epoch() -> None:
     assert len({tuple(order) for order in orders}) == 3
 
 
-def test_an_epoch_goes_on_where_it_was_left() -> None:
+def test_an_epoch_resumes_where_it_stopped() -> None:
     assert first(epoch(2, skip=4)) == first(epoch(2))[40:]
     assert epoch(2, skip=11) == []
 
@@ -46,7 +46,7 @@ def test_the_last_batch() -> None:
     assert first(epoch(0, shuffle=False)) == sorted(first(epoch(0)))
 
 
-def test_epochs_that_follow_each_other_are_those_that_stand_alone() -> None:
+def test_consecutive_epochs_equal_separate_ones() -> None:
     with Loader(EXAMPLES, np.arange(ROWS), 10, seed=5, workers=2) as loader:
         in_a_row = [
             first(list(loader.epoch(number, skip))) for number, skip in ((0, 0), (1, 0), (2, 3), (1, 0), (2, 0))
@@ -55,25 +55,25 @@ def test_epochs_that_follow_each_other_are_those_that_stand_alone() -> None:
     assert in_a_row == alone
 
 
-def test_the_next_epoch_is_begun_while_one_ends() -> None:
+def test_the_next_epoch_is_prefetched_while_one_ends() -> None:
     begun = threading.Event()
     made: list[int] = []
 
     class Noting(Loader):
-        def _make(self, number: int, rows: Any) -> Any:
+        def _make_batches(self, number: int, rows: Any) -> Any:
             made.append(number)
             if number == 1:
                 begun.set()
-            return super()._make(number, rows)
+            return super()._make_batches(number, rows)
 
     with Noting(EXAMPLES, np.arange(ROWS), 10, workers=1) as loader:
         list(loader.epoch(0))
-        assert begun.wait(timeout=30)  # nobody has asked for epoch 1 yet
+        assert begun.wait(timeout=30)  # epoch 1 has not been requested yet
         list(loader.epoch(1))
     assert made.count(1) == made.count(0), "what was begun is made once"
 
 
-def test_threads_end_also_when_an_epoch_is_left_early() -> None:
+def test_threads_end_when_an_epoch_is_abandoned() -> None:
     before = threading.active_count()
     with Loader(EXAMPLES, np.arange(ROWS), 10, workers=3) as loader:
         next(loader.epoch(0))
@@ -90,12 +90,12 @@ def test_a_bad_row_is_named_in_its_turn() -> None:
         for _ in range(102):  # rows are prepared 510 at a time
             next(batches)
         with pytest.raises(
-            DataError, match=r"row 1033: column 'x': the number is missing or nan, expected a finite one"
+            DataError, match=r"row 1033: column 'x': the number is missing or NaN, expected a finite one"
         ):
             next(batches)
 
 
 @pytest.mark.parametrize(("rows", "batch", "drop"), [(0, 1, False), (5, 0, False), (5, 6, True)])
-def test_batches_that_cannot_be(rows: int, batch: int, drop: bool) -> None:
-    with pytest.raises(DataError, match=f"{rows} rows do not make batches of {batch}"):
+def test_invalid_batch_sizes_are_refused(rows: int, batch: int, drop: bool) -> None:
+    with pytest.raises(DataError, match=f"{rows} rows are too few for batches of {batch}"):
         Loader(EXAMPLES, np.arange(rows), batch, drop_last=drop)

@@ -1,4 +1,4 @@
-"""Datasets of NumPy arrays: what is read as what, and what is refused."""
+"""Datasets of NumPy arrays: the types they are read as, and files that are refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import DataError
-from core.ir.types import DType
-from core.train.data import open_dataset, select
+from lathe.core.errors import DataError
+from lathe.core.ir.types import DType
+from lathe.core.train.data import open_dataset, select
 
 
 def saved(path: Path, compressed: bool = False, **arrays: Any) -> Path:
@@ -53,7 +53,7 @@ def test_uncompressed_arrays_are_mapped_and_compressed_ones_counted(tmp_path: Pa
     plain.take(np.array([0]))
     packed = open_dataset(saved(tmp_path / "packed.npz", True, x=big, y=big[:, 0]), memory=1 << 20)
     with pytest.raises(
-        DataError, match=r"packed.npz: column 'x': takes 8000000 bytes in memory, more than the 1048576"
+        DataError, match=r"packed.npz: column 'x': needs 8000000 bytes of memory, more than the 1048576"
     ):
         packed.take(np.array([0]))
 
@@ -72,21 +72,24 @@ def test_parts_by_name(tmp_path: Path) -> None:
 
 
 BAD = {
-    "nothing": ({}, "holds no arrays"),
-    "pickle": ({"x": npy(np.array([object()]))}, "column 'x': holds Python objects, which only pickle could read"),
-    "no array": ({"x": b"hello"}, "column 'x': no array in NumPy's format"),
-    "cut header": ({"x": npy(X)[:20]}, "column 'x': no array in NumPy's format"),
+    "nothing": ({}, "the archive has no arrays"),
+    "pickle": ({"x": npy(np.array([object()]))}, r"column 'x': Python objects \(pickles\) are not allowed"),
+    "no array": ({"x": b"hello"}, "column 'x': invalid .npy file"),
+    "cut header": ({"x": npy(X)[:20]}, "column 'x': invalid .npy file"),
     "cut data": ({"x": npy(X)[:-8]}, r"header says \[4, 2, 3\] of float64 takes 192 bytes, but 184 follow"),
-    "huge shape": ({"x": npy(X).replace(b"(4, 2, 3)", b"(4, 1<<40)")}, "column 'x': no array in NumPy's format"),
+    "huge shape": ({"x": npy(X).replace(b"(4, 2, 3)", b"(4, 1<<40)")}, "column 'x': invalid .npy file"),
     "lying shape": ({"x": npy(X).replace(b"(4, 2, 3)", b"(4, 2003)")}, "takes 64096 bytes, but 192 foll"),
     "no rows": ({"x": npy(X[:0]), "y": npy(Y[:0])}, "there are no rows"),
-    "scalar": ({"x": npy(np.float32(1))}, "column 'x': the array has rank 0, expected rows"),
-    "dates": ({"x": npy(np.array(["2026-01-01"], "datetime64[D]"))}, r"arrays of datetime64\[D\] are not read"),
+    "scalar": ({"x": npy(np.float32(1))}, "column 'x': the array has rank 0, expected an axis of rows"),
+    "dates": (
+        {"x": npy(np.array(["2026-01-01"], "datetime64[D]"))},
+        r"expected numbers or text, got an array of datetime64\[D\]",
+    ),
     "lengths": ({"x": npy(X), "y": npy(Y[:3])}, "columns differ in their number of rows: 'x' 4, 'y' 3"),
-    "half a part": ({"x_train": npy(X), "y": npy(Y)}, "arrays 'y' belong to no part"),
+    "half a part": ({"x_train": npy(X), "y": npy(Y)}, "arrays 'y' name no part"),
     "parts differ": (
         {"x_train": npy(X), "x_test": npy(Y)},
-        r"part 'test' has 'x' int64\[\], but part 'train' 'x' floa",
+        r"part 'test' has 'x' int64\[\], but part 'train' has 'x' floa",
     ),
 }
 
@@ -110,7 +113,7 @@ def test_a_damaged_member_is_named(tmp_path: Path) -> None:
 
 def test_neither_file_nor_format(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\x00\x01")
-    with pytest.raises(DataError, match=r"a.bin: is of none of the formats that are read: NumPy arrays"):
+    with pytest.raises(DataError, match=r"a.bin: unknown format, expected NumPy arrays"):
         open_dataset(tmp_path / "a.bin")
     with pytest.raises(DataError, match="b: there is no file or folder"):
         open_dataset(tmp_path / "b")

@@ -1,4 +1,4 @@
-"""Philox4x32-10 against its authors' known answers, and what is made of it."""
+"""Philox4x32-10 against its authors' known answers, and the distributions made from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from core.train.data.philox import Randoms, philox
+from lathe.core.train.data.philox import RowRandoms, philox
 
 # kat_vectors of Random123: counter, key, answer
 KNOWN = [
@@ -25,19 +25,19 @@ def test_known_answers(counter: list[int], key: int, answer: list[int]) -> None:
     assert philox(key, np.array(counter, np.uint64)).tolist() == answer
 
 
-def test_a_row_has_its_numbers_in_any_company() -> None:
+def test_numbers_of_a_row_do_not_depend_on_other_rows() -> None:
     rows = np.arange(1000)
-    whole = Randoms(3, 1, rows)
-    some = Randoms(3, 1, rows[[7, 500, 2]])
+    whole = RowRandoms(3, 1, rows)
+    some = RowRandoms(3, 1, rows[[7, 500, 2]])
     np.testing.assert_array_equal(some.uniform(2, 5), whole.uniform(2, 5)[[7, 500, 2]])
     np.testing.assert_array_equal(whole.uniform(2, 9)[:, :5], whole.uniform(2, 5))
-    for other in (Randoms(4, 1, rows), Randoms(3, 2, rows)):
+    for other in (RowRandoms(4, 1, rows), RowRandoms(3, 2, rows)):
         assert not np.intersect1d(other.uniform(2, 5), whole.uniform(2, 5)).size > 5
     assert not np.array_equal(whole.uniform(1, 5), whole.uniform(2, 5))
 
 
 def test_distributions() -> None:
-    randoms = Randoms(11, 0, np.arange(2000))
+    randoms = RowRandoms(11, 0, np.arange(2000))
     assert kstest(randoms.uniform(0, 7).ravel(), "uniform").pvalue > 1e-3
     assert kstest(randoms.normal(0, 7).ravel(), "norm").pvalue > 1e-3
     assert sorted(randoms.order(4).tolist()) == list(range(2000))

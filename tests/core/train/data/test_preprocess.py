@@ -1,4 +1,4 @@
-"""What stands in front of a model: the same on rows that come to the served model as on those it was trained with."""
+"""Preprocessing in front of a model: the same for requests to the served model as for training rows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from pydantic import TypeAdapter
 from sklearn.preprocessing import StandardScaler
 
-from core.errors import DataError
-from core.ir.graph import Graph
-from core.ir.types import DType, TensorType, symbol
-from core.ir.verify import verify
-from core.ops.terms import Writer
-from core.reference import interpret
-from core.train.data import Column, Examples, from_arrays, select
-from core.train.data.preprocess import Preprocess, Resize, Scale, Standardize, Step, plan, taking
+from lathe.core.errors import DataError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType, TensorType, symbol
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef.terms import Writer
+from lathe.core.reference import interpret
+from lathe.core.train.data import Column, Examples, from_arrays, select
+from lathe.core.train.data.preprocess import Preprocess, Resize, Scale, Standardize, Step, plan, taking
 
 N = 50
 
@@ -39,7 +39,7 @@ def doubling(rows: dict[str, Column]) -> Graph:
 
 
 def seen(given: Examples, *steps: Step, rows: Any = None) -> Any:
-    """What a model behind the steps gets of all rows."""
+    """All rows as the model after the steps gets them."""
     ready = plan(steps, given, np.arange(N) if rows is None else rows)
     graph = ready.write(doubling(ready.rows))
     verify(graph, "preprocess")
@@ -86,10 +86,10 @@ def test_standardize_by_channel_after_other_steps() -> None:
     np.testing.assert_allclose(found.std(axis=(0, 2, 3)), 1, atol=1e-5)
 
 
-def test_statistics_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_over_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     given = examples(x=integers(3, 8, 6))
     whole = plan([Standardize()], given, np.arange(N)).steps["x"][0]
-    monkeypatch.setattr("core.train.data.preprocess._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("lathe.core.train.data.preprocess._CHUNK_BYTES", 1000)
     pieces = plan([Standardize()], given, np.arange(N)).steps["x"][0]
     assert isinstance(whole, Standardize) and isinstance(pieces, Standardize) and whole.mean and pieces.deviation
     np.testing.assert_allclose(pieces.mean or (), whole.mean)
@@ -100,11 +100,11 @@ def test_statistics_may_be_given() -> None:
     x = integers(3, 4, 4)
     found = seen(examples(x=x), Standardize(mean=(1.0, 2.0, 3.0), deviation=(4.0,)))
     np.testing.assert_allclose(found, (x - np.array([1, 2, 3]).reshape(3, 1, 1)) / 4, rtol=1e-6)
-    with pytest.raises(DataError, match=r"standardize: 2 numbers as mean, expected one, or one per channel of \[3, 4"):
+    with pytest.raises(DataError, match=r"standardize: mean: expected 1 number or 1 per channel of \[3, 4"):
         seen(examples(x=x), Standardize(mean=(1.0, 2.0), deviation=(4.0,)))
 
 
-def test_tokens_stay_whole_unless_something_is_done_to_them() -> None:
+def test_tokens_stay_integers_without_steps() -> None:
     given = examples(x=np.arange(N * 3).reshape(N, 3))
     assert plan([], given, np.arange(N)).rows["x"].dtype is DType.INT64
     assert plan([Scale()], given, np.arange(N)).rows["x"].dtype is DType.FLOAT32
@@ -117,12 +117,12 @@ def test_steps_of_one_input_among_several() -> None:
     a, b = interpret(ready.write(doubling(ready.rows)), {"a": feeds["a"], "b": feeds["b"]}).values()
     np.testing.assert_allclose(a / 2, feeds["a"] * 0.5 + 1)
     np.testing.assert_allclose(b / 2, feeds["b"] + 1.0)
-    with pytest.raises(DataError, match="there is no input 'c', only a, b"):
+    with pytest.raises(DataError, match="expected an input of a, b, got 'c'"):
         plan([Scale(input="c")], given, np.arange(N))
 
 
 def test_resize_is_for_images() -> None:
-    with pytest.raises(DataError, match=r"resize: input 'x' is uint8\[4\], which is no image"):
+    with pytest.raises(DataError, match=r"resize: expected an input of images, got 'x' uint8\[4\]"):
         plan([Resize(height=2, width=2)], examples(x=integers(4)), np.arange(N))
 
 
@@ -137,7 +137,7 @@ def test_the_same_model_takes_augmented_floats_while_training() -> None:
     (one,), (two,) = interpret(served, {"x": x}).values(), interpret(training, {"x": x.astype(np.float32)}).values()
     np.testing.assert_array_equal(one, two)
     assert taking(training, given.inputs).inputs[0].dtype is DType.UINT8
-    with pytest.raises(DataError, match="input 'x' is float32, and the model cannot take uint8 instead"):
+    with pytest.raises(DataError, match="input 'x': the model takes float32 only, got uint8"):
         taking(doubling(ready.rows), given.inputs)
 
 

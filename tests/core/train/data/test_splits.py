@@ -1,4 +1,4 @@
-"""Splits: shares to the row, every class with its part, the same ones for ever."""
+"""Splits: exact shares, stratified by class, reproducible."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
-from core.errors import DataError
-from core.train.data import Examples, folds, from_arrays, select, split
+from lathe.core.errors import DataError
+from lathe.core.train.data import Examples, folds, from_arrays, select, split
 
 
 def labelled(labels: object) -> Examples:
@@ -49,7 +49,7 @@ def test_rare_classes_stay_in_training() -> None:
     assert 50 in parts.train
 
 
-def test_parts_of_the_files_stay() -> None:
+def test_splits_given_by_the_files_are_used() -> None:
     y = np.arange(30) % 3
     dataset = from_arrays({"x": np.zeros((30, 2)), "y": y})
     parts = split(select(replace(dataset, parts={"train": range(20), "test": range(20, 30)})), 0.5, 0.25)
@@ -73,11 +73,11 @@ def test_folds_test_each_row_once_with_even_classes() -> None:
 
 
 @pytest.mark.parametrize(("held_out", "validation"), [(1.0, 0.0), (0.5, 0.5), (-0.1, 0.0), (float("nan"), 0.0)])
-def test_shares_that_cannot_be(held_out: float, validation: float) -> None:
-    with pytest.raises(DataError, match="are held out, expected 0 or more and below 1 together"):
+def test_invalid_shares_are_refused(held_out: float, validation: float) -> None:
+    with pytest.raises(DataError, match="held_out and validation: expected 0 or more with a sum below 1"):
         split(DIGITS, held_out, validation)
 
 
-def test_nothing_left_to_train_on() -> None:
+def test_a_split_without_training_rows_is_refused() -> None:
     with pytest.raises(DataError, match="no rows are left to train on"):
         split(labelled([0]), held_out=0.9)

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_iris
 
-from core.errors import DataError
-from core.ir.types import DType
-from core.train.data import Dataset, csv_file, open_dataset, select
+from lathe.core.errors import DataError
+from lathe.core.ir.types import DType
+from lathe.core.train.data import Dataset, csv_file, open_dataset, select
 
 IRIS = load_iris()
 NAMES = [IRIS.target_names[label] for label in IRIS.target]
@@ -64,7 +64,10 @@ def test_types_of_csv_columns(tmp_path: Path) -> None:
     taken = dataset.take(np.arange(3))
     assert taken["word"].tolist() == ["x", "7", "y, z"] and taken["a, b"].tolist() == [-3, 4, 5]
     np.testing.assert_array_equal(taken["gaps"], [1, np.nan, 2])
-    assert [column.note for column in dataset.columns.values()][2:4] == ["line 2: 'x' is no number", "line 3 is empty"]
+    assert [column.note for column in dataset.columns.values()][2:4] == [
+        "line 2: 'x' is not a number",
+        "line 3 is empty",
+    ]
 
 
 WRONG = {
@@ -72,20 +75,20 @@ WRONG = {
     "many fields": ("a,b\n" + "1,2\n" * 70 + "1,2,3\n", r"flowers: line 72: 3 fields, expected 2: '1,2,3'"),
     "text": (
         "a,b\n1,2\n\nfive,3\n",
-        r"column 'a': is text, which input 'x' cannot take \(line 4: 'five' is no number\)",
+        r"column 'a': is text, which input 'x' cannot take \(line 4: 'five' is not a number\)",
     ),
-    "missing": ("a,b\n1,2\n\n,3\n", r"flowers: line 4: column 'a': the number is missing or nan"),
+    "missing": ("a,b\n1,2\n\n,3\n", r"flowers: line 4: column 'a': the number is missing or NaN"),
     "no class": ("a,b\n1,u\n2,\n", r"flowers: line 3: column 'b': the class is missing"),
     "infinite": ("a,b\n1,2\ninf,3\n", r"flowers: line 3: column 'a': the number is inf"),
-    "twice": ("a,a\n1,2\n", r"flowers: line 1: 2 columns are called 'a'"),
-    "long name": ("a" * 1001 + ",b\n1,2\n", "flowers: a column's name has 1001 characters, at most 1000"),
+    "twice": ("a,a\n1,2\n", r"flowers: line 1: 2 columns are named 'a'"),
+    "long name": ("a" * 1001 + ",b\n1,2\n", "flowers: a column's name has 1001 characters, expected at most 1000"),
     "header only": ("a,b\n", r"flowers: there are no rows"),
     "no such": ("b,c\n1,2\n", r"flowers: column 'a': there is no such column, only 'b', 'c'"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_say_line_and_column(tmp_path: Path, name: str) -> None:
+def test_errors_name_line_and_column(tmp_path: Path, name: str) -> None:
     text, message = WRONG[name]
     with pytest.raises(DataError, match=message):
         select(csv(tmp_path, text), {"x": "a"}, None if "a" in text else "c").take(np.arange(2))
@@ -110,7 +113,7 @@ def test_line_feeds_in_quotes_and_lone_carriage_returns(tmp_path: Path, monkeypa
     monkeypatch.setattr(csv_file, "_BLOCK", 50)
     quoted = csv(tmp_path, "a,b\n" + '1,"one\ntwo"\n' * 20 + '2,"x""y"\n')
     assert quoted.take(np.array([19, 20]))["b"].tolist() == ["one\ntwo", 'x"y']
-    with pytest.raises(DataError, match="quotation marks are not closed"):
+    with pytest.raises(DataError, match="a quotation mark is not closed"):
         csv(tmp_path, 'a,b\n1,"one\n' + "2,two\n" * 20)
     monkeypatch.undo()
     with pytest.raises(DataError, match="flowers: cannot be read: new-line character"):
@@ -130,7 +133,7 @@ def test_gzip_and_parts(tmp_path: Path) -> None:
         taken = wider.take(np.array(rows))["a"]
         assert taken.tolist() == values and taken.dtype == np.float64
     (tmp_path / "test.csv").write_bytes(b"b,y\n3,1\n")
-    with pytest.raises(DataError, match=r"part 'test' has 'b' int64\[\], 'y' int64\[\], but part 'train' 'a'"):
+    with pytest.raises(DataError, match=r"part 'test' has 'b' int64\[\], 'y' int64\[\], but part 'train' has 'a'"):
         open_dataset(tmp_path)
 
 
@@ -154,16 +157,16 @@ def test_lists_are_rows_or_sequences(tmp_path: Path) -> None:
     taken = dataset.take(np.array([7, 1]))
     assert taken["same"].shape == (2, 3) and [row.tolist() for row in taken["ragged"]] == [[0, 1, 2], [0]]
     with pytest.raises(
-        DataError, match=r"column 'when': is timestamp\[ms\], expected numbers, text or lists of numbers"
+        DataError, match=r"column 'when': has type timestamp\[ms\], expected numbers, text or lists of numbers"
     ):
         select(dataset, {"x": "when"})
 
 
 def test_parquet_that_lacks_values(tmp_path: Path) -> None:
     dataset = parquet(tmp_path, a=pa.array([1, None, 3]), b=pa.array([1.5, None, 3]), y=[0, 1, 0])
-    with pytest.raises(DataError, match="flowers: row 1: column 'a': there is no value"):
+    with pytest.raises(DataError, match="flowers: row 1: column 'a': the value is missing"):
         dataset.take(np.array([0]), ["a"])
-    with pytest.raises(DataError, match="flowers: row 1: column 'b': the number is missing or nan"):
+    with pytest.raises(DataError, match="flowers: row 1: column 'b': the number is missing or NaN"):
         select(dataset, {"x": "b"}).take(np.arange(3))
 
 
@@ -176,7 +179,7 @@ def test_damaged_parquet(tmp_path: Path) -> None:
             open_dataset(tmp_path / "data").take(np.arange(3))
 
 
-def test_text_takes_of_the_budget(tmp_path: Path) -> None:
+def test_text_counts_against_the_memory_budget(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a,y\n" + "some text,1\n" * 1000)
-    with pytest.raises(DataError, match="bytes in memory, more than the 1000 allowed"):
+    with pytest.raises(DataError, match="bytes of memory, more than the 1000 bytes left"):
         open_dataset(tmp_path / "data", memory=1000).take(np.array([0]), ["a"])

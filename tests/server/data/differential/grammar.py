@@ -1,8 +1,7 @@
-"""Streams of HTTP/1 requests: well-formed ones, and ones that a mutation of a known kind has made doubtful.
+"""Streams of HTTP/1 requests: well-formed ones, and ones made ambiguous by a mutation of a known kind.
 
 The kinds follow the literature on request smuggling (RFC 9112, section 11.2; Linhart et al., 2005; Kettle, 2019; the
-HTTP Garden, 2024): everything that two readers have been seen to read differently.
-"""
+HTTP Garden, 2024): everything that two parsers have been seen to read differently."""
 
 from __future__ import annotations
 
@@ -25,17 +24,17 @@ BODIES = (b"", b"{}", b"[1, 2]", INFER, INFER, b"0\r\n\r\n", b"GET /hidden HTTP/
 
 @dataclass
 class Message:
-    """One request in its parts, none of which need be what it should."""
+    """One request in its parts, each of which may be malformed."""
 
     method: bytes
     target: bytes
     version: bytes
     headers: list[bytes]
-    body: list[bytes]  # as it goes over the wire
+    body: list[bytes]  # as sent over the wire
     chunked: bool = False
     gaps: list[bytes] = field(default_factory=lambda: [b" ", b" "])
     before: bytes = b""
-    ends: dict[int, bytes] = field(default_factory=dict)  # of lines, where they are others than CRLF
+    ends: dict[int, bytes] = field(default_factory=dict)  # line ends by line, where they are not CRLF
 
     def bytes(self) -> bytes:
         line = self.method + self.gaps[0] + self.target + self.gaps[1] + self.version
@@ -71,7 +70,7 @@ def make_case(seed: int) -> Case:
 
 
 def well_formed(rng: random.Random) -> Message:
-    """A request that every reader takes."""
+    """A request that every parser accepts."""
     body = rng.choice(BODIES)
     if not body and rng.random() < 0.6:
         return Message(b"GET", rng.choice(PATHS), b"HTTP/1.1", [b"Host: localhost"], [])
@@ -205,7 +204,7 @@ SIZES = (
 
 
 def _sizes(message: Message) -> list[int]:
-    """Where a chunked body has its sizes."""
+    """The positions of the sizes in a chunked body."""
     return [*range(0, len(message.body) - 3, 4), len(message.body) - 3]
 
 
@@ -428,7 +427,8 @@ def _(message: Message, rng: random.Random) -> None:
     message.gaps[1] = message.version = b""
 
 
-# -- what is said of the connection -----------------------------------------------------------------------------------
+# -- the connection
+# -----------------------------------------------------------------------------------------------------
 
 
 @mutation("the connection")

@@ -1,4 +1,4 @@
-"""What Lathe's connection makes of a stream: its own protocol class on a real socket, watched from inside."""
+"""How Lathe's connection reads a stream: its own protocol class on a real socket, observed from inside."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from unittest.mock import patch
 
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
 
-from server.api.callhead import CallHead
-from server.api.infer import InferCall
-from server.api.lane import Lane
-from server.api.protocol import LatheProtocol
-from server.api.turns import AsgiTurn
-from server.errors import ServerError
-from server.serve import make_server
-from server.settings import Settings
+from lathe.server.api.codec.call_head import CallHead
+from lathe.server.api.connection.pipelining import AsgiTurn
+from lathe.server.api.connection.protocol import LatheProtocol
+from lathe.server.api.connection.request_template import Lane
+from lathe.server.api.inference.infer import InferCall
+from lathe.server.errors import ServerError
+from lathe.server.serve import make_server
+from lathe.server.settings import Settings
 from tests.server.data.differential.readers import End, Reading, request
 from tests.server.data.fakes import application, doubler
-from tests.server.threaded import in_a_thread
+from tests.server.server_thread import in_a_thread
 
-PATIENCE = 60.0  # seconds for all of a batch to be read and answered
+PATIENCE = 60.0  # seconds for all streams of a batch to be read and answered
 _ANSWER = re.compile(rb"HTTP/1\.[01] (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 
 
 @dataclass
 class Seen:
-    """A request whose head was taken; its body once it is whole."""
+    """A request whose head was accepted; `body` is set once it is complete."""
 
     method: bytes
     target: bytes
@@ -40,10 +40,10 @@ class Seen:
 
 
 class Observed(LatheProtocol):
-    """Notes each request that it takes, and can read its bytes in small pieces."""
+    """Records each accepted request, and can read its bytes in small pieces."""
 
     by_port: ClassVar[dict[int, Observed]] = {}
-    pieces: ClassVar[dict[int, int]] = {}  # ports of clients whose bytes are read so, and how many at once
+    pieces: ClassVar[dict[int, int]] = {}  # by client port: how many bytes to read at once
     calls: ClassVar[dict[int, Seen]] = {}  # by the identity of a call that has not been started
     targets: ClassVar[dict[int, tuple[CallHead, bytes]]] = {}  # of heads that may be remembered
 
@@ -73,7 +73,7 @@ class Observed(LatheProtocol):
 
     def _open(self, head: CallHead) -> InferCall:
         call = super()._open(head)
-        if head.model:  # else the answer of what is refused
+        if head.model:  # otherwise the head belongs to the answer of a refused request
             if self.in_message:
                 self.targets[id(head)] = head, self.url
             self.calls[id(call)] = self._note(b"POST", self.targets[id(head)][1])
@@ -93,7 +93,7 @@ class Observed(LatheProtocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more will come of what was read: all is answered but what is still being received."""
+        """Whether reading has no further effects: all is answered but the request that is still being received."""
         if self.lost or not self.turns:
             return True
         turn = self.turns[0]
@@ -102,8 +102,10 @@ class Observed(LatheProtocol):
         )
 
     def between_calls(self, size: int) -> Reading | None:
-        """What was made of a stream of so many bytes; None until nothing more will come of it. The event loop looks,
-        between two of its calls: within one, an answer may be written and its connection not closed yet."""
+        """The result for a stream of `size` bytes; None while it may still change.
+
+        It runs between two calls of the event loop: within one, an answer may be written and its connection not
+        closed yet."""
         seen: Future[Reading | None] = Future()
 
         def look() -> None:
@@ -114,7 +116,7 @@ class Observed(LatheProtocol):
         return seen.result(PATIENCE)
 
     def reading(self) -> Reading:
-        """What was made of the stream."""
+        """How Lathe read the stream."""
         whole = []
         for seen in self.seen:
             if seen.body is None:
@@ -131,7 +133,7 @@ class Observed(LatheProtocol):
 
 @dataclass
 class Recorder:
-    """Stands before the application: reads each body to its end, and answers."""
+    """An ASGI wrapper that reads each body to its end, and answers."""
 
     app: Any
     state: Any = field(init=False)
@@ -158,7 +160,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A stream as it was read, and the error that it was refused with."""
+    """How Lathe read a stream, and the error of its refusal."""
 
     reading: Reading
     error: str = ""
@@ -172,8 +174,8 @@ class Lathe:
     port: int
 
     def read(self, streams: Sequence[bytes], pieces: Sequence[int] = ()) -> list[Outcome]:
-        """Send each stream over a connection of its own, all at once; ``pieces``: how many bytes of each are read at
-        once, where that is not all that came."""
+        """Send each stream over a connection of its own, all at once; `pieces`: bytes per read of each, where not
+        all at once."""
         clients = [socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) for _ in streams]
         try:
             ports = [client.getsockname()[1] for client in clients]
@@ -210,7 +212,7 @@ class Lathe:
 
 @contextmanager
 def observed_lathe() -> Iterator[Lathe]:
-    """A server whose every request is noted and answered, and whose inferences run."""
+    """A server whose every request is recorded and answered, and whose inferences run."""
     settings = Settings(port=0, drain_timeout=2, served_hosts="*", header_timeout=600, body_timeout=600)
     app, _, _ = application(settings, {"doubler": doubler()})
     start = InferCall.start

@@ -1,4 +1,4 @@
-"""What two other readers of HTTP/1 make of a stream: h11, and the parser of gunicorn. They share no code."""
+"""How two other parsers of HTTP/1 read a stream: h11 and gunicorn's. They share no code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORIGIN = re.compile(rb"[a-z]+://[^/?#]*", re.IGNORECASE)
 
 
 class End(Enum):
-    """What became of the connection after the last whole request."""
+    """The state of the connection after the last complete request."""
 
     IDLE = "nothing more came"
     WAITING = "part of a request came"
@@ -28,7 +28,7 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """A whole request."""
+    """A complete request."""
 
     method: bytes
     target: bytes
@@ -37,14 +37,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Reading:
-    """The requests that a reader found, and what came after them."""
+    """The requests that a parser found, and what followed them."""
 
     requests: tuple[Request, ...]
     end: End
 
 
 def request(method: bytes, target: bytes, body: bytes) -> Request:
-    """A request whose target is a path, as that of a whole URL is (RFC 9112, section 3.2.2)."""
+    """A request whose target is a path; for a whole URL, the URL's path (RFC 9112, section 3.2.2)."""
     match = _ORIGIN.match(target)
     if match:
         target = target[match.end() :]
@@ -53,7 +53,7 @@ def request(method: bytes, target: bytes, body: bytes) -> Request:
 
 
 def read_by_h11(data: bytes) -> Reading:
-    """h11 answers each request at once, and declines what is offered."""
+    """h11 answers each request at once, and declines offers of other protocols."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     connection.receive_data(data)
     found: list[Request] = []
@@ -83,14 +83,14 @@ def read_by_h11(data: bytes) -> Reading:
 
 
 def _may_stay(head: h11.Request) -> bool:
-    """Whether a request of HTTP/1.0 asks that its connection stays, which h11 does not do: it takes no more."""
+    """Whether a request of HTTP/1.0 asks to keep its connection. h11 ignores that and reads no further request."""
     values = b",".join(value for name, value in head.headers if name == b"connection")
     options = {option.strip() for option in values.lower().split(b",")}
     return head.http_version == b"1.0" and b"keep-alive" in options and b"close" not in options
 
 
 def read_by_gunicorn(data: bytes) -> Reading:
-    """What is refused only after all was read may have been refused for its end: it counts as part of a request."""
+    """A refusal after the last byte may be due to the end of the stream: then it counts as a part of a request."""
     ended = False
 
     def source() -> Iterator[bytes]:
@@ -111,6 +111,7 @@ def read_by_gunicorn(data: bytes) -> Reading:
         except ParseException:
             return Reading(tuple(found), End.WAITING if ended else End.REFUSED)
         announced = int(dict(message.headers).get("CONTENT-LENGTH", 0))
-        if isinstance(message.body.reader, LengthReader) and len(body) < announced:  # it gives what there is
+        # gunicorn returns the bytes there are
+        if isinstance(message.body.reader, LengthReader) and len(body) < announced:
             return Reading(tuple(found), End.WAITING)
         found.append(request(message.method.encode("latin-1"), message.uri.encode("latin-1"), body))

@@ -1,0 +1,102 @@
+"""In-place results: whether a kernel may write a result into the memory of one of its operands.
+
+It may if it reads every element of the operand before it writes the element at the same bytes. The semantics of the
+operator decide which operands can be read that way; the kernel family decides whether its code does so. The tests run
+kernels of all these families on operands that they overwrite (tests/core/check/test_in_place_kernels.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lathe.core.check.boxes import Layout
+from lathe.core.ir.graph import Graph, Node
+from lathe.core.kernels.call import KernelSpec
+from lathe.core.ops.opdef import registry
+
+# The index of the first epilogue input of each operator. Each element of the inputs before it is read for many results.
+_EXTRAS = {"FusedMatMul": 2, "FusedConv": 3, "PooledConv": 3}
+_LINES = ("Softmax", "GuardedSoftmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "GroupNormalization",
+          "InstanceNormalization")  # fmt: skip
+_SCATTERS = ("ScatterND", "ScatterElements")
+_ONE_BY_ONE = frozenset({"elementwise"})  # families that process the elements of all operands in the same order
+_BY_LINES = frozenset({"softmax", "layernorm", "groupnorm", "norm"})  # that complete a line or group before the next
+_SCATTERING = frozenset({"scatter", "scatter_elements"})  # that copy an element before they change its copy
+
+# Families that read an epilogue input immediately before they write the result. That is not so where the output holds
+# partial sums before the epilogue.
+_FINISHING: dict[str, Callable[[KernelSpec], bool]] = {
+    "gemm": lambda spec: not getattr(spec, "deferred", False),
+    "conv": lambda spec: not _has_deferred_epilogue(spec),
+    "strassen": lambda spec: not _has_deferred_epilogue(spec),
+    "amx": lambda spec: True,
+    "depthwise": lambda spec: True,
+    "winograd": lambda spec: True,
+    "winograd_lines": lambda spec: True,
+    "cublaslt": lambda spec: True,
+}
+
+# A simulated device computes the whole result before it writes any of it. It is checked like a real device, which does
+# not.
+_SIMULATED = "reference"
+
+
+def may_run_in_place(node: Node, spec: KernelSpec, index: int, source: Layout, output: int, target: Layout) -> bool:
+    """Whether a kernel may write output `output` with layout `target` over input `index` with layout `source`."""
+    layouts = _access_layouts(node, spec, index, source, output, target)
+    return layouts is not None and layouts[0].is_same_as(layouts[1])
+
+
+def _access_layouts(
+    node: Node, spec: KernelSpec, index: int, source: Layout, output: int, target: Layout
+) -> tuple[Layout, Layout] | None:
+    """The layouts of input and output in the order of access, or None.
+
+    The kernel reads the input at each index of the first layout before it writes the output at the same index of the
+    second. None if it reads the input in another order.
+    """
+    family = spec.family
+    is_simulated = family == _SIMULATED
+    if _is_elementwise(node) and (family in _ONE_BY_ONE or is_simulated):
+        return _broadcast(source, target)
+    if output != 0:
+        return None
+    if node.op == "BatchNormalization" and index == 0 and (family in _ONE_BY_ONE or is_simulated):
+        return source, target
+    if node.op in _LINES and index == 0 and (family in _BY_LINES or is_simulated):
+        return source, target
+    if node.op in _SCATTERS and index == 0 and (family in _SCATTERING or is_simulated):
+        return source, target
+    if node.op in _EXTRAS and index >= _EXTRAS[node.op] and (is_simulated or _reads_extras_late(spec)):
+        return _broadcast(source, _product_layout(node, target))
+    return None
+
+
+def _is_elementwise(node: Node) -> bool:
+    found = registry.find(node.op)
+    return node.op == "FusedElementwise" or (found is not None and found.is_elementwise)
+
+
+def _broadcast(source: Layout, target: Layout) -> tuple[Layout, Layout] | None:
+    layout = source.broadcast(target.shape)
+    return (layout, target) if layout is not None else None
+
+
+def _product_layout(node: Node, target: Layout) -> Layout:
+    """The layout of a product's output before `perm_y`, to whose shape epilogue inputs broadcast."""
+    perm = node.attrs.get("perm_y")
+    if not isinstance(perm, tuple):
+        return target
+    inverse = [perm.index(axis) for axis in range(len(perm))]
+    return target.permuted(inverse)
+
+
+def _reads_extras_late(spec: KernelSpec) -> bool:
+    """Whether the kernel reads epilogue inputs immediately before it writes the result."""
+    return spec.family in _FINISHING and _FINISHING[spec.family](spec)
+
+
+def _has_deferred_epilogue(spec: KernelSpec) -> bool:
+    """Whether the kernel applies its epilogue in a second pass over the output."""
+    finish = getattr(spec, "finish", None)
+    return bool(getattr(finish, "deferred", False)) and isinstance(getattr(finish, "epilogue", None), Graph)

@@ -1,0 +1,1 @@
+"""From a graph to code: the stages in order, their options, and the tuner."""

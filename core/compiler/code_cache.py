@@ -1,0 +1,174 @@
+"""Compiled code in the store: found by source and shapes, or compiled and stored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from lathe.core.codegen.jit import compiler_version, llvm_version
+from lathe.core.codegen.target import host
+from lathe.core.compiler import pipeline
+from lathe.core.compiler.description import describe
+from lathe.core.compiler.dynamic_shapes import dynamic_options
+from lathe.core.compiler.free_memory import release_memory
+from lathe.core.compiler.options import Options
+from lathe.core.compiler.options import make_options as make_options
+from lathe.core.compiler.pipeline import compile_executable, load_code, require_host
+from lathe.core.compiler.run_passes import PassResult
+from lathe.core.compiler.specialise import CompileSource
+from lathe.core.compiler.symbol_binding import input_symbols
+from lathe.core.errors import ArtifactError, UnsupportedError
+from lathe.core.frontends.content_digest import ModelContent, content_of_bytes, content_of_file, digests
+from lathe.core.frontends.external import ExternalFiles
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.graph import Graph
+from lathe.core.ops.opdef.registry import revisions
+from lathe.core.passes.lowering.input_variants import with_default_inputs
+from lathe.core.passes.lowering.length_inputs import with_length_inputs
+from lathe.core.passes.proofs.assumptions import assume_one_batch
+from lathe.core.runtime.artifact import artifact
+from lathe.core.runtime.artifact.bundle import MAGIC, FileIdentity
+from lathe.core.runtime.artifact.compiled import Compiled, Partitioned, Split
+from lathe.core.runtime.artifact.store import open_store
+from lathe.core.runtime.device.devices import open_device
+from lathe.core.runtime.host.executable import Executable
+from lathe.core.runtime.session.partitioned import PartitionedRunner
+from lathe.core.runtime.session.run_inputs import CodeBinding, batching_for
+from lathe.core.runtime.session.runner import Runner
+from lathe.core.runtime.session.session import Description
+
+
+def compile_dynamic(
+    source: CompileSource, graph: Graph, description: Description, options: Options, ahead: PassResult | None
+) -> None:
+    """Put the dynamic-shape code into the store, where sessions of `source` look for it, so that no run waits."""
+    binding, chosen = description.any_size, dynamic_options(replace(options, findings=()))
+    if not binding or source.place(binding, chosen).exists():
+        return
+    with suppress(Exception):  # any error: a stand-in that fails must not make the model fail
+        _compile_into(source, graph, description, binding, chosen, ahead)
+
+
+def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
+    """A digest of everything that affects the result. `beside`: the files that may hold tensors of the model."""
+    return cache_key(
+        content_of_file(model) if isinstance(model, Path) else content_of_bytes(model), model, options, beside
+    )
+
+
+def cache_key(content: ModelContent, model: bytes | Path, options: Options, beside: ExternalFiles | None) -> str:
+    outside: list[str] = []
+    if content.may_have_external_data and beside is not None:
+        outside = digests(model.read_bytes() if isinstance(model, Path) else model, beside)
+    parts = (
+        content.digest,
+        *outside,
+        options.key,
+        host().key,
+        compiler_version(),
+        llvm_version(),
+        revisions(),
+        *(f"{name} {open_device(name).target.key}" for name in options.devices),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def specialise(path: Path, origin: str, binding: CodeBinding, options: Options, fed: tuple[str, ...] = ()) -> None:
+    """Compile one shape of a model, or dynamic-shape code, into the store. Defaults in `fed` are inputs."""
+    store = open_store(options.cache_dir)
+    if store is None:
+        raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
+    graph = assume_one_batch(with_default_inputs(_read_graph(path), fed))[0] if fed else _read_graph(path)
+    if not {name for name, _ in binding} <= set(input_symbols(graph)):
+        graph = with_length_inputs(graph)
+    description, source = describe(graph, options), CompileSource(path, origin, store, fed)
+    _compile_into(source, graph, description, binding, options)
+
+
+def _compile_into(
+    source: CompileSource,
+    graph: Graph,
+    description: Description,
+    binding: CodeBinding,
+    options: Options,
+    ahead: PassResult | None = None,
+) -> None:
+    """Put the code of one shape, or the dynamic-shape code, into the store. `ahead`: see `build`."""
+    description = replace(description, batching=batching_for(description.batching, binding))
+    compiled = pipeline.build(graph, options, description.batching, binding, ahead)
+    _store_code(source, description, binding, options, compiled)
+
+
+def _read_graph(path: Path) -> Graph:
+    """The graph to compile: imported from an ONNX file, or read from an artifact."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return assume_one_batch(load(path))[0]
+    return artifact.load_graph(path)
+
+
+def cached_runner(
+    graph: Callable[[], Graph],
+    description: Description,
+    binding: CodeBinding,
+    options: Options,
+    source: CompileSource | None,
+) -> Runner:
+    """As `compile_executable`, but from the store if it holds the code of the same source and shapes."""
+    batching = batching_for(description.batching, binding)
+    description = replace(description, batching=batching)
+    if source is None:
+        return compile_executable(graph(), options, batching, binding)
+    path = source.place(binding, options)
+    with suppress(ArtifactError):
+        found = artifact.load_executable(path, options.threads)
+        source.store.used(path)
+        return found
+    whole = graph()
+    compiled = pipeline.build(whole, options, batching, binding)
+    with suppress(OSError, ArtifactError):  # a full disk only costs memory, and compiling again in the next process
+        written = _store_code(source, description, binding, options, compiled)
+        # Mapped, so that other shapes can share its weights.
+        found = artifact.load_executable(path, options.threads, written)
+        release_memory(whole)
+        return found
+    return load_code(compiled, options, batching)
+
+
+def cached_on_host(
+    graph: Callable[[], Graph],
+    description: Description,
+    binding: CodeBinding,
+    options: Options,
+    source: CompileSource | None,
+) -> Executable:
+    """As `cached_runner`. UnsupportedError if the options name devices."""
+    return require_host(cached_runner(graph, description, binding, options, source))
+
+
+def cached_dynamic(
+    graph: Callable[[], Graph],
+    description: Description,
+    binding: CodeBinding,
+    options: Options,
+    source: CompileSource | None,
+) -> Executable | PartitionedRunner:
+    """As `cached_runner`, for dynamic-shape code."""
+    made = cached_runner(graph, description, binding, options, source)
+    return made if isinstance(made, PartitionedRunner) else require_host(made)
+
+
+def _store_code(
+    source: CompileSource,
+    description: Description,
+    binding: CodeBinding,
+    options: Options,
+    compiled: Compiled | Split | Partitioned,
+) -> FileIdentity:
+    path = source.place(binding, options)
+    written = artifact.save(path, description, options.kept(), compiled, durable=False)
+    source.store.added(path)
+    return written

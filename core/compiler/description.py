@@ -1,0 +1,56 @@
+"""The description of a model, made before its shapes are known: inputs, outputs, batching, packing, dynamic shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lathe.core.compiler.dynamic_shapes import find_dynamic_shapes
+from lathe.core.compiler.options import Options
+from lathe.core.compiler.packing import pack_info
+from lathe.core.compiler.run_passes import PassResult
+from lathe.core.compiler.symbol_binding import code_assumptions, leading_symbol
+from lathe.core.ir.graph import Graph
+from lathe.core.ops.opdef.registry import may_run_forever
+from lathe.core.passes.lowering.length_inputs import with_length_inputs
+from lathe.core.passes.proofs.assumptions import assume_one_batch
+from lathe.core.passes.proofs.batch_info import BatchInfo
+from lathe.core.passes.proofs.rows import rows
+from lathe.core.runtime.session.session import Description
+
+
+def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, PassResult | None]:
+    """The graph to compile, its description, and its form after the passes if dynamic-shape code is whole.
+
+    The graph may assume more of its inputs than the model declares (`passes/proofs/assumptions.py`). Then the
+    description keeps the declared types, too.
+    """
+    together, proof = assume_one_batch(graph)
+    declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
+    description = _describe_proven(together, options, proof)
+    sized = find_dynamic_shapes(together, description.batching, options)
+    if not sized.whole and (shaded := with_length_inputs(together)) is not together:
+        other = describe(shaded, options)
+        found = find_dynamic_shapes(shaded, other.batching, options)
+        if found.whole:
+            together, description, sized = shaded, other, found
+    in_parts = bool(sized.binding) and not sized.whole
+    description = replace(description, declared=declared, any_size=sized.binding, in_parts=in_parts)
+    return together, description, sized.pass_result
+
+
+def describe(graph: Graph, options: Options) -> Description:
+    """The description of a graph that is compiled as it is."""
+    return _describe_proven(graph, options, rows(graph))
+
+
+def _describe_proven(graph: Graph, options: Options, proof: BatchInfo) -> Description:
+    """The description of a model whose shapes are not known yet."""
+    symbol = proof.symbol or leading_symbol(graph)
+    batching = replace(proof, symbol=symbol, supposed=code_assumptions(graph, symbol))
+    inputs = {value.name: value.type for value in graph.inputs}
+    outputs = {value.name: value.type for value in graph.outputs}
+    packing = pack_info(graph, options) if options.packing else None
+    endless = may_run_forever(graph.nodes)
+    # State belongs to one code, so no variant with fed defaults may run with it.
+    defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
+    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)

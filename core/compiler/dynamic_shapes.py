@@ -1,0 +1,226 @@
+"""Dynamic-shape code: whether a model can have it, and the stand-in that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from lathe.core.codegen.target import host
+from lathe.core.compiler.options import Options
+from lathe.core.compiler.run_passes import PassResult, run_passes
+from lathe.core.compiler.specialise import CompileSource
+from lathe.core.compiler.symbol_binding import bind, equal_sizes, input_symbols, least_extents
+from lathe.core.errors import LatheError
+from lathe.core.ir.dim import FILLED, Dim, maxima, substitute, symbol, symbols
+from lathe.core.ir.dims import filled, size, size_index
+from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.kernels.choose import select
+from lathe.core.ops.opdef.registry import are_known_to_children
+from lathe.core.passes.proofs.batch_info import BatchInfo
+from lathe.core.passes.rewrite.base import shape_of
+from lathe.core.plan.control import CONTROL, NotNativeError
+from lathe.core.plan.kernel_choice import ChoiceOptions, KernelChoice, choose_kernels, is_plannable
+from lathe.core.plan.order import node_order
+from lathe.core.plan.plan import PlannedGraph
+from lathe.core.runtime.host.executable import Executable
+from lathe.core.runtime.session.background import Background
+from lathe.core.runtime.session.dynamic_shapes import DynamicRunner, DynamicShapeCode
+from lathe.core.runtime.session.executables import StandIn
+from lathe.core.runtime.session.reference_runner import ReferenceRunner
+from lathe.core.runtime.session.run_inputs import CodeBinding, is_dynamic
+from lathe.core.runtime.session.session import Description
+
+
+class MakePart(Protocol):
+    """Compiles a graph, or loads its code from the store."""
+
+    def __call__(
+        self, graph: Callable[[], Graph], description: Description, binding: CodeBinding, options: Options
+    ) -> Executable: ...
+
+
+class MakeDynamic(Protocol):
+    """The same for dynamic-shape code, which may be in parts."""
+
+    def __call__(
+        self, graph: Callable[[], Graph], description: Description, binding: CodeBinding, options: Options
+    ) -> DynamicRunner: ...
+
+
+@dataclass(frozen=True)
+class DynamicShapes:
+    """Facts about a model's dynamic-shape code, found before it is compiled.
+
+    `binding` gives each symbol of the inputs in terms of the sizes of the code's table. It is empty if no node has a
+    dynamic kernel. It is also empty for models whose only dynamic dimension is the batch size: they have no other
+    symbol, or weights fix the others.
+
+    `whole`: each node has a dynamic kernel; otherwise the code is in parts. `run_passes`: the graph of whole code after
+    the passes, with their reports, so that compiling need not run them again.
+    """
+
+    binding: CodeBinding = ()
+    whole: bool = False
+    pass_result: PassResult | None = None
+
+
+def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options) -> DynamicShapes:
+    """Find out which dynamic-shape code a model can have."""
+    if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
+        return DynamicShapes()
+    try:
+        binding = dynamic_binding(graph)
+        if _are_numbers(binding, batching):
+            return DynamicShapes()  # code for all batch sizes and these numbers serves all runs
+        (compiled, reports), choice = _choose_kernels(graph, batching, binding, options)
+        if _is_whole(compiled, choice):
+            return DynamicShapes(binding, True, (compiled, reports))
+        if in_use := _in_use(compiled, binding):
+            other = dynamic_binding(graph, in_use)
+            if _are_numbers(other, batching):
+                return DynamicShapes()
+            done, chosen = _choose_kernels(graph, batching, other, options)
+            if _is_whole(done[0], chosen):
+                return DynamicShapes(other, True, done)
+    except (LatheError, ValueError):
+        return DynamicShapes()
+    return DynamicShapes(binding if _has_some(compiled, choice) else ())
+
+
+def _are_numbers(binding: CodeBinding, batching: BatchInfo) -> bool:
+    """Whether all but the batch size are numbers: code for any batch size and these numbers serves all runs."""
+    return {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}
+
+
+def _in_use(graph: Graph, binding: CodeBinding) -> frozenset[str]:
+    """The symbols whose sizes code for a graph supposes to be 1 or more, if there is a maximum that this may decide:
+    min(n, 1) is 1 then, and broadcasts."""
+    if not any(maxima(dim) for value in graph.values() for dim in shape_of(value) or ()):
+        return frozenset()
+    supposed = set(least_extents(graph))
+    return frozenset(name for name, dim in binding if dim - 1 in supposed and size_index(str(dim)) is not None)
+
+
+def reasons_without_kernel(graph: Graph, batching: BatchInfo, options: Options) -> Mapping[Node, str]:
+    """Why nodes of a graph have no dynamic kernel. LatheError if no binding fits the graph."""
+    return _choose_kernels(graph, batching, dynamic_binding(graph), options)[1].reasons
+
+
+def _choose_kernels(
+    graph: Graph, batching: BatchInfo, binding: CodeBinding, options: Options
+) -> tuple[PassResult, KernelChoice]:
+    """The bound graph after the passes, and its kernels."""
+    done = run_passes(bind(graph, batching, binding), options)
+    return done, dynamic_kernels(done[0], node_order(done[0]), options)
+
+
+def has_dynamic_kernels(graph: Graph, options: Options) -> bool:
+    """Whether each node of a graph, after the passes, has a dynamic kernel."""
+    return _is_whole(graph, dynamic_kernels(graph, node_order(graph), options))
+
+
+def dynamic_kernels(graph: Graph, nodes: Sequence[Node], options: Options) -> KernelChoice:
+    """The dynamic kernels of these nodes of a graph, and the reasons of nodes that have none."""
+    asked = ChoiceOptions(host(), options.threads, select, options.winograd, _refuse_subgraph)
+    return choose_kernels(graph, nodes, asked)
+
+
+def _is_whole(graph: Graph, choice: KernelChoice) -> bool:
+    return not choice.reasons and _all_computed(graph.outputs, choice)
+
+
+def _has_some(graph: Graph, choice: KernelChoice) -> bool:
+    """Whether some node has a kernel, or there are subgraphs whose nodes may have one."""
+    return bool(choice.calls) or any(node.op in CONTROL for node in graph.nodes)
+
+
+def _all_computed(outputs: Sequence[Value], choice: KernelChoice) -> bool:
+    """Whether kernels write each output in its place: none is an input, a constant, or the same value as another."""
+    roots = [choice.root(value) for value in outputs]
+    return len(set(roots)) == len(roots) and all(root.producer is not None and is_plannable(root) for root in roots)
+
+
+def dynamic_binding(graph: Graph, in_use: Collection[str] = ()) -> CodeBinding:
+    """The binding of dynamic-shape code: each symbol of the inputs as a function of the sizes of the table.
+
+    A symbol is one of the sizes, unless it follows from others. If nodes need two extents to be equal, one is replaced
+    by the other, such as the past of one layer by that of the others. The same holds if extents broadcast: the length
+    of a mask is that of the tokens, or of the past and the tokens together. Runs that violate this get code of their
+    own. The sizes of the symbols in `in_use` are assumed to be 1 or more.
+    """
+    names = input_symbols(graph)
+    binding: CodeBinding = tuple(
+        (name, (filled if name in in_use else size)(place)) for place, name in enumerate(names)
+    )
+    for _ in names:
+        bound = graph.clone(dict(binding))
+        bound.defaults.clear()  # as `bind` does
+        found = equal_sizes(bound)
+        if not found:
+            break
+        binding = tuple((name, substitute(dim, found)) for name, dim in binding)
+    return binding
+
+
+def assumptions_of_sizes(graph: Graph, binding: CodeBinding) -> tuple[Dim, ...]:
+    """The assumptions of dynamic-shape code besides those in the types of its graph; empty for other bindings."""
+    return (*_equalities(binding), *_fillings(binding), *least_extents(graph)) if is_dynamic(binding) else ()
+
+
+def _equalities(binding: CodeBinding) -> tuple[Dim, ...]:
+    """Dimensions that are not negative exactly if each size of the table equals its value in the binding."""
+    pairs = [(size(place), dim) for place, (_, dim) in enumerate(binding) if dim not in (size(place), filled(place))]
+    return tuple(difference for one, other in pairs for difference in (one - other, other - one))
+
+
+def _fillings(binding: CodeBinding) -> tuple[Dim, ...]:
+    """Dimensions that are not negative exactly if the sizes that the binding assumes to be 1 or more are so."""
+    names = sorted(frozenset().union(*(symbols(dim) for _, dim in binding)))
+    return tuple(symbol(name) - 1 for name in names if name.startswith(FILLED))
+
+
+def _refuse_subgraph(graph: Graph) -> PlannedGraph:
+    raise NotNativeError("subgraphs of control flow have code for one batch size, or parts of their own")
+
+
+def dynamic_options(options: Options) -> Options:
+    """The options of dynamic-shape code.
+
+    Nothing is measured, so that the code is there soon. Strassen's products are excluded, because they choose a number
+    of rows for one size.
+    """
+    return replace(options, tune=0.0, tune_later=0.0, winograd=False)
+
+
+def stand_in(
+    graph: Graph,
+    description: Description,
+    options: Options,
+    make: MakeDynamic,
+    source: CompileSource | None,
+    waits: bool,
+) -> StandIn:
+    """The stand-in for shapes that have no code of their own: dynamic-shape code, or otherwise the references.
+
+    `source`: the file in which a child process finds the graph. `waits`: see `DynamicShapeCode`.
+    """
+    general, chosen, binding = ReferenceRunner(graph), dynamic_options(options), description.any_size
+    if not binding:
+        return general
+
+    def at_hand() -> bool:
+        return source is not None and source.place(binding, chosen).exists()
+
+    def compile_beside(background: Background) -> None:
+        if source is not None and are_known_to_children():
+            background.run_child(source.command(binding, chosen))
+
+    return DynamicShapeCode(
+        lambda: make(lambda: graph, description, binding, chosen),
+        description.batching.symbol,
+        general,
+        at_hand,
+        compile_beside,
+        waits,
+    )

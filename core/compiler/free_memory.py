@@ -1,0 +1,34 @@
+"""Returns the memory that compiling used."""
+
+from __future__ import annotations
+
+from lathe.core.codegen.jit import generated_since_last_call
+from lathe.core.ir.graph import Graph
+from lathe.core.runtime.host.memory import (
+    drop_code_pages,
+    is_worth_returning,
+    owner_of,
+    release_pages,
+    return_to_system,
+)
+
+NODE_BYTES = 1 << 12  # bytes of the copies of a node, roughly
+_LLVM = "libllvmlite"
+
+
+def release_memory(graph: Graph) -> None:
+    """Release memory after compiling a graph: copies of its constants and nodes, pages of files, LLVM's code."""
+    for block in {id(block): block for block in map(owner_of, graph.constants.values())}.values():
+        release_pages(block)
+    used = sum(array.nbytes for array in graph.constants.values()) + NODE_BYTES * len(graph.nodes)
+    return_to_system(used)
+    drop_llvm_code(used)
+
+
+def drop_llvm_code(used: int) -> None:
+    """Drop LLVM's code from memory after work on `used` bytes, if that is much.
+
+    Reading it again takes the next compilation 10 ms.
+    """
+    if is_worth_returning(used) and generated_since_last_call():
+        drop_code_pages(_LLVM)

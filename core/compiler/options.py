@@ -1,0 +1,126 @@
+"""Options of a compilation: checked values of the caller's arguments, and their form in an artifact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from typing import Any, Literal
+
+from lathe.core.errors import UnsupportedError
+from lathe.core.precisions import PRECISION_CHOICES, PRECISIONS
+from lathe.core.runtime.device.devices import HOST, canonical
+from lathe.core.runtime.host.cpus import available_cpus
+
+TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The same graph, options and findings give the same code, unless `tune` is above 0, which measures."""
+
+    precision: str = "float32"
+    threads: int = 1
+    max_batch: int = 32
+    optimize: bool = True
+    cache_dir: str | None = None
+    tune: float = 0.0  # seconds for measuring kernels; infinity measures all candidates
+    winograd: bool = True  # whether Winograd's and Strassen's algorithms are allowed, which need fewer multiplications
+    # of an earlier tuning, with priority over all others: see core/compiler/tuner.py
+    findings: tuple[tuple[str, str], ...] = ()
+    tune_later: float = 0.0  # `tune` of the background, while code compiled without measuring runs
+    packing: int = 0  # the most tokens of a run of packed sequences; 0: sequences are not packed
+    memory: int | None = None  # the most bytes of the arena for known shapes; values are recomputed to keep to it
+    devices: tuple[str, ...] = ()  # besides the host, most preferred first: see core/runtime/device/devices.py
+    pins: tuple[tuple[str, str], ...] = ()  # names of nodes, with the devices that must run them
+    limits: tuple[tuple[str, int], ...] = ()  # devices, with the most bytes that the model may take there
+    by_cost: bool = False  # whether a device only gets nodes whose gain outweighs the copies
+
+    def __post_init__(self) -> None:
+        """Convert lists, which JSON makes of tuples, back to tuples."""
+        for name in ("findings", "devices", "pins", "limits"):
+            object.__setattr__(self, name, _to_tuples(getattr(self, name)))
+
+    @property
+    def key(self) -> str:
+        """A text of everything that affects the result."""
+        return repr({**asdict(self), "cache_dir": None, "tune_later": 0.0})
+
+    def kept(self) -> dict[str, Any]:
+        """The options for an artifact, without the cache folder, and without findings, which are stored separately."""
+        return {**asdict(self), "cache_dir": None, "tune": 0.0, "tune_later": 0.0, "findings": ()}
+
+
+def make_options(
+    device: str | Sequence[str] = "cpu",
+    precision: str = "float32",
+    threads: int | None = None,
+    max_batch: int = 32,
+    optimize: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+    tune: str | float = "off",
+    findings: Mapping[str, str] | None = None,
+    winograd: bool = True,
+    packing: int | None = None,
+) -> Options:
+    """Checked options. UnsupportedError or ValueError for invalid ones."""
+    devices = [canonical(name) for name in ([device] if isinstance(device, str) else device)]
+    if precision not in PRECISIONS:
+        raise UnsupportedError(f"precision '{precision}' is not supported, expected {PRECISION_CHOICES}")
+    if max_batch < 1 or (threads is not None and threads < 1):
+        raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
+    return Options(
+        precision,
+        threads or available_cpus(),
+        max_batch,
+        optimize,
+        os.fspath(cache_dir) if cache_dir is not None else None,
+        0.0 if tune == "background" else seconds_of(tune),
+        winograd,
+        tuple(sorted((findings or {}).items())),
+        tune_later=inf if tune == "background" else 0.0,
+        devices=tuple(name for name in dict.fromkeys(devices) if name != HOST),
+        packing=_checked_packing(packing),
+    )
+
+
+def _checked_packing(packing: int | None) -> int:
+    if packing is not None and packing < 1:
+        raise ValueError(f"packing must be 1 token or more, got {packing}")
+    return packing or 0
+
+
+def with_placement(
+    options: Options, placement: Literal["first", "cost"] | Mapping[str, str], device_memory: Mapping[str, int] | None
+) -> Options:
+    """The options with rules for placing nodes. ValueError for a device that is not among theirs."""
+    pins = {} if isinstance(placement, str) else {node: canonical(name) for node, name in placement.items()}
+    limits = {canonical(name): nbytes for name, nbytes in (device_memory or {}).items()}
+    if options.packing and options.devices:
+        raise UnsupportedError(f"packed sequences run on the CPU alone, not on {', '.join(options.devices)}")
+    for names, known in ((pins.values(), (*options.devices, HOST)), (limits, options.devices)):
+        for name in names:
+            if name not in known:
+                what = "placement" if HOST in known else "device_memory"
+                raise ValueError(f"'{name}' is named for {what}, the devices are {', '.join(known) or 'none'}")
+    if placement not in ("first", "cost") and isinstance(placement, str):
+        raise ValueError(f"placement is '{placement}', expected 'first', 'cost', or devices by names of nodes")
+    return replace(
+        options, pins=tuple(sorted(pins.items())), limits=tuple(sorted(limits.items())), by_cost=placement == "cost"
+    )
+
+
+def _to_tuples(value: Any) -> Any:
+    return tuple(map(_to_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def seconds_of(tune: str | float) -> float:
+    """The seconds of a tuning level, or a number as it is. ValueError for anything else."""
+    try:
+        seconds = TUNING[tune] if isinstance(tune, str) and tune in TUNING else float(tune)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ValueError(f"tune is {tune!r}, expected {', '.join(map(repr, TUNING))} or seconds")
+    return seconds

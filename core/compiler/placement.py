@@ -1,0 +1,163 @@
+"""Compiles for devices besides the host: places nodes, cuts the graph, and plans each part for its own device."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from lathe.core.codegen.target import host
+from lathe.core.compiler.options import Options
+from lathe.core.compiler.tuner import Choices, Prepare, Record, choices
+from lathe.core.ir.dim import Dim
+from lathe.core.ir.graph import Graph
+from lathe.core.kernels.cpu import object_for
+from lathe.core.kernels.target import GpuTarget, Target
+from lathe.core.plan.placement import HOST, DeviceSite, Part, Placement, PlacementOptions, place_nodes
+from lathe.core.plan.plan import PlannedGraph, weight_chunks
+from lathe.core.plan.planner import make_plan
+from lathe.core.runtime.artifact.compiled import Compiled, Split
+from lathe.core.runtime.artifact.store import Store, open_store
+from lathe.core.runtime.device.device_trial import device_bench
+from lathe.core.runtime.device.devices import open_device
+from lathe.core.runtime.host.machine import peaks
+from lathe.core.runtime.host.plan_memory import memory_of_plan
+from lathe.core.runtime.host.trial import Bench, host_bench
+from lathe.core.runtime.session.placed import Wiring
+
+_MIN_SECONDS = 1e-9  # seconds: too few to measure, but existing findings are used
+_MARGIN = 0.95  # safety factor for the next goal after a plan has exceeded its limit
+
+
+def split(graph: Graph, options: Options, log: Sequence[str], supposed: tuple[Dim, ...] = ()) -> Split:
+    """The parts of an optimized graph whose only symbol is `n`, each planned for its device.
+
+    `log`: the reports of the passes. `supposed`: see `make_plan`.
+    """
+    store = open_store(options.cache_dir)
+    placement, planned = _within_limits(graph, options, Tuning(options, store), supposed)
+    notes = (*log, f"placement: {', '.join(placement.notes) or 'nothing to run'}")
+    parts = tuple(
+        _compile_part(part, *each, store, () if index else notes)
+        for index, (part, each) in enumerate(zip(placement.parts, planned, strict=True))
+    )
+    return Split(parts, _wiring(graph, placement), {s.value.name: s.initial for s in placement.states})
+
+
+class Tuning:
+    """Selects the kernels of parts. The time budget for measuring is shared by all devices."""
+
+    def __init__(self, options: Options, store: Store | None) -> None:
+        self._options, self._store = options, store
+        self._known: dict[str, tuple[tuple[str, str], ...]] = {}  # by device
+
+    def choices(self, part: Part) -> Choices:
+        """The choices for a part. Findings are reused for later parts on the same device."""
+        options = replace(self._options, findings=self._known.get(part.device, self._options.findings))
+        target = target_on(part.device, options)
+        record = Record(self._store.tuning_folder, target) if self._store else None
+        started = time.perf_counter()
+        found = choices(part.graph, target, options, record, self._bench(part.device), self._prepare(part.device))
+        if options.tune:
+            left = options.tune - (time.perf_counter() - started)
+            self._options = replace(self._options, tune=max(left, _MIN_SECONDS))
+        self._known[part.device] = tuple(found.findings.items())
+        return found
+
+    def _prepare(self, name: str) -> Prepare | None:
+        cache = self._store.objects if self._store else None
+        return None if name == HOST else lambda specs: open_device(name).prepare(specs, cache)
+
+    def _bench(self, name: str) -> Bench | None:
+        cache = self._store.objects if self._store else None
+        if name == HOST:
+            return host_bench(partial(object_for, target=host(), cache=cache))
+        device = open_device(name)
+        return device_bench(device, cache) if device.has_clock else None
+
+
+def _within_limits(
+    graph: Graph, options: Options, tuning: Tuning, supposed: tuple[Dim, ...]
+) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
+    """A placement whose plans keep to the memory limits.
+
+    The memory of a device is only known after planning its parts: if it is too much, the device gets a lower goal. In
+    the end all nodes run on the host.
+    """
+    goals = dict(options.limits)
+    while True:
+        placement = placement_of(graph, options, goals)
+        planned = [_plan_part(part, options, tuning.choices(part), supposed) for part in placement.parts]
+        taken = _bytes_by_device(placement, [plan for plan, _ in planned], options.max_batch)
+        over = {name: limit / taken[name] for name, limit in options.limits if taken.get(name, 0) > limit}
+        if not over:
+            return placement, planned
+        goals |= {name: int(goals[name] * ratio * _MARGIN) for name, ratio in over.items()}
+
+
+def placement_of(graph: Graph, options: Options, limits: Mapping[str, int]) -> Placement:
+    """The device of each node, among those of the options, within `limits` (bytes by device)."""
+    sites = [_site(name, options) for name in (*options.devices, HOST)]
+    wishes = PlacementOptions(dict(options.pins), options.by_cost, options.max_batch)
+    return place_nodes(graph, [replace(site, memory=limits.get(site.name)) for site in sites], wishes)
+
+
+def _plan_part(
+    part: Part, options: Options, choose: Choices, supposed: tuple[Dim, ...]
+) -> tuple[PlannedGraph, Choices]:
+    threads = options.threads if part.device == HOST else 1
+    target = target_on(part.device, options)
+    return make_plan(part.graph, target, threads, choose, options.winograd, supposed), choose
+
+
+def _bytes_by_device(placement: Placement, planned: Sequence[PlannedGraph], rows: int) -> Counter[str]:
+    """The bytes that the parts take on each device."""
+    taken: Counter[str] = Counter()
+    for part, each in zip(placement.parts, planned, strict=True):
+        taken[part.device] += 0 if part.device == HOST else memory_of_plan(each.plan, rows).total
+    return taken
+
+
+def _site(name: str, options: Options) -> DeviceSite:
+    """A device for placing. Peak rates are only included if costs decide, because on the host they are measured."""
+    target = target_on(name, options)
+    if not options.by_cost:
+        return DeviceSite(name, target)
+    most, threads = (peaks(), options.threads) if name == HOST else (open_device(name).peaks(), 1)
+    return DeviceSite(name, target, None, most.flops * threads, most.bandwidth * threads)
+
+
+def target_on(name: str, options: Options) -> Target | GpuTarget:
+    """The target for which kernels of a device are selected."""
+    if name == HOST:
+        return host()
+    device, chooses = open_device(name), options.tune or options.findings
+    return replace(device.target, tf32=options.precision == "tf32", cublaslt=device.library_version() if chooses else 0)
+
+
+def _compile_part(
+    part: Part, planned: PlannedGraph, choices: Choices, store: Store | None, log: tuple[str, ...]
+) -> Compiled:
+    """The objects of a part, made by the generators of its device."""
+    cache = store.objects if store else None
+    code: Callable[..., bytes] = partial(object_for, target=host())
+    if part.device != HOST:
+        device = open_device(part.device)
+        device.prepare(planned.specs.values(), cache)
+        code = device.code
+    objects = {symbol: code(spec, cache=cache) for symbol, spec in planned.specs.items()}
+    states = {state.value.name: state.initial for state in part.graph.states}
+    plan = replace(planned.plan, log=log)
+    return Compiled(plan, objects, lambda: weight_chunks(planned), states, choices.used, part.device)
+
+
+def _wiring(graph: Graph, placement: Placement) -> Wiring:
+    return Wiring(
+        inputs=tuple(value.name for value in graph.inputs),
+        outputs=tuple(value.name for value in graph.outputs),
+        states={state.value.name: state.update.name for state in placement.states},
+        constants={value.name: graph.constants[value] for value in graph.outputs if value in graph.constants},
+        crossings=placement.crossings,
+    )

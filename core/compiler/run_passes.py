@@ -1,0 +1,34 @@
+"""Runs the passes on a graph, with the options of a compilation."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from lathe.core.check.switch import is_checking
+from lathe.core.codegen.target import has_int8_dot, host
+from lathe.core.compiler.options import Options
+from lathe.core.ir.graph import Graph
+from lathe.core.passes.pipeline import Options as PassOptions
+from lathe.core.passes.pipeline import PassReport, optimize, prepare
+from lathe.core.passes.precision.widen import product_dtype
+
+PassResult: TypeAlias = tuple[Graph, list[PassReport]]
+
+
+def run_passes(graph: Graph, options: Options, inside: bool = False, in_parts: bool = False) -> PassResult:
+    """A graph of known shapes after the passes, and their reports.
+
+    `inside` and `in_parts`: see the options of passes.
+    """
+    here = not options.devices
+    own = product_dtype(graph)
+    wanted = "float32" if options.precision == "tf32" else options.precision
+    precision = str(own) if own is not None and wanted == "float32" else wanted
+    integers = not here or has_int8_dot(host())
+    passes = PassOptions(precision=precision, integers=integers, host=here, inside=inside, in_parts=in_parts)
+    graph, reports = (optimize if options.optimize else prepare)(graph, passes)
+    if is_checking():
+        from lathe.core.check.types import check_types
+
+        check_types(graph)
+    return graph, reports

@@ -1,0 +1,106 @@
+"""When a session compiles which code: shapes on demand, in the run that waits or in the background, and tuned plans.
+
+A new shape is compiled twice in the background: at once without measuring, then with it. A child process does the work
+if the model is a file and the result can be cached in the store, from which it is then loaded. Until then dynamic-shape
+code or the references answer, see `any_size.stand_in`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from lathe.core.codegen.target import host
+from lathe.core.compiler.options import Options
+from lathe.core.errors import UnsupportedError
+from lathe.core.ops.opdef.registry import are_known_to_children, revisions
+from lathe.core.runtime.artifact.store import Store
+from lathe.core.runtime.session.background import Background
+from lathe.core.runtime.session.dynamic_shapes import DynamicShapeCode
+from lathe.core.runtime.session.executables import ShapeCode, ShapeCompiler, Stage, StandIn
+from lathe.core.runtime.session.run_inputs import CodeBinding
+from lathe.core.runtime.session.runner import Runner, serves_none
+
+NewShapes: TypeAlias = Literal["default", "wait", "background"]
+Make: TypeAlias = Callable[[CodeBinding, Options], Runner]
+
+_NEW_SHAPES = ("default", "wait", "background")
+
+
+@dataclass(frozen=True)
+class CompileSource:
+    """A file that a child process can compile: an ONNX model, or an artifact that holds a graph.
+
+    `origin` identifies the model in the cache keys of its code. `fed` names the defaults that are inputs, sorted.
+    """
+
+    path: Path
+    origin: str
+    store: Store
+    fed: tuple[str, ...] = ()
+
+    def place(self, binding: CodeBinding, options: Options) -> Path:
+        """The path of the cached code of a shape."""
+        fed = [json.dumps(self.fed)] if self.fed else []
+        key = "\n".join((self.origin, repr(binding), options.key, host().key, revisions(), *fed))
+        return self.store.model(hashlib.sha256(key.encode()).hexdigest())
+
+    def command(self, binding: CodeBinding, options: Options) -> list[str]:
+        """Arguments for child_stages.py that compile a shape into the cache."""
+        sizes = json.dumps(binding, default=str)  # dimensions as text
+        return ["specialise", str(self.path), self.origin, sizes, *map(json.dumps, (asdict(options), self.fed))]
+
+
+def make_shape_compiler(
+    make: Make,
+    options: Options,
+    new_shapes: NewShapes,
+    general: StandIn | None,
+    source: CompileSource | None,
+) -> ShapeCompiler:
+    """The maker for a model without state. ValueError for unknown `new_shapes`.
+
+    The first shape of a session is tuned as the options say before it runs, unless `new_shapes` is "background".
+    """
+    if new_shapes not in _NEW_SHAPES:
+        raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _NEW_SHAPES))}")
+    if isinstance(
+        general, DynamicShapeCode
+    ):  # most shapes share its weights, and Strassen's products need another layout
+        options = replace(options, winograd=False)
+    quick, tuned = replace(options, tune=0.0), replace(options, tune=options.tune or options.tune_later)
+    stages = [_stage(make, chosen, source, chosen == tuned) for chosen in (quick, tuned)]
+    waits = new_shapes == "wait" and not options.tune_later
+    return ShapeCompiler(
+        now=lambda binding: _shape_code(make(binding, options), options, options == tuned),
+        later=() if waits else tuple(stages),
+        is_cached=lambda binding: source is not None and source.place(binding, options).exists(),
+        general=general,
+        first=new_shapes == "background",
+    )
+
+
+def _stage(make: Make, options: Options, source: CompileSource | None, last: bool) -> Stage:
+    def run(binding: CodeBinding, background: Background) -> ShapeCode:
+        if source is not None and not source.place(binding, options).exists():
+            done = are_known_to_children() and background.run_child(
+                source.command(binding, options), patient=bool(options.tune)
+            )
+            if not done and options.tune:
+                raise UnsupportedError("measuring needs a child process, and it failed")
+        return _shape_code(make(binding, options), options, last)
+
+    return run
+
+
+def _shape_code(runner: Runner, options: Options, last: bool) -> ShapeCode:
+    return ShapeCode(runner, note_of(options), last or serves_none(runner))
+
+
+def note_of(options: Options) -> str:
+    """The note of code that was compiled with these options, for `explain`."""
+    return "tuned" if options.tune else "compiled without measuring"

@@ -1,0 +1,111 @@
+"""The symbols of a model's inputs: which of them become numbers when code is compiled, and binding them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lathe.core.ir.dim import Dim, is_never_negative, substitute, symbol, symbols
+from lathe.core.ir.dims import has_only_sizes, size_index
+from lathe.core.ir.equation import solve
+from lathe.core.ir.graph import Graph, node_reads
+from lathe.core.ir.types import TensorType
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef.assumed_extents import assumptions
+from lathe.core.ops.opdef.equal_extents import Pair, meeting_extents
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.proofs.batch_info import BatchInfo
+from lathe.core.passes.proofs.rows import leading
+from lathe.core.passes.rewrite.base import shape_of
+from lathe.core.runtime.session.run_inputs import CodeBinding
+
+
+def bind(graph: Graph, batching: BatchInfo, binding: CodeBinding) -> Graph:
+    """A copy of the graph with the symbols of `binding` replaced by their sizes.
+
+    The batch symbol is renamed to `n`, unless it is one of them.
+    """
+    env: dict[str, Dim] = dict(binding)
+    if batching.symbol is not None and batching.symbol not in env:
+        env[batching.symbol] = symbol("n")
+    bound = graph.clone(env)
+    bound.defaults.clear()  # from here on constants cannot be fed
+    infer_graph(bound)
+    verify(bound, "binding shapes")
+    return bound
+
+
+def leading_symbol(graph: Graph) -> str | None:
+    """The symbol that leads the first input that has one: it varies at run time even when rows are not independent.
+
+    A symbol that an input has twice does not count, such as the number of nodes in an adjacency matrix [n, n], because
+    n*n elements are no rows; dynamic-shape code serves such models. In a model with state every symbol counts, because
+    state belongs to one code.
+    """
+    found = filter(None, map(leading, graph.inputs))
+    return next((name for name in found if graph.states or not _is_twice(graph, name)), None)
+
+
+def _is_twice(graph: Graph, name: str) -> bool:
+    """Whether an input has several dimensions that depend on this symbol."""
+    return any(sum(name in symbols(dim) for dim in shape_of(value) or ()) > 1 for value in graph.inputs)
+
+
+def varying_symbols(binding: CodeBinding) -> frozenset[str]:
+    """The symbols of a bound graph: `n`, and those of sizes that are no numbers."""
+    return frozenset(("n",)).union(*(symbols(dim) for _, dim in binding))
+
+
+def code_assumptions(graph: Graph, *varying: str | None) -> tuple[Dim, ...]:
+    """The assumptions of code that is compiled for all values of these symbols."""
+    names = set(filter(None, varying))
+    if not names:
+        return ()
+    given = set(input_symbols(graph))
+    return tuple(dim for dim in assumptions(graph, infer_graph(graph), given) if names & symbols(dim))
+
+
+def input_symbols(graph: Graph) -> list[str]:
+    """The symbols of the inputs, sorted."""
+    return sorted({name for v in graph.inputs if isinstance(v.type, TensorType) for name in v.type.symbols})
+
+
+def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
+    """The symbols of the inputs other than the batch symbol, which are bound per shape."""
+    return [name for name in input_symbols(graph) if name != batching.symbol]
+
+
+def equal_sizes(graph: Graph) -> dict[str, Dim]:
+    """Sizes that must be equal to others for the nodes of a graph, with those others as values.
+
+    If there are none, sizes that nodes broadcast together. Empty if there are none either. Infers the types of the
+    graph again.
+    """
+    met = meeting_extents(graph, infer_graph(graph))
+    return _solutions(met.equal) or _solutions(met.broadcast)
+
+
+def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
+    """The values of sizes that make all of these pairs equal; no value contains a size that is a key.
+
+    Pairs that no sizes make equal are left out.
+    """
+    found: dict[str, Dim] = {}
+    for pair in pairs:
+        one, other = (substitute(dim, found) for dim in pair)
+        if not all(isinstance(dim, int) or has_only_sizes(dim) for dim in (one, other)):
+            continue
+        answer = solve(one, other, lambda name: size_index(name) is not None)
+        if answer is not None:
+            found = {name: substitute(dim, dict([answer])) for name, dim in found.items()} | dict([answer])
+    return found
+
+
+def least_extents(graph: Graph) -> tuple[Dim, ...]:
+    """What dynamic-shape code assumes besides the types: kernels need extents of at least one.
+
+    Inputs of Concat may be empty, such as a past before the first token.
+    """
+    read = [value for node in graph.nodes if node.op != "Concat" for value in node_reads(node)]
+    made = [value for node in graph.nodes for value in node.outputs]
+    dims = dict.fromkeys(dim for value in (*read, *made) for dim in shape_of(value) or ())
+    return tuple(dim - 1 for dim in dims if not isinstance(dim, int) and not is_never_negative(dim - 1))

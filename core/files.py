@@ -1,0 +1,48 @@
+"""Files that take the place of another in one step: whoever opens the path sees the old file or the new one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = False, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A new file to write into. It takes the place of `path` when the block ends; an error leaves `path` as it was.
+
+    `durable`: the file and its name are on disk when this returns, even if the machine stops then. `mode`: permissions
+    of the new file, less the umask. OSError when the folder cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def replace_file(path: Path, content: bytes, durable: bool = False, mode: int = 0o644) -> None:
+    """Write a whole file with `replacing`."""
+    with replacing(path, durable, mode) as file:
+        file.write(content)
+
+
+def sync_folder(path: Path) -> None:
+    """Put the names in a folder on disk, so that they are there after the machine stops."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

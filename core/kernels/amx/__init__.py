@@ -1,0 +1,1 @@
+"""Products by Intel's matrix tiles (AMX)."""

@@ -1,0 +1,81 @@
+"""Choice of the kernel for a node: the first selector of the operator's row that returns a call.
+
+The rows are in `order.py` (CPU) and `order_cuda.py` (GPU). Custom operators add rows of their own with `add_row`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lathe.core.kernels.call import KernelCall, Request, Row, has_elements
+
+_TABLES = {  # by device; each module is imported at its first use
+    "cpu": "lathe.core.kernels.order",
+    "cuda": "lathe.core.kernels.order_cuda",
+    "simulated": "lathe.core.kernels.reference.spec",
+}
+_CUSTOM_ROWS: dict[tuple[str, str], Row] = {}  # by device and operator: custom operators
+
+_MOST_OPERANDS = 1024  # code grows with each operand; a node with more is a mistake or an attack
+
+
+def select(request: Request) -> KernelCall | None:
+    """The kernel for a node, or None if no kernel covers it: then the node runs on its NumPy reference."""
+    node = request.node
+    if len(node.inputs) + len(node.outputs) > _MOST_OPERANDS or not has_elements(node):
+        return None
+    request_with_select = replace(request, select=select)
+    for selector in row_of(node.op, request.target.device).selectors:
+        call = selector(request_with_select)
+        if call is not None:
+            return call
+    return None
+
+
+def candidates(request: Request) -> tuple[KernelCall, ...]:
+    """All kernels that the tuner may time for a node, without repetition.
+
+    The kernel that `select` prefers comes first, then those of the row's offers. Empty if `select` returns None.
+    """
+    first = select(request)
+    if first is None:
+        return ()
+    distinct = {first.spec.key: first}
+    request_with_select = replace(request, select=select)
+    for offer in row_of(request.node.op, request.target.device).offers:
+        for call in offer(request_with_select):
+            distinct.setdefault(call.spec.key, call)
+    return tuple(distinct.values())
+
+
+def row_of(op: str, device: str = "cpu") -> Row:
+    """The selectors and offers of an operator on a device; an empty row if the device has no kernel for it."""
+    added = _CUSTOM_ROWS.get((device, op))
+    return added if added is not None else _table(device).get(op, Row())
+
+
+def covered_ops(device: str = "cpu") -> frozenset[str]:
+    """The operators that have kernels on a device."""
+    return frozenset(_table(device)) | {
+        op for where, op in _CUSTOM_ROWS if where == device and _CUSTOM_ROWS[where, op].selectors
+    }
+
+
+def families(op: str, device: str = "cpu") -> tuple[str, ...]:
+    """The modules of the selectors for an operator on a device, below `lathe.core.kernels`, in the order of its row."""
+    modules = (selector.__module__.partition(".kernels.")[2] for selector in row_of(op, device).selectors)
+    return tuple(dict.fromkeys(module.removesuffix("spec").rstrip("._") for module in modules))
+
+
+def add_row(op: str, row: Row, device: str = "cpu") -> None:
+    """Replace the row of an operator on a device by this one."""
+    _CUSTOM_ROWS[device, op] = row
+
+
+def _table(device: str) -> Mapping[str, Row]:
+    if device not in _TABLES:
+        return {}
+    table: Mapping[str, Row] = importlib.import_module(_TABLES[device]).TABLE
+    return table

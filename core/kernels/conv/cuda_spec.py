@@ -1,0 +1,265 @@
+"""Convolutions and transposed convolutions on a GPU, as implicit matrix products in any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from math import gcd, prod
+from typing import ClassVar
+
+import numpy as np
+
+from lathe.core.ir.dim import evaluate
+from lathe.core.ir.graph import Array, Node, Value
+from lathe.core.ir.types import Dim, DType
+from lathe.core.kernels.call import In, KernelCall, KernelSpec, Operand, Out, Packed, Request
+from lathe.core.kernels.conv.spec import extra_indices, inplace_extras, windows_along
+from lathe.core.kernels.shared.attributes import attribute
+from lathe.core.kernels.shared.cuda_image import Image, has_computable_epilogue, results_of, spatial, strided_image
+from lathe.core.kernels.shared.cuda_product import (
+    F32,
+    FACTORS,
+    HALVES,
+    I8,
+    LEAST_BYTES,
+    SHIFT,
+    ProductTile,
+    Results,
+    precisions,
+    ranked_tiles,
+)
+from lathe.core.kernels.shared.cuda_tiling import blocks
+from lathe.core.kernels.shared.nest import Nest, has_plannable_types, traffic
+from lathe.core.kernels.shared.window import Window
+from lathe.core.ops.nn.conv import transposed_cuts
+from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.registry import Infer
+
+_OFFERED = 4  # tiles
+_LEAST_DEPTH = 16
+
+
+@dataclass(frozen=True)
+class ConvSpec(KernelSpec):
+    """Implicit matrix product: rows are output pixels, columns output channels, depth is (window place, input channel).
+
+    The loops of `pixels` are batch and spatial axes, its operands the extras and Y. `weight_steps` are strides of the
+    weights along groups, window places, input and output channels; `weight` is their type in memory. If `transposed`,
+    rows are the places over which windows slide, and the image has one pixel for each window. `fill` is the value that
+    pads the image.
+
+    Bytes: the image is uint8, the weights are int8, and sums are corrected as in `GemmSpec`.
+    """
+
+    family: ClassVar[str] = "conv"
+    generator: ClassVar[str] = "conv.cuda"
+    image: Image
+    groups: int
+    channels: int  # input channels of a group
+    columns: int  # output channels of a group
+    weight: DType
+    weight_steps: tuple[int, int, int, int]
+    pixels: Nest
+    results: Results
+    transposed: bool
+    tile: ProductTile
+    precision: str
+    fill: int = 0
+
+    @property
+    def element(self) -> DType:
+        """The type that is multiplied."""
+        return I8 if self.image.dtype is DType.UINT8 else self.image.dtype
+
+    @property
+    def rows(self) -> Dim:
+        return self.image.reached if self.transposed else self.image.pixels
+
+    @property
+    def depth(self) -> int:
+        return self.image.places * self.channels
+
+    @property
+    def by_channels(self) -> bool:
+        """Whether a step of the depth stays at one place of the window."""
+        return self.channels % self.tile.depth == 0
+
+    @property
+    def summary(self) -> str:
+        kernel = "x".join(map(str, self.image.kernel))
+        exact = "" if self.precision == "ieee" else f" by {self.precision}"
+        return f"{'transposed ' * self.transposed}conv {self.element} {kernel} {self.tile}{exact}"
+
+
+def conv(request: Request) -> KernelCall | None:
+    """Selector of convolutions of floats or bytes whose image and window sizes are numbers.
+
+    None for depthwise convolutions of floats, which have a kernel of their own.
+    """
+    return next(_convolutions(request), None)
+
+
+def other_tiles(request: Request) -> Iterable[KernelCall]:
+    """Offers of convolutions with other tiles and precisions."""
+    return _convolutions(request)
+
+
+def transposed(request: Request) -> KernelCall | None:
+    """Selector of transposed convolutions of floats whose image and window sizes are numbers."""
+    return next(_transposed(request), None)
+
+
+def other_tiles_of_transposed(request: Request) -> Iterable[KernelCall]:
+    """Offers of transposed convolutions with other tiles and precisions."""
+    return _transposed(request)
+
+
+def _convolutions(request: Request) -> Iterator[KernelCall]:
+    node, (x, w) = request.node, request.node.inputs[:2]
+    if x is None or w is None or not (_are_bytes(request) or (is_covered(node) and not is_depthwise(node, w))):
+        return
+    windows = conv_windows(node, x, w)
+    if windows is not None:
+        groups = int(attribute(node, "group"))
+        outputs, channels, *kernel = sizes_of(w)
+        outputs, places = outputs // groups, prod(kernel)
+        operands: tuple[Operand, ...] = (In(1),)
+        dtype, steps = w.dtype, (outputs * channels * places, 1, places, channels * places)
+        if w.dtype is I8:
+            shift = Packed(1, "offsets", _offsets)
+            operands = (Packed(1, "bytes", _pack_bytes), shift)
+            steps = (outputs * places * channels, channels, 1, places * channels)
+        elif request.constant(1) is not None:
+            operands = (Packed(1, f"places{groups}{x.dtype}", partial(_pack, groups=groups, element=x.dtype)),)
+            dtype, steps = x.dtype, (places * channels * outputs, channels * outputs, outputs, 1)
+        facts = (strided_image(request, x, windows), groups, channels, outputs, dtype, steps)
+        yield from _calls(request, operands, facts, False)
+
+
+def _transposed(request: Request) -> Iterator[KernelCall]:
+    node, (x, w) = request.node, request.node.inputs[:2]
+    if x is None or w is None or not is_covered(node) or is_depthwise(node, w):
+        return
+    windows = transposed_windows(node, x, w)
+    if windows is not None:
+        groups = int(attribute(node, "group"))
+        inputs, outputs, *kernel = sizes_of(w)
+        channels, places = inputs // groups, prod(kernel)
+        steps = (channels * outputs * places, 1, outputs * places, places)
+        facts = (strided_image(request, x, windows), groups, channels, outputs, w.dtype, steps)
+        yield from _calls(request, (In(1),), facts, True)
+
+
+def conv_windows(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
+    """The windows of a convolution along its axes; None if a size is not a number."""
+    return windows_along(node, spatial(node, x), spatial(node, node.output), w.shape[2:])
+
+
+def transposed_windows(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
+    """The windows of a transposed convolution: they slide over the results, one for each pixel of the image.
+
+    None if a size is not a number, or the padding cannot be computed.
+    """
+    counts, sizes, kernel = spatial(node, x), spatial(node, node.output), sizes_of(w)[2:]
+    known = [dim for dim in (*counts, *sizes) if isinstance(dim, int)]
+    if len(known) != 2 * len(kernel):
+        return None
+    ones = (1,) * len(kernel)
+    strides, dilations = (attribute(node, name) or ones for name in ("strides", "dilations"))
+    cuts = transposed_cuts(Infer(registry.get(node.op), node, {}), known[: len(kernel)], kernel)
+    if cuts is None:
+        return None
+    facts = zip(known[len(kernel) :], known[: len(kernel)], kernel, strides, dilations, cuts, strict=True)
+    return tuple(
+        Window(size, count, extent, stride, dilation, cut, 0) for size, count, extent, stride, dilation, cut in facts
+    )
+
+
+def _calls(
+    request: Request,
+    weights: tuple[Operand, ...],
+    facts: tuple[Image, int, int, int, DType, tuple[int, int, int, int]],
+    is_transposed: bool,
+) -> Iterator[KernelCall]:
+    node, (_, groups, channels, columns, *_) = request.node, facts
+    pixels, results = results_of(request, extra_indices(node))
+    extras = [In(i) for i in extra_indices(node)]
+    tile = ProductTile(_LEAST_DEPTH, _LEAST_DEPTH, _LEAST_DEPTH, 1, 1)
+    fill = int(attribute(node, "pad_value")) if node.op == "FusedConv" else 0
+    base = ConvSpec(*facts, pixels, results, is_transposed, tile, "ieee", fill)
+    least = _LEAST_DEPTH if base.element.itemsize > 1 else LEAST_BYTES
+    tiles = ranked_tiles(request.gpu, base.rows, columns, base.depth, groups, base.element)
+    for precision in precisions(base.element, request.gpu):
+        for tile in islice(dict.fromkeys(_by_channels(tile, channels, least) for tile in tiles), _OFFERED):
+            yield KernelCall(
+                replace(base, tile=tile, precision=precision),
+                (In(0), *weights, *extras, Out()),
+                inplace=inplace_extras(node),
+                strided=(In(0), *extras, Out()),
+                flops=base.rows * (2 * groups * columns * base.depth),
+                bytes=traffic(node),
+                grid=(groups * blocks(base.rows, tile.rows) * blocks(columns, tile.columns),),
+            )
+
+
+def _by_channels(tile: ProductTile, channels: int, least: int) -> ProductTile:
+    """The tile, with its depth reduced to a divisor of `channels` if that is at least `least`.
+
+    Then each step of the depth stays at one place of the window.
+    """
+    common = gcd(channels, tile.depth)
+    return replace(tile, depth=common) if common >= least else tile
+
+
+def is_covered(node: Node) -> bool:
+    """Whether the node is a convolution of floats with zero padding and known sizes."""
+    x, w = node.inputs[:2]
+    padded = node.op == "FusedConv" and attribute(node, "pad_value")
+    if x is None or w is None or x.dtype not in FACTORS or padded or not _has_known_sizes(node, x, w):
+        return False
+    return w.dtype is x.dtype or (x.dtype in HALVES and w.dtype is F32)
+
+
+def _are_bytes(request: Request) -> bool:
+    """Whether the node is a convolution of uint8 by constant int8 weights, as ConvInteger is lowered to."""
+    node, (x, w) = request.node, request.node.inputs[:2]
+    if node.op != "FusedConv" or x is None or w is None or (x.dtype, w.dtype) != (DType.UINT8, I8):
+        return False
+    return request.constant(1) is not None and _has_known_sizes(node, x, w)
+
+
+def _has_known_sizes(node: Node, x: Value, w: Value) -> bool:
+    known = has_plannable_types(node) and all(isinstance(dim, int) for dim in w.shape)
+    return known and len(x.shape) >= 3 and has_computable_epilogue(node)
+
+
+def is_depthwise(node: Node, weight: Value) -> bool:
+    """Whether each channel is convolved separately: see `lathe.core.kernels.depthwise.cuda_spec`."""
+    groups = int(attribute(node, "group"))
+    return groups > 1 and weight.shape[:2] == (groups, 1)
+
+
+def sizes_of(value: Value) -> list[int]:
+    """The shape of a value without symbols."""
+    return [evaluate(dim, {}) for dim in value.shape]
+
+
+def _pack(weight: Array, groups: int, element: DType) -> Array:
+    """[O, I/groups, K...] as [groups, K..., I/groups, O/groups]: output channels are contiguous."""
+    apart = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return np.ascontiguousarray(apart.transpose(0, 3, 2, 1).astype(element.numpy))
+
+
+def _pack_bytes(weight: Array) -> Array:
+    """[O, I/groups, K...] as [O, K..., I/groups].
+
+    Bytes that are multiplied with each other are adjacent, as tensor cores require.
+    """
+    return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1).transpose(0, 2, 1))
+
+
+def _offsets(weight: Array) -> Array:
+    """The correction of each output channel's sums for the shift that is subtracted from the image."""
+    return SHIFT * weight.reshape(len(weight), -1).sum(1, dtype=np.int32)

@@ -1,0 +1,94 @@
+"""The gradient of a convolution with respect to its weights, on a GPU: a matrix product over all pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product as product_of
+from typing import ClassVar
+
+from lathe.core.ir.types import Dim
+from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
+from lathe.core.kernels.conv.cuda_spec import sizes_of
+from lathe.core.kernels.shared.attributes import attribute
+from lathe.core.kernels.shared.cuda_image import Image, spatial, strided_image
+from lathe.core.kernels.shared.cuda_product import (
+    FACTORS,
+    ProductTile,
+    parts_of,
+    precisions,
+    ranked_tiles,
+    split_operands,
+)
+from lathe.core.kernels.shared.cuda_tiling import blocks
+from lathe.core.kernels.shared.nest import has_plannable_types, traffic
+from lathe.core.kernels.shared.window import windows_of
+
+_OFFERED = 4  # tiles
+
+
+@dataclass(frozen=True)
+class ConvGradientSpec(KernelSpec):
+    """dW[g, m, c, place] = sum over pixels of dY[pixel, g, m] * X[place of the pixel's window, g, c].
+
+    Rows are output channels m of a group, columns are (c, place), depth is the pixels. `parts` programs share the depth
+    of a tile (split-K).
+    """
+
+    family: ClassVar[str] = "conv_gradient"
+    generator: ClassVar[str] = "conv.gradient_cuda"
+    image: Image  # X
+    results: Image  # dY, with a pixel for each window
+    groups: int
+    rows: int
+    channels: int  # of X in a group
+    tile: ProductTile
+    precision: str
+    parts: int
+
+    @property
+    def columns(self) -> int:
+        return self.channels * self.image.places
+
+    @property
+    def programs(self) -> Dim:
+        return self.groups * blocks(self.rows, self.tile.rows) * blocks(self.columns, self.tile.columns)
+
+    @property
+    def summary(self) -> str:
+        return f"conv weight gradient {self.image.dtype} {self.tile}, {self.parts} parts"
+
+
+def conv_gradient(request: Request) -> KernelCall | None:
+    """Selector of weight gradients of float convolutions with known sizes."""
+    return next(_calls(request), None)
+
+
+def other_tiles(request: Request) -> Iterable[KernelCall]:
+    """Offers with other tiles and precisions."""
+    return _calls(request)
+
+
+def _calls(request: Request) -> Iterator[KernelCall]:
+    node, (x, dy) = request.node, request.node.inputs
+    if x is None or dy is None or not has_plannable_types(node) or x.dtype not in FACTORS:
+        return
+    windows = windows_of(node, spatial(node, x), spatial(node, dy)) if dy.dtype is x.dtype else None
+    if windows is None:
+        return
+    image, groups = strided_image(request, x, windows), int(attribute(node, "group"))
+    outputs, channels, *_ = sizes_of(node.output)
+    columns = channels * image.places
+    tiles = ranked_tiles(request.gpu, outputs // groups, columns, image.pixels, groups, x.dtype)
+    for precision, tile in product_of(precisions(x.dtype, request.gpu), tiles[:_OFFERED]):
+        results = strided_image(request, dy, windows)
+        spec = ConvGradientSpec(image, results, groups, outputs // groups, channels, tile, precision, 1)
+        parts = parts_of(request.gpu, tile, spec.programs, image.pixels)
+        yield KernelCall(
+            replace(spec, parts=parts),
+            (In(0), In(1), Out(), *split_operands(tile, spec.programs, parts)),
+            strided=(In(0), In(1)),
+            flops=image.pixels * (2 * outputs * columns),
+            bytes=traffic(node),
+            grid=(spec.programs, parts),
+        )

@@ -1,0 +1,1 @@
+"""Copies: Transpose, Slice, Concat, Pad and others."""

@@ -1,0 +1,63 @@
+"""Copies on a GPU: the same strided copies as on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from lathe.core.ir.types import Dim
+from lathe.core.kernels.call import VIEWS, KernelCall, KernelSpec, Request, Selector
+from lathe.core.kernels.copy import spec as on_cpu
+from lathe.core.kernels.copy.spec import Piece
+from lathe.core.kernels.shared.cuda_tiling import Tiling, programs, tilings
+
+SELECTORS: dict[str, Selector] = {
+    **dict.fromkeys(VIEWS, on_cpu.duplicate),
+    "Transpose": on_cpu.transpose, "DepthToSpace": on_cpu.blocks, "SpaceToDepth": on_cpu.blocks,
+    "Expand": on_cpu.expand, "Tile": on_cpu.tile, "Slice": on_cpu.slice_, "Concat": on_cpu.concat,
+    "Split": on_cpu.split, "Pad": on_cpu.pad,
+}  # fmt: skip
+_OFFERED = 3
+
+
+@dataclass(frozen=True)
+class CopySpec(KernelSpec):
+    """As `lathe.core.kernels.copy.spec.CopySpec`. The programs of each piece follow those of the piece before."""
+
+    family: ClassVar[str] = "copy"
+    generator: ClassVar[str] = "copy.cuda"
+    itemsize: int
+    pieces: tuple[tuple[Piece, Tiling], ...]
+    operands: int
+    fill: int = 0
+
+    @property
+    def summary(self) -> str:
+        sizes = {"x".join(map(str, tiling.sizes)) for _, tiling in self.pieces}
+        return f"copy({len(self.pieces)} pieces, {' and '.join(sorted(sizes))} a program)"
+
+
+def copy(request: Request) -> KernelCall | None:
+    """Selector of all nodes that only move elements: those for which the CPU has a strided copy."""
+    return next(_calls(request), None)
+
+
+def other_tilings(request: Request) -> Iterable[KernelCall]:
+    """Offers with other tilings."""
+    return _calls(request)
+
+
+def _calls(request: Request) -> Iterator[KernelCall]:
+    call = SELECTORS[request.node.op](request)
+    if call is None or not isinstance(call.spec, on_cpu.CopySpec):
+        return
+    spec = call.spec
+    ways = [tilings(piece.nest) for piece in spec.pieces]
+    for rank in range(min([_OFFERED, *map(len, ways)])):
+        pieces = tuple((piece, tiling[rank]) for piece, tiling in zip(spec.pieces, ways, strict=True))
+        total: Dim = sum((programs(piece.nest, tiling) for piece, tiling in pieces), start=_NONE)
+        yield replace(call, spec=CopySpec(spec.itemsize, pieces, len(call.operands), spec.fill), grid=(total,))
+
+
+_NONE: Dim = 0

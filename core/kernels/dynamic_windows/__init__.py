@@ -1,0 +1,1 @@
+"""Depthwise convolutions and pooling for dynamic image sizes."""

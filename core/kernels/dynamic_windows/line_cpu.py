@@ -1,0 +1,154 @@
+"""One line of results of windows that are clipped to the image; `Writer` combines, finishes and stores results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lathe.core.codegen.lang import Kernel, Pointer, Val
+from lathe.core.ir.types import DType
+from lathe.core.kernels.cpu.nest import offsets_of
+from lathe.core.kernels.cpu.reduction import lowest
+from lathe.core.kernels.cpu.result_writer import ResultWriter
+from lathe.core.kernels.dynamic_windows.spec import DynamicWindow, DynamicWindowsSpec
+
+F32 = DType.FLOAT32
+# (line of the image, line of the window, totals) -> the totals after that line of the window.
+Taps: TypeAlias = Callable[[Val, Val, list[Val]], list[Val]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of results along the last axis, at one place of the other axes."""
+
+    kernel: Kernel
+    windows: Sequence[DynamicWindow]
+    first: Val  # the number of the first result
+    batch: Val
+    corners: Sequence[Val]  # of the windows, along all axes but the last
+    inside: Sequence[tuple[Val, Val]]  # the range of their taps in the image, along the same axes
+
+    def folded(self, emit: Taps, totals: list[Val]) -> list[Val]:
+        """The totals after all lines of the window that lie in the image."""
+        k = self.kernel
+
+        def nested(axis: int, place: Val, tap: Val, values: list[Val]) -> list[Val]:
+            if axis == len(self.corners):
+                return emit(place, tap, values)
+            window = self.windows[axis]
+            with k.fold(*self.inside[axis], values) as fold:
+                at = place * k.dim(window.size) + self.corners[axis] + fold.index * window.dilation
+                fold.values = nested(axis + 1, at, tap * window.kernel + fold.index, fold.values)
+            return fold.values
+
+        return nested(0, self.batch, k.index(0), totals)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Computes and stores the results of a line."""
+
+    kernel: Kernel
+    spec: DynamicWindowsSpec
+    image: Pointer
+    weights: Pointer | None
+    extras: Sequence[Pointer]
+    y: Pointer
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a vector of channels."""
+        return min(self.kernel.target.lanes, 1 << (self.spec.channels - 1).bit_length())
+
+    @property
+    def window(self) -> DynamicWindow:
+        """The window along the last axis."""
+        return self.spec.windows[-1]
+
+    def start(self, lanes: int) -> Val:
+        """The result of an empty window: the identity."""
+        return self.kernel.constant(lowest(F32) if self.spec.kind == "max" else 0, F32, lanes)
+
+    def combined(self, total: Val, value: Val) -> Val:
+        """The total of a pool after one more place of the image."""
+        return self.kernel.ops.max(total, value) if self.spec.kind == "max" else total + value
+
+    def together(self, values: Sequence[Val]) -> Val:
+        """The total of a pool from those of its parts."""
+        total, *others = values
+        for value in others:
+            total = self.combined(total, value)
+        return total
+
+    def divisor(self, line: Line, last: Val) -> Val | None:
+        """The divisor of an average with `last` places along the last axis; None for other kinds."""
+        if "average" not in self.spec.kind:
+            return None
+        count = last
+        for corner, (first, after), window in zip(line.corners, line.inside, self.spec.windows, strict=False):
+            padded = self.spec.kind == "padded average"
+            count = count * (padded_taps(self.kernel, window, corner) if padded else after - first)
+        return count
+
+    def store(
+        self, pixel: Val, values: Sequence[Val], at: Val, mask: Val | None = None, count: Val | None = None
+    ) -> None:
+        """Finish and store adjacent results, with a vector of channels from `at` on for each."""
+        finish, pixels = self.spec.finish, [pixel + index for index in range(len(values))]
+        if finish is not None:
+            results = ResultWriter(self.kernel, finish.epilogue, (*self.extras, self.y), (*finish.extra_steps, 1))
+            offsets = [offsets_of(self.kernel, finish.pixels, each) for each in pixels]
+            results.at_column(at).store([[value] for value in values], offsets, mask)
+            return
+        for place, value in zip(pixels, values, strict=True):
+            found = value if count is None else value / count.cast(F32).splat(value.lanes)
+            self.y.store(found, place * self.spec.channels + at, mask)
+
+    def single(self, line: Line, column: Val) -> None:
+        """Compute all channels of one result, whose window may reach outside the image."""
+        k, window = self.kernel, self.window
+        corner = column * window.stride - window.before
+        first, after = inside_of(k, corner, window)
+        padded = self.spec.kind == "padded average"
+        count = self.divisor(line, padded_taps(k, window, corner) if padded else after - first)
+
+        def channels(at: Val, mask: Val | None) -> None:
+            taps = self._taps(corner, (first, after), at, mask)
+            self.store(line.first + column, line.folded(taps, [self.start(self.lanes)]), at, mask, count)
+
+        k.strip(self.spec.channels, channels, lanes=self.lanes)
+
+    def _taps(self, corner: Val, inside: tuple[Val, Val], at: Val, mask: Val | None) -> Taps:
+        """A function that adds a line of taps in a loop, for a vector of channels."""
+        k, window, channels = self.kernel, self.window, self.spec.channels
+
+        def emit(place: Val, tap: Val, totals: list[Val]) -> list[Val]:
+            with k.fold(*inside, totals) as fold:
+                pixel = place * k.dim(window.size) + corner + fold.index * window.dilation
+                value = self.image.at(at).load(pixel * channels, self.lanes, mask)
+                if self.weights is None:
+                    fold.values = [self.combined(fold.values[0], value)]
+                else:
+                    number = tap * window.kernel + fold.index
+                    factor = self.weights.at(at).load(number * channels, self.lanes, mask)
+                    fold.values = [k.ops.fma(value, factor, fold.values[0])]
+            return fold.values
+
+        return emit
+
+
+def inside_of(k: Kernel, corner: Val, window: DynamicWindow) -> tuple[Val, Val]:
+    """The range [first, after) of taps in the image, for a window that begins at `corner`."""
+    return _taps_before(k, window, corner, k.index(0)), _taps_before(k, window, corner, k.dim(window.size))
+
+
+def padded_taps(k: Kernel, window: DynamicWindow, corner: Val) -> Val:
+    """The number of taps in the image or its padding, for a window that begins at `corner`."""
+    return _taps_before(k, window, corner, k.dim(window.size) + window.after)
+
+
+def _taps_before(k: Kernel, window: DynamicWindow, corner: Val, limit: Val) -> Val:
+    """The number of taps before `limit`, for a window that begins at `corner`."""
+    step = window.dilation
+    return k.ops.min((k.ops.max(limit - corner, 0) + (step - 1)) // step, window.kernel)

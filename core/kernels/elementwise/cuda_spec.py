@@ -1,0 +1,59 @@
+"""Elementwise nodes, single or fused, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from lathe.core.ir.graph import Graph
+from lathe.core.kernels.call import KernelCall, KernelSpec, Request
+from lathe.core.kernels.elementwise import spec as on_cpu
+from lathe.core.kernels.shared import body as bodies
+from lathe.core.kernels.shared.cuda_tiling import Tiling, programs, tilings
+from lathe.core.kernels.shared.nest import Nest
+
+OPS = on_cpu.OPS
+
+
+@dataclass(frozen=True)
+class ElementwiseSpec(KernelSpec):
+    """As `lathe.core.kernels.elementwise.spec.ElementwiseSpec`; narrow floats are computed in float32."""
+
+    family: ClassVar[str] = "elementwise"
+    generator: ClassVar[str] = "elementwise.cuda"
+    body: Graph
+    nest: Nest
+    tiling: Tiling
+
+    @property
+    def summary(self) -> str:
+        return f"{on_cpu.ElementwiseSpec(self.body, self.nest).summary[:-1]}, {_tile_text(self.tiling)})"
+
+
+def _tile_text(tiling: Tiling) -> str:
+    return "x".join(map(str, tiling.sizes)) + " a program"
+
+
+def elementwise(request: Request) -> KernelCall | None:
+    """Selector of elementwise nodes with plannable shapes, whose body the scalar algebra can compute."""
+    found = on_cpu.call_of(request, bodies.is_computable_on_gpu)
+    return next(iter(tiled(found)), None) if found is not None else None
+
+
+def other_tilings(request: Request) -> Iterable[KernelCall]:
+    """Offers with other tilings."""
+    found = on_cpu.call_of(request, bodies.is_computable_on_gpu)
+    return tiled(found) if found is not None else ()
+
+
+def tiled(call: KernelCall) -> Iterable[KernelCall]:
+    """The calls of an elementwise CPU kernel converted for a GPU, with each candidate tiling.
+
+    TypeError if the call has another spec.
+    """
+    if not isinstance(call.spec, on_cpu.ElementwiseSpec):
+        raise TypeError(f"spec: expected an elementwise kernel, got {call.spec.key}")
+    body, nest = call.spec.body, call.spec.nest
+    for tiling in tilings(nest):
+        yield replace(call, spec=ElementwiseSpec(body, nest, tiling), grid=(programs(nest, tiling),))

@@ -1,0 +1,38 @@
+"""Matrix products with a dynamic number of rows: few rows read B in place, many rows copy it into panels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lathe.core.kernels.call import KernelCall, KernelSpec, Request
+from lathe.core.kernels.gemm.varying_spec import VaryingGemmSpec, varying_gemm
+from lathe.core.kernels.gemm.wide_spec import WideGemmSpec, wide_gemm
+
+
+@dataclass(frozen=True)
+class DynamicGemmSpec(KernelSpec):
+    """Both kernels and a branch: the number of rows decides at run time. The operands are those of `many`."""
+
+    family: ClassVar[str] = "open_gemm"
+    generator: ClassVar[str] = "gemm.dynamic_cpu"
+    few: VaryingGemmSpec
+    many: WideGemmSpec
+
+    @property
+    def summary(self) -> str:
+        return f"{self.many.summary}, of few rows {self.few.summary}"
+
+
+def dynamic_gemm(request: Request) -> KernelCall | None:
+    """Selector of products that no other kernel covers: `varying_gemm`, `wide_gemm`, or both.
+
+    Both are combined if each covers the product and the number of rows is dynamic.
+    """
+    few, many = varying_gemm(request), wide_gemm(request)
+    if few is None or many is None:
+        return few or many
+    assert isinstance(few.spec, VaryingGemmSpec) and isinstance(many.spec, WideGemmSpec)
+    if isinstance(many.spec.rows, int):
+        return few
+    return KernelCall(DynamicGemmSpec(few.spec, many.spec), many.operands, flops=many.flops, bytes=many.bytes)

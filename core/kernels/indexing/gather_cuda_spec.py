@@ -1,0 +1,62 @@
+"""Gather along one axis on a GPU: rows selected by an index tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from lathe.core.ir.dim import product
+from lathe.core.ir.types import Dim, DType
+from lathe.core.kernels.call import Flag, KernelCall, KernelSpec, Request
+from lathe.core.kernels.indexing import gather_spec as on_cpu
+from lathe.core.kernels.shared.cuda_tiling import blocks
+
+_BLOCKS = ((1024, 4), (256, 2), (2048, 8))  # elements, warps
+
+
+@dataclass(frozen=True)
+class GatherSpec(KernelSpec):
+    """As `lathe.core.kernels.indexing.gather_spec.GatherSpec`; the last operand is the status flag.
+
+    A program computes `size` results.
+    """
+
+    family: ClassVar[str] = "gather"
+    generator: ClassVar[str] = "indexing.gather_cuda"
+    itemsize: int
+    index: DType
+    outer: Dim
+    extent: Dim
+    count: Dim
+    inner: Dim
+    size: int
+    warps: int
+
+    @property
+    def results(self) -> Dim:
+        return product((self.outer, self.count, self.inner))
+
+    @property
+    def summary(self) -> str:
+        return f"gather({self.inner} of {self.itemsize} bytes from {self.extent}, {self.size} a program)"
+
+
+def gather(request: Request) -> KernelCall | None:
+    """Selector of the nodes that the CPU's `gather` covers."""
+    return next(_calls(request), None)
+
+
+def other_sizes(request: Request) -> Iterable[KernelCall]:
+    """Offers with other numbers of results per program."""
+    return _calls(request)
+
+
+def _calls(request: Request) -> Iterator[KernelCall]:
+    call = on_cpu.gather(request)
+    if call is None or not isinstance(call.spec, on_cpu.GatherSpec):
+        return
+    old = call.spec
+    for size, warps in _BLOCKS:
+        spec = GatherSpec(old.itemsize, old.index, old.outer, old.extent, old.count, old.inner, size, warps)
+        yield replace(call, spec=spec, operands=(*call.operands, Flag()), grid=(blocks(spec.results, size),))

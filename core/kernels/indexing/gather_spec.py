@@ -1,0 +1,49 @@
+"""Gather along one axis: rows selected by an index tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lathe.core.ir.dim import product
+from lathe.core.ir.types import Dim, DType
+from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Request
+from lathe.core.kernels.shared.attributes import attribute, axis_of
+from lathe.core.kernels.shared.nest import has_plannable_types, is_fixed_size
+
+
+@dataclass(frozen=True)
+class GatherSpec(KernelSpec):
+    """y[outer, count, inner] = x[outer, indices[count], inner]; x has `extent` rows, elements of `itemsize` bytes.
+
+    Negative indices count from the end. An index out of range sets `Status.INDEX_OUT_OF_RANGE`, and its row of y is not
+    written.
+    """
+
+    family: ClassVar[str] = "gather"
+    generator: ClassVar[str] = "indexing.gather_cpu"
+    itemsize: int
+    index: DType
+    outer: Dim
+    extent: Dim
+    count: Dim
+    inner: Dim
+
+    @property
+    def summary(self) -> str:
+        return f"gather({self.inner} of {self.itemsize} bytes from {self.extent})"
+
+
+def gather(request: Request) -> KernelCall | None:
+    """Selector of Gather of fixed-size elements by int32 or int64 indices."""
+    node = request.node
+    x, indices = node.inputs[0], node.inputs[1]
+    if x is None or indices is None or not has_plannable_types(node):
+        return None
+    if indices.dtype not in (DType.INT32, DType.INT64) or not is_fixed_size(x.dtype):
+        return None
+    axis = axis_of(attribute(node, "axis"), len(x.shape))
+    before, after = product(x.shape[:axis]), product(x.shape[axis + 1 :])
+    spec = GatherSpec(x.dtype.itemsize, indices.dtype, before, x.shape[axis], indices.tensor.size, after)
+    read_and_written = node.output.tensor.nbytes * 2 + indices.tensor.nbytes
+    return KernelCall(spec, (In(0), In(1), Out()), bytes=read_and_written)

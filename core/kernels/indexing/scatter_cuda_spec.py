@@ -1,0 +1,74 @@
+"""ScatterND and ScatterElements on a GPU: updates are combined with a copy of a tensor, in the order of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from lathe.core.ir.dim import product
+from lathe.core.ir.types import Dim
+from lathe.core.kernels.call import Flag, KernelCall, Request
+from lathe.core.kernels.indexing import scatter_spec as on_cpu
+from lathe.core.kernels.shared.cuda_tiling import blocks
+
+_ROW_TILES = ((64, 64, 4), (16, 128, 4), (256, 16, 4))  # rows, elements of each, warps
+_LINES = (128, 4)  # lines and warps of a program: each thread owns one line
+
+
+@dataclass(frozen=True)
+class ScatterRowsSpec(on_cpu.ScatterRowsSpec):
+    """As on the CPU; the last operand is the status flag.
+
+    A program owns `columns` elements of each of `rows` rows. It holds them in registers while it reads all indices, so
+    that updates of a row are added in a fixed order.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+
+    @property
+    def height(self) -> Dim:
+        return product(self.extents)
+
+    @property
+    def summary(self) -> str:
+        return f"scatter({self.reduction}, {self.rows} rows by {self.columns})"
+
+
+@dataclass(frozen=True)
+class ScatterElementsSpec(on_cpu.ScatterElementsSpec):
+    """As on the CPU; the last operand is the status flag. Each thread owns one line along the axis of the indices."""
+
+    lines: int
+    warps: int
+
+
+def scatter_rows(request: Request) -> KernelCall | None:
+    """Selector of the nodes that the CPU's `scatter_rows` covers."""
+    return next(_rows(request), None)
+
+
+def other_tiles(request: Request) -> Iterable[KernelCall]:
+    """Offers of ScatterND with other tiles."""
+    return _rows(request)
+
+
+def scatter_elements(request: Request) -> KernelCall | None:
+    """Selector of the nodes that the CPU's `scatter_elements` covers."""
+    call = on_cpu.scatter_elements(request)
+    if call is None or not isinstance(call.spec, on_cpu.ScatterElementsSpec):
+        return None
+    lines, warps = _LINES
+    spec = ScatterElementsSpec(**call.spec.facts, lines=lines, warps=warps)
+    return replace(call, spec=spec, operands=(*call.operands, Flag()), grid=(blocks(spec.outer * spec.inner, lines),))
+
+
+def _rows(request: Request) -> Iterator[KernelCall]:
+    call = on_cpu.scatter_rows(request)
+    if call is None or not isinstance(call.spec, on_cpu.ScatterRowsSpec):
+        return
+    for rows, columns, warps in _ROW_TILES:
+        spec = ScatterRowsSpec(**call.spec.facts, rows=rows, columns=columns, warps=warps)
+        grid = (blocks(spec.height, rows) * blocks(spec.inner, columns),)
+        yield replace(call, spec=spec, operands=(*call.operands, Flag()), grid=grid)

@@ -1,0 +1,1 @@
+"""Reductions, ArgMax and ArgMin."""

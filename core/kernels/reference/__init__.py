@@ -1,0 +1,1 @@
+"""Kernels of the simulated device, which run the NumPy references."""

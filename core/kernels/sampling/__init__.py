@@ -1,0 +1,1 @@
+"""GridSample and RoiAlign."""

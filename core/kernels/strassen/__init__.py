@@ -1,0 +1,1 @@
+"""Matrix products by Strassen's algorithm."""

@@ -1,0 +1,1 @@
+"""Operators of neural networks: products, convolutions, pooling, normalization, recurrence, optimizers."""

@@ -1,0 +1,1 @@
+"""Operators on tensors: arithmetic, indexing, movement, reductions."""

@@ -1,0 +1,81 @@
+"""Tokenizer of com.microsoft, which scikit-learn's converter emits before TfIdfVectorizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from lathe.core.ir.graph import Array
+from lathe.core.ir.types import DType, TensorType, ValueType
+from lathe.core.ops.opdef.registry import Call, Infer, MixesRows, NodeView, OpDef, Required, RowAxis, register
+from lathe.core.ops.opdef.type_rules import check_kind
+from lathe.core.ops.text.strings import STRING, strings
+
+_START, _END = "\x02", "\x03"
+
+Cut = Callable[[str], list[str]]
+
+
+@register
+class Tokenizer(OpDef):
+    """The tokens of each string of [C] or [N,C] along a new last axis, padded with `pad_value`.
+
+    Tokens are the matches of `tokenexp`, or the text between matches of `separators` (each character for a single empty
+    separator). Tokens of fewer than `mincharnum` characters are dropped; `mark` adds start and end tokens.
+    """
+
+    inputs = "X"
+    outputs = "Y"
+    domain = "com.microsoft"
+    attrs = {
+        "mark": Required("integer"),
+        "mincharnum": Required("integer"),
+        "pad_value": Required("text"),
+        "separators": (),
+        "tokenexp": None,
+    }
+    zero_gradient = "strings have no gradients"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, STRING)
+        self._splitter(c)
+        shape = c.shape(0)
+        if shape is not None and len(shape) not in (1, 2):
+            c.fail(f"X is {c.tensor(0)}, expected [C] or [N,C]")
+        return [TensorType(DType.STRING, None if shape is None else (*shape, c.fresh_dim("tokens")))]
+
+    def _splitter(self, c: NodeView) -> Cut:
+        """The function that splits one string into tokens."""
+        expression, separators = c.attr("tokenexp"), c.attr("separators")
+        if bool(expression) == bool(separators):
+            c.fail("has both or neither of tokenexp and separators, expected one of them")
+        if separators == ("",):
+            return list
+        try:
+            pattern = re.compile(expression or "|".join(f"(?:{separator})" for separator in separators))
+        except re.error as error:
+            c.fail(f"{expression or separators!r} is not a regular expression: {error}")
+        if expression:
+            return lambda text: [match[0] for match in pattern.finditer(text)]
+        return lambda text: _text_between(pattern, text)
+
+    def reference(self, c: Call, x: Array) -> Array:
+        cut, least = self._splitter(c), c.attr("mincharnum")
+        found = [[token for token in cut(str(item)) if len(token) >= max(least, 1)] for item in x.ravel()]
+        if c.attr("mark"):
+            found = [[_START, *tokens, _END] for tokens in found]
+        widest = max(map(len, found), default=0)
+        filled = [token for tokens in found for token in (*tokens, *[c.attr("pad_value")] * (widest - len(tokens)))]
+        return strings(filled, (*x.shape, widest))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
+        if axes[0] is None:
+            return [None]
+        return MixesRows("the number of tokens that Tokenizer pads to depends on all rows")
+
+
+def _text_between(pattern: re.Pattern[str], text: str) -> list[str]:
+    """The text between matches; unlike `re.split`, without the matches of groups."""
+    ends = [(match.start(), match.end()) for match in pattern.finditer(text)]
+    starts = [0, *(end for _, end in ends)]
+    return [text[start:end] for start, end in zip(starts, [*(start for start, _ in ends), len(text)], strict=True)]

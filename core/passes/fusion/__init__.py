@@ -1,0 +1,1 @@
+"""Passes that fuse several nodes into one, which one kernel computes."""

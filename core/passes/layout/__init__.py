@@ -1,0 +1,1 @@
+"""Passes that change the memory layout of images: channels last, batch last."""

@@ -1,0 +1,1 @@
+"""Passes that replace an operator with simpler operators."""

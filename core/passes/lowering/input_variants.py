@@ -1,0 +1,65 @@
+"""Variants of a graph with changed inputs: defaults turned into inputs, or inputs of other types or ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.dim import symbol
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import TensorType, ValueType
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef.inference import forget_types, infer_graph
+
+
+def with_default_inputs(graph: Graph, names: Collection[str]) -> Graph:
+    """A copy of `graph` in which the defaults of these names are additional inputs, after all others.
+
+    They keep the graph's order and have the types of `graph.defaults`. The copy has no further defaults. ValueError for
+    a name that is no default. All types are inferred again, as some may have followed from a default's value.
+    """
+    copy = graph.clone()
+    fed = {value: type_ for value, type_ in copy.defaults.items() if value.name in names}
+    if len(fed) != len(set(names)):
+        unknown = sorted(set(names) - {value.name for value in fed})
+        raise ValueError(f"graph {graph.name} has no defaults named {', '.join(unknown)}")
+    for value, type_ in fed.items():
+        del copy.constants[value]
+        value.type = type_
+        copy.inputs.append(value)
+    copy.defaults.clear()
+    return _infer_again(copy, "feeding defaults")
+
+
+def with_types(graph: Graph, types: Mapping[str, ValueType]) -> Graph:
+    """A copy of `graph` whose inputs have the given types, by name; other inputs keep theirs."""
+    copy = graph.clone()
+    for value in copy.inputs:
+        value.type = types.get(value.name, value.type)
+    return _infer_again(copy, "giving inputs other types")
+
+
+def with_ranks(graph: Graph, ranks: Mapping[str, int]) -> Graph:
+    """A copy of `graph` whose inputs of these names have these ranks, with a new symbol for each dimension.
+
+    ModelError if some node does not accept the rank. UnsupportedError for a graph with state, since the state belongs
+    to one compiled executable.
+    """
+    if graph.states:
+        raise UnsupportedError("a model with state needs inputs of declared rank: its state belongs to one executable")
+    taken = {name for value in graph.values() for name in getattr(value.type, "symbols", ())}
+    fresh = map(symbol, filter(lambda name: name not in taken, map("dim{}".format, itertools.count())))
+    types = {value.name: value.type for value in graph.inputs}
+    for name, rank in ranks.items():
+        declared = types[name]
+        if isinstance(declared, TensorType):
+            types[name] = TensorType(declared.dtype, tuple(itertools.islice(fresh, rank)))
+    return with_types(graph, types)
+
+
+def _infer_again(graph: Graph, stage: str) -> Graph:
+    forget_types(graph)
+    infer_graph(graph)
+    verify(graph, stage)
+    return graph

@@ -1,0 +1,1 @@
+"""Passes that change element types: bfloat16, float16 and quantized graphs."""

@@ -1,0 +1,1 @@
+"""Passes that remove work: constant folding, common subexpressions, dead code, algebra."""

@@ -1,0 +1,281 @@
+"""Folds batch normalization, and other constant factors and offsets per channel, into the weights of linear nodes.
+
+conv(x, W, b) * s + t = conv(x, W*s, b*s + t), with one s and one t per output channel; likewise for Gemm and MatMul. A
+factor per input channel before the node is folded as well, but an offset is not: padding adds zeros after it. A
+BatchNormalization with constant statistics is such a factor and offset. If no linear node precedes it, it becomes Mul
+and Add, which are fused into an elementwise kernel later. Nodes with integral weights stay as they are where a
+discontinuous operator may read the result (core/passes/rewrite/discontinuities.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.core.ir.graph import Array, Graph, Node, Value
+from lathe.core.passes.rewrite.base import PassResult, shape_of
+from lathe.core.passes.rewrite.discontinuities import reaches_discontinuity
+from lathe.core.passes.rewrite.editor import Editor
+from lathe.core.passes.rewrite.pattern import Match, Rule, apply, const, op, var
+
+Channel = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """y = x * scale + offset, with one number per channel; the channels lie along `axis` of x."""
+
+    axis: int
+    scale: Channel
+    offset: Channel
+
+
+@dataclass(frozen=True)
+class FoldAffine:
+    name: str = "fold_affine"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        for node in editor.nodes():
+            _fold(editor, node)
+        apply(editor, FACTORS)
+        for node in editor.nodes():
+            _fold_before(editor, node)
+        for node in editor.nodes():
+            if node.op == "BatchNormalization":
+                _lower_normalization(editor, node)
+        return editor.finish()
+
+
+def _fold(editor: Editor, linear: Node) -> None:
+    """Folds the chain of affine nodes after `linear` into its weights and bias."""
+    while linear.op in _FOLDERS and (reader := editor.only_reader(linear.output)) is not None:
+        if reaches_discontinuity(editor, reader.output) and _has_integral_weights(editor, linear):
+            return
+        affine = _affine_of(editor, reader, linear.output)
+        new = _FOLDERS[linear.op](editor, linear, reader, affine) if affine is not None else None
+        if new is None or new.producer is None:
+            return
+        editor.replace(reader.output, new)
+        linear = new.producer
+
+
+def _has_integral_weights(editor: Editor, linear: Node) -> bool:
+    """Whether all weights are integers, as in a quantized product: its sums are exact, but not with scaled weights."""
+    weight = editor.array(linear.inputs[1])
+    return weight is not None and bool(np.all(weight == np.rint(weight)))
+
+
+def _affine_of(editor: Editor, node: Node, x: Value) -> Affine | None:
+    """The factor and offset per channel that `node` applies to its input `x`, or None.
+
+    None for tensors without elements: a constant that broadcasts to them may have no value per channel.
+    """
+    if 0 in (shape_of(x) or ()):
+        return None
+    if node.op == "BatchNormalization":
+        return _normalization(editor, node) if node.inputs[0] is x else None
+    if node.op not in ("Mul", "Add") or x.type != node.output.type:
+        return None
+    array = editor.array(node.inputs[1] if node.inputs[0] is x else node.inputs[0])
+    shape = shape_of(x)
+    if array is None or array.dtype != np.float32 or shape is None or len(shape) < 2:
+        return None
+    return _from_constant(node.op, array.astype(np.float64), shape)
+
+
+def _from_constant(operator: str, array: Channel, shape: tuple[Any, ...]) -> Affine | None:
+    found = _channels_of(array, len(shape))
+    if found is None:
+        return None
+    axis, values = found
+    if values.size == 1 and isinstance(shape[axis], int):
+        values = np.broadcast_to(values, (shape[axis],))
+    count = values.size
+    if operator == "Mul":
+        return Affine(axis, values, np.zeros(count))
+    return Affine(axis, np.ones(count), values)
+
+
+def _channels_of(array: Channel, rank: int) -> tuple[int, Channel] | None:
+    """The one axis along which a constant varies in a tensor of this rank, and its values; axis 1 for one number.
+
+    None if it varies along several axes.
+    """
+    if array.ndim > rank:
+        return None
+    full = (1,) * (rank - array.ndim) + array.shape
+    varying = [axis for axis, size in enumerate(full) if size != 1]
+    if len(varying) > 1:
+        return None
+    return (varying[0] if varying else 1), array.reshape(-1)
+
+
+def _normalization(editor: Editor, node: Node) -> Affine | None:
+    """A BatchNormalization as factor and offset; None unless it is in inference mode with constant statistics."""
+    arrays = [editor.array(value) for value in node.inputs[1:5]]
+    if len(node.outputs) > 1 or node.attrs.get("training_mode", 0) or node.attrs.get("layout", "NCHW") != "NCHW":
+        return None
+    if any(array is None or array.dtype != np.float32 for array in arrays):
+        return None
+    scale, bias, mean, variance = (array.astype(np.float64) for array in arrays if array is not None)
+    factor = scale / np.sqrt(variance + _epsilon(node))
+    return Affine(1, factor, bias - mean * factor)
+
+
+def _epsilon(node: Node) -> float:
+    return float(node.attrs.get("epsilon", 1e-5))  # type: ignore[arg-type]
+
+
+def _fold_conv(editor: Editor, conv: Node, anchor: Node, affine: Affine) -> Value | None:
+    weight = editor.array(conv.inputs[1])
+    if weight is None or affine.axis != 1 or not _is_plain(editor, conv, weight):
+        return None
+    scaled = weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    return _rebuild(editor, conv, anchor, scaled, _offset(editor.array(conv.input(2)), affine))
+
+
+def _fold_transposed(editor: Editor, conv: Node, anchor: Node, affine: Affine) -> Value | None:
+    weight = editor.array(conv.inputs[1])
+    if weight is None or affine.axis != 1 or conv.attrs.get("group", 1) != 1 or not _is_plain(editor, conv, weight):
+        return None
+    scaled = weight * affine.scale.reshape(1, -1, *[1] * (weight.ndim - 2))
+    return _rebuild(editor, conv, anchor, scaled, _offset(editor.array(conv.input(2)), affine))
+
+
+def _fold_gemm(editor: Editor, gemm: Node, anchor: Node, affine: Affine) -> Value | None:
+    weight = editor.array(gemm.inputs[1])
+    if weight is None or affine.axis != 1 or not _is_plain(editor, gemm, weight):
+        return None
+    if gemm.attrs.get("beta", 1.0) != 1.0 or not _is_row(editor.array(gemm.input(2))):
+        return None
+    if np.any(affine.offset) and gemm.attrs.get("alpha", 1.0) != 1.0:
+        return None
+    scale = affine.scale.reshape(-1, 1) if gemm.attrs.get("transB", 0) else affine.scale
+    return _rebuild(editor, gemm, anchor, weight * scale, _offset(editor.array(gemm.input(2)), affine))
+
+
+def _fold_matmul(editor: Editor, matmul: Node, anchor: Node, affine: Affine) -> Value | None:
+    """Folds a factor without an offset; `FuseEpilogue` fuses an offset later."""
+    weight = editor.array(matmul.inputs[1])
+    shape = shape_of(matmul.output)
+    if weight is None or weight.ndim != 2 or shape is None or affine.offset.any() or weight.dtype != np.float32:
+        return None
+    uniform = bool(np.all(affine.scale == affine.scale[:1]))
+    if affine.axis != len(shape) - 1 and not uniform:
+        return None
+    scale = affine.scale[:1] if uniform else affine.scale
+    scaled = editor.constant((weight * scale).astype(np.float32), "weight")
+    return editor.emit(anchor, "MatMul", matmul.inputs[0], scaled, name=matmul.name)
+
+
+_FOLDERS = {"Conv": _fold_conv, "ConvTranspose": _fold_transposed, "Gemm": _fold_gemm, "MatMul": _fold_matmul}
+
+
+def _is_plain(editor: Editor, node: Node, weight: Array) -> bool:
+    """Whether the weight is float32, and the bias absent or constant."""
+    bias = node.input(2)
+    return weight.dtype == np.float32 and (bias is None or editor.array(bias) is not None)
+
+
+def _is_row(bias: Array | None) -> bool:
+    return bias is None or bias.ndim == 0 or bias.size == bias.shape[-1]
+
+
+def _offset(bias: Array | None, affine: Affine) -> Channel:
+    return affine.offset if bias is None else bias.reshape(-1) * affine.scale + affine.offset
+
+
+def _rebuild(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: Channel) -> Value:
+    """Emits the node with new weights, and with a bias if the node had one or the offset is not zero."""
+    new_weight = editor.constant(weight.astype(np.float32), "weight")
+    has_bias = node.input(2) is not None or bool(np.any(offset))
+    bias = editor.constant(offset.astype(np.float32), "bias") if has_bias else None
+    return editor.emit(anchor, node.op, node.inputs[0], new_weight, bias, name=node.name, attrs=node.attrs)
+
+
+def _factor_after(e: Editor, m: Match) -> Value | None:
+    """Moves a scalar factor of an operand behind the product, where it is fused into the epilogue."""
+    factor = e.graph.constants[m["c"]]
+    shapes = shape_of(m["a"]), shape_of(m["b"])
+    if any(shape is None or len(shape) < 2 for shape in shapes):
+        return None
+    if e.array(m["a"]) is not None or e.array(m["b"]) is not None:
+        return None
+    product = e.emit(m.root, "MatMul", m["a"], m["b"])
+    return e.emit(m.root, "Mul", product, e.constant(factor.reshape(())))
+
+
+def _is_moderate_number(array: Array) -> bool:
+    """Whether a constant is one number in [1e-4, 1e4], so that the order of multiplications causes no overflow."""
+    return array.size == 1 and array.dtype == np.float32 and 1e-4 <= abs(array.item()) <= 1e4
+
+
+_NUMBER = const("c", _is_moderate_number)
+FACTORS = [
+    Rule("(a*c)@b -> (a@b)*c", op("MatMul", op("Mul", var("a"), _NUMBER), var("b")), _factor_after),
+    Rule("a@(b*c) -> (a@b)*c", op("MatMul", var("a"), op("Mul", var("b"), _NUMBER)), _factor_after),
+]
+
+
+def _fold_before(editor: Editor, linear: Node) -> None:
+    """Folds a constant factor of the input into the weights."""
+    x = linear.inputs[0] if linear.op in ("Conv", "Gemm", "MatMul") else None
+    weight = editor.array(linear.inputs[1]) if x is not None else None
+    if x is None or weight is None or x.producer is None or x.producer.op != "Mul" or editor.only_reader(x) is None:
+        return
+    source, factor = _split_factor(editor, x.producer)
+    if source is None or factor is None or source.type != x.type or weight.dtype != np.float32:
+        return
+    scaled = _scale_inputs(linear, weight, factor)
+    if scaled is not None:
+        new = editor.constant(scaled.astype(np.float32), "weight")
+        editor.set_inputs(linear, [source, new, *linear.inputs[2:]])
+
+
+def _split_factor(editor: Editor, node: Node) -> tuple[Value | None, Array | None]:
+    """The operands of an elementwise product as (value, constant array); the array is None if neither is constant."""
+    a, b = node.inputs
+    if editor.array(a) is not None:
+        a, b = b, a
+    return a, editor.array(b)
+
+
+def _scale_inputs(linear: Node, weight: Array, factor: Array) -> Array | None:
+    """The weights of a linear node with the factor of its input folded in; None if that is not one per channel."""
+    x = linear.inputs[0]
+    shape = shape_of(x)
+    found = _channels_of(factor.astype(np.float64), len(shape)) if shape is not None else None
+    if shape is None or 0 in shape or found is None or factor.dtype != np.float32:
+        return None
+    axis, values = found
+    if linear.op == "Conv":
+        return _scale_groups(linear, weight, values) if values.size == 1 or axis == 1 else None
+    if weight.ndim != 2 or linear.attrs.get("transA", 0) or (values.size > 1 and axis != len(shape) - 1):
+        return None
+    return weight * (values if linear.attrs.get("transB", 0) else values.reshape(-1, 1))
+
+
+def _scale_groups(conv: Node, weight: Array, values: Channel) -> Array:
+    """The weights of a convolution, each multiplied by the factor of its input channel, group by group."""
+    groups = int(conv.attrs.get("group", 1))  # type: ignore[arg-type]
+    channels = np.broadcast_to(values, (groups * weight.shape[1],)).reshape(groups, 1, weight.shape[1], 1)
+    return (weight.reshape(groups, -1, weight.shape[1], int(np.prod(weight.shape[2:]))) * channels).reshape(
+        weight.shape
+    )
+
+
+def _lower_normalization(editor: Editor, node: Node) -> None:
+    affine, shape = _normalization(editor, node), shape_of(node.output)
+    if affine is None or shape is None:
+        return
+    per_channel = (-1, *[1] * (len(shape) - 2))
+    factor, offset = (
+        editor.constant(values.astype(np.float32).reshape(per_channel), label)
+        for values, label in ((affine.scale, "factor"), (affine.offset, "offset"))
+    )
+    scaled = editor.emit(node, "Mul", node.inputs[0], factor)
+    editor.replace(node.output, editor.emit(node, "Add", scaled, offset))

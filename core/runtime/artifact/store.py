@@ -1,0 +1,80 @@
+"""The compile cache: object code, whole compiled models, findings of the tuner.
+
+    <root>/objects/*.o       see codegen/object_cache.py
+    <root>/models/*.lathe    bundles, named by the digest of model file, options, target and compiler
+    <root>/tuning/*.json     see compiler/tuner.py
+
+All files can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from lathe.core.codegen.object_cache import ObjectCache, Quota, make_private_folder
+from lathe.core.errors import ArtifactError
+
+_OBJECT_BYTES = 1 << 30
+_MODEL_BYTES = 8 << 30
+
+
+class Store:
+    """One cache folder. Several processes may share it."""
+
+    def __init__(self, root: Path) -> None:
+        """Creates the folder. ArtifactError if another user could write to it, OSError if this user cannot."""
+        self.root = root
+        self.objects = ObjectCache(root / "objects", _OBJECT_BYTES)
+        self._models = root / "models"
+        make_private_folder(self._models)
+        self._quota = Quota(self._models, "*.lathe", _MODEL_BYTES)
+
+    def model(self, key: str) -> Path:
+        """The path of the compiled model of this key, which may not exist yet."""
+        return self._models / f"{key}.lathe"
+
+    def used(self, path: Path) -> None:
+        """Note that a model was used: the least recently used ones are deleted first."""
+        with suppress(OSError):
+            os.utime(path)
+
+    def added(self, path: Path) -> None:
+        """Note that a model was written; if the quota is exceeded, others are deleted."""
+        self._quota.added(path.stat().st_size)
+
+    @property
+    def tuning_folder(self) -> Path:
+        """The folder of the tuner's findings."""
+        return self.root / "tuning"
+
+
+def cache_dir(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The cache folder of the environment; None if it is not set. `LATHE_CACHE` is the older name."""
+    return environ.get("LATHE_CACHE_DIR") or environ.get("LATHE_CACHE") or None
+
+
+_stores: dict[Path, Store | None] = {}
+_stores_lock = threading.Lock()
+
+
+def open_store(folder: str | None, environ: Mapping[str, str] = os.environ) -> Store | None:
+    """The store in `folder` or the default place; None if it cannot be written (a read-only container)."""
+    users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(folder or cache_dir(environ) or users / "lathe")
+    with _stores_lock:
+        if path not in _stores:
+            _stores[path] = _try_open(path, required=folder is not None)
+        return _stores[path]
+
+
+def _try_open(path: Path, required: bool) -> Store | None:
+    try:
+        return Store(path)
+    except (OSError, ArtifactError):
+        if required:
+            raise
+        return None

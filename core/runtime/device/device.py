@@ -1,0 +1,210 @@
+"""The interface of a device besides the host: memory, streams of work, events between them, graphs of work.
+
+There are two implementations that run: `lathe.core.runtime.device.cuda` (NVIDIA's driver) and
+`lathe.core.runtime.device.simulated` (host memory, for tests of everything but the driver). Addresses are plain
+integers, because plans compute with them.
+
+The work of one stream happens in order. The work of several streams happens in any order that events allow. All calls
+but `synchronize` may return before the work is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.core.codegen.object_cache import ObjectCache
+from lathe.core.kernels.call import KernelSpec
+from lathe.core.kernels.target import GpuTarget
+from lathe.core.runtime.host.machine import Peaks
+
+Grid: TypeAlias = tuple[int, int, int]  # programs along x, y and z, each at least 1
+Function: TypeAlias = Any  # the device's handle of a loaded kernel
+HostBytes: TypeAlias = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes of a device's memory: free, and total."""
+
+    free: int
+    total: int
+
+
+class Event(Protocol):
+    """A point in the work of a stream, set by the latest `Stream.record`."""
+
+    def synchronize(self) -> None:
+        """Wait until the work before the point is done; DeviceError if some of it failed."""
+        ...
+
+    def since(self, other: Event) -> int:
+        """Nanoseconds from `other` to this point; both must have been reached."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Graph(Protocol):
+    """Captured work, including addresses and batch size, which a stream replays in one call."""
+
+    def close(self) -> None: ...
+
+
+class Stream(Protocol):
+    def copy_in(self, address: int, source: int, nbytes: int) -> None:
+        """Copy to the device from host memory of `Device.host_bytes`.
+
+        The caller must not change the source until the copy is done.
+        """
+        ...
+
+    def copy_out(self, target: int, address: int, nbytes: int) -> None:
+        """Copy from the device to host memory of `Device.host_bytes`."""
+        ...
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy within the device's memory."""
+        ...
+
+    def copy_from(self, target: int, other: Device, source: int, nbytes: int) -> None:
+        """Copy to this device from another one that it can reach.
+
+        The work that writes the source must be done, and the source must stay until the copy is done.
+        """
+        ...
+
+    def launch(self, function: Function, grid: Grid, addresses: Sequence[int], n: int) -> None:
+        """Run a kernel: its arguments are the addresses of the operands, then the batch size."""
+        ...
+
+    def record(self, event: Event) -> None:
+        """Set `event` to the end of this stream's work so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Delay later work of this stream until the current point of `event` is reached."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all work of this stream is done; DeviceError if some of it failed."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """The work that `work` submits to this stream, as a graph; none of it is executed."""
+        ...
+
+    def replay(self, graph: Graph) -> None:
+        """Submit the captured work to this stream."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Module(Protocol):
+    """Loaded kernels."""
+
+    def function(self, symbol: str) -> Function: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A function with several implementations, of which the tuner finds the fastest by measuring."""
+
+    def ways(self, n: int) -> Sequence[str]:
+        """The names of the implementations that may be the fastest for a batch of `n`."""
+        ...
+
+    def by(self, n: int, way: str) -> Function:
+        """The function that runs batches of `n` with the implementation `way`."""
+        ...
+
+
+class Device(Protocol):
+    """One device of this process; all sessions on it share it."""
+
+    @property
+    def name(self) -> str:
+        """For example "cuda:0"."""
+        ...
+
+    @property
+    def target(self) -> GpuTarget: ...
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the times of its events are meaningful for kernels."""
+        ...
+
+    @property
+    def lost(self) -> str:
+        """Why nothing runs here any more; "" while the device works.
+
+        On a lost device every call raises DeviceLost, except for those that free something, which do nothing.
+        """
+        ...
+
+    def renew(self) -> None:
+        """Make a lost device usable again.
+
+        DeviceLost while sessions still hold memory of it, or if that takes a new process.
+        """
+        ...
+
+    def reaches(self, other: Device) -> bool:
+        """Whether this device can copy from another one without a detour through host memory."""
+        ...
+
+    def library_version(self) -> int:
+        """The version of the vendor's library for matrix products; 0 if there is none for this device."""
+        ...
+
+    def memory(self) -> MemoryInfo: ...
+
+    def peaks(self) -> Peaks:
+        """The peak rates of the whole device."""
+        ...
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of uninitialised memory, a multiple of 256.
+
+        DeviceMemoryError if there is not enough memory.
+        """
+        ...
+
+    def free(self, address: int) -> None:
+        """Free memory; no unfinished work may use it."""
+        ...
+
+    def host_bytes(self, nbytes: int) -> HostBytes:
+        """Pinned host memory, so that copies can run concurrently with other work."""
+        ...
+
+    def free_host(self, block: HostBytes) -> None: ...
+
+    def stream(self) -> Stream: ...
+
+    def event(self, timed: bool = False) -> Event:
+        """A new event; only `timed` events support `Event.since`."""
+        ...
+
+    def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
+        """The object of a kernel for this device, from the cache if it is there.
+
+        UnsupportedError if the compiler for it is not installed.
+        """
+        ...
+
+    def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
+        """Compile kernels into the cache, in parallel if that is faster; errors are left to `code`."""
+        ...
+
+    def load(self, objects: Mapping[str, bytes]) -> Module:
+        """Load kernels by symbol. ArtifactError for an object that is no code for this device."""
+        ...

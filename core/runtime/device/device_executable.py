@@ -1,0 +1,452 @@
+"""A plan on a device: the same steps, addresses and lifetimes as on the CPU, launched or replayed as one graph.
+
+A run that is alone on the device does everything in one stream. Its graph includes the copies, so that it is one
+launch. If other runs are in flight, a run uses three streams, which only wait where they must, so that its copies
+overlap with the work of other runs; its graph then contains only the steps:
+
+    copies in    staging -> inputs of a slot        then `arrived`
+    work         after `arrived`: the steps         then `computed`
+    copies out   after `computed`: outputs of a slot -> staging    then `done`
+
+A slot is what one run in flight owns: pinned staging memory, and its inputs and outputs on the device. All slots share
+one arena, because the work of one stream happens in order. A graph contains addresses, so it belongs to a slot and a
+batch size. It is captured in the background when a batch size has come twice. Until then the steps are launched one by
+one: any batch size runs at once, exactly, without padding.
+
+Values that another device reads next need not come to the host: `hold` leaves outputs on the device, and inputs may lie
+on another device (`Resident`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
+from lathe.core.ir.dim import evaluate
+from lathe.core.kernels.call import Status
+from lathe.core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan
+from lathe.core.runtime.device.device import Device, Event, Stream
+from lathe.core.runtime.device.device_states import DeviceStates
+from lathe.core.runtime.device.device_timing import mean_nanoseconds
+from lathe.core.runtime.device.upload import Uploader
+from lathe.core.runtime.host.device_tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
+from lathe.core.runtime.host.plan_memory import (
+    SLOTS,
+    DeviceBlock,
+    PortLayout,
+    Slot,
+    StagingCopy,
+    StagingLayout,
+    memory_of_plan,
+    merge_neighbours,
+)
+from lathe.core.runtime.host.resident_values import HeldRun, Resident
+from lathe.core.runtime.session.background import Background
+from lathe.core.runtime.session.explain import explain_plan
+from lathe.core.runtime.session.runner import DeviceShare, StepTimes
+
+if TYPE_CHECKING:
+    from lathe.core.runtime.host.executable import Executable
+
+GRAPHS = 64  # the most captured graphs: one per slot and batch size in use
+
+
+@dataclass(frozen=True, slots=True)
+class RunCopies:
+    """The copies of a run: from staging, from other devices, and back to staging."""
+
+    into: Sequence[StagingCopy]
+    across: Sequence[tuple[StagingCopy, Resident]]
+    back: Sequence[StagingCopy]
+
+
+def run_copies(form: StagingLayout, across: Mapping[int, Resident], fetched: Container[int]) -> RunCopies:
+    """The copies of a run: inputs `across` come from devices, outputs `fetched` go to the host, both by position."""
+    return RunCopies(
+        merge_neighbours([*(way for at, way in enumerate(form.input_copies) if at not in across), form.flags_copy]),
+        [(form.input_copies[at], given) for at, given in across.items()],
+        merge_neighbours([form.flags_copy, *(way for at, way in enumerate(form.output_copies) if at in fetched)]),
+    )
+
+
+class DeviceExecutable:
+    """Runs a plan whose every step has a kernel. Any number of threads may call `run`.
+
+    `close` frees all memory once the last run in flight has ended.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        objects: Mapping[str, bytes],
+        weights: Iterable[bytes | memoryview],
+        max_batch: int = 1,
+        adopted: Mapping[str, DeviceBlock] | None = None,
+    ) -> None:
+        """`adopted`: the memory of states that exist already.
+
+        DeviceMemoryError, with the plan's figures, if batches of `max_batch` need more memory than is free.
+        """
+        self.plan = plan
+        self.device = device
+        self._check_memory(max_batch, adopted or {})
+        self._ports = PortLayout(plan)
+        self._arena = DeviceBlock(device)
+        self._weights = DeviceBlock(device)
+        self._states = DeviceStates(plan, device, adopted or {})
+        with ExitStack() as undoing:
+            self._module = undoing.enter_context(closing(device.load(objects)))
+            self._functions = [self._module.function(step.symbol) for step in plan.steps]
+            streams = [undoing.enter_context(closing(device.stream())) for _ in range(4)]
+            self._copy_in, self._work, self._copy_out, self._capture = streams
+            slots = (Slot(device, index, plan, self._ports) for index in range(SLOTS))
+            self._slots = [undoing.enter_context(closing(slot)) for slot in slots]
+            undoing.pop_all()
+        self._free = list(self._slots)
+        self._changed = threading.Condition()
+        self._closed = self._released = False
+        self._order = threading.Lock()  # held while one run is submitted to the streams
+        self._graphs = Graphs(GRAPHS)
+        self._background = Background()
+        self._note = ""
+        try:
+            self._allocate(max_batch)
+            self._upload(weights)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- before the first run ---------------------------------------------------------------------------------------
+
+    def _check_memory(self, rows: int, adopted: Container[str]) -> None:
+        free, room = self.device.memory().free, memory_of_plan(self.plan, rows, adopted)
+        if room.total > free:
+            fewer = (2**k for k in range(rows.bit_length()))
+            fitting = [few for few in fewer if memory_of_plan(self.plan, few, adopted).total <= free]
+            hint = f"; batches of {fitting[-1]} would fit" if fitting else ""
+            raise DeviceMemoryError(f"the model needs {room}, {self.device.name} has {free} free{hint}")
+
+    def _allocate(self, rows: int) -> None:
+        self._weights.fit(self.plan.weights)
+        self._arena.fit(self.plan.arena.at(rows))
+        self._states.allocate()
+        for slot in self._slots:
+            slot.fit(max(rows, 1))
+
+    def _upload(self, chunks: Iterable[bytes | memoryview]) -> None:
+        """Copy the weight block to the device."""
+        uploader = Uploader(self.device, self._copy_in)
+        uploader.put(self._weights.address, chunks)
+        uploader.close()
+
+    # -- states -----------------------------------------------------------------------------------------------------
+
+    def set_state(self, name: str, array: NDArray[Any]) -> None:
+        """Set the value of a state."""
+        with self._order:
+            self._states.write(name, array, self._work)
+
+    def state_block(self, name: str) -> DeviceBlock:
+        """The memory of a state."""
+        return self._states.block(name)
+
+    def state(self, name: str) -> NDArray[Any]:
+        """A copy of a state's current value."""
+        with self._order:
+            return self._states.read(name, self._work)
+
+    # -- a run ------------------------------------------------------------------------------------------------------
+
+    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Sequence[StepTimes] | None = None) -> list[Any]:
+        """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
+
+        `times` holds one object that receives the time of every step. FeedError for a batch that needs more memory than
+        the device has, DeviceError if the device failed.
+        """
+        with self.hold(n, inputs, range(len(self.plan.outputs)), times) as held:
+            return held.arrays
+
+    def hold(
+        self, n: int, inputs: Sequence[Any], fetched: Container[int], times: Sequence[StepTimes] | None = None
+    ) -> HeldRun:
+        """As `run`, but inputs may be `Resident`, and only the outputs `fetched`, by position, are copied to the host.
+
+        The other outputs stay on the device until the result is closed.
+        """
+        if self.plan.max_rows is not None and n > self.plan.max_rows:
+            raise FeedError(f"a batch of {n} is more than kernels on {self.device.name} reach: {self.plan.max_rows}")
+        slot = self._acquire_slot()
+        try:
+            form = slot.form(n)
+            self._run(slot, form, n, inputs, fetched, times[0] if times else None)
+        except DeviceMemoryError as error:
+            self._release_slot(slot)
+            raise FeedError(f"a batch of {n} needs {memory_of_plan(self.plan, n)}: {error}") from error
+        except BaseException:
+            self._release_slot(slot)
+            raise
+        arrays = [array.copy() if at in fetched else None for at, array in enumerate(form.outputs)]
+        resident = [Resident(self.device, way.device, way.nbytes) for way in form.output_copies]
+        return HeldRun(arrays, resident, lambda: self._release_slot(slot))
+
+    def _run(
+        self,
+        slot: Slot,
+        form: StagingLayout,
+        n: int,
+        inputs: Sequence[Any],
+        fetched: Container[int],
+        times: StepTimes | None,
+    ) -> None:
+        across = {at: given for at, given in enumerate(inputs) if isinstance(given, Resident)}
+        for at, place in enumerate(form.inputs):
+            if at not in across:
+                place[...] = inputs[at]
+        form.flags[...] = Status.OK
+        alone = self._step_nanoseconds(slot, n) if times is not None else []
+        whole = times is None and not across and all(at in fetched for at in range(len(form.outputs)))
+        with self._order:
+            self._fit_arena(self.plan.arena.at(max(n, 1)))
+            stamps: list[Event] = []
+            if whole and self._is_alone:
+                self._submit_whole(slot, form, n)
+            else:
+                stamps = self._submit_in_streams(slot, run_copies(form, across, fetched), n, times is not None)
+        slot.done.synchronize()
+        if form.flags.size:
+            self._check_flags(form.flags)
+        if times is not None:
+            gaps = np.diff([stamp.since(stamps[0]) for stamp in stamps])
+            steps = [gap if each is None else each for gap, each in zip(gaps, alone, strict=True)]
+            taken = np.cumsum([0, *steps], dtype=np.int64)
+            # By the host's clock, aligned so that the run ends now.
+            times.add_steps(0, taken + (perf_counter_ns() - int(taken[-1])))
+            for stamp in stamps:
+                stamp.close()
+
+    def _check_flags(self, flags: NDArray[np.int32]) -> None:
+        for step in self.plan.steps if flags.any() else ():
+            status = flags[step.flag * FLAG_BYTES // 4] if step.flag is not None else Status.OK
+            if status:
+                reason = Status(status).name.lower().replace("_", " ")
+                raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
+
+    def _fit_arena(self, nbytes: int) -> None:
+        if nbytes > self._arena.nbytes:
+            self._work.synchronize()  # no unfinished work may use the memory that is freed
+            self._arena.fit(nbytes)
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._free) == len(self._slots) - 1
+
+    def _submit_whole(self, slot: Slot, form: StagingLayout, n: int) -> None:
+        """Submit a run that is alone on the device, with its copies: one graph launch, once there is a graph."""
+        into, back = form.into, form.back
+
+        def work(tape: Tape, stream: Stream) -> None:
+            for way in into:
+                stream.copy_in(way.device, way.host, way.nbytes)
+            play(tape, stream)
+            for way in back:
+                stream.copy_out(way.host, way.device, way.nbytes)
+
+        self._replay_or_launch(work, Key(slot.index, n, whole=True), slot)
+        self._work.record(slot.done)
+
+    def _submit_in_streams(self, slot: Slot, moves: RunCopies, n: int, timed: bool) -> list[Event]:
+        """Submit the copies and the steps separately.
+
+        If another run is in flight, each direction has its own stream, so that copies overlap with its work.
+        """
+        alone = self._is_alone
+        before, after = (self._work, self._work) if alone else (self._copy_in, self._copy_out)
+        for way in moves.into:
+            before.copy_in(way.device, way.host, way.nbytes)
+        for way, given in moves.across:
+            before.copy_from(way.device, given.device, given.address, way.nbytes)
+        if not alone and (moves.into or moves.across):
+            before.record(slot.arrived)
+            self._work.wait(slot.arrived)
+        stamps: list[Event] = []
+        if timed:
+            stamps = self._launch_timed(self._tape(slot, n))
+        else:
+            self._replay_or_launch(play, Key(slot.index, n, whole=False), slot)
+        if not alone:
+            self._work.record(slot.computed)
+            after.wait(slot.computed)
+        for way in moves.back:
+            after.copy_out(way.host, way.device, way.nbytes)
+        after.record(slot.done)
+        return stamps
+
+    def _replay_or_launch(self, work: Callable[[Tape, Stream], None], key: Key, slot: Slot) -> None:
+        """Replay the graph of this key, or launch the steps one by one while there is none."""
+        generations = self._generations(slot)
+        graph = self._graphs.find(key, generations)
+        if graph is not None:
+            self._work.replay(graph)
+            return
+        tape = self._tape(slot, key.n)
+        if self._graphs.is_wanted(key):
+            self._background.submit(lambda: self._capture_graph(key, lambda stream: work(tape, stream), generations))
+        work(tape, self._work)
+
+    def _generations(self, slot: Slot) -> Generations:
+        return self._arena.generation, slot.memory.generation
+
+    def _capture_graph(self, key: Key, work: Callable[[Stream], None], generations: Generations) -> None:
+        """In the background: capture a graph. If that fails, steps are still launched, and `explain` says why."""
+        try:
+            graph = self._capture.capture(lambda: work(self._capture))
+        except DeviceError as error:
+            self._note = f"no graph was captured for n = {key.n}: {error}"
+            return
+        with self._order:
+            self._graphs.add(key, graph, generations)
+
+    def nanoseconds(self, n: int, replays: int = 20) -> int:
+        """The time of all steps of a batch of `n` on the device, without copies and the host.
+
+        It is the mean over `replays` repetitions in a row. ValueError for a plan with states, which repetitions would
+        change.
+        """
+        if self.plan.states:
+            raise ValueError("the steps of a plan with states cannot be repeated to be timed")
+        slot = self._acquire_slot()
+        try:
+            with self._order:
+                self._fit_arena(self.plan.arena.at(max(n, 1)))
+                slot.form(n)
+                tape = self._tape(slot, n)
+                return mean_nanoseconds(self.device, self._work, lambda: play(tape, self._work), replays)
+        finally:
+            self._release_slot(slot)
+
+    def _step_nanoseconds(self, slot: Slot, n: int) -> list[int | None]:
+        """The time of every step by itself, repeated before the run that counts.
+
+        None for a step that touches a state, which must change only once.
+        """
+        with self._order:
+            self._fit_arena(self.plan.arena.at(max(n, 1)))
+            tape, states = self._tape(slot, n), self._states.bases
+            return [
+                None
+                if any(operand.base in states for operand in step.operands)
+                else mean_nanoseconds(self.device, self._work, partial(launch_one, launch, n, self._work))
+                for step, launch in zip(self.plan.steps, tape.launches, strict=True)
+            ]
+
+    def _launch_timed(self, tape: Tape) -> list[Event]:
+        """Launch with an event before and after every step."""
+        stamps = [self.device.event(timed=True) for _ in range(len(self.plan.steps) + 1)]
+        self._work.record(stamps[0])
+        for launch, stamp in zip(tape.launches, stamps[1:], strict=True):
+            launch_one(launch, tape.n, self._work)
+            self._work.record(stamp)
+        play(Tape((), tape.copies, tape.n), self._work)
+        return stamps
+
+    # -- addresses --------------------------------------------------------------------------------------------------
+
+    def _tape(self, slot: Slot, n: int) -> Tape:
+        rows, bases = max(n, 1), self._bases(slot, n)
+        launches = tuple(
+            Launch(
+                function,
+                grid_of(step.grid, n),
+                tuple(bases[operand.base] + operand.offset.at(rows) for operand in step.operands),
+            )
+            for function, step in zip(self._functions, self.plan.steps, strict=True)
+        )
+        return Tape(launches, self._copies(bases, n), n)
+
+    def _bases(self, slot: Slot, n: int) -> dict[int, int]:
+        rows = max(n, 1)
+        fixed = {ARENA: self._arena.address, WEIGHTS: self._weights.address}
+        ports = {base: slot.memory.address + at.at(rows) for base, at in self._ports.offsets.items()}
+        return fixed | self._states.bases | ports
+
+    def _copies(self, bases: Mapping[int, int], n: int) -> tuple[Copy, ...]:
+        """The copies of results from other places, to outputs and then to states."""
+        outputs: list[Copy] = []
+        updates: list[Copy] = []
+        for name, base in self.plan.copies:
+            address, type_ = self.plan.value_addresses[name]
+            nbytes = evaluate(type_.nbytes, {"n": n})
+            copy = Copy(bases[base], bases[address.base] + address.offset.at(max(n, 1)), nbytes)
+            (updates if base in self._states.bases else outputs).append(copy)
+        return (*outputs, *self._states.ordered(updates))
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> tuple[Executable, ...]:
+        return ()
+
+    @property
+    def shares(self) -> tuple[DeviceShare, ...]:
+        return (DeviceShare(self.device.name, self.plan, 1, self.device.peaks),)
+
+    def explain(self, n: int) -> list[str]:
+        lines = explain_plan(self.plan, n, self.device.peaks(), self.device.name)
+        with self._order:
+            made = list(self._graphs.made)
+        known = [
+            f"{', '.join(str(n) for n in sorted({key.n for key in made if key.whole is whole}))} {what}"
+            for whole, what in ((True, "with copies"), (False, "beside copies"))
+            if any(key.whole is whole for key in made)
+        ]
+        graphs = f"graphs: captured for {'; '.join(known) or 'no batch size yet'}"
+        return [*lines, graphs, *([self._note] if self._note else [])]
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until no graph is being captured. False if that takes longer than `timeout` seconds."""
+        return self._background.settle(timeout)
+
+    def close(self) -> None:
+        """Free everything, now or when the last run ends. Further runs raise SessionClosed."""
+        self._background.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._release()
+
+    def _acquire_slot(self) -> Slot:
+        with self._changed:
+            if not self._free:
+                self._changed.wait_for(lambda: self._free or self._closed)
+            if self._closed:
+                raise SessionClosed("the session is closed")
+            return self._free.pop()
+
+    def _release_slot(self, slot: Slot) -> None:
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify()
+        if self._closed:
+            self._release()
+
+    def _release(self) -> None:
+        with self._changed:
+            if self._released or len(self._free) < len(self._slots):
+                return
+            self._released = True
+        blocks = (self._arena, self._weights, self._states)
+        streams = (self._copy_in, self._work, self._copy_out, self._capture)
+        ends = [part.close for parts in (streams, self._slots, blocks) for part in parts]
+        for close in (self._graphs.close, *ends, self._module.close):
+            with suppress(DeviceError):  # after a fault every call fails, and the memory is lost anyway
+                close()

@@ -1,0 +1,1 @@
+"""Running a plan on the CPU: memory, threads, the native driver."""

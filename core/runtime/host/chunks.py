@@ -1,0 +1,84 @@
+"""Large batches run in chunks of rows, so that the results of one step are still in the cache for the next.
+
+This requires that rows are proven independent and that the batch is the first axis of every input and output: then a
+chunk is the same run with fewer rows and other addresses. Each chunk reads the weights again. Image networks have large
+activations first and large weights last, so a plan may be cut at a cut point, with small chunks before it and large
+chunks after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lathe.core.plan.cut_points import row_bytes
+from lathe.core.plan.liveness import Affine
+from lathe.core.plan.plan import CutPoint, Plan, Port, Step
+
+_CACHE_BYTES = 16 << 20  # arena bytes of a chunk: about half of a server's last-level cache
+_MIN_SAVING = 1 / 10  # a cut point must save at least this fraction of the bytes that a row moves
+ALL = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """How a batch is cut into chunks.
+
+    `most`: the most rows per chunk before the cut point, or in the whole plan if there is none. `behind`: the most rows
+    per chunk after the cut point, a union of several smaller chunks.
+    """
+
+    most: int = ALL
+    cut_point: CutPoint | None = None
+    behind: int = ALL
+
+    def first_chunk_rows(self, n: int) -> int:
+        """The rows of the largest chunk before the cut point, for a batch of `n` rows."""
+        return even_chunk_rows(even_chunk_rows(n, self.behind), self.most) if n > self.most else n
+
+
+def chunk_sizes(plan: Plan, threads: int) -> ChunkSizes:
+    """The chunk sizes that move the fewest bytes, for batches of independent rows.
+
+    A chunk costs one more read of the weights; the rows at a cut point are written and read once more.
+    """
+    if plan.arena.a == 0 or not all(row_bytes(port.type) for port in (*plan.inputs, *plan.outputs)):
+        return ChunkSizes()
+    moved = _bytes_moved(plan.steps)
+    most = _chunk_rows(plan.arena, moved, threads)
+    least, best = moved.b / most - moved.a * _MIN_SAVING, ChunkSizes(most)
+    for seam in plan.cut_points:
+        before, after = _bytes_moved(plan.steps[: seam.step]), _bytes_moved(plan.steps[seam.step :])
+        front, behind = _chunk_rows(plan.arena, before, threads), _chunk_rows(seam.arena, after, threads)
+        cost = before.b / front + after.b / behind + 2 * seam.row
+        if front < behind and cost < least:
+            least, best = cost, ChunkSizes(front, seam, behind)
+    return best
+
+
+def _bytes_moved(steps: Sequence[Step]) -> Affine:
+    return sum((step.bytes for step in steps), Affine())
+
+
+def _chunk_rows(arena: Affine, moved: Affine, threads: int) -> int:
+    """The rows whose arena fits the cache, but enough that weights are the smaller part of the traffic."""
+    return max(threads, _CACHE_BYTES // max(arena.a, 1), -(-moved.b // max(moved.a, 1)))
+
+
+def even_chunks(n: int, most: int) -> Iterator[tuple[int, int]]:
+    """Even chunks of `n` rows, at most `most` rows each: the first row of each chunk, and its number of rows."""
+    piece = even_chunk_rows(n, most)
+    for first in range(0, n, max(piece, 1)):
+        yield first, min(piece, n - first)
+
+
+def even_chunk_rows(n: int, most: int) -> int:
+    """The size of equal chunks of `n` rows, at most `most` rows each."""
+    count = -(-n // most)
+    return -(-n // max(count, 1))
+
+
+def row_steps(ports: Sequence[Port]) -> list[int]:
+    """Bytes from one row to the next, for each port."""
+    return [row_bytes(port.type) or 0 for port in ports]

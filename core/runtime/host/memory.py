@@ -1,0 +1,186 @@
+"""Aligned memory, arrays over addresses, and returning memory to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT = 64
+_MAP_ABOVE = 1 << 20  # bytes of a block that is mapped by itself
+_WORTH_COLLECTING = 16 << 20  # bytes that are worth a garbage collection
+_CGROUP = Path("/sys/fs/cgroup")
+_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_option: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+_MAPS = Path("/proc/self/maps")
+_word_at: Callable[[int], ctypes.c_size_t] = ctypes.c_size_t.from_address
+
+
+def machine_bytes(cgroup: Path = _CGROUP) -> int:
+    """The memory of this machine in bytes, or the container's limit if that is less (cgroup v2 or v1)."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            return min(total, int((cgroup / name).read_text()))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return total
+
+
+def aligned_bytes(size: int) -> NDArray[np.uint8]:
+    """Uninitialised bytes whose address is a multiple of 64.
+
+    Large blocks are mapped one by one: the C library keeps freed blocks once several were freed.
+    """
+    if size >= _MAP_ABOVE:
+        return np.frombuffer(_map_block(size), np.uint8)
+    block = np.empty(size + _ALIGNMENT, np.uint8)
+    offset = -block.ctypes.data % _ALIGNMENT
+    return block[offset : offset + size]
+
+
+def _map_block(size: int) -> mmap.mmap:
+    block = mmap.mmap(-1, size)
+    prefer_huge_pages(block)
+    return block
+
+
+def prefer_huge_pages(mapping: mmap.mmap) -> None:
+    """Ask for pages of 2 MiB, if the system has them (Linux)."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # the kernel or the file system has no huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+
+
+def return_to_system(used: int) -> None:
+    """After work that left garbage: collect it, and return the C library's free memory to the system (glibc).
+
+    `used`: about how many bytes that may be. No effect below 16 MiB.
+    """
+    if is_worth_returning(used):
+        gc.collect()
+        if _trim is not None:
+            _trim(0)
+
+
+def is_worth_returning(used: int) -> bool:
+    """Whether returning this number of bytes is worth some milliseconds."""
+    return used >= _WORTH_COLLECTING
+
+
+def owner_of(array: NDArray[Any]) -> NDArray[Any]:
+    """The array that owns the memory: this one, or the one that it is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def release_pages(array: NDArray[Any], start: int = 0, end: int | None = None) -> None:
+    """Drop the pages between two bytes of an array over a file that is mapped read-only.
+
+    The next access reads them from the file again. No effect on other memory.
+    """
+    base: object = array.base
+    mapping = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(mapping, mmap.mmap) or array.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    last = (array.nbytes if end is None else end) // mmap.PAGESIZE * mmap.PAGESIZE
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if first < last:
+        with suppress(OSError):  # then the pages only stay in memory
+            mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def drop_code_pages(library: str) -> None:
+    """Drop the code pages of a library that is seldom called from this process's memory (Linux).
+
+    Each page comes back from its file when it is called, and a thread in it only waits for the page. Only pages of code
+    are dropped: nothing writes to those, so the file has the same contents.
+    """
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    with suppress(OSError):  # there is no /proc
+        for line in _MAPS.read_text().splitlines():
+            place, access, *_, path = line.split(maxsplit=5)
+            if access == "r-xp" and Path(path).name.startswith(library):
+                start, end = (int(part, 16) for part in place.split("-"))
+                advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def share_heaps(most: int) -> None:
+    """Let threads that start later share at most `most` heaps of the C library (glibc), instead of one per thread.
+
+    Memory that one long-lived thread frees can then be used by the others; with separate heaps it adds up.
+    """
+    _set_option(_M_ARENA_MAX, most)
+
+
+def keep_freed(size: int) -> None:
+    """Let the C library keep freed blocks of up to `size` bytes for reuse, and twice as much in all (glibc).
+
+    Otherwise it returns each block to the system. A page that is new to the process costs a fault, which is nine tenths
+    of the time to copy a large block into it.
+    """
+    _set_option(_M_MMAP_THRESHOLD, size)
+    _set_option(_M_TRIM_THRESHOLD, 2 * size)
+
+
+def _set_option(option: int, value: int) -> None:
+    """Set an option of glibc. Other C libraries number their options differently, or have none."""
+    if _option is not None and _trim is not None:
+        _option(option, value)
+
+
+def concatenate(chunks: Iterable[bytes | memoryview], size: int) -> NDArray[np.uint8]:
+    """The concatenation of chunks of `size` bytes in total, in aligned memory."""
+    block, at = aligned_bytes(size), 0
+    for chunk in chunks:
+        block[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        at += len(chunk)
+    return block
+
+
+def aligned_words(count: int) -> NDArray[np.int64]:
+    """Zeroed 64-bit words whose address is a multiple of 64."""
+    words = aligned_bytes(count * 8).view(np.int64)
+    words[:] = 0
+    return words
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """The address of an array's first element; five times faster than `array.ctypes`."""
+    return _word_at(id(array) + ELEMENTS_AT).value
+
+
+def _elements_at() -> int:
+    """The offset in an array object of the address of its elements: the first field after the object header.
+
+    Extensions are compiled for that, so no release of NumPy within the bounds of pyproject.toml moves it.
+    """
+    array, offset = np.zeros(1, np.uint8), object.__basicsize__
+    if _word_at(id(array) + offset).value != array.ctypes.data:
+        raise ImportError(f"NumPy {np.__version__} keeps the address of an array elsewhere than expected")
+    return offset
+
+
+def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """An array over memory that the caller keeps alive."""
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    block: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(block, dtype=dtype).reshape(shape)
+
+
+ELEMENTS_AT = _elements_at()

@@ -1,0 +1,79 @@
+"""The scheduling priority of child processes, for background work of sessions and of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+IDLE_PATIENCE = 2.0  # seconds that an idle child may wait beyond the wait it would have with a share
+_WAIT_PER_SECOND = 4.0  # worst-case wait of a child with a share, per second of processor time
+
+
+class Priority(enum.Enum):
+    """The share of a contended processor that a child gets."""
+
+    NORMAL = enum.auto()  # a full share
+    IDLE = enum.auto()  # none (SCHED_IDLE): every other thread preempts it at once
+    LOW = enum.auto()  # little (nice 19), but in time slices of some milliseconds, longer than a run of a small model
+    SHARED = enum.auto()  # about a quarter of the time beside one busy thread (nice 5)
+
+    @property
+    def nice(self) -> int:
+        return {Priority.NORMAL: 0, Priority.SHARED: 5}.get(self, 19)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The resources that a process and its descendants use; 0 if the system does not say."""
+
+    memory: int = 0  # bytes resident
+    seconds: float = 0.0  # of processor time
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.memory + other.memory, self.seconds + other.seconds)
+
+
+def set_priority(pid: int, priority: Priority) -> None:
+    """Set the priority of a process that has just been started.
+
+    Its parent does this, not the process itself, because starting an interpreter already slows down other threads.
+    """
+    with contextlib.suppress(ProcessLookupError):  # the process has ended
+        inherited = os.getpriority(os.PRIO_PROCESS, pid)  # a nice value can only be raised
+        os.setpriority(os.PRIO_PROCESS, pid, max(priority.nice, inherited))
+        if priority is Priority.IDLE and sys.platform == "linux":
+            with contextlib.suppress(PermissionError):  # a sandbox forbids it: the lowest priority remains
+                os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+
+
+def resource_usage(pid: int) -> Usage:
+    """The resources that a process and its descendants use now. Processor time includes children that have ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        # Own, and of children that have ended.
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (OSError, IndexError):
+        return Usage()
+    own = Usage(pages * os.sysconf("SC_PAGE_SIZE"), sum(map(int, times)) / os.sysconf("SC_CLK_TCK"))
+    return sum((resource_usage(int(child)) for child in below), own)
+
+
+def is_starved(pid: int, computed: float, modesty: float = IDLE_PATIENCE) -> bool:
+    """Whether an idle process, which has computed for `computed` seconds, got no processor time for too long.
+
+    Raising its priority again would take privileges, so the caller restarts it with a share.
+    """
+    return _wait_seconds(pid) > modesty + _WAIT_PER_SECOND * computed
+
+
+def _wait_seconds(pid: int) -> float:
+    """The seconds that a process was ready to run but did not; 0 if Linux does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0

@@ -1,0 +1,138 @@
+"""Dynamic-shape code for a model that is not packed: one code that answers for each shape until that has its own.
+
+Its kernels read every size that the inputs show from a table: the batch size, sequence lengths, the length of a past.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from lathe.core.errors import SessionClosed
+from lathe.core.runtime.host.executable import Executable
+from lathe.core.runtime.session.background import Background
+from lathe.core.runtime.session.executables import StandIn
+from lathe.core.runtime.session.partitioned import PartitionedCall, PartitionedRunner
+from lathe.core.runtime.session.prepared_calls import Call, Run
+from lathe.core.runtime.session.record import Record, report_kernels
+from lathe.core.runtime.session.run_inputs import RunInputs
+from lathe.core.runtime.session.runner import StepTimes
+
+DynamicRunner: TypeAlias = Executable | PartitionedRunner
+MakeDynamic: TypeAlias = Callable[[], DynamicRunner]
+
+_MAX_CALLS = 64  # cached sizes with their layouts; at the limit, all of them are forgotten
+
+
+class DynamicShapeCode:
+    """A stand-in: dynamic-shape code once it is prepared. Before that, the reference runner answers."""
+
+    def __init__(
+        self,
+        make: MakeDynamic,
+        batch: str | None,
+        general: StandIn,
+        at_hand: Callable[[], bool] = lambda: False,
+        compile_beside: Callable[[Background], None] = lambda background: None,
+        waits: bool = False,
+    ) -> None:
+        """`batch`: the symbol of the batch size.
+
+        `at_hand`: whether `make` only has to load. `compile_beside` compiles most of it in a child process of the
+        background. `waits`: sizes that the code does not serve wait for code of their own; otherwise the reference
+        runner answers them.
+        """
+        self._make, self._batch, self._general = make, batch, general
+        self._at_hand, self._compile_beside, self._wait_when_unserved = at_hand, compile_beside, waits
+        self._making = threading.Lock()
+        self._code: DynamicRunner | None = None
+        self._runs: dict[tuple[int, ...], Call | PartitionedCall | None] = {}
+        self._failed = self._closed = False
+
+    @property
+    def prepared(self) -> bool:
+        return self._failed or self.quick
+
+    @property
+    def is_cached(self) -> bool:
+        return self.prepared or self._at_hand()
+
+    @property
+    def quick(self) -> bool:
+        return self._code is not None
+
+    @property
+    def is_lasting(self) -> bool:
+        return not self._failed
+
+    @property
+    def name(self) -> str:
+        return "dynamic-shape code" if self.quick else self._general.name
+
+    @property
+    def runners(self) -> tuple[DynamicRunner, ...]:
+        return (self._code,) if self._code is not None else ()
+
+    def prepare(self, background: Background | None = None) -> None:
+        """Load the code, or compile it, in a child process of the background if there is one."""
+        try:
+            if background is not None and not self.is_cached:
+                self._compile_beside(background)
+            with self._making:
+                if not self._closed and self._code is None:
+                    self._code = self._make()
+        except Exception:  # any error: a stand-in that fails must not make the model fail
+            self._failed = True
+
+    def run(self, given: RunInputs, enough: Callable[[], bool]) -> list[Any] | None:
+        code = self._code
+        if code is None:
+            return self._general.run(given, enough)
+        run = self._call_for(code, self._sizes(code, given))
+        with suppress(SessionClosed):
+            if run is not None:
+                return (
+                    run(given.arrays) if given.record is None else _run_recorded(code, run, given.arrays, given.record)
+                )
+        return None if self._wait_when_unserved else self._general.run(given, enough)
+
+    def call(self, given: RunInputs) -> Run | None:
+        return self._call_for(self._code, self._sizes(self._code, given)) if self._code is not None else None
+
+    def _sizes(self, code: DynamicRunner, given: RunInputs) -> tuple[int, ...]:
+        """The values of the code's size table."""
+        known = dict(given.binding)
+        if self._batch is not None:
+            known[self._batch] = given.rows
+        return tuple([known[name] for name in (code.sizes if isinstance(code, PartitionedRunner) else code.plan.sizes)])
+
+    def _call_for(self, code: DynamicRunner, sizes: tuple[int, ...]) -> Call | PartitionedCall | None:
+        """The call for these values; None if the code does not serve them."""
+        try:
+            return self._runs[sizes]  # one lookup, because another thread may clear the cache at any time
+        except KeyError:
+            if len(self._runs) >= _MAX_CALLS:
+                self._runs.clear()
+            run = self._runs[sizes] = code.dynamic_call(sizes)
+            return run
+
+    def close(self) -> None:
+        """Free the code once no thread runs it."""
+        with self._making:
+            self._closed = True
+            code, self._code = self._code, None
+        if code is not None:
+            code.close()
+
+
+def _run_recorded(code: DynamicRunner, run: Call | PartitionedCall, arrays: Sequence[Any], record: Record) -> list[Any]:
+    """A run that reports its kernels to `record`."""
+    if isinstance(run, PartitionedCall):
+        return run.recorded(arrays, record)
+    times = StepTimes(code.shares[0].plan)
+    results = run(arrays, times.stamps)
+    times.add_steps(0, times.stamps)
+    report_kernels([(share, times) for share in code.shares], record)
+    return results

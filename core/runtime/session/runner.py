@@ -1,0 +1,130 @@
+"""`Runner`: what a session runs, whatever device it runs on; the code for one set of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.core.ir.dim import Dim
+from lathe.core.plan.plan import Memory, Plan
+from lathe.core.runtime.host.machine import Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Consecutive steps: the index of the first, when it began, and when each ended (`perf_counter_ns`)."""
+
+    first: int
+    stamps: NDArray[np.int64]
+
+
+class StepTimes:
+    """Nanoseconds and timestamps of a run, per step and per fallback of a plan, summed over all chunks of the batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.steps = np.zeros(len(plan.steps), np.int64)
+        self.fallbacks = np.zeros(len(plan.fallbacks.nodes), np.int64)
+        self.stamps = np.zeros(len(plan.steps) + 1, np.int64)  # the driver's clock: at the start and after each step
+        self.laps: list[Lap] = []  # a batch that runs in chunks has each step once per chunk
+        self.nodes: list[tuple[int, int, int]] = []  # of fallbacks: index, begin, end
+
+    def add_steps(self, first: int, stamps: NDArray[np.int64]) -> None:
+        """Add the times of consecutive steps, the first of which has index `first`."""
+        self.laps.append(Lap(first, stamps))
+        self.steps[first : first + len(stamps) - 1] += np.diff(stamps)
+
+    def node(self, index: int, began: int, ended: int) -> None:
+        """Add the time of a fallback."""
+        self.nodes.append((index, began, ended))
+        self.fallbacks[index] += ended - began
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """The part of a run that one device does. `peaks` are the rates of one of its `threads`."""
+
+    device: str
+    plan: Plan
+    threads: int
+    peaks: Callable[[], Peaks]
+
+
+class Interruptible(Protocol):
+    """Code on the host whose runs may go on for ever, and can be interrupted."""
+
+    @property
+    def may_not_end(self) -> bool: ...
+
+    def runs(self) -> dict[int, int]:
+        """The number of the current run by thread identifier, if runs may not end by themselves."""
+        ...
+
+    def interrupt(self, run: int | None = None) -> None:
+        """Make a run, or all current runs, end soon with Interrupted."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs a model. Any number of threads may call `run`; after `close` it raises SessionClosed."""
+
+    @property
+    def shares(self) -> tuple[DeviceShare, ...]:
+        """In the order they run."""
+        ...
+
+    @property
+    def hosts(self) -> tuple[Interruptible, ...]:
+        """The parts that run on the host.
+
+        Only these can run without end or be interrupted: kernels of devices have no loops whose conditions are data.
+        """
+        ...
+
+    def run(self, n: int, inputs: Sequence[Any], times: Sequence[StepTimes] | None = None) -> list[Any]:
+        """Outputs in the model's order, freshly allocated, for a batch of `n`.
+
+        `inputs` are contiguous arrays of the right types. `times`, one for each share, receive the duration of every
+        step.
+        """
+        ...
+
+    def set_state(self, name: str, array: NDArray[Any]) -> None: ...
+
+    def state(self, name: str) -> NDArray[Any]:
+        """A copy of a state's current value."""
+        ...
+
+    def explain(self, n: int) -> list[str]:
+        """What a run of `n` rows does, for people."""
+        ...
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until the background work is done. False if that takes longer than `timeout` seconds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def batch_assumptions(runner: Runner) -> tuple[Dim, ...]:
+    """The assumptions of its plans about the batch size: see `lathe.core.plan.plan.Plan.supposed`."""
+    return tuple(dim for share in runner.shares for dim in share.plan.supposed)
+
+
+def serves_none(runner: Runner) -> bool:
+    """Whether it only stands in the place of code for all batch sizes, where each batch size has its own code."""
+    return any(share.plan.serves_no_batch for share in runner.shares)
+
+
+def memory_of(runner: Runner) -> Memory:
+    """The memory of its plans on all devices, added up."""
+    each = [share.plan.memory for share in runner.shares]
+    return Memory(
+        peak=sum(memory.peak for memory in each),
+        lower_bound=sum(memory.lower_bound for memory in each),
+        unshared=sum(memory.unshared for memory in each),
+        weights=sum(memory.weights for memory in each),
+    )

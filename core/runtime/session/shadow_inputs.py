@@ -1,0 +1,44 @@
+"""Shadow inputs, which the session makes: as long as a number that is fed
+(`lathe.core.passes.lowering.length_inputs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lathe.core.errors import FeedError
+from lathe.core.ir.types import ValueType
+from lathe.core.passes.lowering.length_inputs import length_inputs_of
+
+_MAX_LENGTH = 2**31 - 1  # kernels never read the elements, so the pages of a long shadow are never allocated
+
+
+class ShadowInputs:
+    """The inputs of callers, and the shadow inputs that are made from them."""
+
+    def __init__(self, inputs: Mapping[str, ValueType]) -> None:
+        self._sources = length_inputs_of(inputs)
+        self.caller_inputs = {name: type_ for name, type_ in inputs.items() if name not in self._sources}
+
+    def beside(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The feeds, with a shadow for each number that has one.
+
+        FeedError for a shadow that is fed, and for a number that is too large for a length. The other checks find
+        numbers that are missing or of the wrong type.
+        """
+        if not self._sources:
+            return feeds
+        for name in self._sources:
+            if name in feeds:
+                raise FeedError(f"unknown input '{name}'; the model has {', '.join(self.caller_inputs)}")
+        made = {name: self._shadow(source, feeds[source]) for name, source in self._sources.items() if source in feeds}
+        return {**feeds, **made}
+
+    def _shadow(self, source: str, number: Any) -> Any:
+        array = np.asarray(number)
+        length = int(array.reshape(-1)[0]) if array.dtype.kind in "iu" and array.size == 1 else 0
+        if length > _MAX_LENGTH:
+            raise FeedError(f"input '{source}' is {length}, expected a length of at most {_MAX_LENGTH}")
+        return np.empty(max(length, 0), np.uint8)

@@ -1,0 +1,70 @@
+"""Models to fine-tune. The class names of a model are stored in the metadata of its ONNX file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from lathe.core.errors import ModelError
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.text import Weights, parse_graph, print_graph
+from lathe.core.ir.verify import verify
+from lathe.core.ops.opdef.inference import infer_graph
+
+_TEXT, _WEIGHTS = "graph.lir", "weights.bin"
+_KEY = "classes"  # among the model's metadata: a JSON list of names
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A model to fine-tune, and its class names if they are known."""
+
+    model: Graph
+    classes: tuple[str, ...] | None = None
+
+
+def graph_files(graph: Graph) -> dict[str, bytes]:
+    """A graph as files, by name. Unlike ONNX they keep which constants are not to be trained."""
+    weights = Weights()
+    text = print_graph(graph, weights)
+    return {_TEXT: text.encode(), _WEIGHTS: weights.tobytes()}
+
+
+def read_parent(path: Path) -> Parent:
+    """A model from an ONNX file, or from a folder with `graph_files`. ModelError if it cannot be read."""
+    if path.is_dir():
+        graph = parse_graph((path / _TEXT).read_text(), (path / _WEIGHTS).read_bytes())
+        infer_graph(graph)
+        verify(graph, "reading a graph")
+        return Parent(graph)
+    data = path.read_bytes()
+    return Parent(load(data), classes_of(data))
+
+
+def with_classes(model: bytes, classes: Sequence[str] | None) -> bytes:
+    """The ONNX model with class names in its metadata; unchanged for None."""
+    if classes is None:
+        return model
+    proto = onnx.load_model_from_string(model)
+    onnx.helper.set_model_props(proto, {_KEY: json.dumps(list(classes))})
+    return bytes(proto.SerializeToString())
+
+
+def classes_of(model: bytes) -> tuple[str, ...] | None:
+    """The class names in an ONNX model's metadata, None without any. ModelError if the metadata are invalid."""
+    try:
+        props = {entry.key: entry.value for entry in onnx.load_model_from_string(model).metadata_props}
+        names = json.loads(props[_KEY]) if _KEY in props else None
+    except (DecodeError, ValueError) as error:
+        raise ModelError(f"has metadata that cannot be read: {error}", where="model") from None
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"metadata '{_KEY}': expected a list of names", where="model")
+    return tuple(names)

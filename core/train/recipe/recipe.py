@@ -1,0 +1,312 @@
+"""`Recipe`: the configuration of a training, read from TOML or JSON files and from requests.
+
+The same recipe, data and number of threads give bit-identical weights on machines of the same kind.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+
+from lathe.core.errors import LatheError
+from lathe.core.train.data import Preprocess, Transform
+from lathe.core.train.data.formats import Format
+from lathe.core.train.recipe.choices import Loss, Optimizer, ScheduleChoice
+from lathe.core.train.recipe.section import Section
+from lathe.core.train.zoo import Architecture
+from lathe.core.validation_errors import error_messages, short_repr
+
+MAX_BYTES = 1 << 20  # most bytes of a recipe file
+
+# The names that PyTorch, Keras and others use for a key of a recipe: error messages suggest the right key.
+SYNONYMS = {
+    "lr": "rate",
+    "learning_rate": "rate",
+    "eps": "epsilon",
+    "betas": "beta1",
+    "beta_1": "beta1",
+    "beta_2": "beta2",
+    "l2": "weight_decay",
+    "decay": "weight_decay",
+    "gamma": "factor",
+    "step_size": "every",
+    "type": "kind",
+    "name": "kind",
+    "batch_size": "batch",
+    "batchsize": "batch",
+    "minibatch": "batch",
+    "num_epochs": "epochs",
+    "n_epochs": "epochs",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "criterion": "loss",
+    "objective": "loss",
+    "dataset": "data",
+    "network": "model",
+    "augmentation": "augment",
+    "transforms": "augment",
+    "early_stopping": "stop",
+    "gradient_accumulation": "accumulate",
+    "clip_norm": "clip",
+    "ema": "average",
+    "dtype": "precision",
+    "label": "target",
+    "test_split": "held_out",
+    "validation_split": "validation",
+    "file": "onnx",
+    "arch": "architecture",
+}
+
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # JSON and TOML have lists
+
+Pixels = Annotated[int, Field(ge=1, le=8192)]
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
+
+
+class RecipeError(LatheError):
+    """An invalid recipe. The message names each invalid field, what was expected and what was given."""
+
+
+class Data(Section):
+    """The input and target columns, and the split of rows into training, validation and test."""
+
+    format: Format | None = Field(
+        default=None, description="Format of the files; by default it is detected from their content."
+    )
+    inputs: dict[str, str | Names] | None = Field(
+        default=None,
+        description="Column of each input, or columns to concatenate; by default all columns but the target.",
+    )
+    shapes: dict[str, Sizes] = Field(
+        default={}, description="Shape of a row by input, if it differs from the data: 28, 28 for 784 numbers."
+    )
+    image_size: Annotated[tuple[Pixels, Pixels], Field(strict=False)] | None = Field(
+        default=None,
+        description="Height and width to which image files are resized; by default all images must have the same size.",
+    )
+    layouts: dict[str, Literal["HW", "CHW", "HWC"]] = Field(
+        default={}, description="Image layout of an input's rows, where the shape is ambiguous."
+    )
+    target: str | None = Field(
+        default=None, description="Column to predict; by default `y`, `target`, `label` or the last column."
+    )
+    task: Literal["auto", "classes", "numbers"] = Field(
+        default="auto",
+        description="Classification or regression; `auto` takes text and whole numbers as classes.",
+    )
+    held_out: float = Field(
+        default=0.2, ge=0, lt=1, description="Share of the rows for the final test, unless the files have a test part."
+    )
+    validation: float = Field(default=0.0, ge=0, lt=1, description="Share of the rows for validation after each epoch.")
+    stratified: bool = Field(
+        default=True, description="Whether each part of the split has the same share of each class."
+    )
+    seed: Seed = Field(
+        default=0, description="Seed of the split; it is apart from `seed` so that trainings compare on the same rows."
+    )
+
+
+class OnnxModel(Section):
+    """A model from an ONNX file, whose floating-point weights are trained further."""
+
+    onnx: str = Field(min_length=1, description="The file, relative to the recipe's. Only `lathe train` reads it.")
+    trainable: Names = Field(default=("*",), description="Patterns of the names of weights that learn (`*`, `?`).")
+
+
+class ParentModel(Section):
+    """The published version that the job fine-tunes."""
+
+    parent: Literal[True] = Field(description="Fine-tune the job's model.")
+    trainable: Names = Field(default=("*",), description="Name patterns of the weights to train (`*`, `?`).")
+    head: Literal["keep", "replace"] = Field(
+        default="keep", description="`replace` starts with a new last layer, for other classes or targets."
+    )
+
+
+def _model_kind(model: object) -> str | None:
+    """The key that tells which kind of model the table is; None without one. The discriminator of `Model`."""
+    keys = model if isinstance(model, Mapping) else getattr(model, "__dict__", ())
+    return next((key for key in ("architecture", "onnx", "parent") if key in keys), None)
+
+
+Model: TypeAlias = Annotated[
+    Annotated[Architecture, Tag("architecture")]
+    | Annotated[OnnxModel, Tag("onnx")]
+    | Annotated[ParentModel, Tag("parent")],
+    Discriminator(
+        _model_kind,
+        custom_error_type="model",
+        custom_error_message="expected one of the keys `architecture`, `onnx` and `parent`",
+    ),
+]
+
+
+class Clip(Section):
+    """Gradient clipping."""
+
+    norm: float | None = Field(default=None, gt=0, description="Bound of the norm of all gradients.")
+    value: float | None = Field(default=None, gt=0, description="Bound of the absolute value of each gradient.")
+
+
+class Stop(Section):
+    """Early stopping."""
+
+    patience: int = Field(ge=1, description="Epochs without an improvement before training ends.")
+    least_change: float = Field(default=0.0, ge=0, description="Smallest change that counts as an improvement.")
+
+
+class Checkpoints(Section):
+    """How often checkpoints are written. One is always written when training ends or a job is stopped."""
+
+    seconds: float | None = Field(default=60.0, gt=0, description="Approximate time between two checkpoints.")
+    steps: int | None = Field(default=None, ge=1, description="Batches between two checkpoints.")
+
+
+class Recipe(Section):
+    """The configuration of a training: data, model, loss, optimizer and how long to train."""
+
+    data: Data = Field(default=Data(), description="Columns and split of the data.")
+    model: Model = Field(
+        description="The model to train: an architecture and its settings, a file, or the job's model."
+    )
+    preprocess: tuple[Preprocess, ...] = Field(
+        default=(),
+        strict=False,
+        description="Preprocessing steps. They become part of the model, so the served model takes raw values.",
+    )
+    augment: tuple[Transform, ...] = Field(
+        default=(), strict=False, description="Data augmentation: random changes of images, in training only."
+    )
+    loss: Loss | None = Field(
+        default=None, description="Loss function; by default `cross_entropy` for classes, `mse` for numbers."
+    )
+    optimizer: Optimizer = Field(description="Optimizer and its settings.")
+    schedule: ScheduleChoice | None = Field(
+        default=None, description="Learning-rate schedule; by default the rate is constant."
+    )
+    epochs: int = Field(ge=1, le=1_000_000, description="Passes over the training rows.")
+    batch: int = Field(default=64, ge=1, le=1 << 20, description="Rows per step.")
+    accumulate: int = Field(
+        default=1, ge=1, description="Gradient accumulation: steps per update, which uses their mean gradient."
+    )
+    clip: Clip | None = Field(default=None, description="Gradient clipping.")
+    average: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Decay of running averages of the weights, such as 0.999; the averages become the result.",
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="Mixed precision: the type that products multiply in training; weights and sums stay float32. "
+        "`float16` uses loss scaling and skips updates whose gradients overflow.",
+    )
+    memory: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most bytes of activations in a step; activations that do not fit are recomputed.",
+    )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|(cuda|simulated|interpreted)(:\d{1,4})?)$",
+        description="Device of the training: `cuda` is a GPU, `cuda:1` the second one. Tests run on the CPU.",
+    )
+    keep: Literal["best", "last"] = Field(
+        default="best", description="The epoch whose weights become the result; without validation, the last epoch."
+    )
+    judge: Literal["accuracy", "loss"] | None = Field(
+        default=None,
+        description="Validation metric that decides the best epoch; by default `accuracy` for classes, "
+        "otherwise `loss`.",
+    )
+    stop: Stop | None = Field(default=None, description="Early stopping.")
+    checkpoint: Checkpoints = Field(default=Checkpoints(), description="How often checkpoints are written.")
+    seed: Seed = Field(default=0, description="Seed of initial weights, order of rows, augmentation and dropout.")
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Self:
+        if self.stop is not None and not self.data.validation:
+            raise ValueError("`stop` needs validation rows: set `data.validation`")
+        if self.memory is not None and self.device != "cpu":
+            raise ValueError(f"`memory` bounds steps on the CPU only, got `device` {self.device}")
+        return self
+
+
+def read(path: Path) -> Recipe:
+    """A recipe from a TOML or JSON file. RecipeError names the file and every invalid field."""
+    data = _content(path)
+    try:
+        return from_json(data) if path.suffix == ".json" else from_toml(data)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The unvalidated tables of a TOML or JSON file, which may be part of a recipe. RecipeError naming the file."""
+    data = _content(path)
+    try:
+        return _json(data) if path.suffix == ".json" else _toml(data)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    data = path.read_bytes()
+    if len(data) > MAX_BYTES:
+        raise RecipeError(f"{path}: {len(data)} bytes, expected {MAX_BYTES} at most")
+    return data
+
+
+def _json(text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"invalid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RecipeError(f"expected an object, got {short_repr(value)}")
+    return value
+
+
+def from_toml(text: bytes) -> Recipe:
+    return from_values(_toml(text))
+
+
+def _toml(text: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"invalid TOML: {error}") from None
+    except RecursionError:
+        raise RecipeError("cannot read TOML: lists or tables are nested too deeply") from None
+
+
+def from_values(values: Mapping[str, Any]) -> Recipe:
+    """A recipe from nested mappings, lists, strings and numbers, as `tomllib` returns them. RecipeError if invalid."""
+    try:
+        return from_json(json.dumps(values))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecipeError(f"a value is not text, number, boolean, list or table: {error}") from None
+
+
+def from_json(text: bytes | str) -> Recipe:
+    """A recipe from JSON. RecipeError names every invalid field."""
+    return parse_section(Recipe, text)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def parse_section(kind: type[S], text: bytes | str) -> S:
+    """A section of type `kind` from JSON. RecipeError names every invalid field."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        document = None if errors[0]["type"] == "json_invalid" else json.loads(text)
+        raise RecipeError("; ".join(error_messages(errors, kind, document, SYNONYMS))) from None

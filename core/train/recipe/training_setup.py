@@ -1,0 +1,227 @@
+"""Makes the objects of a training from its recipe: the split, the model, the training step and its evaluation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
+
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.train.data import Column, Dataset, Examples, Loader, Plan, Rows, Split, plan, taking
+from lathe.core.train.data.preprocess import SCOPE
+from lathe.core.train.recipe.data_selection import check_classes, check_tokens, examples_for, split_of
+from lathe.core.train.recipe.parent_model import Parent
+from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe, RecipeError
+from lathe.core.train.training_step import losses
+from lathe.core.train.training_step.live_model import LiveModel
+from lathe.core.train.training_step.losses import Loss
+from lathe.core.train.training_step.output_heads import with_new_head
+from lathe.core.train.training_step.step_graph import NO_CLIP, Clip, Trainable, check_input_names, is_weight
+from lathe.core.train.training_step.train_step import TrainStep, step
+from lathe.core.train.zoo import Settings, architecture
+from lathe.core.train.zoo.transformer import TransformerEncoder
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a training.
+
+    `threads` compute, by default one per available CPU. `cache_dir` is the cache of compiled code. `workers` threads
+    prepare batches. `keep_free` bytes of the disk stay free.
+    """
+
+    threads: int | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    workers: int = 1
+    keep_free: int = 0
+
+
+DEFAULT_RESOURCES = Resources()
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """The objects of a training that is ready to begin.
+
+    `model` takes rows of the dataset. The model of `learner` has the same weights, and takes the batches of `loader`,
+    whose types can differ because of augmentation.
+    """
+
+    recipe: Recipe
+    examples: Examples
+    split: Split
+    model: Graph
+    learner: TrainStep
+    evaluation: LiveModel
+    resources: Resources
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.split.train) // self.recipe.batch)
+
+    @property
+    def judge(self) -> str:
+        """The validation metric that decides the best epoch."""
+        return self.recipe.judge or ("accuracy" if self.examples.classes is not None else "loss")
+
+    def loader(self) -> Loader:
+        """The loader of the training batches."""
+        return _loader(self.recipe, self.examples, self.split.train, self.resources.workers)
+
+
+def plan_model_rows(recipe: Recipe, dataset: Dataset) -> tuple[Plan, str]:
+    """The preprocessing plan for the rows that a new model takes, and the name of the model's output.
+
+    DataError for columns that do not fit the recipe.
+    """
+    examples = examples_for(recipe.data, dataset, cast=False)
+    return plan(recipe.preprocess, examples, split_of(recipe.data, examples).train), _output_name(examples)
+
+
+def set_up_training(
+    recipe: Recipe, dataset: Dataset, parent: Parent | None = None, means: Resources = DEFAULT_RESOURCES
+) -> TrainingSetup:
+    """Make the objects of a training. RecipeError, DataError or ModelError if recipe, data and parent do not fit."""
+    examples = examples_for(recipe.data, dataset, _parent(recipe, parent), cast=not recipe.preprocess)
+    parts = split_of(recipe.data, examples)
+    model = _model(recipe, examples, parts.train, parent)
+    examples, loss = _with_all_classes(examples, model), _loss(recipe, examples)
+    _check(model, loss, examples)
+    _check_recipe(recipe, examples, len(parts.train))
+    if isinstance(recipe.model, TransformerEncoder) and recipe.model.vocabulary is not None:
+        check_tokens(examples, recipe.model.vocabulary)
+    learner = _learner(recipe, taking(model, _loader(recipe, examples, parts.train).inputs), loss, parts.train, means)
+    evaluation = LiveModel(learner, recipe.average is not None, model)
+    return TrainingSetup(recipe, examples, parts, model, learner, evaluation, means)
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def _loader(recipe: Recipe, examples: Examples, rows: Rows, workers: int = 0) -> Loader:
+    return Loader(examples, rows, recipe.batch, recipe.seed, transforms=recipe.augment, workers=workers)
+
+
+# -- model ------------------------------------------------------------------------------------------------------------
+
+
+def _parent(recipe: Recipe, parent: Parent | None) -> Parent | None:
+    """The model to fine-tune, None for an architecture. RecipeError if it is missing."""
+    if not isinstance(recipe.model, OnnxModel | ParentModel):
+        return None
+    if parent is None:
+        raise RecipeError("model: expected a model to fine-tune, and none was given")
+    return Parent(parent.model) if _needs_new_head(recipe) else parent  # a new head drops the old class names
+
+
+def _needs_new_head(recipe: Recipe) -> bool:
+    return isinstance(recipe.model, ParentModel) and recipe.model.head == "replace"
+
+
+def _model(recipe: Recipe, examples: Examples, rows: Rows, parent: Parent | None) -> Graph:
+    """The model to be served, with initial weights: preprocessing, followed by the trainable part."""
+    base = _parent(recipe, parent)
+    model = base.model if base is not None else None
+    if model is not None and _needs_new_head(recipe):
+        model = with_new_head(model, _output_count(examples), recipe.seed)
+    if model is not None and not recipe.preprocess:
+        return model
+    ready = plan(recipe.preprocess, examples, rows)
+    return ready.write(model if model is not None else _architecture(recipe, examples, ready.rows))
+
+
+def _architecture(recipe: Recipe, examples: Examples, rows: dict[str, Column]) -> Graph:
+    assert isinstance(recipe.model, Settings)
+    return architecture(recipe.model, rows, _output_count(examples), output=_output_name(examples), seed=recipe.seed)
+
+
+def _output_name(examples: Examples) -> str:
+    """The name of a new model's output."""
+    return "logits" if examples.classes else "y"
+
+
+def _output_count(examples: Examples) -> int:
+    """The number of outputs per row that a new model needs."""
+    return len(examples.classes) if examples.classes else prod(examples.target.shape)
+
+
+def _loss(recipe: Recipe, examples: Examples) -> Loss:
+    if recipe.loss is not None:
+        loss: Loss = recipe.loss.make()
+        return loss
+    return losses.CrossEntropy() if examples.classes is not None else losses.MeanSquaredError()
+
+
+def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Resources) -> TrainStep:
+    optimizer, batches = recipe.optimizer.make(), -(-len(rows) // recipe.batch)
+    updates = max(recipe.epochs * batches // recipe.accumulate, 1)
+    schedule = recipe.schedule.make(optimizer.rate, updates, batches / recipe.accumulate) if recipe.schedule else None
+    return step(
+        model,
+        loss,
+        optimizer,
+        schedule,
+        clip=Clip(recipe.clip.norm, recipe.clip.value) if recipe.clip else NO_CLIP,
+        accumulate=recipe.accumulate,
+        average=recipe.average,
+        trainable=_trainable(model, getattr(recipe.model, "trainable", ("*",))),
+        seed=recipe.seed,
+        device=recipe.device,
+        precision=recipe.precision,
+        memory=recipe.memory,
+        threads=means.threads,
+        cache_dir=means.cache_dir,
+    )
+
+
+def _trainable(model: Graph, patterns: Sequence[str]) -> Trainable:
+    """The predicate of the weights to train: those whose name matches a pattern. Preprocessing is never trained.
+
+    RecipeError for a pattern that matches no weight.
+    """
+    weights = [value.name for value, array in model.constants.items() if is_weight(value.name, array)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in weights):
+            raise RecipeError(f"model.trainable: {pattern!r} matches none of the weights {', '.join(weights[:40])}")
+
+    def is_trainable(name: str, array: Array) -> bool:
+        chosen = any(fnmatchcase(name, pattern) for pattern in patterns)
+        return chosen and is_weight(name, array) and not name.startswith(SCOPE)
+
+    return is_trainable
+
+
+def _with_all_classes(examples: Examples, model: Graph) -> Examples:
+    """The examples with a class name for each output of the model, if the data have fewer classes than outputs.
+
+    Additional classes are named by their index.
+    """
+    classes, output = examples.classes, model.outputs[0].tensor
+    outputs = output.dims[1] if output.rank > 1 else 1
+    if classes is None or not isinstance(outputs, int) or outputs <= len(classes):
+        return examples
+    names = (*classes, *map(str, range(len(classes), outputs)))
+    return replace(examples, target=replace(examples.target, classes=names))
+
+
+# -- whether they fit -------------------------------------------------------------------------------------------------
+
+
+def _check(model: Graph, loss: Loss, examples: Examples) -> None:
+    """RecipeError or DataError if target or classes of the data do not fit the model and the loss."""
+    check_input_names(model)
+    output = model.outputs[0].tensor
+    expected, target = loss.target(output), examples.target
+    if expected.dtype is not target.dtype or expected.rank != 1 + len(target.shape):
+        raise RecipeError(f"loss: expected a target of {expected} for the output {output}, got {target}")
+    check_classes(output, examples)
+
+
+def _check_recipe(recipe: Recipe, examples: Examples, rows: int) -> None:
+    """RecipeError if the recipe's metric or number of accumulated steps does not fit the data."""
+    if recipe.judge == "accuracy" and examples.classes is None:
+        raise RecipeError(f"judge: accuracy needs a target of classes, got {examples.target}")
+    if recipe.accumulate > (steps := recipe.epochs * -(-rows // recipe.batch)):
+        raise RecipeError(f"accumulate: expected at most the {steps} steps of all epochs, got {recipe.accumulate}")

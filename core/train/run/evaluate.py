@@ -1,0 +1,28 @@
+"""Evaluates a model in a child process.
+
+    python -m lathe.core.train.run.evaluate FOLDER --dataset PATH --parent MODEL.onnx
+
+FOLDER/recipe.json says how: see evaluation.py. Options and exit statuses are those of process.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lathe.core.train.run.process import Work, run_child
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate; returns the exit status."""
+
+    def load() -> Work:
+        from lathe.core.train.run.evaluation import run_evaluation
+
+        return run_evaluation
+
+    return run_child("Evaluate a model on data.", load, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

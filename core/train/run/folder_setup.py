@@ -1,0 +1,67 @@
+"""Prepares the folder of a training: a new training, or one that an earlier process left unfinished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lathe.core.errors import LatheError
+from lathe.core.ir.graph import Graph
+from lathe.core.train.recipe import recipe
+from lathe.core.train.recipe.recipe import OnnxModel, Recipe, RecipeError
+from lathe.core.train.run import work_folder
+
+
+class FolderError(LatheError):
+    """The folder has another training, or has no training to resume."""
+
+
+@dataclass(frozen=True)
+class OptionNames:
+    """The names of the caller's options, for error messages."""
+
+    resume: str
+    out: str
+
+
+def begin_training(
+    folder: Path,
+    config: Recipe,
+    first: Callable[[], bytes | Graph] | None,
+    *,
+    said: str,
+    resume: bool,
+    words: OptionNames,
+) -> None:
+    """Write the recipe and the initial model into the folder; with `resume` check that the folder has this recipe.
+
+    `said` is the name of the recipe in messages. FolderError if the folder has another training, or with `resume` none.
+    """
+    if resume:
+        if not (folder / work_folder.RECIPE).exists():
+            raise FolderError(f"{folder}: there is no training to resume")
+        if recipe.read(folder / work_folder.RECIPE) != config:
+            raise FolderError(f"{folder}: the training in the folder has a different recipe than {said}")
+        return
+    if work_folder.has_begun(folder):
+        hints = f"{words.resume} continues it, {words.out} selects another folder"
+        raise FolderError(f"{folder}: the folder already has a training; {hints}")
+    work_folder.prepare(folder, config, first() if first is not None else None)
+
+
+def initial_model_reader(config: Recipe, file: Path, parent: Path | None = None) -> Callable[[], bytes] | None:
+    """A function that reads the initial model; None without one.
+
+    It reads the file that the recipe names, relative to the folder of the recipe's file; otherwise `parent`.
+    """
+    if isinstance(config.model, OnnxModel):
+        path = file.parent / config.model.onnx
+        return lambda: _read_model(path, file)
+    return parent.read_bytes if parent is not None else None
+
+
+def _read_model(path: Path, file: Path) -> bytes:
+    if not path.is_file():
+        raise RecipeError(f"{file}: model.onnx: there is no file '{path}'")
+    return path.read_bytes()

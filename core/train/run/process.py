@@ -1,0 +1,132 @@
+"""Runs a training in a child process.
+
+    python -m lathe.core.train.run.process FOLDER --dataset PATH [--parent MODEL.onnx] [--threads K] [--cache DIR]
+                                           [--workers N] [--owner PID] [--keep-free BYTES]
+
+The recipe is FOLDER/recipe.json: see work_folder.py. The process may be killed at any time; a new process resumes the
+training. On SIGTERM it writes a checkpoint and ends. Exit status:
+
+    0    FOLDER/result exists
+    2    recipe, data or model are invalid
+    3    out of memory
+    4    the disk is full
+    73   another process works in FOLDER
+    75   stopped by SIGTERM
+
+With the statuses 2, 3, 4 and 73 it prints {"error": ...} on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TypeAlias
+
+from lathe.core.exit_status import ExitStatus
+
+if TYPE_CHECKING:
+    from lathe.core.train.recipe.training_setup import Resources
+    from lathe.core.train.run.fit_run import Outcome
+    from lathe.core.train.run.work_folder import Sources
+
+_PR_SET_PDEATHSIG = 1
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+Work: TypeAlias = "Callable[[Path, Sources, Resources, StopRequest], Outcome]"
+
+
+class StopRequest:
+    """Whether this process has received SIGTERM. Creating the object installs the signal handler."""
+
+    def __init__(self) -> None:
+        self.made = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+    def __call__(self) -> bool:
+        return self.made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; returns the exit status."""
+
+    def load() -> Work:
+        from lathe.core.train.run.work_folder import run_training
+
+        return run_training
+
+    return run_child("Run or resume the training in a folder.", load, argv)
+
+
+def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | None = None) -> int:
+    """Run the function that `load` returns with the arguments of the command line; returns the exit status.
+
+    `load` does the slow imports. It is called after the handler of SIGTERM is installed.
+    """
+    stop = StopRequest()
+    arguments = _parser(description).parse_args(argv)
+    if arguments.owner is not None:
+        _end_with_parent(arguments.owner)
+    from lathe.core.errors import LatheError
+    from lathe.core.train.recipe.training_setup import Resources
+    from lathe.core.train.run.durable_files import reserve_disk_space
+    from lathe.core.train.run.fit_run import Outcome
+    from lathe.core.train.run.work_folder import Occupied, Sources
+
+    reserve_disk_space(arguments.keep_free)
+    sources = Sources(arguments.dataset, arguments.parent)
+    means = Resources(arguments.threads, arguments.cache, arguments.workers, arguments.keep_free)
+    try:
+        outcome = load()(arguments.folder, sources, means, stop)
+    except Occupied as error:
+        return _print_error(error, ExitStatus.OCCUPIED)
+    except LatheError as error:
+        return _print_error(error, ExitStatus.INPUT_REFUSED)
+    except MemoryError as error:
+        return _print_error(error, ExitStatus.OUT_OF_MEMORY)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        return _print_error(error, ExitStatus.OUT_OF_SPACE)
+    return ExitStatus.DONE if outcome is Outcome.DONE else ExitStatus.STOPPED
+
+
+def _end_with_parent(owner: int) -> None:
+    """Have the system kill this process when its parent `owner` ends (Linux: PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != owner:  # the parent has ended already
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _print_error(error: Exception, status: int) -> int:
+    print(json.dumps({"error": str(error) or type(error).__name__}), flush=True)
+    return status
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dataset", type=Path, required=True)
+    parser.add_argument("--parent", type=Path)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--cache")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--keep-free", type=int, default=0, help="bytes of the disk to leave free")
+    parser.add_argument("--owner", type=int, help="id of the parent process; end when it ends")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Runs a model over rows of examples and computes its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lathe.core.train.data import Examples, Loader, Rows
+from lathe.core.train.run.metrics import Matrix, metric_collector
+from lathe.core.train.training_step.step_graph import LOSS, TARGET
+
+RunFunction = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Metrics by name, and for classes the confusion matrix (rows are true, columns are predicted classes)."""
+
+    metrics: dict[str, float]
+    confusion: Matrix | None = None
+
+
+class Stopped(Exception):
+    """The training or evaluation was stopped by request."""
+
+
+def compute_scores(
+    run: RunFunction, examples: Examples, rows: Rows, batch: int, output: str, stop: Callable[[], bool]
+) -> Scores:
+    """Run the model over the rows in batches, and compute the metrics of its `output`.
+
+    If `run` returns a `loss`, its mean is a metric, too. Stopped if `stop`, called before each batch, returns true.
+    """
+    collector = metric_collector(len(examples.classes) if examples.classes else None)
+    total = 0.0
+    with Loader(examples, rows, batch, shuffle=False, workers=0) as loader:
+        for feeds in loader.epoch(0):
+            if stop():
+                raise Stopped
+            results = run(feeds)
+            total += float(results.get(LOSS, 0.0)) * len(feeds[TARGET])
+            collector.add(feeds[TARGET], results[output])
+            with_loss = LOSS in results
+    losses = {"loss": total / len(rows)} if with_loss else {}
+    return Scores(losses | collector.values(), collector.confusion)

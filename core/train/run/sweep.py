@@ -1,0 +1,27 @@
+"""Runs a hyper-parameter search in a child process: `python -m lathe.core.train.run.sweep FOLDER --dataset PATH`.
+
+FOLDER/recipe.json describes the search: see sweep_space.py. Options and exit statuses are those of process.py. Its
+trials are child processes that run process.py, and end with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lathe.core.train.run.process import Work, run_child
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Search; returns the exit status."""
+
+    def load() -> Work:
+        from lathe.core.train.run.search import run_search
+
+        return run_search
+
+    return run_child("Search for good hyper-parameters.", load, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

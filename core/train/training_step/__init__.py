@@ -1,0 +1,1 @@
+"""One training step: its graph, losses, optimizers, schedules and state."""

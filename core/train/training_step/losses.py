@@ -1,0 +1,150 @@
+"""Losses: write the graph from a model's output and a target to a scalar, the mean over the batch.
+
+Formulas and defaults are those of PyTorch's losses of the same names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.dim import product
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef.terms import Term
+
+
+class Loss(Protocol):
+    """The interface of a loss."""
+
+    def target(self, output: TensorType) -> TensorType:
+        """The type of the target for an output of this type."""
+        ...
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        """Write the loss, of rank 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross entropy of logits [N, C, D1..] and class indices [N, D1..] (int64).
+
+    `label_smoothing` e mixes the target distribution with the uniform one: (1 - e) * target + e / C.
+    """
+
+    label_smoothing: float = 0.0
+
+    def target(self, output: TensorType) -> TensorType:
+        return _class_indices(output)
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        log_probabilities = output.op("LogSoftmax", axis=1)
+        loss = -_mean_at_target(log_probabilities, target)
+        if not self.label_smoothing:
+            return loss
+        uniform = log_probabilities.mean([1])
+        return loss * (1 - self.label_smoothing) - _mean(uniform) * self.label_smoothing
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood:
+    """Negative log-likelihood of log-probabilities [N, C, D1..] and class indices [N, D1..] (int64)."""
+
+    def target(self, output: TensorType) -> TensorType:
+        return _class_indices(output)
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        return -_mean_at_target(output, target)
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    def target(self, output: TensorType) -> TensorType:
+        return output
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        return _mean((output - target).square())
+
+
+@dataclass(frozen=True)
+class MeanAbsoluteError:
+    """The mean absolute error (PyTorch's L1Loss)."""
+
+    def target(self, output: TensorType) -> TensorType:
+        return output
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        return _mean((output - target).abs())
+
+
+@dataclass(frozen=True)
+class Huber:
+    """The Huber loss: quadratic up to a distance of `delta`, linear beyond (P. J. Huber, 1964)."""
+
+    delta: float = 1.0
+
+    def target(self, output: TensorType) -> TensorType:
+        return output
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        distance = (output - target).abs()
+        linear = self.delta * (distance - 0.5 * self.delta)
+        return _mean((distance <= self.delta).where(0.5 * distance.square(), linear))
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Binary cross entropy of logits and probabilities of the same shape (PyTorch's BCEWithLogitsLoss)."""
+
+    def target(self, output: TensorType) -> TensorType:
+        return output
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        """Computed as max(x, 0) - x*y + log(1 + exp(-|x|)), which does not overflow."""
+        return _mean(output.op("Relu") - output * target + (-output.abs()).op("Softplus"))
+
+
+@dataclass(frozen=True)
+class KullbackLeibler:
+    """Kullback-Leibler divergence of log-probabilities and target probabilities p [N, ..].
+
+    It is the sum of p * (log p - output) over all axes but the first, averaged over the first.
+    """
+
+    def target(self, output: TensorType) -> TensorType:
+        return output
+
+    def __call__(self, output: Term, target: Term) -> Term:
+        known = target > 0
+        log_target = known.where(target, 1.0).log()
+        return _mean((target * (log_target - output)).sum(range(1, output.rank)))
+
+
+def _class_indices(output: TensorType) -> TensorType:
+    shape = output.dims
+    return TensorType(DType.INT64, (shape[0], *shape[2:]))
+
+
+def _mean_at_target(values: Term, target: Term) -> Term:
+    """The mean of the values at the target classes.
+
+    Selected by a comparison with every class index instead of a gather.
+    """
+    count = values.shape[1]
+    if not isinstance(count, int):
+        raise UnsupportedError(f"the number of classes is {count}, expected a number", where=f"%{values.value.name}")
+    classes = values.writer.array(np.arange(count).reshape(-1, *(1,) * (values.rank - 2)))
+    chosen = target.unsqueeze(1).equals(classes).where(values, 0.0)
+    return chosen.sum(keepdims=False) / _target_count(target)
+
+
+def _target_count(target: Term) -> Term | float:
+    total = product(target.shape)
+    return float(total) if isinstance(total, int) else target.cast(DType.FLOAT32).count(range(target.rank))
+
+
+def _mean(term: Term) -> Term:
+    return term.mean(keepdims=False)

@@ -1,0 +1,71 @@
+"""Lathe: a compiler for ONNX models, and a server for the compiled models.
+
+    import lathe
+    session = lathe.compile("model.onnx")
+    outputs = session.run({"x": array})
+
+`load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs the
+reference executor, `export` writes ONNX, `gradients` differentiates a graph, `register_op` adds a custom operator.
+`lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
+
+Each name is imported at its first use: `import lathe.client` does not import the compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+if not os.path.isdir(os.path.join(_FOLDER, "core")):
+    # In a checkout core/ and server/ lie beside this folder. An installed package has them inside it (setup.py).
+    __path__.append(os.path.dirname(_FOLDER))
+
+if TYPE_CHECKING:
+    from lathe import client, nn, train
+    from lathe.core import errors
+    from lathe.core.autodiff import gradients
+    from lathe.core.compiler.compile import compile, load_compiled
+    from lathe.core.compiler.custom_operators import register_op
+    from lathe.core.frontends.export import export
+    from lathe.core.frontends.onnx import load
+    from lathe.core.ir.graph import Graph
+    from lathe.core.passes.proofs.batch_info import BatchInfo
+    from lathe.core.reference import interpret
+    from lathe.core.runtime.session.profile import Profile
+    from lathe.core.runtime.session.session import Session
+
+__all__ = [
+    "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "errors", "export", "gradients", "interpret",
+    "load", "load_compiled", "nn", "register_op", "train",
+]  # fmt: skip
+
+_MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}
+
+_DEFINING_MODULES = {
+    "compile": "lathe.core.compiler.compile",
+    "load_compiled": "lathe.core.compiler.compile",
+    "export": "lathe.core.frontends.export",
+    "gradients": "lathe.core.autodiff",
+    "load": "lathe.core.frontends.onnx",
+    "interpret": "lathe.core.reference",
+    "register_op": "lathe.core.compiler.custom_operators",
+    "Graph": "lathe.core.ir.graph",
+    "Profile": "lathe.core.runtime.session.profile",
+    "Session": "lathe.core.runtime.session.session",
+    "BatchInfo": "lathe.core.passes.proofs.batch_info",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name not in _DEFINING_MODULES:
+        raise AttributeError(f"module 'lathe' has no attribute '{name}'")
+    importlib.import_module("lathe.core.ops")  # registers the operators and their type inference
+    return getattr(importlib.import_module(_DEFINING_MODULES[name]), name)

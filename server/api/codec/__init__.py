@@ -1,0 +1,1 @@
+"""The wire format of inference: JSON and raw tensors."""

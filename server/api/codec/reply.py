@@ -1,0 +1,100 @@
+"""A finished HTTP answer, independent of the transport: the fast path and the ASGI route both send it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from lathe.server.errors import Internal, ServerError
+
+log = logging.getLogger("lathe.api")
+
+Header: TypeAlias = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class Reply:
+    """Status, headers and the first part of the body; `block` holds headers and text as bytes on the wire.
+
+    One reply may be used for many answers that differ in their payloads, which follow the text.
+    """
+
+    status: int
+    headers: tuple[Header, ...]
+    text: bytes
+    block: bytes
+    begun: bytes = b""  # cache of `beginning`: status line, default headers and block
+    lines: list[Header] | None = None  # the default headers in `begun`; uvicorn replaces them once a second
+
+    def head_bytes(self, lines: list[Header]) -> bytes:
+        """The bytes on the wire up to the payloads, with these default headers."""
+        if lines is not self.lines:
+            self.begun = STATUS_LINE[self.status] + b"".join([b"%b: %b\r\n" % header for header in lines]) + self.block
+            self.lines = lines
+        return self.begun
+
+
+def render_block(headers: tuple[Header, ...], text: bytes) -> bytes:
+    """The header lines, the empty line and the first part of the body, as bytes."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"%b\r\n%b" % (lines, text)
+
+
+def with_close(reply: Reply) -> Reply:
+    """The reply with the header `connection: close`."""
+    headers = ((b"connection", b"close"), *reply.headers)
+    return Reply(reply.status, headers, reply.text, render_block(headers, reply.text))
+
+
+def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Reply:
+    """A reply whose whole body is this JSON."""
+    headers = (*_json_headers(len(text)), *extra)
+    return Reply(status, headers, text, render_block(headers, text))
+
+
+def begun_json_reply(text: bytes, size: int) -> Reply:
+    """Return an answer of so many bytes of JSON but for what follows this text."""
+    headers = _json_headers(size)
+    return Reply(200, headers, text, render_block(headers, text))
+
+
+def _json_headers(size: int) -> tuple[Header, ...]:
+    return (b"content-type", b"application/json"), (b"content-length", b"%d" % size)
+
+
+def binary_headers(text: bytes) -> tuple[Header, ...]:
+    """The headers of a body that consists of this JSON and binary data."""
+    return (
+        (b"content-type", b"application/octet-stream"),
+        (b"inference-header-content-length", b"%d" % len(text)),
+    )
+
+
+def binary_reply(text: bytes, payload_bytes: int) -> Reply:
+    """A reply of this JSON, to be followed by `payload_bytes` bytes of binary data."""
+    headers = (*binary_headers(text), (b"content-length", b"%d" % (len(text) + payload_bytes)))
+    return Reply(200, headers, text, render_block(headers, text))
+
+
+def error_reply(error: Exception, path: bytes | str = "") -> Reply:
+    """A reply `{"error": ...}`; for paths below /api it also has the `code`.
+
+    An exception that is no ServerError is logged, and the caller gets no details of it.
+    """
+    if not isinstance(error, ServerError):
+        log.error("unexpected error", exc_info=error)
+        error = Internal("an internal error happened; the server's log has it")
+    extra: tuple[Header, ...] = ()
+    if error.retry_after is not None:
+        extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)
+    if error.http_status == 401:
+        extra += ((b"www-authenticate", b"Bearer"),)
+    document = {"error": error.message}
+    if path[:5] in ("/api/", b"/api/"):
+        document["code"] = error.code
+    return json_reply(error.http_status, orjson.dumps(document), extra)

@@ -1,0 +1,1 @@
+"""The HTTP connection of the fast path."""

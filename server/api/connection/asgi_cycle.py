@@ -1,0 +1,96 @@
+"""The server side of one ASGI request: uvicorn's `RequestResponseCycle` with three additions.
+
+HTTP/1.0 clients may keep the connection, and get no chunked answers. A connection that closes after an answer first
+discards what its client still sends; otherwise the client might never read the answer. And the application may allow a
+body more time and bytes than the default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+from uvicorn._types import ASGISendEvent, HTTPScope
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+UPLOAD = "lathe.upload"  # the ASGI extension: a function that applies the limits of file uploads to a request's body
+_NO_BODY = (204, 304)
+
+
+class ResponseTransport:
+    """The transport as an ASGI response uses it; `close` may delay the closing of the connection."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+class AsgiCycle(RequestResponseCycle):
+    """One ASGI request and its answer."""
+
+    def __init__(
+        self,
+        scope: HTTPScope,
+        outlet: ResponseTransport,
+        flow: FlowControl,
+        default_headers: list[tuple[bytes, bytes]],
+        *,
+        expects_continue: bool,
+        keep_alive: bool,
+        on_response: Callable[[], None],
+        on_upload: Callable[[RequestResponseCycle], None],
+    ) -> None:
+        super().__init__(
+            scope=scope,
+            transport=cast(asyncio.Transport, outlet),
+            flow=flow,
+            logger=logging.getLogger("uvicorn.error"),
+            access_logger=logging.getLogger("uvicorn.access"),
+            access_log=False,
+            default_headers=default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=expects_continue,
+            keep_alive=keep_alive,
+            on_response=on_response,
+        )
+        self._unsized = False  # the answer has no length: it ends when the connection closes
+        extensions: dict[str, Any] = {UPLOAD: lambda: on_upload(self)}
+        scope["extensions"] = extensions
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send one message of the application."""
+        if message["type"] == "http.response.start" and not self.response_started:
+            if self.waiting_for_100_continue:
+                self.keep_alive = False  # the client may or may not send the body: the next bytes are ambiguous
+            if self.scope["http_version"] == "1.0":
+                message["headers"] = [*message.get("headers", ()), *self._begin_http_1_0(message)]
+        elif message["type"] == "http.response.body" and self._unsized:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+    def _begin_http_1_0(self, start: Any) -> list[tuple[bytes, bytes]]:
+        """The headers that an HTTP/1.0 client needs to find the end of the answer."""
+        names = {name.lower() for name, _ in start.get("headers", ())}
+        if b"content-length" not in names and start["status"] not in _NO_BODY and self.scope["method"] != "HEAD":
+            self._unsized, self.chunked_encoding, self.keep_alive = True, False, False
+        return [(b"connection", b"keep-alive")] if self.keep_alive and b"connection" not in names else []
+
+
+def add_request_line(scope: HTTPScope, method: str, version: str, target: bytes) -> None:
+    """Add the request line to a scope; HttpParserError for an invalid target."""
+    path, query = target, b""
+    if target != b"*":
+        parsed = httptools.parse_url(target)
+        path, query = parsed.path or b"/", parsed.query or b""
+    text = path.decode("ascii")
+    scope["method"], scope["http_version"] = method, version
+    scope["path"] = unquote(text) if "%" in text else text
+    scope["raw_path"], scope["query_string"] = path, query

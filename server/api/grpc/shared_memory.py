@@ -1,0 +1,49 @@
+"""The shared memory calls: system shared memory is supported, CUDA shared memory is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lathe.server.api.grpc.messages import INFERENCE, Message, message_class
+from lathe.server.api.v2.shared_memory import NO_CUDA
+from lathe.server.errors import NotFound, Unsupported
+from lathe.server.shared_memory import Regions
+
+
+class SharedMemoryCalls:
+    """The shared memory part of the service, one method per call."""
+
+    _regions: Regions
+
+    async def SystemSharedMemoryStatus(self, request: Message, context: Any) -> Message:
+        """All registered regions, or one."""
+        found = {region["name"]: region for region in self._regions.status(request.name)}
+        return _message("SystemSharedMemoryStatusResponse", regions=found)
+
+    async def SystemSharedMemoryRegister(self, request: Message, context: Any) -> Message:
+        """Register a region."""
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return _message("SystemSharedMemoryRegisterResponse")
+
+    async def SystemSharedMemoryUnregister(self, request: Message, context: Any) -> Message:
+        """Unregister a region, or all of them."""
+        self._regions.unregister(request.name)
+        return _message("SystemSharedMemoryUnregisterResponse")
+
+    async def CudaSharedMemoryStatus(self, request: Message, context: Any) -> Message:
+        """Always empty; NotFound for a name."""
+        if request.name:
+            raise NotFound(f"unknown region of CUDA shared memory {request.name[:80]!r}")
+        return _message("CudaSharedMemoryStatusResponse")
+
+    async def CudaSharedMemoryRegister(self, request: Message, context: Any) -> Message:
+        """Not supported."""
+        raise Unsupported(NO_CUDA)
+
+    async def CudaSharedMemoryUnregister(self, request: Message, context: Any) -> Message:
+        """Does nothing: there are no regions."""
+        return _message("CudaSharedMemoryUnregisterResponse")
+
+
+def _message(name: str, **fields: Any) -> Message:
+    return message_class(INFERENCE.message_types_by_name[name])(**fields)

@@ -1,0 +1,1 @@
+"""An inference request from its body to its reply."""

@@ -1,0 +1,72 @@
+"""The protocol's log and trace settings: supported changes are applied, all others are refused."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lathe.server.api.management.schemas import integral
+from lathe.server.errors import BadRequest
+from lathe.server.telemetry.logs import set_level
+
+
+class LogSettings:
+    """Triton's log settings, applied to all of the server's log. Levels are ordered: a lower one includes all above."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {
+            "log_file": "",
+            "log_info": True,
+            "log_warning": True,
+            "log_error": True,
+            "log_verbose_level": 0,
+            "log_format": "default",
+        }
+
+    def update(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Check all changes, then apply them, and return all settings; BadRequest without any change."""
+        changes = {name: integral(value) for name, value in changes.items()}
+        for name, value in changes.items():
+            self._check(name, value)
+        self.values |= changes
+        set_level(self._level())
+        return self.values
+
+    def _check(self, name: str, value: object) -> None:
+        if name not in self.values:
+            raise BadRequest(f"logging: expected some of {list(self.values)}, got {name!r}")
+        current = self.values[name]
+        if type(value) is not type(current):
+            raise BadRequest(f"logging.{name}: expected a value like {current!r}, got {value!r}")
+        if type(value) is int and not 0 <= value < 1 << 31:
+            raise BadRequest(f"logging.{name}: expected a level from 0 to {(1 << 31) - 1}, got {value}")
+        if isinstance(current, str) and value != current:
+            raise BadRequest(f"logging.{name}: only {current!r} is supported, got {value!r}")
+
+    def _level(self) -> int:
+        if self.values["log_verbose_level"] > 0:
+            return logging.DEBUG
+        for name, level in (("info", logging.INFO), ("warning", logging.WARNING), ("error", logging.ERROR)):
+            if self.values[f"log_{name}"]:
+                return level
+        return logging.CRITICAL
+
+
+TRACE_SETTINGS: dict[str, Any] = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+
+
+def update_trace(changes: dict[str, Any]) -> dict[str, Any]:
+    """The trace settings; BadRequest for any change, because this kind of tracing is not supported."""
+    for name, value in changes.items():
+        if name not in TRACE_SETTINGS:
+            raise BadRequest(f"trace: expected some of {list(TRACE_SETTINGS)}, got {name!r}")
+        if value is not None and value != TRACE_SETTINGS[name]:
+            raise BadRequest(f"trace.{name}: tracing is not supported, so it stays {TRACE_SETTINGS[name]!r}")
+    return TRACE_SETTINGS

@@ -1,0 +1,118 @@
+"""`lathe keys add | list | revoke`: manages the file of API keys (LATHE_KEYS_FILE)."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from lathe.server.access.keys import DamagedKeys, Key, make_key, read_keys, write_keys
+from lathe.server.access.scopes import Scope
+from lathe.server.cli.command_group import Commands
+from lathe.server.cli.terminal import console, error_console, fail
+from lathe.server.repository.file_lock import FileLock
+
+app = Commands("Manage API keys. A running server reloads the file when it changes.")
+
+KeysFile = Annotated[
+    Path,
+    typer.Option("--file", help="Use this file of keys; `lathe keys add` creates it.", envvar="LATHE_KEYS_FILE"),
+]
+_DAY = 86_400
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="The name of the key's user, as the audit log shows it.")],
+    scope: Annotated[
+        list[Scope], typer.Option(metavar="SCOPE", help="Grant this scope; repeat the option for several.")
+    ],
+    file: KeysFile,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Limit the key to this model, or pattern with * and ?; repeat for several. Default: all."),
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="Let the key expire after this many days. Default: never.", min=0)
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Limit inference to this many rows per second. Default: LATHE_CLIENT_RATE.", min=1e-6),
+    ] = None,
+    burst: Annotated[
+        float | None,
+        typer.Option(help="With --rate: allow bursts of this many rows. Default: the rows of one second.", min=1),
+    ] = None,
+) -> None:
+    """Create an API key and print it. It is shown only once; the file stores its digest.
+
+    Scopes: infer (run models), read (lists, metrics), write (push, delete, load), promote (promote, roll back,
+    canaries), train (datasets, jobs), admin (logging, tracing). Clients send a key with --api-key or LATHE_KEY.
+
+    \b
+    Examples:
+      lathe keys add app --scope infer --file keys.json
+      lathe keys add ci --scope read --scope write --scope promote --file keys.json --days 90
+      lathe serve --keys-file keys.json
+    """
+    if burst is not None and rate is None:
+        raise fail("--burst: expected --rate with it")
+    now = int(time.time())
+    expires = None if days is None else now + int(days * _DAY)
+    with _edit_keys(file) as keys:
+        key, secret = make_key(name, scope, model or ["*"], now, expires, (rate, burst))
+        keys[key.id] = key
+    error_console.print(f"key {key.id} for {name}; it will not be shown again:")
+    console.print(secret, soft_wrap=True)
+
+
+@app.command("list")
+def list_keys(file: KeysFile) -> None:
+    """List the keys with their names, scopes, models and expiry dates."""
+    table = Table("id", "name", "scopes", "models", "created", "expires", "rows/s")
+    for key in _read(file).values():
+        expires = _date(key.expires) if key.expires is not None else "never"
+        rate = "" if key.rate is None else f"{key.rate:g}"
+        scopes, models = " ".join(sorted(key.scopes)), " ".join(key.models)
+        table.add_row(key.id, key.name, scopes, models, _date(key.created), expires, rate)
+    console.print(table)
+
+
+@app.command()
+def revoke(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from `lathe keys list`.")], file: KeysFile
+) -> None:
+    """Revoke a key: the server refuses it once it has reloaded the file."""
+    with _edit_keys(file) as keys:
+        if identity not in keys:
+            raise fail(f"key {identity!r}: there is no key with this id in {file}")
+        key = keys.pop(identity)
+    console.print(f"key {key.id} for {key.name} is revoked")
+
+
+@contextmanager
+def _edit_keys(file: Path) -> Iterator[dict[str, Key]]:
+    """Yield the keys by id under the file's lock, and write them back unless the body raises."""
+    with FileLock(file.with_name(f".{file.name}.lock"), timeout=10.0).held():
+        keys = _read(file) if file.exists() else {}
+        yield keys
+        write_keys(file, keys.values())
+
+
+def _read(file: Path) -> dict[str, Key]:
+    try:
+        return dict(read_keys(file).keys)
+    except FileNotFoundError as error:
+        raise fail(f"{file}: there is no such file; `lathe keys add` creates it") from error
+    except (OSError, DamagedKeys) as error:
+        raise fail(f"{file}: {error}") from error
+
+
+def _date(seconds: int) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,142 @@
+"""`lathe models`, `lathe versions`, `lathe audit`: list models, their versions and their history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.table import Column, Table
+
+from lathe.server.cli.connection import Connection, with_connection
+from lathe.server.cli.terminal import Json, console, print_json
+
+if TYPE_CHECKING:
+    from lathe.server.api.management.schemas import ModelState, VersionDetail
+
+
+def complete_model_name(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the server's models whose names start with `incomplete`, for shell completion; [] on any error."""
+    from lathe.server.client import Client, ClientError
+
+    connection: dict[str, Any] = {
+        option: context.params.get(option) for option in ("url", "api_key", "ca", "cert", "cert_key")
+    }
+    try:
+        with Client(**connection, timeout=1.0, patience=0.0) as client:
+            return [state.name for state in client.models() if state.name.startswith(incomplete)]
+    except (ClientError, OSError, ValueError):
+        return []  # an error message would appear in the middle of the user's input
+
+
+Name = Annotated[
+    str, typer.Argument(help="The model's name on the server.", metavar="MODEL", autocompletion=complete_model_name)
+]
+
+
+@with_connection
+def models(server: Connection, as_json: Json = False) -> None:
+    """List the models of a server with their live version, all versions, aliases and problems."""
+    with server.client() as client:
+        found = client.models()
+    if as_json:
+        print_json([state.model_dump() for state in found])
+        return
+    table = Table("model", "live", "versions", "other aliases", "state")
+    for state in found:
+        table.add_row(
+            state.name,
+            str(state.aliases.get("live", "")),
+            format_ranges(state.versions),
+            other_aliases(state),
+            _state(state),
+        )
+    console.print(table)
+
+
+@with_connection
+def versions(server: Connection, name: Name, as_json: Json = False) -> None:
+    """List the versions of a model with their state, aliases, size and types, and why a version failed."""
+    with server.client(name) as client:
+        found = [client.version(name, state.version) for state in client.versions(name)]
+    if as_json:
+        print_json([version.model_dump() for version in found])
+        return
+    whole = Column("version", no_wrap=True)
+    table = Table(whole, "state", "aliases", "created", "size", "sha256", "inputs -> outputs")
+    for version in found:
+        state = f"{version.state}: {version.reason}" if version.reason else version.state
+        digest, created = (version.digest or "")[:12], (version.created or "")[:19]
+        row = (", ".join(version.aliases), created, size_of(version), digest, signature_of(version))
+        table.add_row(str(version.version), state, *row)
+    console.print(table)
+
+
+@with_connection
+def audit(
+    server: Connection,
+    name: Name,
+    last: Annotated[int | None, typer.Option(help="Show only this many of the latest changes.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """List the changes of a model, oldest first, with their time, actor and reason."""
+    with server.client(name) as client:
+        changes = client.audit(name)[-(last or 0) :]
+    if as_json:
+        print_json([entry.model_dump() for entry in changes])
+        return
+    table = Table("time", "change", "version", "alias", "live afterwards", "actor", "reason")
+    for entry in changes:
+        live = str(entry.aliases.get("live", ""))
+        row = (entry.action, str(entry.version), entry.alias or "", live, entry.actor, entry.reason)
+        table.add_row(entry.time, *row)
+    console.print(table)
+
+
+def size_of(version: VersionDetail) -> str:
+    """Return the size of a version's files as text; empty if its manifest is not known."""
+    files = (version.manifest or {}).get("files", {})
+    return decimal(sum(int(file["size"]) for file in files.values())) if files else ""
+
+
+def signature_of(version: VersionDetail) -> str:
+    """Return a version's inputs and outputs in one line, `inputs -> outputs`; empty if its manifest has none."""
+    manifest = version.manifest or {}
+    sides = ([format_tensor(spec) for spec in manifest.get(side, ())] for side in ("inputs", "outputs"))
+    return " -> ".join(", ".join(side) for side in sides) if "inputs" in manifest else ""
+
+
+def format_tensor(spec: dict[str, object]) -> str:
+    """Return the text of a tensor in a model's metadata: `image FP32[-1, 1, 8, 8]`."""
+    return f"{spec['name']} {spec['datatype']}{'[*]' if spec.get('any_rank') else spec['shape']}"
+
+
+def format_ranges(numbers: list[int]) -> str:
+    """Return numbers as ranges: `1-3, 5`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def other_aliases(state: ModelState) -> str:
+    """Return the aliases other than `live` with their versions: `staging 3, test 4`."""
+    return ", ".join(f"{alias} {version}" for alias, version in sorted(state.aliases.items()) if alias != "live")
+
+
+def not_ready_text(state: ModelState) -> str:
+    """Return one line about a model that is not ready, with the reason if there is one."""
+    return f"{state.name} does not answer" + (f": {state.reason}" if state.reason else "")
+
+
+def _state(state: ModelState) -> str:
+    problems = [f"config.toml is not followed: {state.config_error}"] if state.config_error else []
+    answering, named = state.answering.get("live"), state.aliases.get("live")
+    if not state.ready:
+        return "; ".join([f"not ready: {state.reason}" if state.reason else "not ready", *problems])
+    if answering != named:
+        problems.insert(0, f"version {answering} answers until {named} is loaded")
+    return "; ".join(["ready", *problems])

@@ -1,0 +1,132 @@
+"""`lathe push`: uploads a version, and prints what the server found in it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lathe.server.cli.connection import DEFAULT_URL, Connection, with_connection
+from lathe.server.cli.model import model_errors
+from lathe.server.cli.models import Name, format_tensor, signature_of, size_of
+from lathe.server.cli.terminal import console, transfer_progress
+from lathe.server.cli.versions import OtherSignature
+
+if TYPE_CHECKING:
+    from lathe.server.api.management.schemas import Published
+    from lathe.server.client import Client
+
+
+@with_connection
+def push(
+    server: Connection,
+    name: Name,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="An ONNX file, an exported program of PyTorch (.pt2), or a `pipeline.toml`.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            metavar="FILE",
+        ),
+    ],
+    promote: Annotated[bool, typer.Option("--promote", help="Make the version live at once.")] = False,
+    allow_signature_change: OtherSignature = False,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Set the idempotency key, any text: a push repeated with the same key creates no second version.",
+        ),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Export a .pt2 file with this Python interpreter, which needs torch and onnxscript. "
+            "Default: the one that runs Lathe.",
+        ),
+    ] = None,
+) -> None:
+    """Upload a version of a model: the server compiles it and reports its inputs and outputs.
+
+    Files that the model refers to, such as external weights, are uploaded with it. The first version of a model goes
+    live at once, later ones with --promote or by `lathe promote MODEL VERSION`. A .pt2 file, which torch.export.save
+    writes, is converted to ONNX on this machine.
+
+    \b
+    Examples:
+      lathe push digits model.onnx
+      lathe push digits model.pt2 --python ~/torch/bin/python
+      lathe push digits model.onnx --promote --url https://models.example.com --ca ca.pem
+    """
+    with server.client() as client:
+        with model_errors(), transfer_progress("uploading", "compiling", first="reading") as on_progress:
+            published = client.push(
+                name,
+                model,
+                python=python,
+                promote=promote,
+                allow_signature_change=allow_signature_change,
+                key=idempotency_key,
+                progress=on_progress,
+            )
+        where = "live" if published.live else "not live yet"
+        console.print(f"{name} version {published.version} is {published.state}, {where}")
+        for title, text in describe_version(client, server, published):
+            console.print(f"  {title:<9}{text}", soft_wrap=True)
+
+
+def describe_version(client: Client, server: Connection, published: Published) -> Iterable[tuple[str, str]]:
+    """Yield title and text of each line about a new version: tensors, batching, size, URL, example, next command."""
+    from lathe.server.client import ApiError
+
+    name, number = published.model, published.version
+    try:
+        detail, versions = client.version(name, number), client.versions(name)
+    except ApiError as error:
+        yield "note", f"inputs and outputs are not shown: {error}"
+        return
+    if detail.reason:
+        yield "reason", detail.reason
+    if published.state == "ready":
+        yield from _signature_lines(client.describe(name, number), client.config(name, number))
+    elif signature := signature_of(detail):
+        yield "types", signature
+    yield "size", size_of(detail)
+    same = [str(other.version) for other in versions if other.version != number and other.digest == detail.digest]
+    if same and detail.digest:
+        yield "note", f"the same bytes as version {', '.join(same)}"
+    yield from _call_lines(server, name, published)
+
+
+def _signature_lines(metadata: dict[str, Any], config: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    for side in ("inputs", "outputs"):
+        yield side, ", ".join(format_tensor(spec) for spec in metadata[side])
+    parameters = config.get("parameters", {})
+    if optional := parameters.get("optional_inputs", {}).get("string_value"):
+        yield "optional", optional
+    largest, reason = config.get("max_batch_size", 0), parameters.get("batching", {}).get("string_value", "")
+    yield "batches", f"up to {largest} rows" if largest else f"no: {reason}{_advice(metadata)}"
+
+
+def _advice(metadata: dict[str, Any]) -> str:
+    """Return advice on inputs whose leading dimension is fixed, which prevents batching; empty if there are none."""
+    fixed = [spec["name"] for spec in metadata["inputs"] if spec["shape"][:1] != [-1] and not spec.get("any_rank")]
+    if not fixed:
+        return ""
+    return f"; export it with a symbolic leading dimension of {', '.join(fixed)} (torch.onnx.export: dynamic_shapes)"
+
+
+def _call_lines(server: Connection, name: str, published: Published) -> Iterable[tuple[str, str]]:
+    version = "" if published.live else f"/versions/{published.version}"
+    yield "ask", f"POST {server.url.rstrip('/')}/v2/models/{name}{version}/infer"
+    where = "" if server.url == DEFAULT_URL else f" --url {shlex.quote(server.url)}"
+    option = "" if published.live else f" --version {published.version}"
+    yield "example", f"lathe infer {name}{option}{where}"
+    if not published.live and published.state == "ready":
+        yield "next", f"lathe promote {name} {published.version}{where}"

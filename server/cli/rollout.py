@@ -1,0 +1,117 @@
+"""`lathe rollout watch`: a live view of one model's versions, traffic, canary and latest changes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lathe.server.cli.canary import evidence_table, schedule_table
+from lathe.server.cli.command_group import Commands
+from lathe.server.cli.connection import Connection, with_connection
+from lathe.server.cli.models import Name
+from lathe.server.cli.terminal import Interval, Rounds, console, ticks
+from lathe.server.cli.top import MetricsSnapshot, VersionCounters, activity_cells, parse_metrics
+
+if TYPE_CHECKING:
+    from lathe.server.api.management.canary_schemas import CanaryState
+    from lathe.server.api.management.schemas import AuditEntry, ModelState, VersionState
+    from lathe.server.client import Client
+
+app = Commands("Watch a model's versions, their traffic and a canary.")
+
+CHANGES = 5  # the number of latest changes shown
+
+
+class Rollout(NamedTuple):
+    """The state of one model at one time; `fetch_rollout` holds the server's metrics."""
+
+    model: ModelState
+    versions: list[VersionState]
+    trial: CanaryState | None
+    changes: list[AuditEntry]
+    look: MetricsSnapshot
+
+
+@app.command()
+@with_connection
+def watch(
+    server: Connection,
+    name: Name,
+    interval: Interval = 1.0,
+    rounds: Rounds = None,
+) -> None:
+    """Show a model's versions, aliases, traffic, canary and latest changes, until Ctrl-C."""
+    with server.client(name) as client, Live(console=console, auto_refresh=False) as display:
+        before = parse_metrics(client.metrics(), time.monotonic())
+        for _ in ticks(interval, rounds):
+            now = fetch_rollout(client, name)
+            display.update(rollout_view(now, before), refresh=True)
+            before = now.look
+
+
+def fetch_rollout(client: Client, name: str) -> Rollout:
+    """Fetch the state of a model and the metrics from a server; raises ApiError."""
+    from lathe.server.client import ApiError
+
+    try:
+        trial = client.canary(name)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        trial = None
+    model, versions, changes = client.model(name), client.versions(name), client.audit(name)[-CHANGES:]
+    return Rollout(model, versions, trial, changes, parse_metrics(client.metrics(), time.monotonic()))
+
+
+def rollout_view(now: Rollout, before: MetricsSnapshot) -> Group:
+    """Return the tables for a model, with the traffic of its versions since the metrics `before`."""
+    parts = [_versions(now, before)]
+    if now.trial is not None and now.trial.steps:
+        parts.append(schedule_table(now.trial))
+    if now.trial is not None:
+        parts.append(evidence_table(now.model.name, now.trial))
+    if now.changes:
+        parts.append(_changes(now.changes))
+    problem = [Text(f"config.toml is not followed: {now.model.config_error}")] if now.model.config_error else []
+    return Group(*parts, *problem)
+
+
+def _versions(now: Rollout, before: MetricsSnapshot) -> Table:
+    ready = "ready" if now.model.ready else "not ready"
+    title = f"{now.model.name}: {ready}, generation {now.model.generation}"
+    table = Table("version", "state", "answers as", "requests/s", "failed/s", "p50", "p99", title=title)
+    table.title_justify = "left"
+    seconds = now.look.at - before.at
+    for version in now.versions:
+        page = (now.model.name, str(version.version))
+        cells = activity_cells(
+            now.look.pages.get(page, VersionCounters()), before.pages.get(page, VersionCounters()), seconds
+        )
+        state = f"{version.state}: {version.reason}" if version.reason else version.state
+        table.add_row(str(version.version), state, _roles(now, version), *cells)
+    return table
+
+
+def _roles(now: Rollout, version: VersionState) -> str:
+    """Return what a version answers as: its aliases, and its share of the traffic if it is the canary's candidate.
+
+    An alias that points to this version while another still answers for it is marked `(soon)`.
+    """
+    answering = now.model.answering
+    names = [alias for alias, number in sorted(answering.items()) if number == version.version]
+    names += [f"{alias} (soon)" for alias in sorted(version.aliases) if answering.get(alias) != version.version]
+    if now.trial is not None and now.trial.version == version.version:
+        names.append(f"candidate for {now.trial.weight * 100:.3g}%" if now.trial.step >= 0 else "candidate (soon)")
+    return ", ".join(names)
+
+
+def _changes(changes: list[AuditEntry]) -> Table:
+    table = Table("time", "change", "version", "alias", "actor", "reason")
+    for entry in reversed(changes):
+        table.add_row(entry.time, entry.action, str(entry.version), entry.alias or "", entry.actor, entry.reason)
+    return table

@@ -1,0 +1,77 @@
+"""Terminal output that all commands share: consoles, periodic updates, progress bars, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Annotated
+
+import typer
+from rich.console import Console, ConsoleDimensions
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+Interval = Annotated[float, typer.Option(help="Wait this many seconds between two updates.", min=0.05)]
+Rounds = Annotated[int | None, typer.Option(help="Stop after this number of updates. Default: until Ctrl-C.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+_UNBOUNDED = 1 << 16  # columns; wider than any line, so that none is wrapped
+
+
+class Output(Console):
+    """A console that wraps text for a terminal only. In a pipe or file, lines are whole unless COLUMNS is set."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        if self.is_terminal:
+            return super().size
+        columns = os.environ.get("COLUMNS", "")
+        return ConsoleDimensions(int(columns) if columns.isdigit() else _UNBOUNDED, 25)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+
+
+console = Output(markup=False, highlight=False)
+error_console = Output(stderr=True, markup=False, highlight=False)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def ticks(interval: float, rounds: int | None) -> Iterator[int]:
+    """Yield 0, 1, 2 ..., sleeping `interval` seconds before each; ends after `rounds` numbers if that is not None."""
+    for number in count() if rounds is None else range(rounds):
+        time.sleep(interval)
+        yield number
+
+
+@contextmanager
+def transfer_progress(sending: str, waiting: str, first: str | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar for an upload, then a spinner until the server answers.
+
+    Yields a callback that takes the bytes sent so far and the bytes in all. The texts name the three phases: `first`
+    before the first byte is sent, `sending` during the upload, `waiting` after the last byte.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(first or sending, total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            phase = waiting if done == total else sending
+            progress.update(task, completed=done, total=total, description=phase)
+
+        yield on_progress
+
+
+def fail(message: str) -> typer.Exit:
+    """Print an error message on stderr, and return the exception to raise: exit with status 1."""
+    error_console.print(f"error: {message}", style="red", soft_wrap=True)
+    return typer.Exit(1)

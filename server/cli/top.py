@@ -1,0 +1,136 @@
+"""`lathe top`: a live view of the traffic of each model, from the difference of two reads of `/metrics`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lathe.core.byte_sizes import format_bytes
+from lathe.server.cli.connection import Connection, with_connection
+from lathe.server.cli.models import not_ready_text
+from lathe.server.cli.terminal import Interval, Rounds, console, ticks
+
+Version = tuple[str, str]  # model, version
+
+
+@with_connection
+def top(server: Connection, interval: Interval = 1.0, rounds: Rounds = None) -> None:
+    """Show requests per second, latencies, batch sizes and queues of each model, until Ctrl-C."""
+    with server.client() as client, Live(console=console, auto_refresh=False) as display:
+        before = parse_metrics(client.metrics(), time.monotonic())
+        for _ in ticks(interval, rounds):
+            now = parse_metrics(client.metrics(), time.monotonic())
+            unready = [Text(not_ready_text(model)) for model in client.models() if not model.ready]
+            display.update(Group(traffic_table(now, before), *unready), refresh=True)
+            before = now
+
+
+@dataclass(slots=True)
+class VersionCounters:
+    """The counters of one version at one time."""
+
+    requests: float = 0.0
+    failures: float = 0.0
+    rows: float = 0.0
+    executions: float = 0.0
+    pending: float = 0.0
+    memory: float = 0.0
+    buckets: dict[float, float] = field(default_factory=dict)  # latency bound in seconds -> number of requests below it
+
+
+@dataclass(slots=True)
+class MetricsSnapshot:
+    """The counters of all versions at one time (`at` in monotonic seconds)."""
+
+    at: float
+    pages: Mapping[Version, VersionCounters]
+
+
+_FIELD_OF = {  # sample names of prometheus_client's parser -> fields of Page
+    "nv_inference_request_success_total": "requests",
+    "nv_inference_request_failure_total": "failures",
+    "nv_inference_count_total": "rows",
+    "nv_inference_exec_count_total": "executions",
+    "nv_inference_pending_request_count": "pending",
+    "lathe_model_memory_bytes": "memory",
+}
+
+
+def parse_metrics(exposition: str, at: float) -> MetricsSnapshot:
+    """Parse a Prometheus exposition that was fetched at the time `at`."""
+    pages: dict[Version, VersionCounters] = defaultdict(VersionCounters)
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            version = (sample.labels.get("model", ""), sample.labels.get("version", ""))
+            if sample.name in _FIELD_OF:
+                page, name = pages[version], _FIELD_OF[sample.name]
+                setattr(page, name, getattr(page, name) + sample.value)
+            elif sample.name == "lathe_request_seconds_bucket":
+                pages[version].buckets[float(sample.labels["le"])] = sample.value
+    return MetricsSnapshot(at, pages)
+
+
+def traffic_table(now: MetricsSnapshot, before: MetricsSnapshot) -> Table:
+    """Return the traffic of each version between two reads, one row each."""
+    found = Table("model", "version", "requests/s", "failed/s", "p50", "p99", "rows/batch", "queue", "memory")
+    seconds = now.at - before.at
+    for (model, version), page in sorted(now.pages.items()):
+        old = before.pages.get((model, version), VersionCounters())
+        runs = page.executions - old.executions
+        found.add_row(
+            model,
+            version,
+            *activity_cells(page, old, seconds),
+            f"{(page.rows - old.rows) / runs:.1f}" if runs else "",
+            f"{page.pending:.0f}",
+            format_bytes(page.memory) if page.memory else "not loaded",
+        )
+    return found
+
+
+def activity_cells(page: VersionCounters, old: VersionCounters, seconds: float) -> tuple[str, str, str, str]:
+    """Return requests and failures per second, median and 99th percentile latency of a version between two reads."""
+    counts = {bound: count - old.buckets.get(bound, 0.0) for bound, count in page.buckets.items()}
+    return (
+        f"{(page.requests - old.requests) / seconds:,.0f}",
+        f"{(page.failures - old.failures) / seconds:,.0f}",
+        _format_seconds(quantile(counts, 0.50)),
+        _format_seconds(quantile(counts, 0.99)),
+    )
+
+
+def quantile(counts: Mapping[float, float], share: float) -> float | None:
+    """Return the latency below which this share of the requests lies, None without requests.
+
+    `counts` maps bucket bounds to cumulative counts; inside a bucket the requests count as spread evenly, as in
+    Prometheus' histogram_quantile.
+    """
+    ordered = sorted(counts.items())
+    wanted = share * ordered[-1][1] if ordered else 0.0
+    if not wanted:
+        return None
+    return _interpolate(ordered, wanted)
+
+
+def _interpolate(ordered: Iterable[tuple[float, float]], wanted: float) -> float:
+    low = below = 0.0
+    for bound, count in ordered:
+        if count >= wanted:
+            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / (count - below)
+        low, below = bound, count
+    return low
+
+
+def _format_seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,117 @@
+"""`lathe train`: trains from a recipe, in this process or as a job on a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from lathe.server.cli.connection import Connection, is_on_command_line, with_connection
+from lathe.server.cli.model import Threads, model_errors
+from lathe.server.cli.terminal import console, fail
+
+_INTERRUPTED = 130  # exit status of an interrupted command: 128 + SIGINT, by the shells' convention
+
+
+@with_connection
+def train(
+    server: Connection,
+    context: typer.Context,
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A TOML or JSON file that says what to train, see docs/recipes.md.",
+            metavar="RECIPE",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Train on this dataset, a file or folder.", exists=True)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write checkpoints and results to this folder. Default: the recipe's name.")
+    ] = None,
+    parent: Annotated[
+        Path | None, typer.Option(help="Start from this ONNX file, if the recipe says `parent = true`.", exists=True)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the training in the folder.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Also draw the curves of loss and metrics.")] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Also write TensorBoard event files to this folder, after the training.")
+    ] = None,
+    threads: Threads = None,
+    dataset: Annotated[str | None, typer.Option(help="Train on the server, on this dataset stored there.")] = None,
+    publish: Annotated[
+        str | None, typer.Option(help="Train on the server, and publish the result as a version of this model.")
+    ] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="With --publish: make the version live.")] = False,
+    gate: Annotated[
+        str | None, typer.Option(help="With --publish: require these metrics, as JSON (docs/gates.md).")
+    ] = None,
+    begin_with: Annotated[
+        str | None, typer.Option("--from", help="Train on the server, starting from MODEL or MODEL:VERSION.")
+    ] = None,
+) -> None:
+    """Train a model from a recipe, and write the model, its metrics and a report to the folder's `result`.
+
+    Ctrl-C writes a checkpoint and stops; --resume continues from it, with a bit-identical result.
+
+    The training runs in this process. With --url, --dataset, --publish or --from it runs on a server, as a job, which
+    Ctrl-C does not stop; --data is uploaded first, under the recipe's name.
+
+    \b
+    The smallest recipe.toml, for numeric columns; lenet5 and resnet-small take images:
+      epochs = 10
+      model = {architecture = "mlp"}
+      optimizer = {kind = "adamw", rate = 0.001}
+
+    \b
+    Examples:
+      lathe train recipe.toml --data digits.npz --watch
+      lathe train recipe.toml --data digits.npz --publish digits --promote
+    """
+    if dataset or publish or begin_with or is_on_command_line(context, "url"):
+        from lathe.server.cli.jobs import ServerTraining, train_on_server
+
+        train_on_server(server, recipe, ServerTraining(data, dataset, publish, promote, begin_with, gate), watch)
+        return
+    if data is None:
+        raise fail("--data is missing: the dataset, a file or folder")
+    from lathe.core.train.recipe import recipe as recipes
+    from lathe.core.train.recipe.training_setup import Resources
+    from lathe.core.train.run.fit_run import Outcome
+    from lathe.core.train.run.folder_setup import OptionNames, begin_training, initial_model_reader
+    from lathe.core.train.run.foreground import run_in_foreground
+    from lathe.core.train.run.work_folder import Sources
+
+    with model_errors():
+        folder, parsed = out or Path(recipe.stem), recipes.read(recipe)
+        first = initial_model_reader(parsed, recipe, parent)
+        begin_training(folder, parsed, first, said=str(recipe), resume=resume, words=OptionNames("--resume", "--out"))
+        outcome = run_in_foreground(folder, Sources(data), Resources(threads), console, watch)
+        if tensorboard is not None:
+            from lathe.core.train.report import write_tensorboard
+
+            write_tensorboard(folder, tensorboard)
+    if outcome is Outcome.STOPPED:
+        console.print(f"stopped; --resume continues the training in {folder}", soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED)
+    _show(folder)
+
+
+def _show(folder: Path) -> None:
+    from lathe.core.train.run import result
+
+    record = result.read_metrics(folder)
+    table = Table("metric", "held-out rows")
+    for name, value in record["metrics"].items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+    seconds, steps = record["seconds"], record["steps"]
+    where = folder / result.FOLDER
+    text = f"{steps} steps in {seconds:.1f} s without compilation; the model and its report are in {where}"
+    console.print(text, soft_wrap=True)
+    console.print(f"next: lathe push {folder.name} {where / result.MODEL}", soft_wrap=True)

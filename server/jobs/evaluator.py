@@ -1,0 +1,101 @@
+"""Evaluates the live version on the rows that a result was evaluated on, in a child process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lathe.core.train.run.durable_files import write_file
+from lathe.server.errors import Internal, Unavailable
+from lathe.server.jobs.folders import LOG, PARENT, RECIPE, RESULT
+from lathe.server.jobs.gate import LiveMetrics
+from lathe.server.jobs.interfaces import Datasets, Parents
+from lathe.server.jobs.job import Job
+from lathe.server.jobs.runner import Attempt, EndKind, ResourceBounds
+from lathe.server.repository.fs import Fs, remove_tree
+from lathe.server.repository.manifest import MODEL_FILE
+
+MODULE = "lathe.core.train.run.evaluate"
+_GRACE = 1.0  # seconds to stop: there is no checkpoint to write
+_MAX_METRICS_BYTES = 64 << 20  # bytes of a result's metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Evaluates versions on the held-out rows of jobs."""
+
+    datasets: Datasets
+    parents: Parents
+    threads: int
+    disk: int  # bytes that one evaluation may write
+
+    async def judge(self, job: Job, folder: Path, model: str, version: int) -> LiveMetrics:
+        """Return the metrics of a version on the test rows of `job`, whose folder is `folder`.
+
+        `Live.fault` says why a version cannot be evaluated on them. Raises NotFound, Unavailable, Internal.
+        """
+        work = folder / "gate" / str(version)
+        if not (work / RESULT).is_dir():
+            pin = await self.parents.pin(model, str(version))
+            await asyncio.to_thread(
+                _prepare, work, _recipe(job, await asyncio.to_thread(read_metrics_document, folder))
+            )
+            await asyncio.to_thread(self.parents.link, pin, work / PARENT)
+            if fault := await self._run(job, work):
+                return LiveMetrics(version, {}, fault)
+        return LiveMetrics(version, (await asyncio.to_thread(read_metrics_document, work))["metrics"])
+
+    async def _run(self, job: Job, work: Path) -> str:
+        """Run the child process; returns the fault of model or data, empty if there is none."""
+        limits = job.order.limits
+        bounds = ResourceBounds(
+            limits.seconds, limits.memory, self.disk, _GRACE, idle=False
+        )  # not idle: it is short, and a result waits for it
+        async with self.datasets.hold(job.order.dataset.digest) as data:
+            command = _command(work, data.path, self.threads)
+            ending = await Attempt(command, work / LOG, bounds, lambda: 0).run()
+        match ending.end:
+            case EndKind.DONE:
+                return ""
+            case EndKind.REFUSED:
+                return ending.reason
+            case EndKind.STOPPED:
+                raise Unavailable("the evaluation of the live version was interrupted")
+        raise Internal(f"the evaluation of the live version failed: {ending.reason}")
+
+
+def _command(work: Path, data: Path, threads: int) -> list[str]:
+    work, data = work.absolute(), data.absolute()
+    parent = work / PARENT / MODEL_FILE
+    return [MODULE, str(work), "--dataset", str(data), "--parent", str(parent), "--threads", str(threads)]
+
+
+def read_metrics_document(folder: Path) -> dict[str, Any]:
+    """Return the metrics document of a result; raises Internal if it is invalid."""
+    file = folder / RESULT / "metrics.json"
+    try:
+        record = orjson.loads(file.read_bytes()) if file.stat().st_size <= _MAX_METRICS_BYTES else None
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise Internal(f"the result's metrics cannot be read ({type(error).__name__})") from error
+    if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
+        raise Internal("the result's metrics: expected an object with 'metrics'")
+    return record
+
+
+def _prepare(work: Path, recipe: Mapping[str, Any]) -> None:
+    """Make the work folder; removes that of an interrupted evaluation."""
+    remove_tree(Fs(), work)
+    work.mkdir(parents=True)
+    write_file(work / RECIPE, orjson.dumps(recipe))
+
+
+def _recipe(job: Job, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of the evaluation: the test rows of the training's own split."""
+    training = record.get("recipe", job.order.recipe)
+    recipe = {"data": training.get("data", {}), "rows": "test", "operators": False}
+    return {**recipe, "dealt": record["classes"]} if record.get("classes") else recipe

@@ -1,0 +1,141 @@
+"""Executes the steps of a pipeline for one request."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from lathe.server.batching.entry import Entry, OnDone, Outcome
+from lathe.server.batching.signature import BatchGroup
+from lathe.server.errors import Internal, ServerError
+from lathe.server.pipelines.definition import StepDef
+from lathe.server.types import Array, ModelRef, Tensors
+
+if TYPE_CHECKING:
+    from lathe.server.serving.servable import Servable
+
+log = logging.getLogger("lathe.pipelines")
+
+Target = Callable[[], "Servable"]  # returns the version that runs a step now; raises ServerError
+OnStepDone = Callable[[str, float], None]  # called with the name and the seconds of each step that ended
+OnEnd = Callable[[Entry, Outcome], None]
+
+
+class StepEntry(Entry):
+    """The request of one step, in the queue of the version that runs it."""
+
+    __slots__ = ("ended", "ref", "step")
+
+    def __init__(
+        self, step: str, servable: Servable, inputs: Tensors, group: BatchGroup, done: OnDone, whole: Entry
+    ) -> None:
+        super().__init__(inputs, group, done, whole.deadline, whole.priority)
+        self.client, self.id, self.trace = whole.client, whole.id, whole.trace
+        self.since = monotonic()  # kept if the response cache answers; otherwise set again when it is queued
+        self.step = step
+        self.ref: ModelRef = servable.ref
+        self.ended: float | None = None  # monotonic seconds
+
+
+class PipelineRequest:
+    """Starts each step when all its inputs exist (dataflow); tensors are passed on without copies.
+
+    `whole` is the caller's request, and its `parts` are the steps started so far. `ended` is called once with the
+    outcome, unless the flow is stopped or `start` raises.
+    """
+
+    def __init__(
+        self, steps: list[tuple[StepDef, Target]], outputs: list[str], whole: Entry, took: OnStepDone, ended: OnEnd
+    ) -> None:
+        self._steps = steps
+        self._outputs = outputs
+        self._whole = whole
+        self._took = took
+        self._ended = ended
+        self._tensors: Tensors = dict(whole.inputs)
+        self._uses = Counter(outputs)
+        for step, _ in steps:
+            self._uses.update(step.inputs.values())
+        self._waiting = list(range(len(steps)))
+        self._running: dict[int, tuple[Servable, StepEntry]] = {}
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Start the steps that need only the inputs; raises ServerError if one of them is refused."""
+        try:
+            self._start_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Cancel the running steps, without a call of `ended`."""
+        self._is_stopped = True
+        for servable, entry in self._running.values():
+            servable.cancel(entry)
+        self._running.clear()
+        self._tensors.clear()
+
+    def _start_ready(self) -> None:
+        for index in [i for i in self._waiting if self._tensors.keys() >= set(self._steps[i][0].inputs.values())]:
+            self._waiting.remove(index)
+            self._start_step(index)
+
+    def _start_step(self, index: int) -> None:
+        step, target = self._steps[index]
+        try:
+            servable = target()
+            inputs = {name: self._use_tensor(tensor) for name, tensor in step.inputs.items()}
+            group = servable.signature.group_of(inputs)
+            done = partial(self._step_done, index)
+            entry = StepEntry(step.name, servable, inputs, group, done, self._whole)
+            servable.submit(entry)
+        except ServerError as error:
+            raise _with_step(step.name, error) from error
+        self._whole.parts.append(entry)
+        self._running[index] = servable, entry
+
+    def _use_tensor(self, tensor: str) -> Array:
+        """Return a tensor for one of its uses, and drop it with the last use."""
+        self._uses[tensor] -= 1
+        return self._tensors[tensor] if self._uses[tensor] else self._tensors.pop(tensor)
+
+    def _step_done(self, index: int, outcome: Outcome) -> None:
+        if self._is_stopped:
+            return
+        _, entry = self._running.pop(index)
+        entry.ended = monotonic()
+        step = self._steps[index][0]
+        self._took(step.name, entry.ended - entry.since)
+        try:
+            self._continue(step, outcome)
+        except ServerError as error:
+            self._end(error)
+        except Exception as error:  # any failure: the caller is waiting for an answer
+            log.exception("step %r", step.name)
+            self._end(Internal(f"the steps after {step.name!r} could not be run ({type(error).__name__})"))
+
+    def _continue(self, step: StepDef, outcome: Outcome) -> None:
+        if isinstance(outcome, ServerError):
+            raise _with_step(step.name, outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        for name, tensor in step.outputs.items():
+            if self._uses[tensor]:
+                self._tensors[tensor] = outcome[name]
+        self._start_ready()
+        if not self._waiting and not self._running:
+            self._end({name: self._tensors[name] for name in self._outputs})
+
+    def _end(self, outcome: Outcome) -> None:
+        self.stop()
+        self._ended(self._whole, outcome)
+
+
+def _with_step(step: str, error: ServerError) -> ServerError:
+    """Return the same error with the step's name in its message."""
+    return type(error)(f"step {step!r}: {error.message}", retry_after=error.retry_after)

@@ -1,0 +1,325 @@
+"""`config.toml` beside a model's versions: the settings of one model. All of them are optional.
+
+Names and meaning follow Triton's `config.pbtxt` where it has the setting.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from lathe.core.validation_errors import error_messages
+from lathe.server.access.quotas import Quota
+from lathe.server.batching.padding import PaddingRule
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.repository import names
+from lathe.server.repository.artifacts import BuildOptions
+from lathe.server.settings import Device
+
+CONFIG = "config.toml"
+_MAX_CONFIG_BYTES = 1 << 16  # bytes
+_MAX_LABEL_BYTES = 16 << 20  # bytes of one file
+
+Labels = dict[str, tuple[bytes, ...]]  # output name -> class names, in order
+FileName = Annotated[str, Field(pattern=f"^(?:{names.FILE_PATTERN.pattern})$")]
+Size = Annotated[int, Field(ge=1, le=4096)]
+
+
+class BadConfig(ValueError):
+    """The file is not a valid configuration; the message names the field."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DynamicBatching(_Section):
+    """How requests become batches."""
+
+    preferred_batch_size: tuple[Size, ...] = Field(
+        default=(),
+        strict=False,
+        description="Batch sizes to form: requests wait, up to the delay, for the smallest of them. When the delay "
+        "ends, requests that do not fill a preferred size are batched anyway.",
+    )
+    max_queue_delay_microseconds: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Longest time a request waits to be batched with others while no batch runs.",
+    )
+    priority_levels: int = Field(default=0, ge=0, le=16, description="1 is the most urgent; 0: all requests are equal.")
+    default_priority_level: int = Field(default=0, ge=0, le=16, description="Priority of requests that do not set one.")
+    starvation_ms: float = Field(
+        default=1000.0, gt=0, strict=False, description="A request that has waited longer goes before all priorities."
+    )
+
+
+class QueuePolicy(_Section):
+    """Bounds and load shedding of a version's queue."""
+
+    max_queue_size: int | None = Field(
+        default=None, ge=1, description="Largest number of waiting requests; default: the server's `queue_items`."
+    )
+    max_queue_bytes: int | None = Field(
+        default=None, ge=1, description="Largest number of waiting input bytes; default: the server's `queue_bytes`."
+    )
+    delay_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        strict=False,
+        description="CoDel load shedding: requests that waited longer get 503 once the queue has not been empty for "
+        "`delay_interval_ms`. The time of one batch is always allowed. Default: no load shedding.",
+    )
+    delay_interval_ms: float = Field(
+        default=100.0,
+        gt=0,
+        strict=False,
+        description="How long the queue must stay non-empty before requests are shed (`delay_target_ms`).",
+    )
+
+
+class ClientQuota(_Section):
+    """Rate limit per client for this model, in addition to the server's `client_rate`."""
+
+    rate: float | None = Field(
+        default=None, gt=0, strict=False, description="Rows per second that each client may request; above that 429."
+    )
+    burst: float | None = Field(
+        default=None, ge=1, strict=False, description="Rows that may come at once; default: those of one second."
+    )
+
+    @property
+    def quota(self) -> Quota | None:
+        """The quota, None if there is none."""
+        return None if self.rate is None else Quota.of(self.rate, self.burst)
+
+
+class ResponseCaching(_Section):
+    """The response cache: equal requests are answered from memory."""
+
+    max_bytes: int = Field(
+        default=0, ge=0, description="Size of the cache per version; 0 turns it off. Only for deterministic models."
+    )
+
+
+class PaddingRules(_Section):
+    """Padding, so that requests of different lengths share a batch; the model must use a mask."""
+
+    mask: str | None = Field(
+        default=None, description="Name of the mask input: 1 for real elements, padded with 0. Default: no padding."
+    )
+    inputs: tuple[str, ...] = Field(default=(), strict=False, description="Other inputs to pad, with `value`.")
+    outputs: tuple[str, ...] = Field(
+        default=(), strict=False, description="Outputs to cut back to the request's own length."
+    )
+    axis: int = Field(default=1, ge=1, le=7, description="Axis to pad and cut.")
+    multiple: int = Field(default=16, ge=1, le=1 << 20, description="Lengths are padded to a multiple of this.")
+    longest: int | None = Field(default=None, ge=1, description="Largest padded length.")
+    value: float = Field(default=0, strict=False, description="Padding value of `inputs`.")
+
+    @property
+    def rule(self) -> PaddingRule | None:
+        """The padding rule of the batcher, None without a mask."""
+        if self.mask is None:
+            return None
+        return PaddingRule(self.mask, self.inputs, self.outputs, self.axis, self.multiple, self.longest, self.value)
+
+
+class VersionPolicy(_Section):
+    """The versions kept in memory besides those that aliases name, now or after one rollback."""
+
+    latest: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="This number of the newest versions; default: 1, unless `all` or `specific` is set.",
+    )
+    all: bool = Field(default=False, description="All versions.")
+    specific: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(),
+        strict=False,
+        description="These versions; retention keeps them, and no other goes live by itself as the first.",
+    )
+
+    def chosen(self, versions: Collection[int]) -> list[int]:
+        """Return those of `versions` that the policy selects, the newest first."""
+        ordered = sorted(versions, reverse=True)
+        if self.all:
+            return ordered
+        return (
+            [version for version in ordered if version in self.specific]
+            if self.specific
+            else ordered[: self.latest or 1]
+        )
+
+
+class Compilation(_Section):
+    """Compiler options; a change compiles the versions in memory again, then switches to the new code."""
+
+    device: Device | None = Field(default=None, description="Default: the server's `device`.")
+    device_memory: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of the device's memory that a version may use at its largest batch; nodes that would exceed "
+        "it run on the CPU. Default: all free memory.",
+    )
+    precision: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None, description="Default: the server's `precision`."
+    )
+    max_batch: Size | None = Field(default=None, description="Largest batch; default: the server's `max_batch`.")
+    threads: int | None = Field(
+        default=None, ge=1, description="Threads per batch; default and maximum: the server's `threads`."
+    )
+    packing: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Most tokens of a packed run, in which sequences of different lengths follow one another without "
+        "padding (Triton's ragged batches). Default: no packing.",
+    )
+
+    def options(self, server: BuildOptions) -> BuildOptions:
+        """Return the server's options, overridden by those that are set here."""
+        return BuildOptions(
+            self.max_batch or server.max_batch,
+            self.precision or server.precision,
+            min(self.threads or server.threads, server.threads),
+            self.device or server.device,
+            self.device_memory or 0,
+            self.packing or 0,
+        )
+
+
+class ModelConfig(_Section):
+    """The configuration of one model."""
+
+    max_batch_size: int | None = Field(
+        default=None,
+        ge=0,
+        le=4096,
+        description="Largest batch, at most `compile.max_batch`. If a version cannot run such batches, `config_error` "
+        "gives the reason. 0: the leading dimension is not a batch dimension, and each request runs alone, unchanged.",
+    )
+    instances: int = Field(
+        default=1, ge=1, le=64, description="Batches of a version that may run at once; at most the server's `workers`."
+    )
+    compute_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        strict=False,
+        description="Share of the workers' time while other models compete for it; without competition a model may use "
+        "all. Models without a share split the rest equally.",
+    )
+    max_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most memory that one version may need, counted as for the server's `max_memory`; a version that "
+        "needs more is not loaded (507).",
+    )
+    latency_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        strict=False,
+        description="Time from arrival to answer. Batch sizes are chosen for it; requests that would miss it get 503.",
+    )
+    label_filename: dict[str, FileName] = Field(
+        default={},
+        description="Output name -> file beside this one with the class names, one per line, in UTF-8; the "
+        "classification extension then answers `value:index:label`. The files are read together with this one.",
+    )
+    dynamic_batching: DynamicBatching = DynamicBatching()
+    queue: QueuePolicy = QueuePolicy()
+    client_quota: ClientQuota = ClientQuota()
+    response_cache: ResponseCaching = ResponseCaching()
+    padding: PaddingRules = PaddingRules()
+    version_policy: VersionPolicy = VersionPolicy()
+    compile: Compilation = Compilation()
+    _labels: Labels = PrivateAttr(default_factory=dict)
+
+    @property
+    def labels(self) -> Labels:
+        """The class names of each output, read from the files of `label_filename`."""
+        return self._labels
+
+    @property
+    def batches(self) -> bool:
+        """Whether the leading dimension may be a batch dimension."""
+        return self.max_batch_size != 0
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """The settings of the batcher, with times in seconds."""
+        batching = self.dynamic_batching
+        return BatchPolicy(
+            max_rows=self.max_batch_size or None,
+            preferred=tuple(sorted(batching.preferred_batch_size)),
+            max_delay=batching.max_queue_delay_microseconds / 1e6,
+            latency_target=self.latency_target_ms / 1e3 if self.latency_target_ms else None,
+            priority_levels=batching.priority_levels,
+            default_priority=batching.default_priority_level,
+            starvation=batching.starvation_ms / 1e3,
+            instances=self.instances,
+            compute_share=self.compute_share,
+            delay_target=self.queue.delay_target_ms / 1e3 if self.queue.delay_target_ms else None,
+            delay_interval=self.queue.delay_interval_ms / 1e3,
+        )
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read a model's configuration; the defaults if there is no file. Raises BadConfig, OSError."""
+    try:
+        with (folder / CONFIG).open("rb") as file:
+            content = file.read(_MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        return ModelConfig()
+    if len(content) > _MAX_CONFIG_BYTES:
+        raise BadConfig(f"{CONFIG}: expected at most {_MAX_CONFIG_BYTES} bytes, got more")
+    document: dict[str, Any] = {}
+    try:
+        document = tomllib.loads(content.decode())
+        config = _check(ModelConfig(**document))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{CONFIG}: not TOML: {error}") from error
+    except ValidationError as error:
+        found = error_messages(error.errors(include_url=False), ModelConfig, document)
+        raise BadConfig(f"{CONFIG}: {'; '.join(found)}") from error
+    config._labels.update({name: _read_labels(folder, name, file) for name, file in config.label_filename.items()})
+    return config
+
+
+def _read_labels(folder: Path, output: str, name: str) -> tuple[bytes, ...]:
+    field = f"{CONFIG}: label_filename.{output}: file {name!r}"
+    try:
+        with (folder / name).open("rb") as file:
+            content = file.read(_MAX_LABEL_BYTES + 1)
+        content.decode()
+    except OSError as error:
+        raise BadConfig(f"{field}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{field}: expected UTF-8, {error.reason} at byte {error.start}") from error
+    if len(content) > _MAX_LABEL_BYTES:
+        raise BadConfig(f"{field}: expected at most {_MAX_LABEL_BYTES} bytes, got more")
+    return tuple(content.splitlines())  # as bytes: str.splitlines() would also split at U+2028 and the like
+
+
+def _check(config: ModelConfig) -> ModelConfig:
+    batching = config.dynamic_batching
+    if batching.default_priority_level > batching.priority_levels:
+        raise BadConfig(
+            f"{CONFIG}: dynamic_batching.default_priority_level: expected at most priority_levels, "
+            f"{batching.priority_levels}, got {batching.default_priority_level}"
+        )
+    if batching.preferred_batch_size and not batching.max_queue_delay_microseconds:
+        raise BadConfig(
+            f"{CONFIG}: dynamic_batching.preferred_batch_size: expected max_queue_delay_microseconds above 0 with it"
+        )
+    policy = config.version_policy
+    if sum((policy.latest is not None, policy.all, bool(policy.specific))) > 1:
+        raise BadConfig(f"{CONFIG}: version_policy: expected one of latest, all and specific")
+    return config

@@ -1,0 +1,213 @@
+"""The data plane: resolve, admit, enqueue, await. All transports use it; it is independent of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from lathe.server.access.authority import Authority
+from lathe.server.access.quotas import Quotas
+from lathe.server.access.scopes import Scope
+from lathe.server.access.suggestions import with_suggestion
+from lathe.server.batching.entry import Entry, Outcome
+from lathe.server.batching.signature import BatchGroup
+from lathe.server.errors import BadRequest, ServerError, Unavailable, UnknownModel
+from lathe.server.serving.servable import Servable
+from lathe.server.shared_memory import Regions
+from lathe.server.types import InferRequest, InferResult, MissingVersion, Tensors
+
+if TYPE_CHECKING:
+    from lathe.server.telemetry.tracing import Tracing
+
+
+class Resolver(Protocol):
+    """The registry of loaded versions. Every request reads it, so reads take no lock."""
+
+    def resolve(self, model: str, version: str = "") -> Servable:
+        """Return the servable of a version: "" is the live version, digits a version number, otherwise an alias.
+
+        Raises `NotFound` for an unknown model or version, `Unavailable` for one that is not loaded.
+        """
+        ...
+
+    def route(self, model: str, version: str = "", key: str = "") -> Servable:
+        """Return the servable that answers a request: as `resolve`, but without a version it may be the candidate.
+
+        During a canary, requests with the same `key` go to the same version.
+        """
+        ...
+
+    def settled(self, model: str, version: str = "") -> Servable | None:
+        """Return the servable that `route` would return, None if it depends on the request or is an error."""
+        ...
+
+    def servables(self) -> Iterable[Servable]:
+        """Return all loaded servables."""
+        ...
+
+
+REFUSING_TICKS = 4  # ticks of the clock after a refusal during which further refusals are expected
+
+# A servable, and the client of the request: a key's id or an address. A plain tuple, since every request makes one.
+Admitted: TypeAlias = tuple[Servable, str]
+
+
+class DataPlane:
+    """Inference for all transports, which call `route` and `submit` or `execute`.
+
+    `infer` is for callers in this process, which need no key.
+    """
+
+    def __init__(
+        self, registry: Resolver, authority: Authority, quotas: Quotas | None = None, *, strict: bool = True
+    ) -> None:
+        """`strict`: the server is not ready while a live version is not in memory."""
+        self.registry = registry
+        self.authority = authority
+        self.quotas = quotas
+        self.tracing: Tracing | None = None
+        self.regions = Regions()  # of shared memory
+        self.draining = False  # set at the first signal to stop: not ready any more, but still answering
+        self.refusing_ticks = 0  # ticks of the clock until refusals are no longer expected; see `crowded`
+        self.started = False  # set once each live version of the repository is loaded or has failed
+        self.missing_versions: Callable[[], Sequence[MissingVersion]] = (
+            tuple  # returns the live versions that are not in memory
+        )
+        self.alarms: Callable[[], Sequence[str]] = tuple  # returns problems that need an operator, such as a full disk
+        self._strict = strict
+
+    def start(self) -> None:
+        """Note that the live versions are loaded, as far as they can be."""
+        self.started = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server is ready for requests (readiness probe)."""
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why the server is not ready; empty if it is."""
+        if self.draining:
+            return "the server is stopping"
+        if not self.started:
+            return "the server is starting"
+        return "live versions are not in memory" if self._strict and self.missing_versions() else ""
+
+    def resolve(self, model: str, version: str = "") -> Servable:
+        """Return the servable of a version or alias; raises NotFound or Unavailable."""
+        return self.registry.resolve(model, version)
+
+    def route(self, model: str, version: str = "", *, key: str, authorization: str, address: str) -> Admitted:
+        """Authorize a request; return the servable that answers it, even if the alias moves later, and the client.
+
+        The client is the id of the key, or `address` if there are no keys. Raises Unauthorized or Forbidden if the
+        caller may not run this model, and what `resolve` raises.
+        """
+        client = self.authority.check(authorization, Scope.INFER, model) or address
+        try:
+            return self.registry.route(model, version, key), client
+        except UnknownModel as error:
+            raise with_suggestion(error, self.authority.caller(authorization)) from None
+
+    def route_if_overloaded(self, model: str, version: str, authorization: str) -> Admitted | None:
+        """While requests are being refused: return servable and key id, to refuse a request before reading it.
+
+        The id is empty if no key is needed. None: the request must be read in any case. Raises Unauthorized and
+        Forbidden.
+        """
+        if not self.refusing_ticks or self.tracing is not None:  # traces record refused requests too
+            return None
+        key = self.authority.check(authorization, Scope.INFER, model)
+        servable = self.registry.settled(model, version)
+        return None if servable is None else (servable, key)
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Whether this version is loaded; raises NotFound for an unknown model or version."""
+        try:
+            self.registry.resolve(model, version)
+        except Unavailable:
+            return False
+        return True
+
+    def tick(self) -> None:
+        """Count down `turning_away`; called at each tick of the clock."""
+        self.refusing_ticks = max(0, self.refusing_ticks - 1)
+
+    async def infer(self, request: InferRequest) -> InferResult:
+        """Answer one request; if the task is cancelled, a waiting request is taken out of its queue."""
+        servable = self.registry.route(request.model, request.version, request.sticky_key)
+        signature = servable.signature
+        group = signature.group_of(request.inputs)
+        requested = signature.requested_outputs(request.outputs)
+        if any(output.classes for output in requested):
+            raise BadRequest("outputs: classification is only supported over HTTP and gRPC")
+        outputs = await self.execute(servable, request.inputs, group, request.deadline, request.priority, id=request.id)
+        return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
+
+    def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
+        """Queue a request; raises Overloaded, DeadlineExceeded or QuotaExceeded if it is not admitted."""
+        if self.quotas is not None or servable.rules.quotas is not None:
+            self.charge(servable, entry.client, entry.rows, entry.charged_rows)
+        refused = self.tracing.watch(entry, servable.ref, traceparent) if self.tracing is not None else None
+        try:
+            servable.submit(entry)
+        except ServerError as error:
+            self.refusing_ticks = REFUSING_TICKS
+            if refused is not None:
+                refused(error)
+            raise
+
+    def charge(self, servable: Servable, client: str, rows: int, paid: int = 0) -> None:
+        """Charge a request to its client's quotas, except the `paid` rows that were charged before.
+
+        Raises QuotaExceeded. Callers in this process, whose `client` is empty, have no quotas.
+        """
+        if not client or rows == paid:
+            return
+        try:
+            for quotas in (servable.rules.quotas, self.quotas):
+                if quotas is not None:
+                    quotas.take(client, rows, monotonic(), paid)
+        except ServerError as error:
+            servable.stats.refused(error.code)
+            raise
+
+    async def execute(
+        self,
+        servable: Servable,
+        inputs: Tensors,
+        group: BatchGroup,
+        deadline: float | None,
+        priority: int = 0,
+        traceparent: str = "",
+        client: str = "",
+        id: str = "",
+        paid: int = 0,
+        text: int = 0,
+    ) -> Tensors:
+        """Queue validated inputs and return all outputs.
+
+        `deadline` is in monotonic seconds; `id` is the client's name for the request; `paid` are rows charged to the
+        client's quota before; `text` is the size in bytes of all elements of BYTES tensors. If the task is cancelled,
+        a waiting request is taken out of its queue.
+        """
+        answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def answer(outcome: Outcome) -> None:
+            if not answered.done():  # it is done if this task was cancelled
+                answered.set_result(outcome)
+
+        entry = Entry(inputs, group, answer, deadline, priority, text)
+        entry.client, entry.id, entry.charged_rows = client, id, paid
+        self.submit(servable, entry, traceparent)
+        try:
+            outcome = await answered
+        except asyncio.CancelledError:
+            servable.cancel(entry)
+            raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome

@@ -1,0 +1,107 @@
+"""Errors of invalid documents: the path as written, the nearest key, no text of pydantic's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lathe.core.train.recipe.recipe import SYNONYMS, Recipe
+from lathe.core.validation_errors import error_messages, model_classes, short_repr
+
+
+class Table(BaseModel):
+    """Nothing unknown."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Cat(Table):
+    """One animal."""
+
+    kind: Literal["cat"]
+    lives: int = 9
+
+
+class Dog(Table):
+    """Another."""
+
+    kind: Literal["dog"]
+    tail: float = 0.3
+
+
+class Zoo(Table):
+    """Tables in a list, in a map, and alone."""
+
+    animals: list[Annotated[Cat | Dog, Field(discriminator="kind")]] = []
+    houses: dict[str, Cat] = {}
+    keeper: Cat | None = None
+
+
+def error_of(document: dict[str, Any]) -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        Zoo.model_validate(document)
+    return error_messages(caught.value.errors(include_url=False), Zoo, document, {"years": "lives"})
+
+
+NO_KEY = "there is no such key"
+NO_NUMBER = "Input should be a valid number, unable to parse string as a number, got 'x'"
+KINDS = "expected one of 'cat', 'dog'"
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (
+            {"animals": [{"kind": "dog"}, {"kind": "cat", "lifes": 1}]},
+            f"animals.1.lifes: {NO_KEY}, did you mean `lives`?",
+        ),
+        ({"animals": [{"kind": "dog", "lives": 1}]}, f"animals.0.lives: {NO_KEY}, the keys are kind, tail"),
+        ({"animals": [{"kind": "cat", "years": 1}]}, f"animals.0.years: {NO_KEY}, did you mean `lives`?"),
+        ({"animals": [{"kind": "cow"}]}, f"animals.0.kind: {KINDS}, got 'cow'"),
+        ({"animals": [{"kind": "dogg"}]}, f"animals.0.kind: {KINDS}, got 'dogg', did you mean 'dog'?"),
+        ({"animals": [{"tail": 1}]}, f"animals.0.kind: is missing, {KINDS}"),
+        ({"animals": [{"kind": "dog", "tail": "x"}]}, f"animals.0.tail: {NO_NUMBER}"),
+        ({"houses": {"cat": {"kind": "cat", "livs": 1}}}, f"houses.cat.livs: {NO_KEY}, did you mean `lives`?"),
+        ({"keeper": {"lives": 1}}, "keeper.kind: Field required"),
+        ({"animal": []}, f"animal: {NO_KEY}, did you mean `animals`?"),
+    ],
+)
+def test_each_error_names_the_path_as_written(document: dict[str, Any], sentence: str) -> None:
+    assert error_of(document) == [sentence]
+
+
+def tables(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Return a table, and those in it."""
+    yield kind
+    for field in kind.model_fields.values():
+        for below in model_classes(field.annotation):
+            yield from tables(below)
+
+
+@pytest.mark.parametrize("kind", sorted(set(tables(Recipe)), key=lambda kind: kind.__name__))
+def test_every_key_of_a_recipe_is_found_by_a_misspelling_of_it(kind: type[BaseModel]) -> None:
+    for name in kind.model_fields:
+        wrong = name[0] + name[2:] if len(name) > 2 else name + name
+        with pytest.raises(ValidationError) as caught:
+            kind.model_validate_json(json.dumps({wrong: 1}))
+        (found,) = error_messages(
+            [each for each in caught.value.errors() if each["type"] == "extra_forbidden"], kind, {wrong: 1}
+        )
+        assert f"did you mean `{name}`?" in found, (wrong, found)
+
+
+def test_every_synonym_maps_to_a_key_and_is_no_key() -> None:
+    keys = {name for kind in tables(Recipe) for name in kind.model_fields}
+    assert set(SYNONYMS.values()) <= keys
+    for wrong, key in SYNONYMS.items():
+        kinds = [kind for kind in tables(Recipe) if key in kind.model_fields and wrong not in kind.model_fields]
+        assert kinds, (wrong, key)
+
+
+def test_only_the_beginning_of_a_large_value_is_read() -> None:
+    assert len(short_repr("x" * 1000)) == 80
+    assert len(short_repr({"a": [list(range(10**5))] * 10**5})) <= 80

@@ -31,7 +31,7 @@ serve: $(call stamp,base) $(MODELS)  ## serve the bundled models on http://$(HOS
 test: $(call stamp,test)  ## all tests but the slow ones
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
 
-test-fast: $(call stamp,test)  ## one quick case of each operator, kernel, route and invariant; under a minute
+test-fast: $(call stamp,test)  ## one case of each operator, kernel, route and invariant
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" --fast $(ARGS)
 
 test-slow: $(call stamp,test)  ## the slow tests, the conformance suite among them

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
+
+from tools.module_imports import imported, is_generator, module_name
 
 ARCHITECTURE = Path("docs/architecture.md")
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,29 +87,17 @@ def imports(root: Path) -> dict[Part, Uses]:
     uses: dict[Part, Uses] = {}
     for top in ("core", "server"):
         for path in sorted((root / top).rglob("*.py")):
-            own = part_of(".".join(("lathe", *path.relative_to(root).with_suffix("").parts)))
-            if own is None or own[1] == "__init__":
+            own = part_of(module_name(path, root))
+            if own is None:
                 continue
             each = uses.setdefault(own, Uses())
-            for module, loading in imported(ast.parse(path.read_text()), loading=True):
+            for module, loading in imported(path):
                 part = part_of(module)
                 if part is not None and part != own:
                     (each.loading if loading else each.later).add(part)
     for each in uses.values():
         each.later -= each.loading
     return uses
-
-
-def imported(tree: ast.AST, loading: bool) -> Iterator[tuple[str, bool]]:
-    """The modules that a tree imports, each with whether loading the file imports it."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((f"{node.module}.{alias.name}", loading) for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from ((alias.name, loading) for alias in node.names)
-        is_later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        is_later |= isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        yield from imported(node, loading and not is_later)
 
 
 def part_of(module: str) -> Part | None:
@@ -118,14 +107,7 @@ def part_of(module: str) -> Part | None:
     _, *names = module.split(".")
     if not module.startswith(("lathe.core.", "lathe.server.")):
         return None
-    return names[0], GENERATORS if is_generator(names) else names[1]
-
-
-def is_generator(names: Sequence[str]) -> bool:
-    """Whether a module writes the code of kernels; the planner imports only the others of `kernels`."""
-    if names[:2] != ["core", "kernels"]:
-        return False
-    return any(re.fullmatch(r"(\w+_)?(cpu|cuda)", name) for name in names[2:])
+    return names[0], GENERATORS if is_generator(module) else names[1]
 
 
 def closures(uses: Mapping[Part, Uses]) -> dict[Part, set[Part]]:

@@ -12,14 +12,17 @@ from types import ModuleType
 import pytest
 
 import lathe
+from tests.layers import GENERATORS, ROOT, Layers
+from tools.module_imports import imported_at_loading
 
-CORE = Path(__file__).resolve().parents[2] / "core"
+CORE = ROOT / "core"
 
 # In the order data flows; modules on one line may import each other.
-LAYERS = [
+LAYERS = Layers("lathe.core", [
     [
         "lathe.core.errors", "lathe.core.drawing.charts", "lathe.core.feeds", "lathe.core.validation_errors",
         "lathe.core.byte_sizes", "lathe.core.precisions", "lathe.core.exit_status", "lathe.core.files",
+        "lathe.core.parent_process",
     ],
     ["lathe.core.ir"],
     ["lathe.core.drawing.graphs"],
@@ -28,7 +31,7 @@ LAYERS = [
     ["lathe.core.kernels"],  # the planner's view of kernels; their generators are further up
     ["lathe.core.plan", "lathe.core.check"],
     ["lathe.core.codegen"],
-    ["generators of kernels"],
+    [GENERATORS],
     ["lathe.core.runtime"],
     ["lathe.core.compiler.options"],
     ["lathe.core.compiler.tuner"],
@@ -47,41 +50,7 @@ LAYERS = [
     ["lathe.core.nn"],
     ["lathe.core.train"],
     ["lathe.core.compiler.child_stages", "lathe.core.onnx_backend"],
-]  # fmt: skip
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-
-
-def is_generator(module: str) -> bool:
-    """True if a module generates kernels: it may import planning modules, and no planning module imports it."""
-    below, _, name = module.removeprefix("lathe.core.kernels.").rpartition(".")
-    if not module.startswith("lathe.core.kernels."):
-        return False
-    folder = below.partition(".")[0] or name
-    return folder in ("cpu", "cuda") or name in ("cpu", "cuda") or name.endswith(("_cpu", "_cuda"))
-
-
-def layer(module: str) -> int | None:
-    """The rank of the layer that a module belongs to."""
-    if is_generator(module):
-        return RANK["generators of kernels"]
-    return next((rank for name, rank in RANK.items() if module == name or module.startswith(name + ".")), None)
-
-
-def imports(path: Path) -> list[str]:
-    """Absolute names of modules of core that are imported with the file itself, not inside functions."""
-    found = []
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lathe.core"):
-            found += [name_of(node.module, alias.name) for alias in node.names]
-        elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith("lathe.core")]
-    return found
-
-
-def name_of(package: str, name: str) -> str:
-    """The module that `from package import name` imports: the submodule, or the package."""
-    folder = CORE.joinpath(*package.split(".")[2:])
-    return f"{package}.{name}" if (folder / f"{name}.py").exists() or (folder / name).is_dir() else package
+])  # fmt: skip
 
 
 def modules() -> list[Path]:
@@ -90,14 +59,7 @@ def modules() -> list[Path]:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(CORE)))
 def test_imports_only_from_lower_layers(path: Path) -> None:
-    name = "lathe.core." + ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
-    own = layer(name)
-    if own is None:
-        assert path.stem == "__init__" and not imports(path), f"{name} belongs to no layer: add it to LAYERS"
-        return
-    for imported in imports(path):
-        rank = layer(imported)
-        assert rank is None or rank <= own, f"{name} imports {imported}, which lies above it"
+    assert LAYERS.imports_from_higher(path) == []
 
 
 def test_families_of_kernels_import_each_other_in_one_direction() -> None:
@@ -105,7 +67,7 @@ def test_families_of_kernels_import_each_other_in_one_direction() -> None:
     uses: dict[str, set[str]] = {}
     for path in (CORE / "kernels").rglob("*/*.py"):
         own = path.parent.name
-        names = {imported.split(".")[3] for imported in imports(path) if imported.startswith("lathe.core.kernels.")}
+        names = {imported.split(".")[3] for imported in imported_at_loading(path, "lathe.core.kernels")}
         folders = {name for name in names if (CORE / "kernels" / name).is_dir()}
         uses[own] = uses.get(own, set()) | folders - {own}
     common = {"shared", "cpu", "cuda"}

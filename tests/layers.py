@@ -1,0 +1,35 @@
+"""Layers of modules: a module may import modules of its own layer and of lower ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.module_imports import imported_at_loading, is_generator, module_name
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATORS = "generators of kernels"  # this name in a list of layers stands for all modules that generate kernels
+
+
+class Layers:
+    """The layers of a package, from the lowest to the highest, each a list of names of modules and packages."""
+
+    def __init__(self, package: str, layers: Sequence[Sequence[str]]) -> None:
+        self.package = package
+        self._ranks = {name: rank for rank, names in enumerate(layers) for name in names}
+
+    def rank(self, module: str) -> int | None:
+        """The rank of a module's layer: that of the longest name that the module lies in; None if no layer has one."""
+        if is_generator(module):
+            return self._ranks.get(GENERATORS)
+        while module not in self._ranks and "." in module:
+            module = module.rpartition(".")[0]
+        return self._ranks.get(module)
+
+    def imports_from_higher(self, path: Path) -> list[str]:
+        """What a file imports from higher layers when it is loaded. A file that imports must be in a layer itself."""
+        imports = imported_at_loading(path, self.package)
+        own = self.rank(module_name(path, ROOT))
+        assert own is not None or (path.stem == "__init__" and not imports), f"{path} is in no layer: add it"
+        ranks = {name: self.rank(name) for name in imports}
+        return [name for name, rank in ranks.items() if own is None or rank is None or rank > own]

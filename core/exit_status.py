@@ -1,6 +1,9 @@
 """How child processes of Lathe end: one table of exit statuses for every kind of child."""
 
+import errno
 from enum import IntEnum
+
+_OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class ExitStatus(IntEnum):
@@ -14,3 +17,8 @@ class ExitStatus(IntEnum):
     DEVICE_TOO_SMALL = 5  # the model does not fit the memory of its device; standard output has {"error": ...}
     OCCUPIED = 73  # another process works in this folder
     STOPPED = 75  # stopped on request, after a checkpoint
+
+
+def is_out_of_space(error: OSError) -> bool:
+    """Whether the disk or the user's quota is full, or a file would exceed its limit: see OUT_OF_SPACE."""
+    return error.errno in _OUT_OF_SPACE

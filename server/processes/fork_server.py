@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from lathe.server.processes.limits import die_with_parent, run_as_program
+from lathe.core.parent_process import die_with_parent
+from lathe.server.processes.limits import run_as_program
 
 LARGEST = 1 << 16  # bytes of a message
 

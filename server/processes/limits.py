@@ -8,17 +8,14 @@ storage was exhausted, if the module does not handle that itself.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import resource
 import runpy
-import signal
 import sys
 
-from lathe.core.exit_status import ExitStatus
-
-_PR_SET_PDEATHSIG = 1
+from lathe.core.exit_status import ExitStatus, is_out_of_space
+from lathe.core.parent_process import die_with_parent
 
 
 def restrict(server: int, memory: int, file_size: int) -> None:
@@ -31,13 +28,6 @@ def restrict(server: int, memory: int, file_size: int) -> None:
         die_with_parent(server)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
-
-
-def die_with_parent(parent: int) -> None:
-    """Make the system kill this process when its parent (a process id) dies; Linux only."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the call of prctl
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
@@ -55,7 +45,7 @@ def run_as_program(module: str, arguments: list[str]) -> None:
     except MemoryError:
         sys.exit(ExitStatus.OUT_OF_MEMORY)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        if is_out_of_space(error):
             sys.exit(ExitStatus.OUT_OF_SPACE)
         if error.errno == errno.ENOMEM:
             sys.exit(ExitStatus.OUT_OF_MEMORY)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import orjson
 
+from lathe.core.exit_status import is_out_of_space
 from lathe.server.errors import Conflict, NotFound, ServerError, StorageFull, Unavailable, Unprocessable
 from lathe.server.pipelines.definition import BadPipeline, Definition, read_definition
 from lathe.server.repository import names
@@ -39,7 +40,6 @@ from lathe.server.types import ModelRef
 ALIASES = "aliases.json"
 CONTROL_FOLDER = ".lathe"
 JOB_KEY_NAMESPACE = "job"  # the namespace of the idempotency keys of jobs
-_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 Change = Callable[[Aliases], Aliases]
@@ -453,7 +453,7 @@ def storage_errors(doing: str) -> Iterator[None]:
 def storage_error(doing: str, error: OSError) -> ServerError:
     """Return the error for the client; it names the failure, never a path."""
     reason = os.strerror(error.errno) if error.errno else "failed"
-    if error.errno in _FULL_ERRNOS:
+    if is_out_of_space(error):
         return StorageFull(f"{doing}: the model repository's storage is full ({reason})")
     return Unavailable(f"{doing}: the model repository's storage failed ({reason})")
 

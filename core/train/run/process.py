@@ -19,10 +19,7 @@ With the statuses 2, 3, 4 and 73 it prints {"error": ...} on standard output.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import errno
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -30,15 +27,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
-from lathe.core.exit_status import ExitStatus
+from lathe.core.exit_status import ExitStatus, is_out_of_space
+from lathe.core.parent_process import die_with_parent
 
 if TYPE_CHECKING:
     from lathe.core.train.recipe.training_setup import Resources
     from lathe.core.train.run.fit_run import Outcome
     from lathe.core.train.run.work_folder import Sources
-
-_PR_SET_PDEATHSIG = 1
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 Work: TypeAlias = "Callable[[Path, Sources, Resources, StopRequest], Outcome]"
@@ -77,7 +72,7 @@ def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | 
     stop = StopRequest()
     arguments = _parser(description).parse_args(argv)
     if arguments.owner is not None:
-        _end_with_parent(arguments.owner)
+        die_with_parent(arguments.owner)
     from lathe.core.errors import LatheError
     from lathe.core.train.recipe.training_setup import Resources
     from lathe.core.train.run.durable_files import reserve_disk_space
@@ -96,18 +91,10 @@ def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | 
     except MemoryError as error:
         return _print_error(error, ExitStatus.OUT_OF_MEMORY)
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if not is_out_of_space(error):
             raise
         return _print_error(error, ExitStatus.OUT_OF_SPACE)
     return ExitStatus.DONE if outcome is Outcome.DONE else ExitStatus.STOPPED
-
-
-def _end_with_parent(owner: int) -> None:
-    """Have the system kill this process when its parent `owner` ends (Linux: PR_SET_PDEATHSIG)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != owner:  # the parent has ended already
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _print_error(error: Exception, status: int) -> int:

@@ -82,14 +82,13 @@ fuzz: $(call stamp,test)  ## 50,000 damaged models against the importer; ARGS="-
 fuzz-graphs: $(call stamp,test)  ## 20,000 random graphs against ONNX Runtime; goes on where it ended; ARGS="--first 50000"
 	$(BIN)/python -m tests.fuzz.graphs.campaign --jobs $(JOBS) $(ARGS)
 
-lint: $(call stamp,lint) .lathe/types/lathe  ## ruff and mypy
+# mypy knows packages by their folders only: in .lathe/types, core/ and server/ lie inside lathe/ as when installed.
+TYPED := $(wildcard lathe/*.py) lathe/py.typed core server
+lint: $(call stamp,lint)  ## ruff and mypy
+	rm -rf .lathe/types && mkdir -p .lathe/types/lathe
+	ln -s $(TYPED:%=../../../%) .lathe/types/lathe
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-
-# mypy knows packages by their folders only: here core/ and server/ lie inside lathe/, as an installation has them.
-.lathe/types/lathe:
-	mkdir -p $@
-	ln -s $(foreach each,$(wildcard lathe/*.py) lathe/py.typed core server,../../../$(each)) $@
 
 bench: $(call stamp,bench)  ## compare the engine with ONNX Runtime and OpenVINO
 	$(BIN)/python -m loadtest.engine $(ARGS)

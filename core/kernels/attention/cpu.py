@@ -7,7 +7,6 @@ of queries is packed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lathe.core.codegen.lang import Kernel, Val
@@ -16,6 +15,7 @@ from lathe.core.codegen.vmath import exp_of_nonpositive
 from lathe.core.ir.dim import product
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.attention.spec import AttentionSpec
+from lathe.core.kernels.attention.weighted_values_cpu import WeightedValues
 from lathe.core.kernels.cpu.microkernel import accumulate, zeros
 from lathe.core.kernels.cpu.nest import offsets_of
 from lathe.core.kernels.cpu.reduction import fast_max
@@ -89,7 +89,8 @@ class _Block:
         for v, total in enumerate(totals):
             factors.store(1.0 / total, v * self.lanes)
         values, results = self.operands[2], self.operands[-1].at(self.first * spec.y_step)
-        WeightedValues(k, spec, self.scores.at, self.width, factors, values, results, self.count).emit()
+        scores = self.scores.at
+        WeightedValues(k, spec, spec.known_keys, scores, self.width, factors, values, results, self.count).emit()
 
     def _product(self) -> list[Val]:
         """Compute the scores of all keys; returns the maximum for each query."""
@@ -154,61 +155,3 @@ class _Block:
                 row.store(power, v * lanes)
             fold.values = [total + power for total, power in zip(fold.values, powers, strict=True)]
         return fold.values
-
-
-@dataclass(frozen=True)
-class WeightedValues:
-    """Generates the second product: for `count` queries, the sums of powers times values, times a factor per query.
-
-    `powers` gives the address of a query's powers, `step` is their stride between keys. `values` and `results` are V
-    and Y of this head, Y from the first of these queries on.
-    """
-
-    kernel: Kernel
-    spec: AttentionSpec
-    powers: Callable[[Val], Pointer]
-    step: int
-    factors: Pointer
-    values: Pointer
-    results: Pointer
-    count: int
-
-    def emit(self) -> None:
-        k, spec = self.kernel, self.spec
-        width = spec.values.columns
-        full, rest = divmod(spec.columns, width)
-        with k.loop(0, full) as panel:
-            self._panel(panel * width, width)
-        if rest:
-            self._panel(k.index(full * width), rest)
-
-    def _panel(self, column: Val, columns: int) -> None:
-        """Compute `columns` columns, a register tile of queries at a time."""
-        height = self.spec.values.rows
-        whole = self.count // height * height
-        with self.kernel.loop(0, whole, height) as query:
-            self._tile(query, height, column, columns)
-        if self.count > whole:
-            self._tile(self.kernel.index(whole), self.count - whole, column, columns)
-
-    def _tile(self, query: Val, height: int, column: Val, columns: int) -> None:
-        k, spec, lanes = self.kernel, self.spec, self.spec.values.lanes
-        vectors, tail = -(-columns // lanes), columns % lanes
-        mask = k.lane_mask(tail, lanes) if tail else None
-        sources = [self.powers(query + r) for r in range(height)]
-        grid = zeros(k, height, vectors, lanes)
-        values, target = self.values.at(column), self.results.at(column)
-        keys = spec.keys if isinstance(spec.keys, int) else k.dim(spec.keys)
-        grid = accumulate(k, grid, sources, self.step, values, spec.v_step, keys, mask)
-        for r, row in enumerate(grid):
-            factor = self.factors.load(query + r).splat(lanes)
-            place = target.at((query + r) * spec.y_step)
-            for v, value in enumerate(row):
-                place.store(self._scale_result(value, factor), v * lanes, mask if v == vectors - 1 else None)
-
-    def _scale_result(self, total: Val, factor: Val) -> Val:
-        """A result: `total` times `factor`; zero if the spec is `guarded` and the factor is NaN."""
-        k = self.kernel
-        if not self.spec.guarded:
-            return total * factor
-        return k.ops.select(k.ops.is_nan(factor), k.zeros(F32, total.lanes), total * factor)

@@ -17,8 +17,9 @@ from lathe.core.codegen.registers import Pointer
 from lathe.core.codegen.vmath import exp_of_nonpositive
 from lathe.core.ir.dim import product
 from lathe.core.ir.types import DType
-from lathe.core.kernels.attention.cpu import WeightedValues, operands_of
+from lathe.core.kernels.attention.cpu import operands_of
 from lathe.core.kernels.attention.spec import QueryRowsSpec
+from lathe.core.kernels.attention.weighted_values_cpu import WeightedValues
 from lathe.core.kernels.cpu.microkernel import accumulate, zeros
 from lathe.core.kernels.cpu.nest import offsets_of
 from lathe.core.kernels.cpu.reduction import ParallelAccumulators, fast_max, parts_of
@@ -97,7 +98,9 @@ class _Block:
         factors = self.scratch.at(k.dim(sum(spec.scratch_parts[:3])))
         with k.loop(0, self.count) as query:
             factors.store(1.0 / self._softmax(self._scores(query)), query)
-        WeightedValues(k, spec, self._scores, 1, factors, self.operands[2], self.operands[-1], self.count).emit()
+        keys = spec.keys if isinstance(spec.keys, int) else k.dim(spec.keys)
+        values, results = self.operands[2], self.operands[-1]
+        WeightedValues(k, spec, keys, self._scores, 1, factors, values, results, self.count).emit()
 
     def _query(self, query: Val) -> Pointer:
         source = self.scratch if self.spec.copies else self.operands[0]

@@ -13,10 +13,11 @@ from functools import partial
 from lathe.core.codegen.lang import Kernel, Val
 from lathe.core.codegen.registers import Pointer
 from lathe.core.codegen.vmath import exp_of_nonpositive
-from lathe.core.ir.dim import product, symbol
+from lathe.core.ir.dim import product
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.attention.segment_spec import SegmentAttentionSpec
-from lathe.core.kernels.cpu.microkernel import accumulate, for_each_tile, zeros
+from lathe.core.kernels.attention.weighted_values_cpu import WeightedValues
+from lathe.core.kernels.cpu.microkernel import accumulate, zeros
 from lathe.core.kernels.cpu.nest import offsets_of
 from lathe.core.kernels.cpu.reduction import fast_max
 from lathe.core.kernels.cpu.register_shuffles import transpose_rows
@@ -86,17 +87,18 @@ class _Block:
         return self.scratch.at((self.spec.depth + 1) * self.width)
 
     def emit(self) -> None:
-        k, lanes = self.kernel, self.lanes
+        k, spec, lanes = self.kernel, self.spec, self.lanes
         vectors = (self.count + (lanes - 1)) // lanes
         with k.loop(0, vectors) as v:
             self._pack(v * lanes)
-        for tile in self.spec.scores:
+        for tile in spec.scores:
             with k.when(vectors.equals(tile.vectors)):
                 for i, most in enumerate(self._product(tile)):
                     self.factors.store(most, i * lanes)
         with k.loop(0, vectors) as v:
             self._softmax(v * lanes)
-        self._weighted_values()
+        values, results, scores = self.operands[2], self.operands[-1].at(self.first * spec.y_step), self.scores.at
+        WeightedValues(k, spec, self.length, scores, self.width, self.factors, values, results, self.count).emit()
 
     def _pack(self, query: Val) -> None:
         """Pack a vector of queries, transposed by squares: [depth][width]."""
@@ -177,41 +179,3 @@ class _Block:
             column.store(power, at)
             fold.values = [fold.values[0] + power]
         factors.store(1.0 / fold.values[0])
-
-    def _weighted_values(self) -> None:
-        """Compute the sums of powers times values, times a factor per query, a panel of columns at a time."""
-        k, spec = self.kernel, self.spec
-        width = spec.values.columns
-        full, rest = divmod(spec.columns, width)
-        with k.loop(0, full) as i:
-            self._value_panel(i * width, width)
-        if rest:
-            self._value_panel(k.index(full * width), rest)
-
-    def _value_panel(self, column: Val, columns: int) -> None:
-        def tile(query: Val, height: int) -> None:
-            self._value_tile(query, height, column, columns)
-
-        for_each_tile(self.kernel, self.kernel.index(0), self.count, symbol("n"), self.spec.values.rows, tile)
-
-    def _value_tile(self, query: Val, height: int, column: Val, columns: int) -> None:
-        k, spec, lanes = self.kernel, self.spec, self.spec.values.lanes
-        vectors, tail = -(-columns // lanes), columns % lanes
-        mask = k.lane_mask(tail, lanes) if tail else None
-        sources = [self.scores.at(query + r) for r in range(height)]
-        values, target = self.operands[2].at(column), self.operands[-1].at(column)
-        grid = zeros(k, height, vectors, lanes)
-        grid = accumulate(k, grid, sources, self.width, values, spec.v_step, self.length, mask)
-        for r, row in enumerate(grid):
-            factor = self.factors.load(query + r).splat(lanes)
-            row = [self._scale_result(value, factor) for value in row]
-            place = target.at((self.first + query + r) * spec.y_step)
-            for v, value in enumerate(row):
-                place.store(value, v * lanes, mask if v == vectors - 1 else None)
-
-    def _scale_result(self, total: Val, factor: Val) -> Val:
-        """A result: `total` times `factor`; zero if the spec is `guarded` and the factor is NaN."""
-        k = self.kernel
-        if not self.spec.guarded:
-            return total * factor
-        return k.ops.select(k.ops.is_nan(factor), k.zeros(F32, total.lanes), total * factor)

@@ -10,6 +10,7 @@ import numpy as np
 from lathe.core.frontends.writer import Writer
 from lathe.core.ir.dim import SymDim
 from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.operator_table import OperatorTable
 from lathe.core.ir.types import DType
 from lathe.core.ops.nn.spatial import window_of
 from lathe.core.ops.opdef import registry
@@ -18,7 +19,7 @@ from lathe.core.passes.rewrite.permutation import inverse
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})  # parameters may have a wider type than the input
 
 Decomposition: TypeAlias = Callable[[Writer, Node], Sequence[Value]]
-_UNFOLDINGS: dict[str, Decomposition] = {}
+_UNFOLDINGS = OperatorTable[Decomposition]()
 
 
 def decomposition(node: Node) -> Decomposition | None:
@@ -37,28 +38,20 @@ def has_decomposition(op: str) -> bool:
     return op in _UNFOLDINGS
 
 
-def _unfolds(op: str) -> Callable[[Decomposition], Decomposition]:
-    def add(function: Decomposition) -> Decomposition:
-        _UNFOLDINGS[op] = function
-        return function
-
-    return add
-
-
-@_unfolds("FusedElementwise")
+@_UNFOLDINGS.add("FusedElementwise")
 def _elementwise(w: Writer, node: Node) -> Sequence[Value]:
     results = w.inlined(_body(node, "body"), _present_inputs(node))
     return [w.expand(new, old, node.inputs) for new, old in zip(results, node.outputs, strict=True)]
 
 
-@_unfolds("FusedMatMul")
+@_UNFOLDINGS.add("FusedMatMul")
 def _matmul(w: Writer, node: Node) -> Sequence[Value]:
     a, b, *extras = _present_inputs(node)
     product = _product(w, _permute(w, node, a, "perm_a"), _permute(w, node, b, "perm_b"))
     return [_permute(w, node, _apply_epilogue(w, node, product, extras), "perm_y")]
 
 
-@_unfolds("FusedAttention")
+@_UNFOLDINGS.add("FusedAttention")
 def _attention(w: Writer, node: Node) -> Sequence[Value]:
     q, k, v, *extras = _present_inputs(node)
     q, k, v = (_widen(w, value) for value in (q, k, v))
@@ -69,7 +62,7 @@ def _attention(w: Writer, node: Node) -> Sequence[Value]:
     return [_cast(w, _permute(w, node, result, "perm_y"), node.output.dtype)]
 
 
-@_unfolds("GuardedSoftmax")
+@_UNFOLDINGS.add("GuardedSoftmax")
 def _guarded_softmax(w: Writer, node: Node) -> Sequence[Value]:
     return [_replace_nan(w, w.emit("Softmax", node.inputs[0], **node.attrs))]
 
@@ -80,12 +73,12 @@ def _replace_nan(w: Writer, weights: Value) -> Value:
     return w.emit("Where", w.emit("IsNaN", weights), zero, weights)
 
 
-@_unfolds("FusedConv")
+@_UNFOLDINGS.add("FusedConv")
 def _conv(w: Writer, node: Node) -> Sequence[Value]:
     return [_apply_epilogue(w, node, _to_layout(w, node, _plain_conv(w, node)), _extras(node))]
 
 
-@_unfolds("PooledConv")
+@_UNFOLDINGS.add("PooledConv")
 def _pooled_conv(w: Writer, node: Node) -> Sequence[Value]:
     full = _apply_epilogue(w, node, _to_layout(w, node, _plain_conv(w, node)), _extras(node))
     pool = "MaxPool" if node.attrs["pool"] == "max" else "AveragePool"
@@ -93,7 +86,7 @@ def _pooled_conv(w: Writer, node: Node) -> Sequence[Value]:
     return [_to_layout(w, node, pooled)]
 
 
-@_unfolds("ConvChain")
+@_UNFOLDINGS.add("ConvChain")
 def _conv_chain(w: Writer, node: Node) -> Sequence[Value]:
     body = _body(node, "body")
     values = dict(zip(body.inputs, _present_inputs(node), strict=True))
@@ -103,7 +96,7 @@ def _conv_chain(w: Writer, node: Node) -> Sequence[Value]:
     return [values[value] for value in body.outputs]
 
 
-@_unfolds("RecurrentSteps")
+@_UNFOLDINGS.add("RecurrentSteps")
 def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
     """An ONNX layer whose input is already the input's share of the gates: its weight only selects each direction."""
     gates, r, bias = node.inputs[0], node.inputs[1], node.input(2)
@@ -118,7 +111,7 @@ def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
     return w.emit_many(str(node.attrs["cell"]), inputs, len(node.outputs), **own)
 
 
-@_unfolds("Iota")
+@_UNFOLDINGS.add("Iota")
 def _iota(w: Writer, node: Node) -> Sequence[Value]:
     """The start plus, for each axis, a Range times the step along that axis."""
     shape, steps = node.output.shape, node.attrs["steps"]
@@ -134,12 +127,12 @@ def _iota(w: Writer, node: Node) -> Sequence[Value]:
     return [_cast(w, total, node.output.dtype)]
 
 
-@_unfolds("StopGradient")
+@_UNFOLDINGS.add("StopGradient")
 def _stop_gradient(w: Writer, node: Node) -> Sequence[Value]:
     return [w.emit("Identity", node.inputs[0])]
 
 
-@_unfolds("MaxPoolGradient")
+@_UNFOLDINGS.add("MaxPoolGradient")
 def _max_pool_gradient(w: Writer, node: Node) -> Sequence[Value]:
     """Adds the gradient at the indices of the maxima, which are the second output of MaxPool."""
     x, dy = _channels_first(w, node, node.inputs[0]), _channels_first(w, node, node.inputs[1])
@@ -152,7 +145,7 @@ def _max_pool_gradient(w: Writer, node: Node) -> Sequence[Value]:
     return [_to_layout(w, node, w.emit("Reshape", total, shape, allowzero=1))]
 
 
-@_unfolds("ConvWeightGradient")
+@_UNFOLDINGS.add("ConvWeightGradient")
 def _conv_weight_gradient(w: Writer, node: Node) -> Sequence[Value]:
     """A convolution of the images with the gradients, both with batch and channels swapped, group by group."""
     x, dy = _channels_first(w, node, node.inputs[0]), _channels_first(w, node, node.inputs[1])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lathe.core.ir.graph import Attr, Graph, Node, Value
+from lathe.core.ir.operator_table import OperatorTable
 from lathe.core.ops.nn.conv import conv_pads
 from lathe.core.ops.opdef import registry
 from lathe.core.passes.fusion.gemm import is_plain_product, transposed_product
@@ -101,18 +102,10 @@ def _can_convert(editor: Editor, node: Node, x: Value) -> bool:
 
 
 Converter = Callable[[_Walk, Node], None]
-_CONVERTERS: dict[str, Converter] = {}
+_CONVERTERS = OperatorTable[Converter]()
 
 
-def _converts(*ops: str) -> Callable[[Converter], Converter]:
-    def add(converter: Converter) -> Converter:
-        _CONVERTERS.update(dict.fromkeys(ops, converter))
-        return converter
-
-    return add
-
-
-@_converts("Conv")
+@_CONVERTERS.add("Conv")
 def _convolution(walk: _Walk, node: Node) -> None:
     """Rewrites a Conv as FusedConv, so that later nodes can be fused into its epilogue."""
     x = node.inputs[0]
@@ -125,7 +118,7 @@ def _convolution(walk: _Walk, node: Node) -> None:
     walk.replace(node, walk.editor.emit(node, "FusedConv", images, *node.inputs[1:], attrs={**attrs, "layout": "CHWN"}))
 
 
-@_converts("ConvTranspose", "MaxPool", "AveragePool")
+@_CONVERTERS.add("ConvTranspose", "MaxPool", "AveragePool")
 def _image(walk: _Walk, node: Node) -> None:
     x = node.inputs[0]
     if x is not None and len(node.outputs) == 1:
@@ -133,20 +126,20 @@ def _image(walk: _Walk, node: Node) -> None:
         walk.replace(node, walk.editor.emit(node, node.op, walk.last(x, node), *node.inputs[1:], attrs=attrs))
 
 
-@_converts("MaxPoolGradient")
+@_CONVERTERS.add("MaxPoolGradient")
 def _images(walk: _Walk, node: Node) -> None:
     inputs = [walk.last(value, node) for value in node.inputs if value is not None]
     walk.replace(node, walk.editor.emit(node, node.op, *inputs, attrs={**node.attrs, "layout": "CHWN"}))
 
 
-@_converts("ConvWeightGradient")
+@_CONVERTERS.add("ConvWeightGradient")
 def _weight_gradient(walk: _Walk, node: Node) -> None:
     inputs = [walk.last(value, node) for value in node.inputs if value is not None]
     attrs: dict[str, Attr] = {**node.attrs, "layout": "CHWN"}
     walk.editor.replace(node.output, walk.editor.emit(node, node.op, *inputs, attrs=attrs))
 
 
-@_converts("ReduceSum", "ReduceMean", "ReduceMax")
+@_CONVERTERS.add("ReduceSum", "ReduceMean", "ReduceMax")
 def _reduce(walk: _Walk, node: Node) -> None:
     """Reductions. Without `keepdims` the result has no layout, so the batch axis must be reduced."""
     x, axes = node.inputs[0], node.attrs.get("axes")
@@ -164,7 +157,7 @@ def _reduce(walk: _Walk, node: Node) -> None:
         walk.editor.replace(node.output, result)
 
 
-@_converts("Reshape", "Flatten")
+@_CONVERTERS.add("Reshape", "Flatten")
 def _flatten(walk: _Walk, node: Node) -> None:
     """A reshape that keeps the batch axis, such as images to rows of a matrix: batch-last that is [features, rows]."""
     x, y = node.inputs[0], node.output

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lathe.core.ir.graph import Array, Attr, Graph, Node, Value
+from lathe.core.ir.operator_table import OperatorTable
 from lathe.core.ir.types import DType
 from lathe.core.ops.nn.conv import conv_pads
 from lathe.core.ops.nn.narrow_products import padded_total
@@ -95,15 +96,7 @@ class _Walk:
 
 
 Converter = Callable[[_Walk, Node], None]
-_CONVERTERS: dict[str, Converter] = {}
-
-
-def _converts(*ops: str) -> Callable[[Converter], Converter]:
-    def add(converter: Converter) -> Converter:
-        _CONVERTERS.update(dict.fromkeys(ops, converter))
-        return converter
-
-    return add
+_CONVERTERS = OperatorTable[Converter]()
 
 
 def _convolution(walk: _Walk, node: Node) -> None:
@@ -185,7 +178,7 @@ def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value |
     return value if len(shape) == 0 else walk.last(value, node)
 
 
-@_converts("Softmax", "GuardedSoftmax", "LogSoftmax", "Hardmax", "LpNormalization", "Split")
+@_CONVERTERS.add("Softmax", "GuardedSoftmax", "LogSoftmax", "Hardmax", "LpNormalization", "Split")
 def _along_axis(walk: _Walk, node: Node) -> None:
     x = node.inputs[0]
     if x is None or len(node.inputs) != 1:
@@ -196,7 +189,7 @@ def _along_axis(walk: _Walk, node: Node) -> None:
     walk.replace(node, walk.editor.emit_many(node, node.op, inputs, len(node.outputs), attrs))
 
 
-@_converts("Concat")
+@_CONVERTERS.add("Concat")
 def _concat(walk: _Walk, node: Node) -> None:
     values = [value for value in node.inputs if value is not None]
     attrs = {**node.attrs, "axis": _last_axis(node.attrs["axis"], len(node.output.shape))}
@@ -204,7 +197,7 @@ def _concat(walk: _Walk, node: Node) -> None:
     walk.replace(node, [walk.editor.emit(node, "Concat", *inputs, attrs=attrs)])
 
 
-@_converts("Slice")
+@_CONVERTERS.add("Slice")
 def _slice(walk: _Walk, node: Node) -> None:
     starts = node.attrs.get("starts")
     if len(node.inputs) != 1 or not isinstance(starts, tuple) or node.inputs[0] is None:
@@ -214,7 +207,7 @@ def _slice(walk: _Walk, node: Node) -> None:
     _with_axes(walk, node, given)
 
 
-@_converts("Pad")
+@_CONVERTERS.add("Pad")
 def _pad(walk: _Walk, node: Node) -> None:
     if node.inputs[0] is None or node.input(1) is not None or node.input(3) is not None:
         return
@@ -230,7 +223,7 @@ def _with_axes(walk: _Walk, node: Node, axes: Sequence[Attr]) -> None:
         walk.replace(node, [walk.editor.emit(node, node.op, walk.last(x, node), *node.inputs[1:], attrs=attrs)])
 
 
-@_converts(*(name for name in registry.names() if name.startswith("Reduce")))
+@_CONVERTERS.add(*(name for name in registry.names() if name.startswith("Reduce")))
 def _reduce(walk: _Walk, node: Node) -> None:
     """Reductions. Without `keepdims` the result has no layout, so the remaining axes must keep their order."""
     x, axes = node.inputs[0], node.attrs.get("axes")
@@ -246,7 +239,7 @@ def _reduce(walk: _Walk, node: Node) -> None:
         walk.editor.replace(node.output, walk.editor.emit(node, node.op, walk.last(x, node), attrs=attrs))
 
 
-@_converts("Reshape")
+@_CONVERTERS.add("Reshape")
 def _reshape(walk: _Walk, node: Node) -> None:
     if not _shuffle(walk, node) and not _pixels(walk, node):
         _flatten(walk, node)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lathe.core.ir.graph import Array, Graph, Node, Value
+from lathe.core.ir.operator_table import OperatorTable
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.tensor.slicing import is_whole_slice
 from lathe.core.passes.rewrite.base import PassResult, have_same_type, is_shape_only_declared, shape_of
@@ -16,7 +17,8 @@ from lathe.core.passes.rewrite.editor import Editor
 from lathe.core.passes.rewrite.pattern import is_constant
 
 NoOp = Callable[[Editor, Node], Value | None]
-_NO_OPS: dict[str, NoOp] = {}
+# Each returns the input that a node of these operators returns unchanged, or None.
+_NO_OPS = OperatorTable[NoOp]()
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,13 @@ def _can_replace(editor: Editor, node: Node, source: Value) -> bool:
     )
 
 
-def _no_op(*ops: str) -> Callable[[NoOp], NoOp]:
-    """Registers a function that returns the input which a node of these operators returns unchanged, or None."""
-
-    def add(function: NoOp) -> NoOp:
-        _NO_OPS.update(dict.fromkeys(ops, function))
-        return function
-
-    return add
-
-
-@_no_op("Identity", "StopGradient", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand")
+@_NO_OPS.add("Identity", "StopGradient", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand")
 def _same_type(editor: Editor, node: Node) -> Value | None:
     """These operators do nothing if the type stays the same, which the caller checks."""
     return node.inputs[0]
 
 
-@_no_op("Dropout")
+@_NO_OPS.add("Dropout")
 def _dropout(editor: Editor, node: Node) -> Value | None:
     """Returns the input unless in training mode; a mode that is not constant may be training."""
     training = node.input(2)
@@ -71,38 +63,38 @@ def _dropout(editor: Editor, node: Node) -> Value | None:
     return node.inputs[0] if not any(_flat(node.attrs.get("training_mode"))) else None
 
 
-@_no_op("Transpose")
+@_NO_OPS.add("Transpose")
 def _transpose(editor: Editor, node: Node) -> Value | None:
     perm = node.attrs.get("perm")
     return node.inputs[0] if isinstance(perm, tuple) and list(perm) == sorted(perm) else None  # type: ignore[type-var]
 
 
-@_no_op("Add", "Or", "BitwiseOr", "BitwiseXor")
+@_NO_OPS.add("Add", "Or", "BitwiseOr", "BitwiseXor")
 def _zero(editor: Editor, node: Node) -> Value | None:
     return _unless(editor, node, is_constant(0), commutes=True)
 
 
-@_no_op("Sub", "BitShift")
+@_NO_OPS.add("Sub", "BitShift")
 def _minus_zero(editor: Editor, node: Node) -> Value | None:
     return _unless(editor, node, is_constant(0), commutes=False)
 
 
-@_no_op("Mul", "And")
+@_NO_OPS.add("Mul", "And")
 def _one(editor: Editor, node: Node) -> Value | None:
     return _unless(editor, node, is_constant(1), commutes=True)
 
 
-@_no_op("Div", "Pow")
+@_NO_OPS.add("Div", "Pow")
 def _by_one(editor: Editor, node: Node) -> Value | None:
     return _unless(editor, node, is_constant(1), commutes=False)
 
 
-@_no_op("Sum", "Max", "Min", "Mean")
+@_NO_OPS.add("Sum", "Max", "Min", "Mean")
 def _single(editor: Editor, node: Node) -> Value | None:
     return node.inputs[0] if len(node.inputs) == 1 else None
 
 
-@_no_op("Concat")
+@_NO_OPS.add("Concat")
 def _concat(editor: Editor, node: Node) -> Value | None:
     """Drops operands with extent 0 along the axis, such as an empty past of keys; one operand remains unchanged."""
     _drop_empty_operands(editor, node)
@@ -115,7 +107,7 @@ def _drop_empty_operands(editor: Editor, concat: Node) -> None:
         editor.set_inputs(concat, nonempty)
 
 
-@_no_op("Split")
+@_NO_OPS.add("Split")
 def _split(editor: Editor, node: Node) -> Value | None:
     """A Split whose first part is the whole, as in a RotaryEmbedding that rotates the full width of the heads."""
     whole = node.inputs[0]
@@ -135,31 +127,31 @@ def _is_empty_operand(node: Node, value: Value | None) -> bool:
     return shape[at] == 0 and (*shape[:at], *shape[at + 1 :]) == (*joined[:at], *joined[at + 1 :])
 
 
-@_no_op("Clip")
+@_NO_OPS.add("Clip")
 def _no_bounds(editor: Editor, node: Node) -> Value | None:
     bounded = len(node.inputs) > 1 or any(node.attrs.get(bound) is not None for bound in ("min", "max"))
     return None if bounded else node.inputs[0]
 
 
-@_no_op("Slice")
+@_NO_OPS.add("Slice")
 def _slice_all(editor: Editor, node: Node) -> Value | None:
     """A Slice that takes every axis whole. An equal type is no proof: it may assume that no end is clamped."""
     return node.inputs[0] if is_whole_slice(registry.Infer(registry.get(node.op), node, {})) else None
 
 
-@_no_op("Pad")
+@_NO_OPS.add("Pad")
 def _pad_nothing(editor: Editor, node: Node) -> Value | None:
     pads = node.attrs.get("pads")
     return node.inputs[0] if pads is not None and not any(_flat(pads)) else None
 
 
-@_no_op("Tile")
+@_NO_OPS.add("Tile")
 def _tile_once(editor: Editor, node: Node) -> Value | None:
     repeats = node.attrs.get("repeats")
     return node.inputs[0] if repeats is not None and all(r == 1 for r in _flat(repeats)) else None
 
 
-@_no_op("Where")
+@_NO_OPS.add("Where")
 def _where_constant(editor: Editor, node: Node) -> Value | None:
     condition = editor.array(node.inputs[0])
     if condition is None or condition.size == 0:

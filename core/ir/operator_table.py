@@ -1,0 +1,21 @@
+"""Functions by the name of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+F = TypeVar("F")
+
+
+class OperatorTable(dict[str, F]):
+    """A function for each operator of a pass or a format; each is entered by a decorator at its definition."""
+
+    def add(self, *ops: str) -> Callable[[F], F]:
+        """A decorator that enters a function for these operators."""
+
+        def enter(function: F) -> F:
+            self.update(dict.fromkeys(ops, function))
+            return function
+
+        return enter

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import lathe.core.train as _train
+from lathe.core.train import __all__ as __all__
 
 if TYPE_CHECKING:
-    from lathe.core.train import Trained, TrainStep, data, fit, losses, optimizers, schedules, step
-
-__all__ = ["TrainStep", "Trained", "data", "fit", "losses", "optimizers", "schedules", "step"]
+    from lathe.core.train import *  # noqa: F403
 
 
 def __dir__() -> list[str]:

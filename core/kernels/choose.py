@@ -59,7 +59,7 @@ def row_of(op: str, device: str = "cpu") -> Row:
 def covered_ops(device: str = "cpu") -> frozenset[str]:
     """The operators that have kernels on a device."""
     return frozenset(_table(device)) | {
-        op for where, op in _CUSTOM_ROWS if where == device and _CUSTOM_ROWS[where, op].selectors
+        op for (where, op), row in _CUSTOM_ROWS.items() if where == device and row.selectors
     }
 
 

@@ -73,6 +73,13 @@ class Node:
         """The input at `index`, or None when it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
+    def required_input(self, index: int) -> Value:
+        """The input at `index`. ValueError when it is absent."""
+        value = self.input(index)
+        if value is None:
+            raise ValueError(f"{self.op} '{self.name}' has no input {index}")
+        return value
+
     @property
     def subgraphs(self) -> tuple[Graph, ...]:
         """The graphs among the attributes, in the attributes' order."""

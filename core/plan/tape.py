@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.graph import Graph, Node
 from lathe.core.kernels.call import Block, Flag, In, KernelCall, Operand, Out, Outer, Packed, Scratch
 from lathe.core.ops.opdef.registry import may_run_forever
 from lathe.core.plan.control import outer_values
@@ -78,11 +78,11 @@ class Tape:
             case Out():
                 return storage.places[node.outputs[operand.index]].address()
             case In():
-                return storage.place(_present(node, operand.index)).address()
+                return storage.place(node.required_input(operand.index)).address()
             case Outer():
                 return storage.place(outer_values(node, self._graph.constants)[operand.index]).address()
             case Packed():
-                return _in_weights(storage.weights.packed(_present(node, operand.index), operand))
+                return _in_weights(storage.weights.packed(node.required_input(operand.index), operand))
             case Block():
                 return _in_weights(storage.weights.block(node, operand))
             case Flag():
@@ -92,10 +92,3 @@ class Tape:
 
 def _in_weights(item: WeightItem) -> Address:
     return Address(WEIGHTS, Affine(b=item.offset))
-
-
-def _present(node: Node, index: int) -> Value:
-    value = node.input(index)
-    if value is None:
-        raise ValueError(f"the kernel of {node.op} '{node.name}' reads input {index}, which is absent")
-    return value

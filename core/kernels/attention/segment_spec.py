@@ -125,9 +125,7 @@ def _is_covered(node: Node) -> bool:
 
 def _operand(request: Request, index: int, perm: str) -> Matrices:
     """An operand as [..., tokens, columns]; K too, although its permutation gives [..., columns, tokens]."""
-    value = request.node.inputs[index]
-    if value is None:
-        raise ValueError(f"{request.node} has no input {index}")
+    value = request.node.required_input(index)
     seen = Matrices.of(value, perm_attribute(request.node, perm), request.strides_of(value))
     if perm != "perm_k":
         return seen

@@ -263,9 +263,7 @@ def _is_covered(node: Node) -> bool:
 
 def operand_of(request: Request, index: int, perm: str) -> Matrices:
     """Input `index` as matrices, with the permutation in attribute `perm`. ValueError if the node lacks it."""
-    node, value = request.node, request.node.inputs[index]
-    if value is None:
-        raise ValueError(f"{node} has no input {index}")
+    node, value = request.node, request.node.required_input(index)
     return Matrices.of(value, perm_attribute(node, perm), request.strides_of(value))
 
 

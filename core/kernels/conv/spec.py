@@ -13,7 +13,7 @@ import numpy as np
 
 from lathe.core.ir.dim import product
 from lathe.core.ir.dims import has_only_sizes
-from lathe.core.ir.graph import Array, Graph, Node, Value
+from lathe.core.ir.graph import Array, Graph, Node
 from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch
 from lathe.core.kernels.gemm.spec import GemmSpec
@@ -202,8 +202,8 @@ def implicit_gemm(request: Request) -> KernelCall | None:
     windows = windows_of(node)
     if weight is None or windows is None or not is_covered(node):
         return None
-    x, y, groups = value_of(node, 0), node.output, int(attribute(node, "group"))
-    element, columns = element_of(x.dtype, value_of(node, 1).dtype), weight.shape[0] // groups
+    x, y, groups = node.required_input(0), node.output, int(attribute(node, "group"))
+    element, columns = element_of(x.dtype, node.required_input(1).dtype), weight.shape[0] // groups
     channels = count_in_words(weight.shape[1], element) if element is not None else None
     if element is None or not isinstance(channels, int):
         return None
@@ -240,10 +240,10 @@ def pointwise(request: Request) -> KernelCall | None:
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node) or windows_of(node) is not None:
         return None
-    x = value_of(node, 0)
+    x = node.required_input(0)
     if set(weight.shape[2:]) != {1} or x.shape[:-1] != node.output.shape[:-1] or int(attribute(node, "group")) != 1:
         return None
-    element = element_of(x.dtype, value_of(node, 1).dtype)
+    element = element_of(x.dtype, node.required_input(1).dtype)
     channels = count_in_words(weight.shape[1], element) if element is not None else None
     return _product(request, weight, element, channels) if element is not None and isinstance(channels, int) else None
 
@@ -253,7 +253,7 @@ def dynamic_conv(request: Request) -> KernelCall | None:
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node):
         return None
-    x, y, groups = value_of(node, 0), node.output, int(attribute(node, "group"))
+    x, y, groups = node.required_input(0), node.output, int(attribute(node, "group"))
     image, results = x.shape[1:-1], y.shape[1:-1]
     pads = conv_pads(Infer(registry.get(node.op), node, {}))
     known = all(isinstance(dim, int) or has_only_sizes(dim) for dim in (*image, *results))
@@ -285,7 +285,7 @@ def dynamic_conv(request: Request) -> KernelCall | None:
 def _product(request: Request, weight: Array, element: DType, channels: int) -> KernelCall | None:
     """A 1x1 convolution as a matrix product; None if pixels are not evenly spaced. `channels` counts words."""
     node, columns, wide = request.node, len(weight), element in (F32, F16)
-    pitch = request.pitch(value_of(node, 0))
+    pitch = request.pitch(node.required_input(0))
     if pitch is None:
         return None
     tile = choose_tile(request.cpu, prod(node.output.shape[:-1]), columns, request.rank)
@@ -360,9 +360,8 @@ def is_covered(node: Node) -> bool:
     epilogue = node.attrs.get("epilogue")
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return False
-    return (
-        attribute(node, "layout") == "NHWC" and element_of(value_of(node, 0).dtype, value_of(node, 1).dtype) is not None
-    )
+    x, w = node.required_input(0), node.required_input(1)
+    return attribute(node, "layout") == "NHWC" and element_of(x.dtype, w.dtype) is not None
 
 
 def has_long_epilogue(node: Node) -> bool:
@@ -406,14 +405,14 @@ def strided_operands(request: Request) -> tuple[In | Out, ...]:
     Otherwise none.
     """
     node = request.node
-    values = [node.output, *(value_of(node, i) for i in extra_indices(node))]
+    values = [node.output, *(node.required_input(i) for i in extra_indices(node))]
     even = all(value.shape[-1:] == (1,) or request.strides_of(value)[-1:] in ((), (1,)) for value in values)
     return (*(In(i) for i in extra_indices(node)), Out(0)) if even else ()
 
 
 def finish_of(node: Node, request: Request | None = None) -> Finish:
     """The epilogue with the bias as its first extra input. `request` gives strides of operands inside other tensors."""
-    values = [value_of(node, i) for i in extra_indices(node)]
+    values = [node.required_input(i) for i in extra_indices(node)]
     shape, inside = node.output.shape, request.strides if request is not None else {}
     strides = [broadcast_strides(value.shape, shape, inside.get(value)) for value in values]
     y = inside.get(node.output, row_major(shape))
@@ -438,13 +437,5 @@ def inplace_extras(node: Node) -> tuple[int, ...]:
     return tuple(
         i
         for i in extra_indices(node)
-        if i > 2 and (value := value_of(node, i)).shape == y.shape and value.dtype.itemsize == y.dtype.itemsize
+        if i > 2 and (value := node.required_input(i)).shape == y.shape and value.dtype.itemsize == y.dtype.itemsize
     )
-
-
-def value_of(node: Node, index: int) -> Value:
-    """Input `index` of the node. ValueError if it is absent."""
-    value = node.inputs[index]
-    if value is None:
-        raise ValueError(f"{node} has no input {index}")
-    return value

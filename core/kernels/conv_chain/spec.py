@@ -112,7 +112,7 @@ def _call(request: Request, band: int) -> KernelCall:
     for part, product in ((widen, spec.widen), (middle, None), (narrow, spec.narrow)):
         if part is not None:
             operands.append(_weight_operand(places[_weight(part)], product))
-            operands += [In(places[_value(part, i)]) for i in extra_indices(part)]
+            operands += [In(places[part.required_input(i)]) for i in extra_indices(part)]
     operands += [Out(0), Scratch(max(spec.scratch_elements, 1) * F32.itemsize)]
     flops: Dim = 0
     for part in filter(None, (widen, middle, narrow)):
@@ -195,10 +195,4 @@ def _is_depthwise(node: Node) -> bool:
 
 
 def _weight(node: Node) -> Value:
-    return _value(node, 1)
-
-
-def _value(node: Node, index: int) -> Value:
-    value = node.inputs[index]
-    assert value is not None, f"{node} lacks input {index}"
-    return value
+    return node.required_input(1)

@@ -11,7 +11,7 @@ import numpy as np
 
 from lathe.core.ir.dim import floor_div
 from lathe.core.ir.dims import has_only_sizes
-from lathe.core.ir.graph import Node, Value
+from lathe.core.ir.graph import Node
 from lathe.core.ir.types import Dim
 from lathe.core.kernels.call import In, KernelCall, KernelSpec, Operand, Out, Request
 from lathe.core.kernels.shared.attributes import attribute, axis_of, integers
@@ -121,7 +121,7 @@ def duplicate(request: Request) -> KernelCall | None:
     None for a Reshape whose sizes agree only for some batch sizes: the reference checks those at run time.
     """
     node = request.node
-    if not _is_movable(node) or len(node.outputs) > 1 or _input(node).tensor.size != node.output.tensor.size:
+    if not _is_movable(node) or len(node.outputs) > 1 or node.required_input(0).tensor.size != node.output.tensor.size:
         return None
     return _copy_call(node, (node.output.tensor.size,), (1,))
 
@@ -131,7 +131,7 @@ def transpose(request: Request) -> KernelCall | None:
     node = request.node
     if not _is_movable(node):
         return None
-    source, strides = _input(node).shape, request.strides_of(_input(node))
+    source, strides = node.required_input(0).shape, request.strides_of(node.required_input(0))
     perm = integers(node, "perm") or tuple(reversed(range(len(source))))
     walks = (tuple(strides[axis] for axis in perm), request.strides_of(node.output))
     piece = Piece(0, 1, Nest(tuple(source[axis] for axis in perm), walks))
@@ -141,10 +141,10 @@ def transpose(request: Request) -> KernelCall | None:
 def blocks(request: Request) -> KernelCall | None:
     """Selector of DepthToSpace and SpaceToDepth: a transpose of the shape with the block's axes split off."""
     node = request.node
-    if not _is_movable(node) or len(_input(node).shape) != 4:
+    if not _is_movable(node) or len(node.required_input(0).shape) != 4:
         return None
     size, last = attribute(node, "blocksize"), attribute(node, "layout") == "NHWC"
-    depth = _input(node).shape if node.op == "DepthToSpace" else node.output.shape
+    depth = node.required_input(0).shape if node.op == "DepthToSpace" else node.output.shape
     mode = attribute(node, "mode") or "DCR"
     to_space = _depth_to_space(depth, size, last, mode)
     extents, strides = to_space if node.op == "DepthToSpace" else _inverse(to_space, last, mode)
@@ -185,7 +185,7 @@ def expand(request: Request) -> KernelCall | None:
     if not _is_movable(node) or len(node.inputs) != 1:
         return None
     shape = node.output.shape
-    return _copy_call(node, shape, broadcast_strides(_input(node).shape, shape))
+    return _copy_call(node, shape, broadcast_strides(node.required_input(0).shape, shape))
 
 
 def tile(request: Request) -> KernelCall | None:
@@ -194,7 +194,7 @@ def tile(request: Request) -> KernelCall | None:
     repeats = integers(node, "repeats")
     if not _is_movable(node) or repeats is None:
         return None
-    shape = _input(node).shape
+    shape = node.required_input(0).shape
     dense = row_major(shape)
     pairs = [((times, 0), (extent, step)) for times, extent, step in zip(repeats, shape, dense, strict=True)]
     loops = [loop for pair in pairs for loop in pair]
@@ -204,7 +204,7 @@ def tile(request: Request) -> KernelCall | None:
 def slice_(request: Request) -> KernelCall | None:
     """Selector of Slice whose first places and strides can be computed; both operands may be strided."""
     node = request.node
-    walk = slice_strides(node, request.strides_of(_input(node))) if _is_movable(node) else None
+    walk = slice_strides(node, request.strides_of(node.required_input(0))) if _is_movable(node) else None
     if walk is None:
         return None
     offset, strides = walk
@@ -217,7 +217,7 @@ def slice_strides(node: Node, given: Sequence[Dim]) -> tuple[Dim, tuple[Dim, ...
     starts, steps = integers(node, "starts"), integers(node, "steps")
     if starts is None or len(node.inputs) != 1:
         return None
-    source = _input(node).shape
+    source = node.required_input(0).shape
     axes = integers(node, "axes") or tuple(range(len(starts)))
     strides: list[Dim] = list(given)
     offset: Dim = 0
@@ -275,7 +275,7 @@ def split(request: Request) -> KernelCall | None:
     node = request.node
     if not _is_movable(node) or len(node.inputs) != 1:
         return None
-    source = _input(node).shape
+    source = node.required_input(0).shape
     axis = axis_of(attribute(node, "axis"), len(source))
     dense = row_major(source)
     pieces: list[Piece] = []
@@ -311,7 +311,7 @@ def pad(request: Request) -> KernelCall | None:
         return None
     fill = fill_bits(request)
     operands: list[Operand] = [In(0), Out()] if fill is not None else [In(0), Out(), In(2)]
-    source, mode = _input(node).shape, attribute(node, "mode") or "constant"
+    source, mode = node.required_input(0).shape, attribute(node, "mode") or "constant"
     axes = [_segments(mode, before, after, extent) for (before, after), extent in zip(widths, source, strict=True)]
     if any(segments is None for segments in axes):
         return None
@@ -327,7 +327,7 @@ def pad_widths(node: Node) -> list[tuple[Any, Any]] | None:
     computed = node.input(1) is not None or node.input(3) is not None
     if not _is_movable(node) or computed or pads is None or len(pads) % 2:
         return None
-    rank, half = len(_input(node).shape), len(pads) // 2
+    rank, half = len(node.required_input(0).shape), len(pads) // 2
     axes = integers(node, "axes") or tuple(range(half))
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for position, axis in enumerate(axes):
@@ -388,10 +388,3 @@ def _pad_piece(choice: Sequence[_Segment], source: Sequence[Dim], target: Sequen
 
 
 _ZERO: Dim = 0
-
-
-def _input(node: Node) -> Value:
-    value = node.inputs[0]
-    if value is None:
-        raise ValueError(f"node '{node.name}' ({node.op}) has no first input")
-    return value

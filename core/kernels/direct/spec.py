@@ -22,7 +22,6 @@ from lathe.core.kernels.conv.spec import (
     finish_of,
     has_long_epilogue,
     is_covered,
-    value_of,
     windows_of,
 )
 from lathe.core.kernels.shared.attributes import attribute
@@ -142,9 +141,9 @@ def suits_direct(node: Node, weight: Array) -> bool:
     """
     if not has_few_channels(NodeView(registry.get(node.op), node), weight.shape) or not is_covered(node):
         return False
-    extras = [value_of(node, i).shape for i in extra_indices(node)]
+    extras = [node.required_input(i).shape for i in extra_indices(node)]
     alike = all(extent == 1 for shape in extras for extent in shape[:-1])
-    if value_of(node, 0).dtype is not F32 or node.output.dtype is not F32:
+    if node.required_input(0).dtype is not F32 or node.output.dtype is not F32:
         return False
     return alike and (node.op == "PooledConv" or not has_long_epilogue(node))
 

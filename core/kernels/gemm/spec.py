@@ -243,9 +243,7 @@ def _in_words(a: Matrices, element: DType) -> Matrices | None:
 
 def operand_of(request: Request, index: int) -> Matrices:
     """Input 0 (A) or 1 (B) as matrices. ValueError if the node lacks it."""
-    node, value = request.node, request.node.inputs[index]
-    if value is None:
-        raise ValueError(f"{node} has no input {index}")
+    node, value = request.node, request.node.required_input(index)
     return Matrices.of(value, perm_attribute(node, ("perm_a", "perm_b")[index]), request.strides_of(value))
 
 

@@ -76,7 +76,7 @@ def layer_call_of(request: Request, is_covered: Callable[[Node], bool]) -> Kerne
     None if scale and bias do not have the length of a line, or the node is not covered.
     """
     node = request.node
-    x = _input(node, 0)
+    x = node.required_input(0)
     if not is_covered(node) or x.dtype is not node.output.dtype:
         return None
     axis = axis_of(attribute(node, "axis"), len(x.shape))
@@ -107,7 +107,7 @@ def group_call_of(request: Request, is_covered: Callable[[Node], bool]) -> Kerne
     None if scale and bias do not have one element per channel, or the node is not covered.
     """
     node = request.node
-    x = _input(node, 0)
+    x = node.required_input(0)
     if not is_covered(node) or len(x.shape) < 2:
         return None
     last = attribute(node, "layout") == "NHWC"
@@ -163,14 +163,7 @@ def _normalization(node: Node, spec: KernelSpec, operands: list[Operand]) -> Ker
 
 def _is_float32(node: Node, also: Set[DType] = frozenset()) -> bool:
     """Whether all tensors are float32; the types in `also` are allowed for the first input and output."""
-    data = [_input(node, 0), node.outputs[0]]
+    data = [node.required_input(0), node.outputs[0]]
     rest = [value for value in (*node.inputs[1:], *node.outputs[1:]) if value is not None]
     allowed = all(value.dtype is DType.FLOAT32 or value.dtype in also for value in data)
     return allowed and has_plannable_types(node) and all(value.dtype is DType.FLOAT32 for value in rest)
-
-
-def _input(node: Node, index: int) -> Value:
-    value = node.inputs[index]
-    if value is None:
-        raise ValueError(f"node '{node.name}' ({node.op}) has no input {index}")
-    return value

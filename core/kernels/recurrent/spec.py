@@ -150,7 +150,7 @@ def recurrent(request: Request) -> KernelCall | None:
 
 def call_of(request: Request, spec: Recurrence, weights: Sequence[Operand], scratch: Scratch) -> KernelCall:
     """The call with its operands, cost and traffic, which are the same on all devices."""
-    node, gates = request.node, _value(request.node, 0)
+    node, gates = request.node, request.node.required_input(0)
     operands: list[Operand] = [
         In(0),
         *weights,
@@ -172,7 +172,7 @@ def recurrence_of(request: Request) -> Recurrence | None:
     floats = [value for i, value in enumerate(node.inputs) if value is not None and i != 3]
     if r is None or activations is None or not has_plannable_types(node) or any(v.dtype is not F32 for v in floats):
         return None
-    gates = _value(node, 0)
+    gates = node.required_input(0)
     present = [i for i in range(2, 7) if node.input(i) is not None]
     return Recurrence(
         cell=str(attribute(node, "cell")),
@@ -226,10 +226,3 @@ def _body(name: str, alphas: list[float], betas: list[float]) -> Graph:
     node = Node(operator, [x], [], attrs)
     node.outputs = [Value("t0", scalar, node)]
     return bodies.canonical(Graph("body", [x], [node.output], [node]), {})
-
-
-def _value(node: Node, index: int) -> Value:
-    value = node.inputs[index]
-    if value is None:
-        raise ValueError(f"{node} has no input {index}")
-    return value

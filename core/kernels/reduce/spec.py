@@ -100,7 +100,7 @@ def call_of(request: Request, is_covered: Callable[[str, DType], bool]) -> Kerne
     None for unplannable shapes, unknown axes and element types that are not covered.
     """
     node = request.node
-    source = _input(node)
+    source = node.required_input(0)
     if not has_plannable_types(node) or not is_covered(node.op, source.dtype):
         return None
     axes = _spatial(node) if node.op in _SAME_AS else _reduced_axes(node)
@@ -123,7 +123,7 @@ def arg_call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | Non
     None for unplannable shapes and other element types.
     """
     node = request.node
-    source = _input(node)
+    source = node.required_input(0)
     if not has_plannable_types(node) or source.dtype not in dtypes or not source.shape:
         return None
     axis = axis_of(attribute(node, "axis"), len(source.shape))
@@ -135,7 +135,7 @@ def arg_call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | Non
 
 def _reduced_axes(node: Node) -> set[int] | None:
     """The axes of a Reduce node; None if they are an input."""
-    rank = len(_input(node).shape)
+    rank = len(node.required_input(0).shape)
     axes = integers(node, "axes")
     if len(node.inputs) > 1:
         return None
@@ -145,7 +145,7 @@ def _reduced_axes(node: Node) -> set[int] | None:
 
 
 def _spatial(node: Node) -> set[int]:
-    rank = len(_input(node).shape)
+    rank = len(node.required_input(0).shape)
     return set(range(1, rank - 1)) if attribute(node, "layout") == "NHWC" else set(range(2, rank))
 
 
@@ -154,10 +154,3 @@ def _nest(source: Value, axes: Collection[int]) -> Nest:
     remaining = iter(kept)
     out = tuple(0 if axis in axes else next(remaining) for axis in range(len(source.shape)))
     return Nest(source.shape, (row_major(source.shape), out)).collapsed()
-
-
-def _input(node: Node) -> Value:
-    value = node.inputs[0]
-    if value is None:
-        raise ValueError(f"node '{node.name}' ({node.op}) has no first input")
-    return value

@@ -77,8 +77,7 @@ def _is_covered(found: Forest, targets: int) -> bool:
 
 
 def _call(node: Node, found: Forest, weights: Array, targets: int, features: int, base: Array) -> KernelCall:
-    x = node.inputs[0]
-    assert x is not None
+    x = node.required_input(0)
     roots, depths = _pad_trees(found)
     comparison = found.modes[0] if found.modes else forest.LEQ
     spec = TreesSpec(x.shape[0], features, targets, len(roots), comparison, bool(found.missing.any()))

@@ -26,7 +26,6 @@ from lathe.core.kernels.conv.spec import (
     inplace_extras,
     is_covered,
     strided_operands,
-    value_of,
     windows_of,
 )
 from lathe.core.kernels.shared.attributes import attribute
@@ -139,7 +138,7 @@ def suits_winograd_lines(request: Request, weight: Array, windows: tuple[Window,
     suits = shaped and whole and int(attribute(node, "group")) == 1 and windows[0].count >= LEAST_RESULTS
     if not (request.winograd and suits and is_covered(node) and target.lanes >= 8):
         return False
-    return value_of(node, 0).dtype is F32 and not has_long_epilogue(node)
+    return node.required_input(0).dtype is F32 and not has_long_epilogue(node)
 
 
 def pack(weight: Array, tile: Tile, form: Form = LINES) -> Array:

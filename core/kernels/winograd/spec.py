@@ -29,7 +29,6 @@ from lathe.core.kernels.conv.spec import (
     inplace_extras,
     is_covered,
     strided_operands,
-    value_of,
     windows_of,
 )
 from lathe.core.kernels.shared.attributes import attribute
@@ -309,9 +308,9 @@ def suits_winograd(request: Request, weight: Array, windows: tuple[Window, ...])
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]
-    if not request.winograd or len(windows) != 2 or value_of(node, 0).dtype.is_integer:
+    if not request.winograd or len(windows) != 2 or node.required_input(0).dtype.is_integer:
         return False
-    strides = ({1}, {2}) if value_of(node, 0).dtype in (F32, F16) else ({1},)
+    strides = ({1}, {2}) if node.required_input(0).dtype in (F32, F16) else ({1},)
     shaped = all((w.kernel, w.dilation) == (3, 1) and w.count >= LEAST_RESULTS for w in windows)
     shaped = shaped and {w.stride for w in windows} in strides
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32

@@ -49,11 +49,11 @@ class ChainConvolutions:
 
 def _chain(editor: Editor, middle: Node) -> list[Node]:
     """The depthwise convolution, with the 1x1 convolutions before and after it if they can be fused."""
-    before, after = _image(middle).producer, editor.only_reader(middle.output)
+    before, after = middle.required_input(0).producer, editor.only_reader(middle.output)
     chain = [middle]
     if before is not None and _is_pointwise(editor, before) and editor.only_reader(before.output) is middle:
         chain = [before, *chain] if all(_is_per_channel(value) for value in _extras(before)) else chain
-    if after is not None and _is_pointwise(editor, after) and _image(after) is middle.output:
+    if after is not None and _is_pointwise(editor, after) and after.required_input(0) is middle.output:
         fits = all(_is_per_channel(value) or _is_whole(value, after) for value in _extras(after))
         chain = [*chain, after] if fits and middle.output not in _extras(after) else chain
     return chain
@@ -107,16 +107,10 @@ def _weight_shape(editor: Editor, node: Node) -> tuple[int, ...] | None:
         return None
     weight = editor.array(node.inputs[1])
     floats = all(value is None or value.dtype is DType.FLOAT32 for value in (*node.inputs, *node.outputs))
-    sizes = [size for value in (_image(node), node.output) for size in (shape_of(value) or ())[1:]]
+    sizes = [size for value in (node.required_input(0), node.output) for size in (shape_of(value) or ())[1:]]
     if weight is None or not floats or len(sizes) != 6 or not all(isinstance(size, int) for size in sizes):
         return None
     return weight.shape
-
-
-def _image(node: Node) -> Value:
-    image = node.inputs[0]
-    assert image is not None, registry.describe(node)
-    return image
 
 
 def _extras(node: Node) -> list[Value]:

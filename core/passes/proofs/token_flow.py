@@ -243,7 +243,7 @@ class TokenFlow:
         return None
 
     def _softmax(self, node: Node, flow: Flow) -> bool | None:
-        scores, rank = _first(node), len(node.output.shape)
+        scores, rank = node.required_input(0), len(node.output.shape)
         axis = int(self._view(node).attr("axis")) % rank
         if flow.axes != (rank - 2, rank - 1) or axis != rank - 1:
             return None
@@ -264,11 +264,12 @@ class TokenFlow:
     def _reduction(self, node: Node, axis: int) -> bool | None:
         op, view = registry.get(node.op), self._view(node)
         assert isinstance(op, Reduce)
-        return self._pool(node, axis, _POOLS[node.op]) if op.axes(view, len(_first(node).shape)) == (axis,) else None
+        axes = op.axes(view, len(node.required_input(0).shape))
+        return self._pool(node, axis, _POOLS[node.op]) if axes == (axis,) else None
 
     def _first_or_last(self, node: Node, axis: int) -> bool | None:
         """A Gather of the first or the last token, which every sequence has."""
-        index, rank = self._known(node, 1), len(_first(node).shape)
+        index, rank = self._known(node, 1), len(node.required_input(0).shape)
         if (
             index is None
             or index.dtype == object
@@ -279,11 +280,11 @@ class TokenFlow:
         return self._pool(node, axis, _ENDS[int(index.item())]) if int(index.item()) in _ENDS else None
 
     def _pool(self, node: Node, axis: int, mode: str) -> bool:
-        return self._replace(node, self._segments(node, _first(node), axis, mode), POOLED)
+        return self._replace(node, self._segments(node, node.required_input(0), axis, mode), POOLED)
 
     def _position_of_extreme(self, node: Node, axis: int) -> bool | None:
         """ArgMax and ArgMin of integers: the first (or last) position in each sequence of its extreme number."""
-        x, view = _first(node), self._view(node)
+        x, view = node.required_input(0), self._view(node)
         alone = all(dim == 1 for i, dim in enumerate(x.shape) if i != axis)
         if not alone or x.dtype not in (DType.INT32, DType.INT64) or int(view.attr("axis")) % len(x.shape) != axis:
             return None
@@ -335,7 +336,7 @@ class TokenFlow:
 
     def _leading_rows_of_table(self, node: Node) -> bool | None:
         """A Slice of n rows of a table from a fixed row on, such as position embeddings."""
-        op, shape = registry.get("Slice"), shape_of(_first(node))
+        op, shape = registry.get("Slice"), shape_of(node.required_input(0))
         assert isinstance(op, Slice)
         ranges = op.ranges(self._view(node), len(shape)) if shape is not None else None
         cut = {axis: r for axis, r in (ranges or {}).items() if TOKENS in symbols(node.output.shape[axis])}
@@ -349,7 +350,7 @@ class TokenFlow:
         index = self._positions(node, DType.INT64)
         if start:
             index = self.editor.emit(node, "Add", index, self.editor.constant(np.array(start, np.int64)))
-        new = self.editor.emit(node, "Gather", _first(node), index, attrs={"axis": axis})
+        new = self.editor.emit(node, "Gather", node.required_input(0), index, attrs={"axis": axis})
         return self._replace(node, new, Flow((axis,)))
 
     def _triangle(self, node: Node, flow: Flow) -> bool | None:
@@ -364,11 +365,11 @@ class TokenFlow:
         distance, limit = emit(node, "Sub", key, query), self.editor.constant(np.array(diagonal[0], np.int64))
         mask = emit(node, "GreaterOrEqual" if view.attr("upper") else "LessOrEqual", distance, limit)
         zero = self.editor.constant(np.zeros((), node.output.dtype.numpy))
-        return self._replace(node, emit(node, "Where", mask, _first(node), zero), flow)
+        return self._replace(node, emit(node, "Where", mask, node.required_input(0), zero), flow)
 
     def _cumulative_sum(self, node: Node, flow: Flow) -> bool | None:
         """CumSum over all sequences, minus the sum before the token's own sequence: exact for integers only."""
-        view, axis, x = self._view(node), flow.axes[0], _first(node)
+        view, axis, x = self._view(node), flow.axes[0], node.required_input(0)
         along = view.param("axis") if "axis" in view.op.params else view.value(1)
         known = None if along is None else np.asarray(along)
         if known is None or known.dtype == object or int(known.item()) % len(x.shape) != axis:
@@ -435,12 +436,6 @@ class TokenFlow:
 def refuse(node: Node, reason: str) -> NoReturn:
     """Raises Mixed with the node and the reason."""
     raise ProofFailed(f"{describe(node)}: {reason}")
-
-
-def _first(node: Node) -> Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
 
 
 def _pairs(node: Node, given: Sequence[Flow]) -> Flow | None:

@@ -51,7 +51,7 @@ def _find_head(graph: Graph) -> Head:
     producers = {output: node for node in graph.nodes for output in node.outputs}
     node = producers.get(graph.outputs[0])
     while node is not None and node.op in _SKIPPED_OPS:
-        node = producers.get(_first_input(node))
+        node = producers.get(node.required_input(0))
     head = _match_layer(graph, producers, node) if node is not None else None
     if head is None:
         source = node.op if node is not None else "an input"
@@ -86,12 +86,6 @@ def _head_of_constants(graph: Graph, weight: Value | None, axis: int, bias: Valu
         return None
     fits = bias is None or (graph.constants[bias].ndim and graph.constants[bias].shape[-1] == array.shape[axis])
     return Head(weight, axis, bias) if fits else None
-
-
-def _first_input(node: Node) -> Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
 
 
 def _replace_constant(graph: Graph, value: Value, array: Array) -> None:

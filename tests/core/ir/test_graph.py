@@ -170,3 +170,13 @@ def test_an_ill_typed_node_is_refused_when_built() -> None:
     with pytest.raises(ModelError, match="do not broadcast"):
         build("Add", x, build.constant(np.zeros(3, np.float32)))
     assert len(graph.nodes) == 3
+
+
+def test_an_absent_input_is_none_unless_it_is_required() -> None:
+    x = Value("x", N4)
+    node = Node("Clip", [x, None], [], name="limit")
+    assert node.input(0) is node.required_input(0) is x
+    assert node.input(1) is node.input(2) is None
+    for index in (1, 2):
+        with pytest.raises(ValueError, match=f"Clip 'limit' has no input {index}"):
+            node.required_input(index)

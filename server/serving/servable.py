@@ -28,7 +28,7 @@ from lathe.server.types import ModelRef
 
 if TYPE_CHECKING:
     from lathe.server.api.codec.codec import Codec
-    from lathe.server.api.connection.repeated_requests import Repeats
+    from lathe.server.api.connection.repeated_requests import RepeatedRequests
 
 
 _LAST = 8.0  # seconds that the last executions of a closing model get, if they may run for ever
@@ -83,7 +83,7 @@ class Servable:
             model.inputs, model.outputs, model.batchable, packs, optional_inputs(model), shape_predicate(model)
         )
         self.wire: Codec | None = None  # created by `api/codec` at the first request
-        self.round: Repeats | None = None  # created by `api/connection` at the first use
+        self.repeated_requests: RepeatedRequests | None = None  # created by `api/connection` at the first use
         self.lookup: CacheLookup | None = None  # the response cache
         self.rules = Rules()
         self._beside: set[asyncio.Task[None]] = set()  # cache lookups whose requests may still be queued

@@ -1,11 +1,11 @@
-"""A JSON request that says what the one before it on its connection said, but for the numbers of its one list.
+"""A template of a JSON request: later requests may differ from it only in the numbers of their one list.
 
     POST ... content-length: 6201 ... {"inputs": [{"name": "x", ..., "data": [0.8506, 0.637, ...]}]}
     ---------------------------->    <------------------------------------->                    <-->
     equal                            equal                                                      equal
 
-Such a request says what it would say if it sent its numbers as binary data, so it goes on as those do. One that differs
-in anything else, or has a list of another kind, is read in the usual way.
+The numbers are parsed straight into a tensor. From there the request takes the same path as one that sends its tensor
+as binary data. A request that differs in anything but the numbers is parsed in the usual way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lathe.server.api.codec.call_head import CallHead
 from lathe.server.api.codec.codec import Codec, ParsedRequest
 from lathe.server.api.codec.json_split import split_json
-from lathe.server.api.connection.request_template import Lane
+from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.serving.servable import Servable
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([1-9][0-9]*)[ \t]*\r\n", re.IG
 
 
 class TextAround(NamedTuple):
-    """A request's bytes but for the digits of its length and for its list."""
+    """The bytes of a request without the digits of its content length and without its list of numbers."""
 
     before_length: bytes
-    behind_length: bytes  # in the HTTP head
+    after_length: bytes  # in the HTTP head
     before_list: bytes  # in the body
-    behind_list: bytes
+    after_list: bytes
 
     @property
     def size(self) -> int:
@@ -39,8 +39,10 @@ class TextAround(NamedTuple):
 
 
 def text_around(request: bytes, start: int) -> TextAround | None:
-    """Return what a request, whose body begins at `start`, says around its list of numbers; None where it has none,
-    or several, or does not tell its length in the common way."""
+    """Return the bytes around the list of numbers of a request whose body begins at `start`.
+
+    Returns None if the request has no list of numbers or several, or if its content length has an unusual form.
+    """
     length, parts = _LENGTH.search(request, 0, start), split_json(request[start:])
     if length is None or parts is None or len(parts.number_lists) != 1:
         return None
@@ -48,54 +50,55 @@ def text_around(request: bytes, start: int) -> TextAround | None:
     return TextAround(request[:begin], request[end:start], parts.text[: found.start], parts.text[found.end :])
 
 
-class JsonTemplate(Lane):
-    """What was found out about a request, for those that differ from it in their numbers alone.
+class JsonTemplate(RequestTemplate):
+    """The result of parsing one JSON request, reused for requests that differ from it only in their numbers.
 
-    `wire` is the head of the request that sends the same as binary data, and what `read` returns is its body.
+    `wire` is the parsed head of the same request with binary data; `read` returns the body of that request.
     """
 
-    __slots__ = ("_around", "_most", "_reader")
+    __slots__ = ("_around", "_max_body", "_reader")
 
     def __init__(
         self,
         around: TextAround,
-        most: int,
+        max_body: int,
         head: CallHead,
         servable: Servable,
         codec: Codec,
         wire: ParsedRequest,
         reader: ListReader,
     ) -> None:
-        """`most`: bytes that a body may have."""
+        """`max_body`: the largest accepted number of bytes of a body."""
         super().__init__(b"", -1, head, servable, codec, wire)
         self._around = around
-        self._most = most
+        self._max_body = max_body
         self._reader = reader
 
     def read(self, request: bytes) -> bytes | None:
-        """Return the elements that a request's list says; None where the request is another one.
+        """Return the elements of the list of numbers as bytes; None if the request does not match this template.
 
-        Equal text around them means equal bounds of the list, as nothing in a list of numbers could move these.
+        If the text before and after the list is equal, the list begins and ends where the template says: no bracket
+        can stand inside a list of numbers.
         """
         size = len(request)
-        if size != self.size and not self._fit(size):
+        if size != self.size and not self._prepare(size):
             return None
-        prefix, behind = self.prefix, self._around.behind_list
-        if not (request.startswith(prefix) and request.endswith(behind)):
+        prefix, suffix = self.prefix, self._around.after_list
+        if not (request.startswith(prefix) and request.endswith(suffix)):
             return None
-        return self._reader.read(request, len(prefix), size - len(behind))
+        return self._reader.read(request, len(prefix), size - len(suffix))
 
-    def _fit(self, size: int) -> bool:
-        """Expect a request of so many bytes from now on; say whether there may be one."""
+    def _prepare(self, size: int) -> bool:
+        """Prepare the prefix for requests of `size` bytes; return whether such a request is possible."""
         if not self.size:
             return False
         around = self._around
-        rest = size - len(around.before_length) - len(around.behind_length)  # the body, and the digits of its length
+        rest = size - len(around.before_length) - len(around.after_length)  # the body, and the digits of its length
         length = rest - len(str(max(rest, 0)))
         if len(str(length)) + length < rest:
             length += 1
-        if not 0 < length <= self._most or len(str(length)) + length != rest:
+        if not 0 < length <= self._max_body or len(str(length)) + length != rest:
             return False
-        self.prefix = b"%b%d%b%b" % (around.before_length, length, around.behind_length, around.before_list)
+        self.prefix = b"%b%d%b%b" % (around.before_length, length, around.after_length, around.before_list)
         self.size = size
         return True

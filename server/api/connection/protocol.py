@@ -28,7 +28,7 @@ from lathe.server.api.connection.framing import check_framing, check_target, par
 from lathe.server.api.connection.hosts import check_host
 from lathe.server.api.connection.json_template import JsonTemplate
 from lathe.server.api.connection.pipelining import AnswerPipeline, AsgiTurn, disconnect, has_valid_key
-from lathe.server.api.connection.request_template import Lane
+from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.api.connection.transfer_rates import UploadRate
 from lathe.server.api.inference.infer import NOTHING, InferCall
 from lathe.server.api.middleware.body_limits import MAX_DOCUMENT
@@ -57,9 +57,9 @@ class LatheProtocol(AnswerPipeline):
         self.last_seen = self.hub.now
         self.slot: ConnectionSlot  # whoever accepts the connection sets it
         self.has_slot = False  # for more than health
-        self.lane: Lane | None = None  # of requests that come again and again
-        self.json_template: JsonTemplate | None = None  # likewise, of those with numbers in JSON
-        self.said: ParsedRequest | None = None  # by the latest request
+        self.request_template: RequestTemplate | None = None  # of the last request that came twice in a row
+        self.json_template: JsonTemplate | None = None  # the same for a request with numbers in JSON
+        self.previous_request: ParsedRequest | None = None
         # the message being received
         self.url = b""
         self.in_message = self.in_head = False
@@ -184,20 +184,20 @@ class LatheProtocol(AnswerPipeline):
             return
         hub = self.hub
         self.last_seen = hub.now
-        lane = self.lane
+        template = self.request_template
         if (
-            lane is not None
-            and len(data) == lane.size
-            and data.startswith(lane.prefix)
+            template is not None
+            and len(data) == template.size
+            and data.startswith(template.prefix)
             and not (self.missing or self.in_message or hub.infer.plane.refusing_ticks)
         ):
-            self._repeat(lane, data, data)
+            self._repeat(template, data, data)
             return
-        template = self.json_template
-        if template is not None and not (self.missing or self.in_message or hub.infer.plane.refusing_ticks):
-            elements = template.read(data)
+        json_template = self.json_template
+        if json_template is not None and not (self.missing or self.in_message or hub.infer.plane.refusing_ticks):
+            elements = json_template.read(data)
             if elements is not None:
-                self._repeat(template, elements, data)
+                self._repeat(json_template, elements, data)
                 return
         if self.missing:
             data = self._collect(data)
@@ -211,7 +211,7 @@ class LatheProtocol(AnswerPipeline):
             self.flow.pause_reading()
 
     def _take_known(self, data: bytes) -> bytes:
-        """Start the requests at the beginning of `data` whose heads are remembered; returns what is left."""
+        """Start the requests at the beginning of `data` whose HTTP heads are in the cache; return the rest."""
         heads = self.hub.heads
         while data:
             end = data.find(b"\r\n\r\n") + 4
@@ -243,27 +243,27 @@ class LatheProtocol(AnswerPipeline):
         return data
 
     def _expect_again(self, call: InferCall, data: bytes, end: int, after: int) -> None:
-        """Two requests that say the same make a third one likely. The head has ended at `end`."""
-        said = call.wire if call.entry is not None else None
-        if said is not None and said is self.said:
-            self.lane = call.lane(data[: end + (call.head.json_bytes or 0)], after)
+        """Build templates after two equal requests in a row: a third one is likely. The HTTP head ends at `end`."""
+        parsed = call.wire if call.entry is not None else None
+        if parsed is not None and parsed is self.previous_request:
+            self.request_template = call.request_template(data[: end + (call.head.json_bytes or 0)], after)
             self.json_template = call.json_template(data[:after], end)
-        self.said = said
+        self.previous_request = parsed
 
-    def _repeat(self, lane: Lane, data: bytes, request: bytes) -> None:
-        """Start a request that says what the one before it said, `data` being what its lane reads."""
-        call = InferCall(self.hub.infer, lane.head, self._deliver, self.caller)
+    def _repeat(self, template: RequestTemplate, data: bytes, request: bytes) -> None:
+        """Start a request that matches a template. `data` holds its tensors, at the offsets of the template."""
+        call = InferCall(self.hub.infer, template.head, self._deliver, self.caller)
         call.request = request
         self.turns.append(call)
-        if lane.round is not None:
-            lane.round.join(call, lane, data)
+        if template.repeated_requests is not None:
+            template.repeated_requests.join(call, template, data)
         else:
-            call.repeat(lane, data)
+            call.repeat(template, data)
         if len(self.turns) >= self.hub.settings.max_pipeline:
             self.flow.pause_reading()
 
     def _turn_away(self, head: CallHead, data: bytes, end: int) -> bool:
-        """Answer a request by its heads if it is to be refused; say so. What still comes of it is not kept."""
+        """Refuse a request by its head alone if it must be refused; return whether it was. Its body is not kept."""
         reply = None if self.stopping else self.hub.infer.turn_away(head, data, end, self.caller)
         if reply is None:
             return False

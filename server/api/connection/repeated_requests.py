@@ -1,4 +1,4 @@
-"""Repeated requests for one model that came together: one look at who asks, one batch, one answer's head for all."""
+"""Repeated requests for one model that arrive together: one access check, one batch, one answer head for all."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from lathe.server.errors import ServerError
 from lathe.server.types import Tensors
 
 if TYPE_CHECKING:
-    from lathe.server.api.connection.request_template import Lane
+    from lathe.server.api.connection.request_template import RequestTemplate
     from lathe.server.api.inference.infer import InferCall
     from lathe.server.batching.batcher import Batcher
     from lathe.server.serving.dataplane import DataPlane
     from lathe.server.serving.servable import Servable
 
 log = logging.getLogger("lathe.api")
-_LANE = itemgetter(1)
+_TEMPLATE = itemgetter(1)
 
 
-class Repeats:
-    """A `lathe.server.batching.coalesced_batch.CoalescedBatch` of calls that came by lanes; it is used again and
-    again."""
+class RepeatedRequests:
+    """The calls that match a `RequestTemplate` and wait for the next batch of one model version.
+
+    It implements `lathe.server.batching.coalesced_batch.CoalescedBatch`. One object serves all batches of a version: a
+    batch takes the calls that wait, and the list starts empty again.
+    """
 
     __slots__ = ("_batcher", "_calls", "_plane", "_servable", "since")
 
@@ -37,59 +40,59 @@ class Repeats:
         self._plane = plane
         self._servable = servable
         self._batcher = batcher
-        self._calls: list[tuple[InferCall, Lane, bytes]] = []
+        self._calls: list[tuple[InferCall, RequestTemplate, bytes]] = []
         self.since: list[float] = []
 
-    def join(self, call: InferCall, lane: Lane, data: bytes) -> None:
-        """Let a call take part, whose request `data` is as the lane says."""
-        call.round = self
+    def join(self, call: InferCall, template: RequestTemplate, data: bytes) -> None:
+        """Add a call to the next batch. `data` is the request that matches the template."""
+        call.repeated_requests = self
         calls = self._calls
-        calls.append((call, lane, data))
+        calls.append((call, template, data))
         self.since.append(monotonic())
         if len(calls) == 1:
             self._batcher.submit_coalesced(self)
 
     def leave(self, call: InferCall) -> None:
-        """The caller is gone."""
-        call.round = None
+        """Remove a call whose caller has closed the connection."""
+        call.repeated_requests = None
         place = [one for one, _, _ in self._calls].index(call)
         del self._calls[place], self.since[place]
         self._servable.stats.cancelled += 1
 
     @property
     def rows(self) -> int:
-        return sum([lane.rows for _, lane, _ in self._calls])
+        return sum([template.rows for _, template, _ in self._calls])
 
     @property
     def nbytes(self) -> int:
-        return sum([lane.wire.binary_bytes for _, lane, _ in self._calls])
+        return sum([template.wire.binary_bytes for _, template, _ in self._calls])
 
     def is_plain(self) -> bool:
         plane, servable = self._plane, self._servable
         if plane.tracing is not None or plane.quotas is not None or not servable.is_plain:
             return False
         try:
-            return all(map(self._is_settled, {lane for _, lane, _ in self._calls}))
+            return all(map(self._is_settled, {template for _, template, _ in self._calls}))
         except ServerError:
             return False
 
-    def _is_settled(self, lane: Lane) -> bool:
-        head = lane.head
+    def _is_settled(self, template: RequestTemplate) -> bool:
+        head = template.head
         self._plane.authority.check(head.authorization, Scope.INFER, head.model)
         return self._plane.registry.settled(head.model, head.version) is self._servable
 
     def stack(self) -> Tensors:
         rows, stacked = self.rows, {}
         for index, (name, shape, dtype, _) in enumerate(self._calls[0][1].wire.views):
-            whole = b"".join([data[lane.spans[index]] for _, lane, data in self._calls])
+            whole = b"".join([data[template.spans[index]] for _, template, data in self._calls])
             stacked[name] = np.ndarray((rows, *shape[1:]), dtype, whole)
         return stacked
 
     def answer(self, outputs: Tensors) -> None:
         calls = self._take()
         try:
-            _fill(calls, outputs)
-        except Exception as error:  # nobody is answered yet
+            _set_replies(calls, outputs)
+        except Exception as error:  # no call has an answer yet
             for call, _, _ in calls:
                 call.refuse(error)
             return
@@ -100,18 +103,18 @@ class Repeats:
                 log.exception("an answer could not be delivered")
 
     def queue(self) -> None:
-        for call, lane, data in self._take():
-            call.repeat(lane, data)
+        for call, template, data in self._take():
+            call.repeat(template, data)
 
-    def _take(self) -> list[tuple[InferCall, Lane, bytes]]:
+    def _take(self) -> list[tuple[InferCall, RequestTemplate, bytes]]:
         calls, self._calls, self.since = self._calls, [], []
         for call, _, _ in calls:
-            call.round = None
+            call.repeated_requests = None
         return calls
 
 
 class _Outputs:
-    """What a batch gave, as answers have it: made once, and only if one of them asks for it."""
+    """The outputs of a batch as bytes and as JSON. Each form is computed at its first use and then reused."""
 
     __slots__ = ("_bytes", "_lists", "tensors")
 
@@ -121,7 +124,7 @@ class _Outputs:
         self._lists: dict[str, list[bytes]] = {}
 
     def bytes_of(self, name: str) -> tuple[Payload, int]:
-        """An output's elements, and how many bytes of them are a row."""
+        """Return the bytes of an output, and the number of bytes per row."""
         if name not in self._bytes:
             array = self.tensors[name]
             text = raw_bytes(array)
@@ -129,25 +132,25 @@ class _Outputs:
         return self._bytes[name]
 
     def lists_of(self, name: str) -> list[bytes]:
-        """An output's elements in JSON, by row."""
+        """Return the JSON text of each row of an output."""
         if name not in self._lists:
             self._lists[name] = elements_by_row(self.tensors[name])
         return self._lists[name]
 
 
-def _fill(calls: list[tuple[InferCall, Lane, bytes]], outputs: Tensors) -> None:
-    """Give each call its reply, by its rows of the outputs."""
-    first, made = 0, _Outputs(outputs)
-    for lane, alike in groupby(calls, _LANE):
-        fill = _fill_binary if lane.wire.plain else _fill_json
-        first = fill([call for call, _, _ in alike], lane, made, first)
+def _set_replies(calls: list[tuple[InferCall, RequestTemplate, bytes]], outputs: Tensors) -> None:
+    """Give each call the reply with its rows of the outputs."""
+    first, encoded = 0, _Outputs(outputs)
+    for template, group in groupby(calls, _TEMPLATE):
+        set_replies = _set_binary_replies if template.wire.plain else _set_json_replies
+        first = set_replies([call for call, _, _ in group], template, encoded, first)
 
 
-def _fill_binary(calls: list[InferCall], lane: Lane, outputs: _Outputs, first: int) -> int:
-    """Give calls of one lane their replies, by the rows from the `first` on; return which is the next."""
-    rows = lane.rows
-    reply = lane.reply({name: array[first : first + rows] for name, array in outputs.tensors.items()})
-    asked = [outputs.bytes_of(output.name) for output in lane.wire.outputs]
+def _set_binary_replies(calls: list[InferCall], template: RequestTemplate, outputs: _Outputs, first: int) -> int:
+    """Give the calls of one template their binary replies, from row `first` on; return the row after the last."""
+    rows = template.rows
+    reply = template.reply({name: array[first : first + rows] for name, array in outputs.tensors.items()})
+    asked = [outputs.bytes_of(output.name) for output in template.wire.outputs]
     for call in calls:
         end = first + rows
         call.reply = reply
@@ -156,13 +159,15 @@ def _fill_binary(calls: list[InferCall], lane: Lane, outputs: _Outputs, first: i
     return first
 
 
-def _fill_json(calls: list[InferCall], lane: Lane, outputs: _Outputs, first: int) -> int:
-    """Do the same for calls whose answers are all numbers in JSON."""
-    rows, names = lane.rows, [output.name for output in lane.wire.outputs]
-    answer = lane.codec.json_answer(lane.wire, tuple([(rows, *outputs.tensors[name].shape[1:]) for name in names]))
+def _set_json_replies(calls: list[InferCall], template: RequestTemplate, outputs: _Outputs, first: int) -> int:
+    """Do the same for calls whose answers are JSON numbers."""
+    rows, names = template.rows, [output.name for output in template.wire.outputs]
+    answer = template.codec.json_answer(
+        template.wire, tuple([(rows, *outputs.tensors[name].shape[1:]) for name in names])
+    )
     asked = [outputs.lists_of(name) for name in names]
     for call in calls:
         end = first + rows
-        call.reply, call.payloads = answer.reply([b",".join(lists[first:end]) for lists in asked], lane.wire.id)
+        call.reply, call.payloads = answer.reply([b",".join(lists[first:end]) for lists in asked], template.wire.id)
         first = end
     return first

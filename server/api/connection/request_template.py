@@ -1,24 +1,25 @@
-"""A request that says what the one before it on its connection said: only its tensors are read."""
+"""A template of a request: a later request that begins with the same bytes needs no parsing but of its tensors."""
 
 from __future__ import annotations
 
 from lathe.server.api.codec.call_head import CallHead
 from lathe.server.api.codec.codec import Codec, ParsedRequest
 from lathe.server.api.codec.reply import Reply
-from lathe.server.api.connection.repeated_requests import Repeats
+from lathe.server.api.connection.repeated_requests import RepeatedRequests
 from lathe.server.api.inference.reader_threads import INLINE_BYTES
 from lathe.server.serving.servable import Servable
 from lathe.server.types import Tensors
 
-LONGEST = 4096  # bytes of head and JSON that a connection keeps
+MAX_PREFIX_BYTES = 4096  # of HTTP head and JSON that one template keeps: the usual head has 300, its JSON 200
 
 
-class Lane:
-    """What was found out about a request, for those that begin with the same bytes: HTTP head and JSON.
+class RequestTemplate:
+    """The result of parsing one request, reused for later requests with the same HTTP head and the same JSON.
 
-    The head holds the lengths of the body and of its JSON, so equal bytes mean an equal request but for its tensors.
-    What may change between two requests is looked at each time: who may run the model, and what answers for its name.
-    Connections that say the same share one.
+    The HTTP head holds the length of the body and the length of its JSON. So two requests whose head and JSON are equal
+    differ only in the bytes of their tensors. Two things may change between requests and are checked for each of them:
+    whether the caller may run the model, and which version serves the model's name. Connections whose requests begin
+    with the same bytes share one template.
     """
 
     __slots__ = (
@@ -26,7 +27,7 @@ class Lane:
         "codec",
         "head",
         "prefix",
-        "round",
+        "repeated_requests",
         "rows",
         "servable",
         "size",
@@ -38,27 +39,28 @@ class Lane:
     def __init__(
         self, prefix: bytes, size: int, head: CallHead, servable: Servable, codec: Codec, wire: ParsedRequest
     ) -> None:
-        """`size`: bytes of the whole request."""
+        """`prefix`: the bytes of HTTP head and JSON. `size`: the number of bytes of the whole request."""
         self.prefix = prefix
         self.start = len(prefix)
-        self.size = size  # 0: of no use any more
+        self.size = size  # 0: the template is outdated and matches no request
         self.head = head
         self.servable = servable
         self.codec = codec
         self.wire = wire
         self.rows = wire.group.rows
         self.spans = tuple(slice(self.start + slot.start, self.start + slot.start + slot.size) for slot in wire.slots)
-        self.round: Repeats | None = None  # where requests run with what comes at the same time; None: nowhere
+        # Where requests that arrive together form one batch; None: each request goes through the queue on its own.
+        self.repeated_requests: RepeatedRequests | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether requests differ in the elements of their rows alone, and so do the answers."""
+        """Whether two requests of this template differ only in their tensors, and their answers only in the outputs."""
         wire = self.wire
         if not (self.rows and wire.views) or wire.timeout is not None or self.head.accepts:
             return False
         return wire.plain or (wire.numeric and self.codec.most(wire, self.rows) <= INLINE_BYTES)
 
     def reply(self, outputs: Tensors) -> Reply:
-        """Return what an answer with these outputs, all of them binary, says before their bytes."""
+        """Return the head and the JSON of an answer whose outputs are all sent as binary data."""
         answer, payloads = self.codec.encode(self.wire, outputs)
         return answer.reply(payloads)

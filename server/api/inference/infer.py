@@ -16,8 +16,8 @@ from lathe.server.api.codec.compression import deflate_steps
 from lathe.server.api.codec.payloads import Payload
 from lathe.server.api.codec.reply import Header, Reply, binary_headers, error_reply, render_block
 from lathe.server.api.connection.json_template import JsonTemplate, TextAround, text_around
-from lathe.server.api.connection.repeated_requests import Repeats
-from lathe.server.api.connection.request_template import LONGEST, Lane
+from lathe.server.api.connection.repeated_requests import RepeatedRequests
+from lathe.server.api.connection.request_template import MAX_PREFIX_BYTES, RequestTemplate
 from lathe.server.api.inference.body_reader import BodyReader, ReadBody
 from lathe.server.api.inference.log_fields import error_entry
 from lathe.server.api.inference.memory_ledger import MemoryClaim
@@ -34,25 +34,25 @@ from lathe.server.steps import Steps, run_all
 from lathe.server.telemetry.access_log import AccessLog
 from lathe.server.types import Tensors
 
-REFUSALS = 256  # ready answers to those who are refused
-DEFLATED = 4  # bytes that are read while one is compressed
-NOTHING: list[Payload] = []  # never added to
+MAX_REFUSALS = 256  # encoded error answers that are kept for reuse
+DEFLATE_COST = 4  # compressing one byte takes as long as reading four
+NOTHING: list[Payload] = []  # shared by all calls, so nothing is ever appended to it
 
 
 class InferCall:
-    """The state of one call. `deliver(call)` is called once, on the event loop, when `reply` is there."""
+    """The state of one inference call. `deliver(call)` runs once, on the event loop, when `reply` is set."""
 
     __slots__ = (
         "address",
-        "beside",
+        "background",
         "codec",
         "deliver",
         "entry",
         "head",
         "payloads",
+        "repeated_requests",
         "reply",
         "request",
-        "round",
         "servable",
         "service",
         "wire",
@@ -61,7 +61,7 @@ class InferCall:
     servable: Servable
     codec: Codec
     wire: ParsedRequest
-    request: bytes  # all of it, if it came by a lane
+    request: bytes  # the whole request, set if it matched a template
 
     def __init__(self, service: InferService, head: CallHead, deliver: Deliver, address: str) -> None:
         self.service = service
@@ -69,88 +69,92 @@ class InferCall:
         self.deliver = deliver
         self.address = address
         self.reply: Reply | None = None
-        self.payloads: list[Payload] = NOTHING  # what follows the reply's text
+        self.payloads: list[Payload] = NOTHING  # the binary outputs, sent after the text of the reply
         self.entry: Entry | None = None
-        self.round: Repeats | None = None  # in which it waits, having no entry yet
-        self.beside: asyncio.Task[None] | None = None  # which reads its body, or writes its answer, on the threads
+        self.repeated_requests: RepeatedRequests | None = None  # set while the call waits there for its batch
+        self.background: asyncio.Task[None] | None = None  # reads the body, or writes the answer, on a thread
 
     def start(self, body: bytes | bytearray) -> None:
-        """Read the body and queue the work; whatever is wrong with it becomes the reply."""
+        """Read the body and queue the work. An error becomes the reply."""
         try:
             self._submit(body)
         except Exception as error:
             self.refuse(error)
 
-    def repeat(self, lane: Lane, data: bytes) -> None:
-        """Queue the work of a request that is as the lane says, `data` being what that reads."""
+    def repeat(self, template: RequestTemplate, data: bytes) -> None:
+        """Queue the work of a request that matches a template. `data` holds its tensors."""
         try:
-            head, servable, plane = self.head, lane.servable, self.service.plane
+            head, servable, plane = self.head, template.servable, self.service.plane
             client = plane.authority.check(head.authorization, Scope.INFER, head.model) or self.address
             if plane.registry.settled(head.model, head.version) is not servable:
-                lane.size = 0  # found out about what has changed
+                template.size = 0  # made for a version that no longer serves this name
                 self._submit(self.request[self.request.find(b"\r\n\r\n") + 4 :])
                 return
-            self.servable, self.codec, self.wire = servable, lane.codec, lane.wire
-            self._queue(lane.codec.tensors(lane.wire, data, lane.start), client, text=lane.wire.text)
+            self.servable, self.codec, self.wire = servable, template.codec, template.wire
+            self._queue(template.codec.tensors(template.wire, data, template.start), client, text=template.wire.text)
         except Exception as error:
             self.refuse(error)
 
-    def lane(self, prefix: bytes, size: int) -> Lane | None:
-        """Return what helps with further requests that begin with these bytes, this one's head and JSON; None where
-        nothing does."""
+    def request_template(self, prefix: bytes, size: int) -> RequestTemplate | None:
+        """Return the template for requests that begin with `prefix`, the HTTP head and JSON of this request of `size`
+        bytes; None if such requests cannot have one."""
         head = self.head
-        if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > LONGEST:
+        if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > MAX_PREFIX_BYTES:
             return None
         if self.wire.inlined or self.wire.read_cost > INLINE_BYTES:
             return None
-        lane = self.service.lanes.get(prefix)
-        if lane is None or not lane.size or lane.servable is not self.servable:
-            lane = self.service.lanes[prefix] = Lane(prefix, size, head, self.servable, self.codec, self.wire)
-            if lane.is_plain:
-                lane.round = self.service.round(self.servable)
-        return lane
+        template = self.service.request_templates.get(prefix)
+        if template is None or not template.size or template.servable is not self.servable:
+            template = self.service.request_templates[prefix] = RequestTemplate(
+                prefix, size, head, self.servable, self.codec, self.wire
+            )
+            if template.is_plain:
+                template.repeated_requests = self.service.repeated_requests(self.servable)
+        return template
 
     def json_template(self, request: bytes, start: int) -> JsonTemplate | None:
-        """Return what helps with further requests that differ from this one, whose body begins at `start`, in the
-        numbers of its list alone; None where nothing does."""
+        """Return the template for requests that differ from this one only in the numbers of its list; None if such
+        requests cannot have one. The body begins at `request[start]`."""
         head, settings, size = self.head, self.service.settings, len(request) - start
         if self.entry is None or head.json_bytes is not None or head.encoding or size > INLINE_BYTES:
             return None
         binary = self.wire.sent_as_binary()
         around = text_around(request, start) if binary is not None else None
-        if binary is None or around is None or around.size > min(LONGEST, settings.max_header):
+        if binary is None or around is None or around.size > min(MAX_PREFIX_BYTES, settings.max_header):
             return None
         template = self.service.json_templates.get(around)
         if template is None or not template.size or template.servable is not self.servable:
             reader = list_reader(binary.slots[0].datatype, binary.slots[0].shape)
             if reader is None:
                 return None
-            most = min(INLINE_BYTES, settings.max_body, settings.max_json)
-            template = JsonTemplate(around, most, head, self.servable, self.codec, binary, reader)
+            max_body = min(INLINE_BYTES, settings.max_body, settings.max_json)
+            template = JsonTemplate(around, max_body, head, self.servable, self.codec, binary, reader)
             self.service.json_templates[around] = template
             if template.is_plain:
-                template.round = self.service.round(self.servable)
+                template.repeated_requests = self.service.repeated_requests(self.servable)
         return template
 
     def refuse(self, error: Exception, path: bytes = b"") -> None:
-        """Answer with an error, in the words of the path it was meant for."""
+        """Answer with an error, in the format that the API of this path uses."""
         self.service.failed(self, error, path)
         self.reply, self.payloads, self.entry = error_reply(error, path), NOTHING, None
         self.deliver(self)
 
     def cancel(self) -> None:
-        """The caller left."""
-        if self.round is not None:
-            self.round.leave(self)
-        elif self.beside is not None:
-            self.beside.cancel()
+        """Drop the call: the caller has closed the connection."""
+        if self.repeated_requests is not None:
+            self.repeated_requests.leave(self)
+        elif self.background is not None:
+            self.background.cancel()
         elif self.entry is not None:
             self.servable.cancel(self.entry)
 
     @property
     def is_waiting(self) -> bool:
         """Whether no work has begun, so that nothing is lost by dropping it."""
-        return self.entry.is_waiting if self.entry is not None else self.reply is not None or self.round is not None
+        if self.entry is not None:
+            return self.entry.is_waiting
+        return self.reply is not None or self.repeated_requests is not None
 
     def _submit(self, body: bytes | bytearray) -> None:
         head = self.head
@@ -171,16 +175,16 @@ class InferCall:
         self._queue(codec.tensors(wire, body, size, taken), client, text=wire.max_text_bytes(size))
 
     def _read(self, reading: Coroutine[Any, Any, ReadBody], client: str) -> None:
-        """Go on once the body was read beside the event loop."""
-        self.beside = asyncio.ensure_future(self._go_on(reading, client))
+        """Read the body on a thread, then queue the work."""
+        self.background = asyncio.ensure_future(self._read_then_queue(reading, client))
 
-    async def _go_on(self, reading: Coroutine[Any, Any, ReadBody], client: str) -> None:
+    async def _read_then_queue(self, reading: Coroutine[Any, Any, ReadBody], client: str) -> None:
         try:
             self.wire, tensors, paid, text = await reading
-            self.beside = None
+            self.background = None
             self._queue(tensors, client, paid, text)
         except Exception as error:
-            self.beside = None
+            self.background = None
             self.refuse(error)
 
     def _queue(self, tensors: Tensors, client: str, paid: int = 0, text: int = 0) -> None:
@@ -195,7 +199,7 @@ class InferCall:
             self._fail(outcome)
             self.deliver(self)
         elif self._cost(outcome) > INLINE_BYTES:
-            self.beside = asyncio.ensure_future(self._write(outcome))
+            self.background = asyncio.ensure_future(self._write(outcome))
         else:
             self._answer(outcome)
 
@@ -210,13 +214,13 @@ class InferCall:
         self.deliver(self)
 
     async def _write(self, outputs: Tensors) -> None:
-        """Answer once the threads have written what is too large for the event loop."""
+        """Encode a large answer on a thread, then deliver it."""
         client = self.entry.client if self.entry is not None else self.address
         try:
             self.reply, self.payloads = await self.service.reading.readers.run_steps(client, self._writing(outputs))
         except Exception as error:
             self._fail(error)
-        self.beside = None
+        self.background = None
         self.deliver(self)
 
     def _fail(self, error: Exception) -> None:
@@ -228,11 +232,11 @@ class InferCall:
         if self.head.accepts and cost <= INLINE_BYTES:
             size = self.codec.size(self.wire, outputs)
             if self._is_compressed(size):
-                cost += size * DEFLATED
+                cost += size * DEFLATE_COST
         return cost
 
     def _writing(self, outputs: Tensors) -> Steps[tuple[Reply, list[Payload]]]:
-        """Return the reply, and the payloads that follow its text."""
+        """Return the reply and the binary outputs that follow its text, computed in steps."""
         answer, payloads = yield from self.codec.encoding(self.wire, outputs)
         coding, parts = self.head.accepts, [answer.json, *payloads]
         if not coding or not self._is_compressed(sum(map(len, parts))):
@@ -245,20 +249,20 @@ class InferCall:
         return Reply(200, headers, body, render_block(headers, body)), NOTHING
 
     def _is_compressed(self, size: int) -> bool:
-        """Whether the caller asked for just that, or an answer of so many bytes is large enough to gain."""
+        """Whether an answer of `size` bytes is compressed: the caller accepts nothing else, or it is large enough."""
         head = self.head
         return bool(head.accepts) and (head.is_only_coding or size >= self.service.settings.compress_min)
 
 
 def codec_of(servable: Servable, regions: Regions) -> Codec:
-    """Return what reads and writes this version's wire format."""
+    """Return the codec of the requests and answers of this version; it is created at the first use."""
     if servable.wire is None:
         servable.wire = Codec(servable.ref, servable.signature, regions)
     return servable.wire
 
 
 def deadline_of(head: ParsedRequest) -> float | None:
-    """Return when a request arriving now wants to be answered, in monotonic seconds."""
+    """Return the deadline of a request that arrives now, in seconds of the monotonic clock; None: it has none."""
     return None if head.timeout is None else monotonic() + head.timeout
 
 
@@ -266,42 +270,45 @@ Deliver: TypeAlias = Callable[[InferCall], None]
 
 
 class InferService:
-    """What every call needs: the data plane and the limits."""
+    """The parts that all calls share: data plane, limits, body reader, templates, access log."""
 
     def __init__(self, plane: DataPlane, settings: Settings, reading: BodyReader, access: AccessLog) -> None:
         self.plane = plane
         self.settings = settings
-        self.lanes: WeakValueDictionary[bytes, Lane] = WeakValueDictionary()  # that connections use, by their beginning
+        # Templates live as long as a connection uses them.
+        self.request_templates: WeakValueDictionary[bytes, RequestTemplate] = WeakValueDictionary()  # by prefix
         self.json_templates: WeakValueDictionary[TextAround, JsonTemplate] = WeakValueDictionary()
         self.access = access
         self.reading = reading
         self._refusals: dict[tuple[str, str, int], Reply] = {}
 
-    def round(self, servable: Servable) -> Repeats | None:
-        """Return where repeated requests for a version come together; None for what has no batches of its own."""
-        if servable.round is None and isinstance(servable.batcher, Batcher):
-            servable.round = Repeats(self.plane, servable, servable.batcher)
-        return servable.round
+    def repeated_requests(self, servable: Servable) -> RepeatedRequests | None:
+        """Return where the repeated requests of a version form batches; None if the version has no batcher."""
+        if servable.repeated_requests is None and isinstance(servable.batcher, Batcher):
+            servable.repeated_requests = RepeatedRequests(self.plane, servable, servable.batcher)
+        return servable.repeated_requests
 
     def claim(self, head: CallHead, address: str) -> MemoryClaim:
-        """Return what counts a body that is about to be received from this address; raises Unauthorized or Forbidden
-        where that would be for nothing."""
+        """Return the claim that counts the bytes of a body while it arrives from this address.
+
+        Raises Unauthorized or Forbidden if the caller may not run the model.
+        """
         return self.reading.ledger.claim(
             self.plane.authority.check(head.authorization, Scope.INFER, head.model) or address
         )
 
     def knows(self, head: CallHead) -> bool:
-        """Say whether a call came with a key that may run its model."""
+        """Return whether the call carries a key that may run its model."""
         try:
             return bool(self.plane.authority.check(head.authorization, Scope.INFER, head.model))
         except ServerError:
             return False
 
     def turn_away(self, head: CallHead, data: bytes, start: int, address: str) -> Reply | None:
-        """Refuse a request whose body begins at `data[start]`, by its JSON alone; None: it is to be read.
+        """Return the refusal of a request whose body begins at `data[start]`; None: the request must be read.
 
-        Under overload most requests end here. So nothing is made of them but a look into what was known already, and
-        refusals with equal words are one reply.
+        Under overload most requests end here. So the decision uses only cached data (the parsed JSON of an earlier
+        equal request), and equal refusals share one encoded reply.
         """
         size = head.json_bytes
         if size is None or head.encoding or start + size > len(data):
@@ -326,7 +333,7 @@ class InferService:
         return self._refusal(error)
 
     def failed(self, call: InferCall, error: Exception, path: bytes = b"") -> None:
-        """A call is answered with an error."""
+        """Write the access log entry of a call that is answered with an error."""
         if not self.access.wants(ok=False):
             return
         entry, servable = call.entry, getattr(call, "servable", None)
@@ -341,11 +348,11 @@ class InferService:
         key = (error.code, error.message, math.ceil(error.retry_after or 0))
         reply = self._refusals.get(key)
         if reply is None:
-            if len(self._refusals) >= REFUSALS:
+            if len(self._refusals) >= MAX_REFUSALS:
                 self._refusals.clear()
             reply = self._refusals[key] = error_reply(error)
         return reply
 
     def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
-        """Begin a call from this address; hand it the whole body with `InferCall.start`."""
+        """Create a call from this address. The caller passes the whole body to `InferCall.start`."""
         return InferCall(self, head, deliver, address)

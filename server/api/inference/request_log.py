@@ -6,7 +6,7 @@ from time import monotonic
 
 from lathe.server.api.codec.call_head import CallHead
 from lathe.server.api.connection.json_template import JsonTemplate
-from lathe.server.api.connection.request_template import Lane
+from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.api.inference.infer import Deliver, InferCall, InferService
 from lathe.server.api.inference.log_fields import infer_path
 from lathe.server.telemetry.access_log import ServedRequest
@@ -18,7 +18,7 @@ class _LoggedCall(InferCall):
 
     __slots__ = ()
 
-    def lane(self, prefix: bytes, size: int) -> Lane | None:
+    def request_template(self, prefix: bytes, size: int) -> RequestTemplate | None:
         return None
 
     def json_template(self, request: bytes, start: int) -> JsonTemplate | None:

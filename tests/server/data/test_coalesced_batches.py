@@ -13,8 +13,8 @@ from lathe.server.access.quotas import Quota, Quotas
 from lathe.server.access.scopes import Scope
 from lathe.server.api.codec.json_answer import JsonAnswer
 from lathe.server.api.codec.reply import Reply
-from lathe.server.api.connection.repeated_requests import Repeats
-from lathe.server.api.connection.request_template import Lane
+from lathe.server.api.connection.repeated_requests import RepeatedRequests
+from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.api.inference.infer import InferCall
 from lathe.server.batching.entry import Entry
 from lathe.server.batching.queue import Queue
@@ -162,16 +162,16 @@ def test_requests_of_disconnected_clients_are_not_run(
     leaving: set[int], monkeypatch: pytest.MonkeyPatch, forms: list[RequestMaker]
 ) -> None:
     """`leaving` is by number of rows: some of the clients, or all of them."""
-    join = Repeats.join
+    join = RepeatedRequests.join
 
-    def joining(repeats: Repeats, call: InferCall, lane: Lane, data: bytes) -> None:
-        join(repeats, call, lane, data)
-        if here.model.batches[-1] == 3 and lane.rows in leaving:
+    def joining(repeats: RepeatedRequests, call: InferCall, template: RequestTemplate, data: bytes) -> None:
+        join(repeats, call, template, data)
+        if here.model.batches[-1] == 3 and template.rows in leaving:
             call.deliver.__self__.connection_lost(None)  # type: ignore[attr-defined]
 
     with repeating_clients([3, 1, 2, 4], forms=forms) as here:
         stats = here.running.registry.resolve("doubler").stats
-        monkeypatch.setattr(Repeats, "join", joining)
+        monkeypatch.setattr(RepeatedRequests, "join", joining)
         with here.coalesced():
             for index in (1, 2, 3):
                 here.ask(index, index * 10)
@@ -211,11 +211,11 @@ def test_only_the_requests_that_cause_an_error_fail(forms: list[RequestMaker]) -
 def test_without_memory_for_a_batch_the_requests_run_alone(
     monkeypatch: pytest.MonkeyPatch, forms: list[RequestMaker]
 ) -> None:
-    def stack(repeats: Repeats) -> Tensors:
+    def stack(repeats: RepeatedRequests) -> Tensors:
         raise MemoryError
 
     with repeating_clients([1, 1, 1], forms=forms) as here:
-        monkeypatch.setattr(Repeats, "stack", stack)
+        monkeypatch.setattr(RepeatedRequests, "stack", stack)
         for start in (10, 50):
             with here.coalesced():
                 here.ask(1, start + 1)
@@ -234,7 +234,7 @@ def test_answers_without_memory_are_errors_and_the_model_goes_on(
 
     with repeating_clients([1, 1, 1], forms=forms) as here:
         with here.coalesced(), monkeypatch.context() as patch:
-            patch.setattr(Lane, "reply", reply)
+            patch.setattr(RequestTemplate, "reply", reply)
             patch.setattr(JsonAnswer, "reply", reply)
             here.ask(1, 10)
             here.ask(2, 20)

@@ -309,16 +309,16 @@ def test_lengths_at_which_the_number_of_digits_changes() -> None:
     around = text_around(data, data.index(b"\r\n\r\n") + 4)
     assert around is not None
     template = JsonTemplate.__new__(JsonTemplate)
-    template._around, template._most, template.size = around, 20_000, -1
-    fixed = len(around.before_length) + len(around.behind_length)
+    template._around, template._max_body, template.size = around, 20_000, -1
+    fixed = len(around.before_length) + len(around.after_length)
     lengths = {size: length for length in range(1, 20_001) for size in [fixed + length + len(str(length))]}
     for size in range(fixed + 20_010):
-        assert template._fit(size) == (size in lengths), size
+        assert template._prepare(size) == (size in lengths), size
         if size in lengths:
-            expected = b"%d%b%b" % (lengths[size], around.behind_length, around.before_list)
+            expected = b"%d%b%b" % (lengths[size], around.after_length, around.before_list)
             assert template.prefix == around.before_length + expected
     template.size = 0  # the template is useless from here on
-    assert not any(map(template._fit, lengths))
+    assert not any(map(template._prepare, lengths))
 
 
 def test_changes_around_the_list_are_read_in_the_usual_way() -> None:
@@ -327,7 +327,7 @@ def test_changes_around_the_list_are_read_in_the_usual_way() -> None:
     around = text_around(data, start)
     assert isinstance(around, TextAround)
     digits = str(len(BODY)).encode()
-    parts = around.before_length, digits, around.behind_length, around.before_list, LIST, around.behind_list
+    parts = around.before_length, digits, around.after_length, around.before_list, LIST, around.after_list
     assert b"".join(parts) == data
     assert around.size == len(data) - len(digits) - len(LIST)
     assert text_around(request_maker()(b'{"inputs": []}'), start - 1) is None
@@ -360,4 +360,4 @@ def test_large_answers_are_written_on_threads(template_hits: list[bool]) -> None
         for text in TAKEN[:2]:
             assert both.compare(request("POST", PATH, with_list(text)))
         templates = [each.json_template for each in both.running.server.server_state.connections]  # type: ignore[attr-defined]
-        assert [each.round for each in templates if each is not None] == [None]
+        assert [each.repeated_requests for each in templates if each is not None] == [None]

@@ -17,7 +17,7 @@ import pytest
 from lathe.server.access.quotas import Quota, Quotas
 from lathe.server.access.scopes import Scope
 from lathe.server.api.connection.protocol import LatheProtocol
-from lathe.server.api.connection.request_template import Lane
+from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.batching.admission import Admission
 from lathe.server.batching.batcher import SINGLE_BATCHES, Batcher
 from lathe.server.batching.entry import DirectEntry, Outcome
@@ -31,14 +31,14 @@ from tests.server.data.running import RequestMaker, each_form, request, rows, se
 
 
 @pytest.fixture
-def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+def repeats(monkeypatch: pytest.MonkeyPatch) -> list[RequestTemplate]:
     """The templates of the requests that were recognised as repeated."""
-    found: list[Lane] = []
+    found: list[RequestTemplate] = []
     repeat = LatheProtocol._repeat
 
-    def noting(connection: LatheProtocol, lane: Lane, data: bytes, request: bytes) -> None:
-        found.append(lane)
-        repeat(connection, lane, data, request)
+    def noting(connection: LatheProtocol, template: RequestTemplate, data: bytes, request: bytes) -> None:
+        found.append(template)
+        repeat(connection, template, data, request)
 
     monkeypatch.setattr(LatheProtocol, "_repeat", noting)
     return found
@@ -46,7 +46,7 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
 
 @each_form
 def test_equal_requests_are_parsed_once_and_answered_by_their_own_tensors(
-    repeats: list[Lane], asked: RequestMaker
+    repeats: list[RequestTemplate], asked: RequestMaker
 ) -> None:
     with serving({"doubler": doubler()}) as running, running.connect() as raw:
         for index in range(8):
@@ -56,7 +56,7 @@ def test_equal_requests_are_parsed_once_and_answered_by_their_own_tensors(
 
 
 @each_form
-def test_different_requests_between_equal_ones_are_parsed(repeats: list[Lane], asked: RequestMaker) -> None:
+def test_different_requests_between_equal_ones_are_parsed(repeats: list[RequestTemplate], asked: RequestMaker) -> None:
     with serving({"doubler": doubler(max_batch=16)}) as running, running.connect() as raw:
         for index in range(12):
             count = 3 if index % 4 == 3 else 2
@@ -69,7 +69,7 @@ def test_different_requests_between_equal_ones_are_parsed(repeats: list[Lane], a
 
 
 @each_form
-def test_a_repeated_request_may_arrive_in_pieces(repeats: list[Lane], asked: RequestMaker) -> None:
+def test_a_repeated_request_may_arrive_in_pieces(repeats: list[RequestTemplate], asked: RequestMaker) -> None:
     data = asked("doubler", rows(1))
     with serving({"doubler": doubler()}) as running, running.connect() as raw:
         for cut in (0, 0, 0, 0, 10, len(data) - 1, data.index(b"\r\n\r\n") + 20):
@@ -81,7 +81,9 @@ def test_a_repeated_request_may_arrive_in_pieces(repeats: list[Lane], asked: Req
 
 
 @each_form
-def test_a_repeated_request_is_answered_by_the_current_version(repeats: list[Lane], asked: RequestMaker) -> None:
+def test_a_repeated_request_is_answered_by_the_current_version(
+    repeats: list[RequestTemplate], asked: RequestMaker
+) -> None:
     """Another version, an unloaded model, a full queue, and the first version again."""
     model, other = doubler(), doubler()
     other.function = lambda tensors: {"y": tensors["x"] * 3}
@@ -102,7 +104,7 @@ def test_a_repeated_request_is_answered_by_the_current_version(repeats: list[Lan
         registry.found["doubler"][""] = second
         assert ask(5) == [value * 3] * 5
         # the first of the five notices the change
-        assert [lane.servable for lane in repeats] == [first] * 3 + [second] * 2
+        assert [template.servable for template in repeats] == [first] * 3 + [second] * 2
         registry.found["doubler"][""] = first
         registry.is_unloaded.add("doubler")
         assert ask(2) == [503, 503]
@@ -115,12 +117,12 @@ def test_a_repeated_request_is_answered_by_the_current_version(repeats: list[Lan
         assert ask() == [503]
         first.batcher.admission.items = 0
         assert ask(2) == [value * 2] * 2
-    assert [lane.servable for lane in repeats] == [first] * 2  # not while requests are being refused
+    assert [template.servable for template in repeats] == [first] * 2  # not while requests are being refused
 
 
 @each_form
 def test_repeated_requests_are_authorized_and_charged_each_time(
-    repeats: list[Lane], asked: RequestMaker, monkeypatch: pytest.MonkeyPatch
+    repeats: list[RequestTemplate], asked: RequestMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two requests a key is revoked, or reaches its quota."""
     data = asked("doubler", rows(1), Authorization="Bearer key")
@@ -179,7 +181,7 @@ def test_repeated_json_is_checked_in_full() -> None:
         assert running.infer("doubler", {"inputs": [sound]}).json["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
-def test_json_data_beside_binary_data_are_read_each_time(repeats: list[Lane]) -> None:
+def test_json_data_beside_binary_data_are_read_each_time(repeats: list[RequestTemplate]) -> None:
     """Equal bytes before the binary data hold equal JSON data, but no template may be made of them."""
     inside = {"name": "a", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
     outside = {"name": "b", "datatype": "INT32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}

@@ -17,7 +17,7 @@ from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
 from lathe.server.api.codec.call_head import CallHead
 from lathe.server.api.connection.pipelining import AsgiTurn
 from lathe.server.api.connection.protocol import LatheProtocol
-from lathe.server.api.connection.request_template import Lane
+from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.api.inference.infer import InferCall
 from lathe.server.errors import ServerError
 from lathe.server.serve import make_server
@@ -79,9 +79,9 @@ class Observed(LatheProtocol):
             self.calls[id(call)] = self._note(b"POST", self.targets[id(head)][1])
         return call
 
-    def _repeat(self, lane: Lane, data: bytes, request: bytes) -> None:
-        self._note(b"POST", self.targets[id(lane.head)][1]).body = request[request.find(b"\r\n\r\n") + 4 :]
-        super()._repeat(lane, data, request)
+    def _repeat(self, template: RequestTemplate, data: bytes, request: bytes) -> None:
+        self._note(b"POST", self.targets[id(template.head)][1]).body = request[request.find(b"\r\n\r\n") + 4 :]
+        super()._repeat(template, data, request)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.scope["seen"] = self._note(self.parser.get_method(), self.url)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from lathe.server.client import Client
-from tests.server.api.test_cli import server_process
-from tests.server.commands.running import PROJECT, run_lathe
+from tests.server.cli.running import PROJECT, run_lathe
+from tests.server.cli.test_cli import server_process
 
 pytestmark = pytest.mark.timeout(600)
 PYTHON = (Path(os.environ["LATHE_EXPORTERS"]) / "torch" / "bin" / "python").absolute()

@@ -11,8 +11,8 @@ from loadtest.flood import flood
 from loadtest.scenario import Options, Report
 from tests.loadtest.fake_server import Answer, Call
 from tests.loadtest.fake_server import run as run_against
-from tests.server.data.fakes import doubler
-from tests.server.data.running import serving
+from tests.server.fakes import doubler
+from tests.server.running import serving
 
 
 @pytest.fixture(autouse=True)

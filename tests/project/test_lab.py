@@ -13,7 +13,7 @@ import pytest
 
 from lathe.core.train import Trained
 from lathe.server.client import Client
-from tests.server.api.test_cli import server_process
+from tests.server.cli.test_cli import server_process
 
 PAGE = "docs/lab.md"
 URL = "http://127.0.0.1:8080"  # the address that the page uses

@@ -19,6 +19,22 @@ def test_source_files_are_short_and_have_no_open_tasks(name: str) -> None:
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), "nothing is left for later"
 
 
+# Folders of tests that belong to no single folder or module of the code.
+ACROSS = {
+    "core/conformance": "the backend suite of ONNX",
+    "core/cuda": "tests that need Triton, in an environment of their own",
+}
+
+
+@pytest.mark.parametrize("half", ["core", "server"])
+def test_folders_of_tests_mirror_the_code(half: str, project: Path) -> None:
+    """A reader finds the tests of `server/api/codec` in `tests/server/api/codec`."""
+    tests = project / "tests"
+    folders = {path.parent for path in (tests / half).rglob("test_*.py")} - {tests / half}
+    names = {str(folder.relative_to(tests)) for folder in folders} - set(ACROSS)
+    assert [name for name in names if not (project / name).is_dir() and not (project / f"{name}.py").exists()] == []
+
+
 def test_every_package_of_the_product_has_an_init(project: Path) -> None:
     """Without it setuptools would leave the folder out of the wheel."""
     folders = {(project / name).parent for name in SOURCES}

@@ -24,7 +24,7 @@ from lathe.core.ir.text import parse_graph
 from lathe.core.runtime.session.packed import Feed, pack_bins, split_feeds
 from lathe.core.runtime.session.session import Session
 from tests.core.encoders import Encoder, Feeds
-from tests.server.data.test_padding import attention
+from tests.server.batching.test_padding import attention
 
 LENGTHS = (1, 3, 7, 17, 33, 128)
 WHOLE = Encoder(pools=("mean", "first"))

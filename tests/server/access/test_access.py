@@ -20,8 +20,8 @@ from lathe.server.access.scopes import GRPC_METHODS, ROUTES, RequiredScope, Scop
 from lathe.server.archive import archive_of
 from lathe.server.cli.app import app as cli
 from lathe.server.errors import Forbidden, Unauthorized
-from tests.server.api.service import Service, service, until
 from tests.server.repository.world import toy
+from tests.server.service import Service, service, until
 
 NOW = 1_800_000_000
 PATH = {"{model}": "m", "{version}": "1", "{alias}": "blue", "{dataset}": "d", "{region}": "r", "{job}": "0" * 20}

@@ -19,9 +19,9 @@ from lathe.server.jobs.folders import DATABASE, JobFolders
 from lathe.server.jobs.job import Job, JobState
 from lathe.server.jobs.register import Register
 from tests.server.access.test_tokens import CLAIMS, NOW, signed, write_key_set
-from tests.server.api.service import service, until
 from tests.server.jobs.world import fake_jobs, order, run
 from tests.server.repository.world import toy
+from tests.server.service import service, until
 
 ALL = " ".join(f"lathe:{scope.value}" for scope in Scope if scope is not Scope.ADMIN)
 OTHERS = ("a key of the same name", "a subject of that name", "a subject of that id", "a subject of that identity")

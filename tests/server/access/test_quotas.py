@@ -19,11 +19,11 @@ from lathe.server.access.scopes import Scope
 from lathe.server.errors import QuotaExceeded
 from lathe.server.serving.dataplane import DataPlane
 from tests.server.access.test_access import call, new_key
-from tests.server.api.service import service
-from tests.server.data.fakes import doubler
-from tests.server.data.running import rows, serving
-from tests.server.grpc.wire import grpc_serving, tensor
+from tests.server.api.grpc.wire import grpc_serving, tensor
+from tests.server.fakes import doubler
 from tests.server.repository.world import run, toy, world
+from tests.server.running import rows, serving
+from tests.server.service import service
 
 BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 

@@ -16,10 +16,10 @@ from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import GRPC_METHODS, ROUTES, UPLOADS, Scope
 from lathe.server.access.suggestions import nearest_name, with_suggestion
 from lathe.server.errors import UnknownModel
-from tests.server.api.service import Service, service
-from tests.server.data.fakes import doubler
-from tests.server.grpc.wire import grpc_serving, refusal, stub
+from tests.server.api.grpc.wire import grpc_serving, refusal, stub
+from tests.server.fakes import doubler
 from tests.server.repository.world import toy
+from tests.server.service import Service, service
 
 HINT = "unknown model 'didgits', did you mean 'digits'?"
 BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}

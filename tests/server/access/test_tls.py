@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from lathe.server.api.grpc.messages import INFERENCE, message_class
 from lathe.server.client import Client, ClientError
 from lathe.server.settings import Settings
+from tests.server.api.grpc.wire import grpc_serving
 from tests.server.client.both_clients import BOTH
-from tests.server.data.fakes import doubler
-from tests.server.data.running import serving
-from tests.server.grpc.wire import grpc_serving
+from tests.server.fakes import doubler
+from tests.server.running import serving
 
 FILES = Path(__file__).parent / "tls"  # certificates of a test authority, valid for a hundred years
 SERVER = {"tls_cert": FILES / "server.pem", "tls_key": FILES / "server.key"}

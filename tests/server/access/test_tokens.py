@@ -20,8 +20,8 @@ from lathe.server.access.keys import DamagedKeys
 from lathe.server.access.scopes import Scope
 from lathe.server.access.tokens import Tokens
 from lathe.server.errors import Unauthorized
-from tests.server.api.service import service
 from tests.server.repository.world import toy
+from tests.server.service import service
 
 PRIVATE = ec.generate_private_key(ec.SECP256R1())
 STRANGER = ec.generate_private_key(ec.SECP256R1())

@@ -19,12 +19,12 @@ from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import ROUTES, Scope
 from lathe.server.client import ApiError, AsyncClient, Client, ClientError
 from lathe.server.client.call import Call, operation
-from tests.server.api.service import Service, service, until
 from tests.server.client.both_clients import BOTH
-from tests.server.data.fakes import doubler, echo
-from tests.server.data.running import serving
+from tests.server.fakes import doubler, echo
 from tests.server.jobs.world import fake_jobs
 from tests.server.repository.world import toy
+from tests.server.running import serving
+from tests.server.service import Service, service, until
 
 ROW = np.ones((1, 4), np.float32)
 

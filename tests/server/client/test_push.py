@@ -22,8 +22,8 @@ import lathe
 from lathe import nn
 from lathe.server.client import AsyncClient, Client, ClientError
 from lathe.server.client.exporting import Options, export_model
-from tests.server.api.test_cli import server_process
-from tests.server.commands.running import run_lathe
+from tests.server.cli.running import run_lathe
+from tests.server.cli.test_cli import server_process
 
 pytestmark = pytest.mark.timeout(600)
 IRIS = datasets.load_iris()

@@ -23,8 +23,8 @@ from lathe.server.client import ApiError, Client
 from lathe.server.datasets.service import Datasets
 from lathe.server.datasets.store import DatasetStore
 from lathe.server.errors import Conflict, StorageFull, Unprocessable
-from tests.server.api.service import Service, service
 from tests.server.repository.fake_fs import CountingFs, FailingFs, ReadOnlyFs
+from tests.server.service import Service, service
 
 
 def npz(rows: int = 6, **more: Any) -> bytes:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from lathe.server.client import Client
-from tests.server.api.service import until
 from tests.server.repository.test_children import children_of, processes
 from tests.server.repository.world import toy
+from tests.server.service import until
 
 RECIPE = {"steps": 40, "seconds": 0.01, "every": 10, "model": toy(3.0).decode()}
 PUBLISH = {"model": "m", "promote": True}

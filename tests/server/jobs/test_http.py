@@ -27,9 +27,9 @@ from lathe.server.errors import Overloaded
 from lathe.server.jobs.assembly import Jobs
 from lathe.server.jobs.event_stream import EventStreams
 from tests.server.access.test_tokens import CLAIMS, signed, write_key_set
-from tests.server.api.service import Service, service, until
 from tests.server.jobs.world import DIGEST, fake_jobs
 from tests.server.repository.world import toy
+from tests.server.service import Service, service, until
 
 LONG = {"steps": 100_000, "seconds": 0.01}
 

@@ -28,7 +28,7 @@ from lathe.server.settings import Settings
 from lathe.server.telemetry.statistics import StatsBook
 from lathe.server.telemetry.tracing import Tracing
 from lathe.server.types import InferRequest, ModelRef, Tensors, TensorSpec
-from tests.server.data.fakes import FakeModel, FakeRegistry, doubler
+from tests.server.fakes import FakeModel, FakeRegistry, doubler
 
 
 @dataclass

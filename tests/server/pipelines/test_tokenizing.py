@@ -31,8 +31,8 @@ from lathe.server.processes.stage_children import Limits
 from lathe.server.scheduling.pool import WorkerPool
 from lathe.server.telemetry.statistics import Statistics
 from lathe.server.types import ModelRef, Tensors
-from tests.server.data.running import wait_for
 from tests.server.pipelines.test_builtins import column
+from tests.server.running import wait_for
 
 VOCABULARY = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "<pad>": 4}
 

@@ -1,0 +1,109 @@
+"""Keys over gRPC: the same rights as over HTTP, sent as metadata."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from lathe.server.access.keys import make_key, write_keys
+from lathe.server.access.scopes import Scope
+from tests.server.api.grpc.wire import grpc_serving, refusal, request, stub, tensor
+from tests.server.fakes import doubler
+
+X = np.ones((1, 4), np.float32)
+
+
+def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
+    made = {scope: make_key("bot", [scope], ["doubler"], 0, None) for scope in (Scope.INFER, Scope.READ, Scope.WRITE)}
+    write_keys(tmp_path / "keys.json", [key for key, _ in made.values()])
+    headers = {scope: {"authorization": f"Bearer {shown}"} for scope, (_, shown) in made.items()}
+    models = {"doubler": doubler(), "other": doubler()}
+    serving = grpc_serving(models, keys_file=tmp_path / "keys.json")
+    with serving as (_, address), triton.InferenceServerClient(address) as client:
+        assert client.is_server_ready()
+        calls = {
+            Scope.INFER: lambda **more: client.infer("doubler", [tensor("x", X)], **more),
+            Scope.READ: lambda **more: client.get_model_metadata("doubler", **more),
+            Scope.WRITE: lambda **more: client.load_model("doubler", **more),
+        }
+        for need, call in calls.items():
+            with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
+                call()
+            for scope, shown in headers.items():
+                if scope is need:
+                    call(headers=shown)
+                else:
+                    with pytest.raises(triton.InferenceServerException, match="PERMISSION_DENIED"):
+                        call(headers=shown)
+        with pytest.raises(triton.InferenceServerException, match="scope 'infer' for model 'other'"):
+            client.infer("other", [tensor("x", X)], headers=headers[Scope.INFER])
+        with pytest.raises(triton.InferenceServerException, match="for all models"):
+            client.get_model_repository_index(headers=headers[Scope.READ])
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path, idle: bool) -> None:
+    key, shown = make_key("bot", [Scope.INFER], ["doubler"], 0, None)
+    other, _ = make_key("other", [Scope.INFER], ["doubler"], 0, None)
+    write_keys(tmp_path / "keys.json", [key, other])
+    over = threading.Event()
+
+    def requests() -> Iterator[Any]:
+        yield request(X)
+        while not over.wait(20 if idle else 0.1):
+            yield request(X)
+
+    serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json", poll_interval=0.05)
+    with serving as (_, address), stub(address) as calls:
+        answers = calls.ModelStreamInfer(requests(), metadata=[("authorization", f"Bearer {shown}")], timeout=20)
+        assert next(answers)
+        write_keys(tmp_path / "keys.json", [other])
+        with pytest.raises(grpc.RpcError) as ended:
+            list(answers)
+        over.set()
+        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "not known, or has expired" in ended.value.details()
+
+
+def test_a_key_for_a_model_cannot_register_a_region_of_that_name(tmp_path: Path) -> None:
+    key, shown = make_key("bot", [Scope.ADMIN, Scope.READ], ["doubler"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+    headers = {"authorization": f"Bearer {shown}"}
+    serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json", shared_memory=True)
+    with serving as (_, address), triton.InferenceServerClient(address) as client:
+        for refused in (
+            lambda: client.register_system_shared_memory("doubler", "/doubler", 16, headers=headers),
+            lambda: client.unregister_system_shared_memory("doubler", headers=headers),
+            lambda: client.get_system_shared_memory_status("doubler", headers=headers),
+        ):
+            with pytest.raises(triton.InferenceServerException, match=r"PERMISSION_DENIED.*for all models"):
+                refused()
+
+
+def test_no_message_is_received_from_a_caller_without_the_right(tmp_path: Path) -> None:
+    """The server answers the head alone: the message never ends, so waiting for it would last for ever."""
+    key, shown = make_key("bot", [Scope.READ], ["doubler"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+
+    def endless() -> Iterator[Any]:
+        over.wait(20)
+        yield request(X)
+
+    over = threading.Event()
+    metadata = [("authorization", f"Bearer {shown}")]
+    serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json")
+    with serving as (_, address), grpc.insecure_channel(address) as channel:
+        for name in ("ModelInfer", "RepositoryModelLoad", "LogSettings"):
+            call = channel.stream_unary(f"/inference.GRPCInferenceService/{name}", lambda one: one)
+            assert refusal(call, endless())[0] is grpc.StatusCode.UNAUTHENTICATED
+            status, text = refusal(call, endless(), metadata=metadata)
+            assert status is grpc.StatusCode.PERMISSION_DENIED
+            assert text.startswith("key 'bot' does not have scope")
+        over.set()

@@ -1,0 +1,48 @@
+"""JSON answers end with a newline, and their length includes it; inference answers are unchanged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from lathe.server.access.scopes import ROUTES
+from tests.server.repository.world import toy
+from tests.server.service import Service, service
+
+PATH = {"{model}": "m", "{version}": "1", "{alias}": "live", "{dataset}": "d", "{region}": "r", "{job}": "0" * 20}
+BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with service(tmp_path_factory.mktemp("newline") / "repo") as found:
+        answer = httpx.post(f"{found.url}/api/v1/models/m/versions?promote=true", content=toy(2.0))
+        assert answer.status_code == 201 and answer.text.endswith("}\n")
+        yield found
+
+
+@pytest.mark.parametrize(("method", "template"), sorted(route for route in ROUTES if not route[1].endswith("/infer")))
+def test_every_json_answer_ends_with_a_newline(running: Service, method: str, template: str) -> None:
+    url = running.url + re.sub(r"\{\w+\}", lambda found: PATH[found[0]], template)
+    with httpx.Client() as client:  # one connection: a wrong length would break the second request
+        for _ in range(2):
+            answer = client.request(method, url)
+            if answer.headers.get("content-type") == "application/json":
+                assert answer.content.endswith(b"\n") and not answer.content.endswith(b"\n\n")
+                assert int(answer.headers["content-length"]) == len(answer.content)
+                answer.json()
+        if method == "GET":
+            assert client.head(url).content == b""
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v2/models/none", "/api/v1/models/none"])
+def test_errors_end_with_a_newline(running: Service, path: str) -> None:
+    answer = httpx.get(running.url + path)
+    assert answer.status_code == 404 and answer.content.endswith(b"}\n")
+
+
+def test_inference_answers_have_no_newline(running: Service) -> None:
+    assert httpx.post(f"{running.url}/v2/models/m/infer", json=BODY).content.endswith(b"}")

@@ -1,0 +1,306 @@
+"""The command line as users call it: the real compiler, the real server, the bundled model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from lathe.server.api.management.canary_schemas import CanaryState
+from lathe.server.cli.app import app
+from lathe.server.cli.rollout import fetch_rollout, rollout_view
+from lathe.server.cli.top import parse_metrics
+from lathe.server.client import Client
+from tests.server.repository.world import toy
+from tests.server.service import service, until
+
+pytestmark = pytest.mark.timeout(600)
+PATIENCE = 200  # seconds; the speed of a busy machine is not tested here
+PROJECT = Path(__file__).parents[3]
+DIGITS = PROJECT / "model_repo" / "digits"
+SMALL, GOOD = str(DIGITS / "1" / "model.onnx"), str(DIGITS / "2" / "model.onnx")
+
+
+def run_lathe(*arguments: str, fails: bool = False) -> str:
+    """Run a command in this process; return its output."""
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert (result.exit_code != 0) == fails, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled models, shared by this file's servers."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A copy of the bundled repository, which must not be written."""
+    shutil.copytree(PROJECT / "model_repo", tmp_path / "repo", ignore=shutil.ignore_patterns(".*"))
+    return tmp_path / "repo"
+
+
+@contextmanager
+def server_process(repo: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run `lathe serve` in a process of its own until the end of the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", "from lathe.server.cli.app import app; app()", "serve"]
+    process = subprocess.Popen(
+        [*command, "--model-repo", str(repo), "--port", str(port), "--threads", "1"],
+        cwd=PROJECT,
+        env={**os.environ, "LATHE_CACHE_DIR": str(cache)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: process.poll() is not None or is_ready(url), PATIENCE)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v2/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def seconds_without_processor(process: subprocess.Popen[bytes]) -> float:
+    """Seconds for which a process's threads were ready to run but had no processor."""
+    threads = Path(f"/proc/{process.pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[1]) for thread in threads) / 1e9
+
+
+def test_inspect_describes_a_model(tmp_path: Path) -> None:
+    output = run_lathe("inspect", GOOD, "--explain", "--picture", str(tmp_path / "graph.svg"))
+    assert "Conv" in (tmp_path / "graph.svg").read_text()
+    assert "image" in output
+    assert "float32[batch,1,8,8]" in output
+    assert "batching: yes" in output
+
+
+def test_run_and_bench(tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", image=np.zeros((3, 1, 8, 8), np.float32))
+    assert "[3, 10]" in run_lathe("run", GOOD, "--inputs", str(tmp_path / "in.npz"), "--threads", "1")
+    assert "[5, 10]" in run_lathe("run", GOOD, "--batch", "5", "--threads", "1")
+    output = run_lathe("bench", GOOD, "--batches", "1,4", "--seconds", "0.05", "--threads", "1")
+    assert "rows/s" in output
+    assert output.count(" ms") == 4
+
+
+def test_a_compiled_file_runs_without_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "cache"))
+    path = str(tmp_path / "digits.lathe")
+    said = run_lathe("compile", GOOD, "-o", path, "--threads", "1", "--tune", "0.1", "--packing", "64")
+    assert (
+        "digits.lathe: " in said
+        and "sequences are not packed: expected one dynamic dimension besides the batch" in said
+    )
+    monkeypatch.setattr("lathe.core.compiler.pipeline.build", None)  # nothing is compiled from here on
+    assert "[5, 10]" in run_lathe("run", path, "--batch", "5", "--threads", "1")
+    assert "float32[batch,1,8,8]" in run_lathe("inspect", path)
+    explained = run_lathe("inspect", path, "--explain", "--batch", "4")
+    assert "kernels (n = 4; one thread: " in explained
+    assert "rows/s" in run_lathe("bench", path, "--batch", "1", "--seconds", "0.05")
+
+
+def test_profile_shows_the_time_of_each_kernel(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    output = run_lathe("profile", GOOD, "--batch", "1,16", "--threads", "1", "--top", "2", "--trace", str(trace))
+    for expected in ("batch 1, 1 threads", "batch 16, 1 threads", "GFLOP/s", "of peak", "steps"):
+        assert expected in output
+    for size in (1, 16):
+        events = json.loads((tmp_path / f"trace-{size}.json").read_text())["traceEvents"]
+        assert len(events) > 2 and all(event["dur"] > 0 for event in events)
+
+
+def test_a_record_repeats_a_compilation(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.lathe", tmp_path / "second.lathe"
+    run_lathe("compile", GOOD, "-o", str(first), "--threads", "1", "--tune", "0.5")
+    run_lathe("compile", GOOD, "-o", str(second), "--threads", "1", "--tune", "off", "--record", str(first))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_an_error_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    for command in ("run", "inspect", "bench"):
+        output = run_lathe(command, str(tmp_path / "bad.onnx"), fails=True)
+        assert "error: " in output
+        assert "Traceback" not in output
+    (tmp_path / "bad.lathe").write_bytes(b"no model")
+    assert "bad.lathe is not a compiled model" in run_lathe("run", str(tmp_path / "bad.lathe"), fails=True)
+    assert "tune is 'much'" in run_lathe("compile", GOOD, "--tune", "much", fails=True)
+    np.savez(tmp_path / "in.npz", wrong=np.zeros(3))
+    assert "image" in run_lathe("run", GOOD, "--inputs", str(tmp_path / "in.npz"), fails=True)
+    assert "expected numbers" in run_lathe("bench", GOOD, "--batches", "one", fails=True)
+    assert "no such folder" in run_lathe("serve", "--model-repo", str(tmp_path / "none"), fails=True)
+    assert "error: " in run_lathe("push", "m", GOOD, "--url", "http://127.0.0.1:1", fails=True)
+    assert "error: " in run_lathe("rollback", "m", "--url", "http://127.0.0.1:1", fails=True)
+
+
+def test_push_and_roll_back_against_a_server(repo: Path, cache: Path) -> None:
+    image = np.zeros((1, 1, 8, 8), np.float32)
+    with server_process(repo, cache) as (process, url), Client(url) as client:
+        assert client.infer("digits", {"image": image}).version == 2
+        assert "version 3 is ready, not live yet" in run_lathe("push", "digits", SMALL, "--url", url)
+        assert "version 4 is ready, live" in run_lathe("push", "digits", SMALL, "--promote", "--url", url)
+        assert client.infer("digits", {"image": image}).version == 4
+        assert "live is version 2" in run_lathe("rollback", "digits", "--url", url)
+        assert "live is version 1" in run_lathe("rollback", "digits", "--to", "1", "--url", url)
+        small = client.infer("digits", {"image": image})
+        assert small.version == 1
+        np.testing.assert_array_equal(
+            small.outputs["probabilities"], client.infer("digits", {"image": image}, 4).outputs["probabilities"]
+        )
+        assert "version 1 is ready, live" in run_lathe("push", "new", GOOD, "--url", url)
+        assert client.model("new").answering == {"live": 1}
+        (repo / "bad.onnx").write_bytes(b"\x08\x07no model")
+        assert "error: " in run_lathe("push", "digits", str(repo / "bad.onnx"), "--url", url, fails=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_after_a_kill_during_an_upload_it_is_ready_within_five_seconds(repo: Path, cache: Path) -> None:
+    with server_process(repo, cache) as (process, url), Client(url) as client:
+        client.rollback("digits")
+        client.upload("digits", Path(SMALL), key="pushed")
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+            head = b"POST /api/v1/models/digits/versions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
+            connection.sendall(head + b"\x08" * (3 << 20))
+            until(lambda: list(repo.glob(".lathe/staging/*/*/model.onnx")))
+            process.kill()
+            process.wait()
+    started = time.monotonic()
+    with server_process(repo, cache) as (process, url), Client(url) as client:
+        assert time.monotonic() - started - seconds_without_processor(process) < 5
+        assert client.infer("digits", {"image": np.zeros((1, 1, 8, 8), np.float32)}).version == 1
+        assert client.upload("digits", Path(SMALL), key="pushed").replayed
+        assert client.model("digits").versions == [1, 2, 3]
+        assert not list(repo.glob(".lathe/staging/*/*/*"))
+
+
+def ask_until_decided(client: Client, watched: threading.Event) -> None:
+    assert watched.wait(60)
+    while client.audit("m")[-1].action in ("canary", "publish"):
+        client.infer("m", {"x": np.ones((1, 4), np.float32)})
+
+
+def test_a_canary_from_start_to_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, look = threading.Event(), Client.canary
+
+    def canary(client: Client, model: str) -> CanaryState:
+        state = look(client, model)
+        watched.set()
+        return state
+
+    with service(tmp_path / "repo") as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        client.upload("m", toy(float("nan")))
+        where = ("--url", running.url)
+        assert "version 2 is tested against version 1" in run_lathe(
+            "canary", "start", "m", "2", "--weight", "0.5", *where
+        )
+        assert "the canary of version 2 is cancelled" in run_lathe("canary", "cancel", "m", *where)
+        assert run_lathe("canary", "watch", "m", *where) == (
+            "no canary is running; the last one: m version 2: cancelled\n"
+        )
+        client.upload("never", toy(2.0))
+        assert "never has had no canary yet" in run_lathe("canary", "watch", "never", *where, fails=True)
+
+        run_lathe("canary", "start", "m", "2", "--weight", "0.2", *where)
+        client.upload("m", toy(3.0))  # an upload does not end the trial
+        monkeypatch.setattr(Client, "canary", canary)
+        asking = threading.Thread(target=ask_until_decided, args=(client, watched))
+        asking.start()
+        shown = run_lathe("canary", "watch", "m", "--interval", "0.02", *where)
+        asking.join()
+        assert "m: version 2 against 1" in shown
+        assert "m version 2: rolled_back: not finite: 100.00% of" in shown
+
+
+def test_a_rollout_in_steps_is_started_and_watched(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        client.upload("m", toy(3.0))
+        where = ("--url", running.url)
+        start = ("canary", "start", "m", "2", *where)
+        assert "--step: expected a share and a duration" in run_lathe(*start, "--step", "1%", fails=True)
+        assert "--start-at: expected a time" in run_lathe(*start, "--start-at", "tomorrow", fails=True)
+        # beyond the end of the calendar in UTC
+        assert "got '9999-12-31T23:59:59-12:00'" in run_lathe(
+            *start, "--start-at", "9999-12-31T23:59:59-12:00", fails=True
+        )
+        assert "weight: expected none together with steps" in run_lathe(
+            *start, "--weight", "0.2", "--step", "1%:10m", fails=True
+        )
+        assert "steps[1].weight: expected at least 0.1" in run_lathe(
+            *start, "--step", "10%:1h", "--step", "1%:1h", fails=True
+        )
+
+        steps = ("--step", "1%:10m", "--step", "0.1:1800", "--step", "50%:1h")
+        assert "is tested against version 1" in run_lathe(*start, *steps)
+        state = client.canary("m")
+        assert [(step.weight, step.seconds) for step in state.steps] == [(0.01, 600), (0.1, 1800), (0.5, 3600)]
+        assert (state.step, state.weight) == (0, 0.01) and state.remaining is not None and 500 < state.remaining <= 600
+        shown = run_lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)
+        assert "step 1 of 3 since" in shown and "candidate for 1%" in shown
+        rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in shown.splitlines() if "│" in line]
+        assert [row[:3] for row in rows if row[0] in "123" and "%" in row[1]] == [
+            ["1", "1%", "10 min"],
+            ["2", "10%", "30 min"],
+            ["3", "50%", "60 min"],
+        ]
+        run_lathe("canary", "cancel", "m", *where)
+
+        said = run_lathe(*start, "--start-at", "2100-01-31T02:00:00+00:00")
+        assert "version 2 is tested against the live version, from 2100-01-31T02:00:00.000Z on" in said
+        shown = run_lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)
+        assert "begins at 2100-01-31T02:00:00.000Z, in" in shown and "candidate (soon)" in shown
+        assert client.canary("m").live is None
+
+
+def test_a_rollout_is_watched(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        where = ("--url", running.url)
+        assert "m" in run_lathe("rollout", "watch", "m", "--rounds", "1", *where, fails=True)
+        client.upload("m", toy(2.0))
+        client.upload("m", toy(3.0))
+        before = parse_metrics(client.metrics(), 1.0)
+        for _ in range(6):
+            client.infer("m", {"x": np.ones((1, 4), np.float32)})
+        client.start_canary("m", 2, weight=0.15)
+        now = fetch_rollout(client, "m")
+        console = Console(width=200)
+        with console.capture() as capture:
+            console.print(rollout_view(now._replace(look=replace(now.look, at=3.0)), before))
+        shown = [line.strip("│ ").split("│") for line in capture.get().splitlines() if line.startswith("│")]
+        cells = [[cell.strip() for cell in line] for line in shown]
+        assert [row[:5] for row in cells[:2]] == [
+            ["1", "ready", "live", "3", "0"],
+            ["2", "ready", "candidate for 15%", "0", "0"],
+        ]
+        assert [row[1:3] for row in cells[-3:]] == [["canary", "2"], ["publish", "2"], ["publish", "1"]]
+        assert "m: version 2 against 1" in capture.get()
+        assert "candidate for 15%" in run_lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)

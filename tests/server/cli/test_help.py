@@ -1,0 +1,176 @@
+"""The help of every command, and command lines that work without having read it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperGroup
+from typer.testing import CliRunner
+
+from lathe.server.api.v2.model_info import VERSION
+from lathe.server.cli.app import app
+from tests.server.cli.running import PROJECT, lathe_process, run_lathe
+from tests.server.repository.world import toy
+from tests.server.service import service
+
+GUESSABLE = {"models", "versions", "promote", "alias", "delete", "load", "unload", "infer", "status", "audit", "health"}
+ALONE = {  # commands that send no request to a server
+    "serve",
+    "compile",
+    "run",
+    "inspect",
+    "profile",
+    "bench",
+    "kernels",
+    "load-kernels",
+    "keys",
+    "completion",
+}
+
+
+LOCAL = {("datasets", "describe")}  # nor does this command of a group that does
+
+
+def command_paths(group: TyperGroup, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from command_paths(command, (*above, name))
+        else:
+            yield (*above, name)
+
+
+def every_command() -> list[tuple[str, ...]]:
+    root = typer.main.get_command(app)
+    assert isinstance(root, TyperGroup)
+    return list(command_paths(root))
+
+
+COMMANDS = every_command()
+
+
+def test_the_commands_that_users_guess_exist() -> None:
+    assert {command[0] for command in COMMANDS} >= GUESSABLE
+
+
+@pytest.mark.parametrize("command", [(), *COMMANDS], ids=lambda command: " ".join(command) or "lathe")
+def test_both_help_options_work_and_show_no_types_of_flags(command: tuple[str, ...]) -> None:
+    shown = run_lathe(*command, "-h")
+    assert shown == run_lathe(*command, "--help")
+    assert "<bool>" not in shown
+    assert "Examples:" in shown or len(command) != 1 or command[0] not in ("push", "promote", "infer", "serve", "train")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_that_calls_a_server_says_how_to_reach_it(command: tuple[str, ...]) -> None:
+    shown = run_lathe(*command, "--help")
+    names = re.findall(r"│ +--(?:url|api-key|ca|cert|cert-key) ", shown)
+    variables = re.findall(r"env var: LATHE_(?:URL|KEY|CA|CERT|CERT_KEY)\b", shown)
+    expected = 0 if command[0] in ALONE or command in LOCAL else 5
+    assert (len(names), len(set(variables))) == (expected, expected)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_printed(option: str) -> None:
+    assert run_lathe(option) == f"lathe {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["promot"], "No such command 'promot'. Did you mean 'promote', 'rollout'? (see lathe --help)"),
+        (["--nope"], "No such option: --nope (see lathe --help)"),
+        (["push", "m"], "Missing argument 'FILE'. (see lathe push --help)"),
+        (
+            ["push", "m", "file", "--promot"],
+            "No such option: --promot (Possible options: --promote) (see lathe push --help)",
+        ),
+        (["promote", "m", "0"], "Invalid value for 'VERSION': "),
+        (["canary", "start", "m", "x"], "Invalid value for 'VERSION': "),
+        (
+            ["keys", "add", "x", "--scope", "all", "--file", "f"],
+            "Invalid value for '--scope': 'all' is not one of 'infer'",
+        ),
+        (["infer", "m", "--version"], "Option '--version' requires an argument."),
+        (["canary", "stop"], "No such command 'stop'."),
+    ],
+)
+def test_an_error_in_a_command_line_is_one_line_with_status_2(typed: list[str], expected: str) -> None:
+    status, said = lathe_process(*typed, name="lathe")
+    assert status == 2
+    assert said.startswith(f"error: {expected}") and said.count("\n") == 1, said
+
+
+def test_a_group_alone_lists_its_commands() -> None:
+    result = CliRunner().invoke(app, ["canary"])
+    assert (result.exit_code, result.stderr) == (2, "")
+    assert "canary" in result.stdout and "start" in result.stdout
+
+
+def test_help_does_not_use_python_types_as_names_of_values() -> None:
+    for command in COMMANDS:
+        shown = run_lathe(*command, "--help")
+        assert not re.search(r"<(?:str|int|float|path|file|list|int range|float range)\b", shown), command
+        (usage,) = re.findall(r"Usage: .*", shown)
+        assert not re.search(r"\{[a-z]", usage), command  # names of arguments are in capitals
+
+
+COMPLETED = """
+eval "$(lathe completion bash)"
+tab() { COMP_WORDS=(lathe "$@"); COMP_CWORD=$#; COMPREPLY=(); _lathe_completion lathe; echo "${COMPREPLY[@]}"; }
+tab pro; tab canary ""; tab push m file --prom; tab promote ""; tab promote ab; tab promote --url http://127.0.0.1:1 ""
+"""
+
+
+def test_bash_completes_commands_options_and_model_names(tmp_path: Path) -> None:
+    script = tmp_path / "lathe"
+    code = "from lathe.server.cli.app import app; app(prog_name='lathe')"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    script.chmod(0o755)
+    with service(tmp_path / "repo") as running, running.client() as client:
+        for name in ("abc", "xyz"):
+            client.upload(name, toy(2.0))
+        own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT), "LATHE_URL": running.url}
+        done = subprocess.run(
+            ["bash", "-c", COMPLETED], cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True
+        )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["promote profile", "start watch cancel", "--promote", "abc xyz", "abc", ""]
+
+
+@pytest.mark.parametrize(("shell", "part"), [("zsh", "#compdef lathe"), ("fish", "complete --command lathe")])
+def test_completion_scripts_exist_for_other_shells(shell: str, part: str) -> None:
+    shown = run_lathe("completion", shell)
+    assert part in shown and f"_LATHE_COMPLETE=complete_{shell}" in shown
+
+
+def test_completion_is_silent_if_the_server_does_not_answer() -> None:
+    status, said = lathe_process(
+        env={"_LATHE_COMPLETE": "complete_bash", "COMP_WORDS": "lathe promote ", "COMP_CWORD": "2"}
+        | {"LATHE_URL": "http://127.0.0.1:1"},
+        name="lathe",
+    )
+    assert (status, said) == (0, "")
+
+
+def test_ctrl_c_ends_a_running_command_with_status_130(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from lathe.server.cli.app import app; app()", "top", "--url", running.url],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(2.5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "")

@@ -87,12 +87,11 @@ class Composition:
 def check_batching(
     session: Session, feeds: Mapping[str, Any], answers: Mapping[str, Any] | None = None, seed: int = 0
 ) -> str:
-    """Run rows of these feeds alone, in another order, among others and in other batch sizes; returns "" or why it
-    stopped.
+    """Check rows of these feeds alone, in another order and in other batches; returns "", or why the check stopped.
 
-    RowsMeet if a row gives a different result in a batch than alone. `session.run(feeds)` must succeed; `answers`,
-    if given, are its results. A row at the same place of a batch of the same size must be equal bit by bit, whatever
-    the other rows are."""
+    RowsNotIndependent if a row gives a different result in a batch than alone. `session.run(feeds)` must succeed;
+    `answers`, if given, are its results. A row at the same place of a batch of the same size must be equal bit by
+    bit, whatever the other rows are."""
     if answers is None:
         answers = _unchecked_run(session, feeds)  # before anything is timed, since this run may compile code
     if reason := _not_checkable(session, feeds):
@@ -112,7 +111,8 @@ def _not_checkable(session: Session, feeds: Mapping[str, Any]) -> str:
 
 
 def _plans(session: Session) -> list[Any]:
-    return [share.plan for runner in session._shapes.made().values() for share in runner.shares]
+    runners = [*session._shapes.made().values(), *session._shapes.standing()]
+    return [share.plan for runner in runners for share in runner.shares]
 
 
 def _on_reference(session: Session) -> list[Node]:
@@ -133,7 +133,7 @@ class _Check:
         self.rows = len(next(iter(arrays.values())))
         self.followed = sorted(rng.choice(self.rows, min(self.rows, FOLLOWED_ROWS), replace=False).tolist())
         self.tolerances = _tolerances(session)
-        self.wildness = 0 if session.may_not_end else len(_RANDOM_ROWS) - 1  # with other rows it might not end
+        self.wildness = 0 if session.may_not_end else len(_RANDOM_ROWS) - 1  # with random rows a run might not end
         self.stop = time.perf_counter() + BUDGET_S
 
     def run(self, answers: Mapping[str, Any]) -> str:
@@ -154,7 +154,7 @@ class _Check:
                 continue
             again = self._answer(composition.places)  # with other random rows
             if settled and self.session.settle(0):
-                self._compare_exactly(composition, again, first)
+                self._compare_in_place(composition, again, first)
         return ""
 
     def _compositions(self) -> Iterator[Composition]:
@@ -178,11 +178,18 @@ class _Check:
             for name, expected in alone[row].items() if row in alone else ():
                 self._check_equal(name, answers[name][place], expected[0], composition, place, self.tolerances[name])
 
-    def _compare_exactly(self, composition: Composition, answers: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """Compare each row bit by bit with its result at the same place among other rows."""
+    def _compare_in_place(
+        self, composition: Composition, answers: Mapping[str, Any], before: Mapping[str, Any]
+    ) -> None:
+        """Compare each row with its result at the same place among other rows: bit by bit.
+
+        Of a MapSelected, a row's place among the selected rows depends on the other rows. So rounding may differ there.
+        """
+        selects = any(step.op == "MapSelected" for plan in _plans(self.session) for step in plan.steps)
         for place in (place for place, row in enumerate(composition.places) if row is not None):
             for name, expected in before.items():
-                self._check_equal(name, answers[name][place], expected[place], composition, place, 0.0)
+                tolerance = self.tolerances[name] if selects else 0.0
+                self._check_equal(name, answers[name][place], expected[place], composition, place, tolerance)
 
     def _answer(self, places: Sequence[int | None]) -> Mapping[str, Any]:
         """The outputs of a batch."""
@@ -199,8 +206,7 @@ class _Check:
         return answers
 
     def _run(self, places: Sequence[int | None]) -> Arrays:
-        """The outputs of a batch. If the model refuses random rows (an index out of range), milder rows replace
-        them."""
+        """The outputs of a batch. If the model refuses random rows (an index out of range), milder rows are drawn."""
         while True:
             try:
                 return _unchecked_run(
@@ -236,8 +242,7 @@ class _Check:
 
 
 def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference relative to the largest finite element; infinity where NaN, infinity, shape or dtype
-    differ."""
+    """The largest difference relative to the largest finite element; infinity if NaN, inf, shape or dtype differ."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
     if a.dtype.kind not in "fV":  # V: bfloat16
@@ -279,8 +284,7 @@ def _similar_row(array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 
 
 def _extreme_row(array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """A row of NaN, infinite or very large numbers, whose influence would be noticed. Other dtypes than floats: as
-    `_alike`."""
+    """A row of NaN, infinite or very large numbers, whose influence shows; a similar row if the dtype is no float."""
     if array.dtype.kind != "f":
         return _similar_row(array, rng)
     return np.full(array.shape[1:], rng.choice([np.nan, np.inf, -np.inf, np.finfo(array.dtype).max / 4, 1000.0]))
@@ -302,7 +306,7 @@ def install(tally: Tally) -> Callable[[], None]:
         results = _unchecked_run(self, *args, **kwargs)
         feeds = args[0] if args else kwargs["feeds"]
         if feeds.keys() & self.defaults.keys() or self._violates_assumptions(feeds):
-            return results  # a session of its own ran these feeds, and was checked
+            return results  # another session ran these feeds, and that one is checked
         if self.batching.batchable and self not in checked:
             checked.add(self)  # before the check, because the check runs the session again
             if self in empty:
@@ -322,7 +326,7 @@ def install(tally: Tally) -> Callable[[], None]:
 
 
 def _check_and_count(tally: Tally, session: Session, feeds: Mapping[str, Any], answers: Mapping[str, Any]) -> str:
-    """Check a session; counts it, or the reason why it was not checked."""
+    """Check a session; count it, or the reason why it was not checked."""
     began = time.perf_counter()
     try:
         reason = check_batching(session, feeds, answers)

@@ -1,7 +1,7 @@
 """Aliases: which values have the same elements, so that views, parts and concatenations need not be copied.
 
-It follows from the operators alone. A value that a step or a fallback computes owns its memory: it is a *home*. The
-output of a view, Slice, Split, Gather or Concat without a step is part of the home of another value.
+The checker derives them from the operators alone. A value that a step or a fallback computes owns its memory: it is a
+*home*. The output of a view, Slice, Split, Gather or Concat without a step is part of the home of another value.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Spans(NamedTuple):
         return (self.starts[0], self.starts[-1] + self.length) if self.starts else (0, 0)
 
     def overlaps(self, other: Spans) -> bool:
-        """Whether the two have a byte in common."""
+        """Whether any byte lies in ranges of both."""
         (low, high), (first, end) = self.hull, other.hull
         if low >= end or first >= high:
             return False

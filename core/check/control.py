@@ -1,8 +1,8 @@
-"""Checks If, Loop and Scan that are one step: a native function that runs the plans of their bodies.
+"""Checks nodes with bodies that are one step: a native function that runs the plans of the bodies.
 
-A body is checked like a separate plan, for which the memory behind each base is disjoint from all others. The checks
-here make sure of that: the function calls the kernels of the body's plan at its addresses, and the bases are operands
-of the node, or disjoint parts of its scratch memory.
+A body is checked like a separate plan, which assumes that the memory of each base is disjoint from that of all others.
+The checks here make sure of that: the function calls the kernels of the body's plan at its addresses, and the bases are
+operands of the node, or disjoint parts of its scratch memory.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 from lathe.core.check.facts import Facts, Sizes, StepFacts, captured_values
 from lathe.core.errors import PlanError
 from lathe.core.ir.closure import ClosedBody, close_body
-from lathe.core.ir.dim import Dim, affine
+from lathe.core.ir.dim import Dim, affine, product, symbol
 from lathe.core.ir.graph import Graph, Value
 from lathe.core.kernels.call import Block, In, Out, Outer, Scratch
 from lathe.core.kernels.call import Operand as Asked
+from lathe.core.kernels.control.selected_spec import BLOCK, SelectedSpec
 from lathe.core.kernels.control.spec import (
     GOING,
     ITERATION,
@@ -36,6 +37,7 @@ from lathe.core.kernels.control.spec import (
     Slice,
     Tape,
 )
+from lathe.core.ops.control.map_selected import SELECTED
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.registry import NodeView
 from lathe.core.plan.plan import Address, PlannedGraph, weight_chunks
@@ -56,6 +58,11 @@ class Body:
         return f"{self.step}, body {self.closed.graph.name}"
 
     @property
+    def has_own_rows(self) -> bool:
+        """Whether the `n` of the body is a number of rows of its own."""
+        return isinstance(self.step.call.spec, SelectedSpec)
+
+    @property
     def inputs(self) -> list[Value]:
         """The inputs of the original body, without captured values."""
         return self.closed.graph.inputs[: len(self.closed.graph.inputs) - len(self.closed.outer)]
@@ -68,7 +75,7 @@ def bodies_of(facts: Facts) -> Iterator[Body]:
         if isinstance(spec, BranchSpec):
             names = [name for name, value in each.node.attrs.items() if isinstance(value, Graph)]
             tapes = [{"then_branch": spec.then, "else_branch": spec.other}[name] for name in names]
-        elif isinstance(spec, RepeatSpec):
+        elif isinstance(spec, RepeatSpec | SelectedSpec):
             tapes = [spec.tape]
         else:
             continue
@@ -76,6 +83,8 @@ def bodies_of(facts: Facts) -> Iterator[Body]:
         if not len(planned) == len(tapes) == len(each.node.subgraphs):
             raise PlanError(f"{each} has {len(planned)} plans for {len(each.node.subgraphs)} bodies")
         for graph, plan, tape in zip(each.node.subgraphs, planned, tapes, strict=True):
+            if isinstance(spec, SelectedSpec):
+                graph = graph.clone({str(SELECTED): symbol("n")})
             yield Body(each, close_body(graph, facts.graph.constants), plan, tape)
 
 
@@ -107,17 +116,22 @@ def check_body(facts: Facts, body: Body) -> None:
 def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
     """PlanError unless the parts of the function's scratch memory are disjoint and slices are inside their operands."""
     each, spec, plan = body.step, body.step.call.spec, body.planned.plan
-    at_least_one = Sizes(max(sizes.n, 1))
+    at_least_one = Sizes(BLOCK if body.has_own_rows else max(sizes.n, 1))
     parts = [(0, LINE), *_FLAGS, (TABLE, 8 * max((len(step.operands) for step in plan.steps), default=0))]
     arena = body.tape.bases[0]
     if isinstance(arena, Own):
         parts.append((at_least_one.dim(arena.offset), plan.arena.at(at_least_one.n)))
     for carried in spec.carried if isinstance(spec, RepeatSpec) else ():
         parts += [(at_least_one.dim(start), sizes.dim(carried.nbytes)) for start in carried.buffers]
+    if isinstance(spec, SelectedSpec):
+        parts += [(place, 8 * BLOCK) for place in (spec.row_indices, spec.element_indices)]
+        parts += [(source.rows, source.nbytes * BLOCK) for source in spec.sources]
+        parts.append((spec.results, spec.width * spec.dtype.itemsize * BLOCK))
     parts = sorted(part for part in parts if part[1])
-    index = spec.scratch if isinstance(spec, RepeatSpec | BranchSpec) else 0
+    index = spec.scratch if isinstance(spec, RepeatSpec | BranchSpec | SelectedSpec) else 0
     scratch = each.call.operands[index]
-    limit = at_least_one.dim(scratch.nbytes) if isinstance(scratch, Scratch) and scratch.shared else 0
+    is_owned = isinstance(scratch, Scratch) and scratch.shared != body.has_own_rows  # or each thread has its own
+    limit = at_least_one.dim(scratch.nbytes) if isinstance(scratch, Scratch) and is_owned else 0
     ends = [start + size for start, size in parts]
     if any(end > after[0] for end, after in zip(ends, parts[1:], strict=False)) or ends[-1] > limit:
         raise PlanError(f"{body}: parts of its {limit} bytes of scratch overlap or lie outside: {parts}, n = {sizes.n}")
@@ -170,6 +184,8 @@ def _ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], list[Base |
     if node.op == "If":
         _same_types(body, node.outputs, results)
         return [], [Out(index) for index in range(len(node.outputs))]
+    if node.op == "MapSelected":
+        return _selected_ports(body)
     if node.op == "Loop":
         count = max(len(node.inputs) - 2, 0)
         _check_carried(body, range(2, 2 + count), body.inputs[2:], results[1 : 1 + count])
@@ -186,6 +202,26 @@ def _ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], list[Base |
         [*(Carried(i) for i in range(count)), *read],
         [*(Carried(i, next=True) for i in range(count)), *written],
     )
+
+
+def _selected_ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], list[Base | Asked | _ExpectedSlice]]:
+    """The ports of a MapSelected. PlanError unless the spec has the sizes of the node, and a source for each input."""
+    node, spec, operands = body.step.node, body.step.call.spec, body.step.call.operands
+    assert isinstance(spec, SelectedSpec)
+    base, mask = node.required_input(0), node.required_input(1)
+    view = NodeView(registry.get(node.op), node)
+    own = (*mask.shape, product(base.shape[1:]), base.dtype, bool(view.attr("adds")))
+    if (spec.places, spec.rows, spec.width, spec.dtype, spec.adds) != own or operands[:3] != (In(0), In(1), Out(0)):
+        raise PlanError(f"{body}: its spec has other sizes or operands than the node, whose mask is {mask.type}")
+    given = [(operands[each.operand], each.nbytes, each.is_per_place) for each in spec.sources]
+    rows = [_coefficients(value.tensor.nbytes) for value in body.inputs]
+    expected = [
+        (In(2 + index), nbytes[0] if nbytes else None, bool(is_per_place))
+        for index, (nbytes, is_per_place) in enumerate(zip(rows, view.attr("per_place"), strict=True))
+    ]
+    if given != expected:
+        raise PlanError(f"{body} gathers {given}, expected {expected}")
+    return [Own(source.rows) for source in spec.sources], [Own(spec.results)]
 
 
 def _check_carried(body: Body, initial: Sequence[int], before: Sequence[Value], after: Sequence[Value]) -> None:

@@ -49,7 +49,7 @@ def cross_cut_point(run: SymbolicRun, seam: CutPoint) -> int:
 def _keeps_rows(
     run: SymbolicRun, home: Value | str, byte: Offsets, at: Offsets, length: Offsets, row: int
 ) -> NDArray[np.bool_]:
-    """For each range of a tensor, whether the copy leaves it in its row.
+    """For each range of a tensor, whether the copy puts it into the row with the same index.
 
     A range has `length` bytes. It starts at `byte` of the tensor, and `at` bytes after the start of the copied bytes.
     """

@@ -19,8 +19,8 @@ from lathe.core.ops.opdef.inference import infer_graph
 from lathe.core.plan.liveness import Affine
 from lathe.core.plan.plan import PlannedGraph
 
-# Values for the sizes, by index modulo 4: so different that buffers of different units that share memory overlap for
-# some of them.
+# Values for the sizes: size i takes entry i modulo 4 of a tuple. The tuples differ so much that buffers in different
+# units, if a plan wrongly shares their memory, overlap for one of the tuples.
 _SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (7, 5, 3, 2), (3, 16, 17, 4), (1, 40, 1, 33), (900, 3, 900, 2), (2, 900, 2, 900))
 
 
@@ -44,7 +44,7 @@ def _is_empty(type_: ValueType) -> bool:
 
 
 def _planned_with_numbers(planned: PlannedGraph, env: Mapping[str, Dim]) -> PlannedGraph:
-    """The plan with numbers for sizes. Specs with numbers have other symbols, so the steps get these, too."""
+    """The plan with numbers for sizes. Specs with numbers have other function names, which the steps get too."""
     bound: PlannedGraph = _with_numbers(planned, env)
     symbols = {
         spec.symbol: new.symbol

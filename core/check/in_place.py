@@ -20,11 +20,11 @@ _LINES = ("Softmax", "GuardedSoftmax", "LogSoftmax", "LayerNormalization", "RMSN
           "InstanceNormalization")  # fmt: skip
 _SCATTERS = ("ScatterND", "ScatterElements")
 _ONE_BY_ONE = frozenset({"elementwise"})  # families that process the elements of all operands in the same order
-_BY_LINES = frozenset({"softmax", "layernorm", "groupnorm", "norm"})  # that complete a line or group before the next
-_SCATTERING = frozenset({"scatter", "scatter_elements"})  # that copy an element before they change its copy
+_BY_LINES = frozenset({"softmax", "layernorm", "groupnorm", "norm"})  # each completes a line or group before the next
+_SCATTERING = frozenset({"scatter", "scatter_elements"})  # each copies an element before it changes the copy
 
-# Families that read an epilogue input immediately before they write the result. That is not so where the output holds
-# partial sums before the epilogue.
+# Families that read an epilogue input immediately before they write the result, and the condition on the spec: a kernel
+# does not do so if its output holds sums until a deferred epilogue.
 _FINISHING: dict[str, Callable[[KernelSpec], bool]] = {
     "gemm": lambda spec: not getattr(spec, "deferred", False),
     "conv": lambda spec: not _has_deferred_epilogue(spec),
@@ -66,6 +66,8 @@ def _access_layouts(
     if node.op in _LINES and index == 0 and (family in _BY_LINES or is_simulated):
         return source, target
     if node.op in _SCATTERS and index == 0 and (family in _SCATTERING or is_simulated):
+        return source, target
+    if node.op == "MapSelected" and index == 0:  # it reads a row of its base only to write the same row
         return source, target
     if node.op in _EXTRAS and index >= _EXTRAS[node.op] and (is_simulated or _reads_extras_late(spec)):
         return _broadcast(source, _product_layout(node, target))

@@ -49,7 +49,10 @@ def _check(facts: Facts, supposed: tuple[Dim, ...]) -> None:
         for body in bodies:
             check_frame(facts, body, sizes)
     for body in bodies:
-        _check(Facts(body.closed.graph, body.planned, facts.target, facts.winograd, alone=False), supposed)
+        _check(
+            Facts(body.closed.graph, body.planned, facts.target, facts.winograd, alone=False),
+            () if body.has_own_rows else supposed,
+        )
 
 
 def _sizes(facts: Facts, supposed: tuple[Dim, ...]) -> list[int]:

@@ -25,7 +25,7 @@ from lathe.core.kernels.reference.spec import ReferenceSpec
 from lathe.core.kernels.shared.nest import Nest
 
 Strides = Mapping[Value, tuple[Dim, ...]]
-_MAX_REQUESTS = 1024  # to the catalog for one kernel: a Concat may have many operands
+_MAX_REQUESTS = 1024  # requests to the catalog for one kernel: a Concat may have many operands
 _SMALL, _LARGE = 2, 7  # batch sizes: strides at both determine the linear function of n
 
 

@@ -46,7 +46,7 @@ class Access:
 
 
 class SymbolicRun:
-    """Executes a plan for a batch of `n` on the symbolic memory behind every base."""
+    """Executes a plan for a batch of `n` on symbolic memory, one `Memory` for each base."""
 
     def __init__(self, facts: Facts, sizes: Sizes, same: Aliases, weights: Weights) -> None:
         self.facts, self.plan, self.sizes, self.aliases, self.weights = facts, facts.plan, sizes, same, weights

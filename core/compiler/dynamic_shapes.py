@@ -23,6 +23,7 @@ from lathe.core.plan.control import CONTROL, NotNativeError
 from lathe.core.plan.kernel_choice import ChoiceOptions, KernelChoice, choose_kernels, is_plannable
 from lathe.core.plan.order import node_order
 from lathe.core.plan.plan import PlannedGraph
+from lathe.core.plan.planner import make_plan
 from lathe.core.runtime.host.executable import Executable
 from lathe.core.runtime.session.background import Background
 from lathe.core.runtime.session.dynamic_shapes import DynamicRunner, DynamicShapeCode
@@ -66,7 +67,7 @@ class DynamicShapes:
 
 
 def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options) -> DynamicShapes:
-    """Find out which dynamic-shape code a model can have."""
+    """Facts about the dynamic-shape code that a model can have; an empty `binding` if it can have none."""
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
         return DynamicShapes()
     try:
@@ -94,8 +95,10 @@ def _are_numbers(binding: CodeBinding, batching: BatchInfo) -> bool:
 
 
 def _in_use(graph: Graph, binding: CodeBinding) -> frozenset[str]:
-    """The symbols whose sizes code for a graph supposes to be 1 or more, if there is a maximum that this may decide:
-    min(n, 1) is 1 then, and broadcasts."""
+    """The symbols whose sizes dynamic-shape code assumes to be 1 or more; none if no shape has a maximum.
+
+    With this assumption a maximum may be one of its sides: min(n, 1), which is n + 1 - max(n, 1), is 1 and broadcasts.
+    """
     if not any(maxima(dim) for value in graph.values() for dim in shape_of(value) or ()):
         return frozenset()
     supposed = set(least_extents(graph))
@@ -122,7 +125,7 @@ def has_dynamic_kernels(graph: Graph, options: Options) -> bool:
 
 def dynamic_kernels(graph: Graph, nodes: Sequence[Node], options: Options) -> KernelChoice:
     """The dynamic kernels of these nodes of a graph, and the reasons of nodes that have none."""
-    asked = ChoiceOptions(host(), options.threads, select, options.winograd, _refuse_subgraph)
+    asked = ChoiceOptions(host(), options.threads, select, options.winograd, _plan_rows)
     return choose_kernels(graph, nodes, asked)
 
 
@@ -169,25 +172,28 @@ def assumptions_of_sizes(graph: Graph, binding: CodeBinding) -> tuple[Dim, ...]:
 
 
 def _equalities(binding: CodeBinding) -> tuple[Dim, ...]:
-    """Dimensions that are not negative exactly if each size of the table equals its value in the binding."""
+    """Dimensions that are all 0 or more if and only if each size of the table equals its value in the binding."""
     pairs = [(size(place), dim) for place, (_, dim) in enumerate(binding) if dim not in (size(place), filled(place))]
     return tuple(difference for one, other in pairs for difference in (one - other, other - one))
 
 
 def _fillings(binding: CodeBinding) -> tuple[Dim, ...]:
-    """Dimensions that are not negative exactly if the sizes that the binding assumes to be 1 or more are so."""
+    """Dimensions that are all 0 or more if and only if the sizes that the binding assumes to be positive are."""
     names = sorted(frozenset().union(*(symbols(dim) for _, dim in binding)))
     return tuple(symbol(name) - 1 for name in names if name.startswith(FILLED))
 
 
-def _refuse_subgraph(graph: Graph) -> PlannedGraph:
+def _plan_rows(graph: Graph) -> PlannedGraph:
+    """The plan of a MapSelected's body, whose only symbol is `n`. NotNativeError for bodies of control flow."""
+    if graph.inputs and all(value.tensor.symbols == {"n"} for value in graph.inputs):
+        return make_plan(graph, host(), winograd=False)
     raise NotNativeError("subgraphs of control flow have code for one batch size, or parts of their own")
 
 
 def dynamic_options(options: Options) -> Options:
     """The options of dynamic-shape code.
 
-    Nothing is measured, so that the code is there soon. Strassen's products are excluded, because they choose a number
+    Nothing is measured, so that the code is ready soon. Strassen's products are excluded, because they choose a number
     of rows for one size.
     """
     return replace(options, tune=0.0, tune_later=0.0, winograd=False)

@@ -8,10 +8,11 @@ from typing import TypeAlias
 import numpy as np
 
 from lathe.core.frontends.writer import Writer
-from lathe.core.ir.dim import SymDim
+from lathe.core.ir.dim import SymDim, symbol
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.operator_table import OperatorTable
 from lathe.core.ir.types import DType
+from lathe.core.ops.control.map_selected import SELECTED
 from lathe.core.ops.nn.spatial import window_of
 from lathe.core.ops.opdef import registry
 from lathe.core.passes.rewrite.permutation import inverse
@@ -94,6 +95,31 @@ def _conv_chain(w: Writer, node: Node) -> Sequence[Value]:
         inputs = [None if value is None else values[value] for value in inner.inputs]
         values[inner.output] = _conv(w, Node(inner.op, inputs, inner.outputs, inner.attrs, inner.name))[0]
     return [values[value] for value in body.outputs]
+
+
+@_UNFOLDINGS.add("MapSelected")
+def _map_selected(w: Writer, node: Node) -> Sequence[Value]:
+    """The selected rows gathered by NonZero, the nodes of the body, and a ScatterND of their result."""
+    base, mask, *sources = _present_inputs(node)
+    places = w.emit("NonZero", mask)
+    elements = w.emit("Transpose", places, perm=(1, 0))
+    rows = w.emit("Slice", elements, starts=(1,), ends=(2,), axes=(1,))
+    count = symbol(w.session.fresh("_selected"))
+    body = _body(node, "body").clone({str(SELECTED): count})
+    values = {value: w.emitter.constant(array) for value, array in body.constants.items()}
+    per_place = node.attrs["per_place"]
+    assert isinstance(per_place, tuple), registry.describe(node)
+    for value, source, is_per_place in zip(body.inputs, sources, per_place, strict=True):
+        values[value] = w.emit("GatherND", source, elements if is_per_place else rows)
+        w.sources.setdefault(str(count), (values[value], 0))
+    for inner in body.nodes:
+        inputs = [None if value is None else values.get(value, value) for value in inner.inputs]
+        twin = Node(inner.op, inputs, inner.outputs, inner.attrs, inner.name)
+        unfold = decomposition(twin)
+        results = unfold(w, twin) if unfold else w.emit_many(inner.op, inputs, len(inner.outputs), **inner.attrs)
+        values.update(zip(inner.outputs, results, strict=True))
+    (result,) = (values[value] for value in body.outputs)
+    return [w.emit("ScatterND", base, rows, result, reduction="add" if node.attrs.get("adds") else "none")]
 
 
 @_UNFOLDINGS.add("RecurrentSteps")

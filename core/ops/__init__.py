@@ -1,7 +1,7 @@
 """The operators. Importing this package registers all families."""
 
 from lathe.core.ir.build import set_inference
-from lathe.core.ops.control import control_flow, scan, sequence
+from lathe.core.ops.control import control_flow, map_selected, scan, sequence
 from lathe.core.ops.image import detection, image_decoder, patches, resize, sampling
 from lathe.core.ops.ml import features, labels, linear, maps, svm, tree_models, trees
 from lathe.core.ops.nn import (
@@ -55,6 +55,7 @@ __all__ = [
     "labels",
     "linear",
     "logic",
+    "map_selected",
     "maps",
     "matmul",
     "movement",

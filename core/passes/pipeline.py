@@ -20,9 +20,10 @@ from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.batch_last import BatchLast
 from lathe.core.passes.layout.channels_last import ChannelsLast
 from lathe.core.passes.lowering.classic_ml import ExpandClassicML
-from lathe.core.passes.lowering.control_flow import OptimizeBodies
+from lathe.core.passes.lowering.control_flow import MAPS, WITH_BODIES, OptimizeBodies
 from lathe.core.passes.lowering.definitions import CONVOLUTIONS, ExpandDefinitions
 from lathe.core.passes.lowering.exact_products import ExactProducts
+from lathe.core.passes.lowering.gathered_weights import GatheredWeights
 from lathe.core.passes.lowering.masked_rows import SelectedRows
 from lathe.core.passes.lowering.recurrent import SplitRecurrent
 from lathe.core.passes.lowering.same_pads import SamePads
@@ -105,7 +106,8 @@ def canonical_passes() -> list[Pass]:
 def optimizing_passes(options: Options) -> list[Pass]:
     """The whole optimizing pipeline, in order."""
     clean = required_passes(options)
-    canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), SelectedRows(), *clean]
+    weights: list[Pass] = [GatheredWeights()] if options.host else []
+    canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), SelectedRows(options.host), *weights, *clean]
     algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
     products: list[Pass] = [BatchAxes(), Transposes(), SplitRecurrent(), FuseMatMul()]
     gradients: list[Pass] = [BatchLast()] if options.host else []
@@ -126,7 +128,12 @@ def optimizing_passes(options: Options) -> list[Pass]:
         *chains,
     ]
     precision: list[Pass] = [ConvertToNarrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
-    bodies: list[Pass] = [OptimizeBodies(lambda body: _with_count(optimize(body, replace(options, inside=True))))]
+    bodies: list[Pass] = [
+        OptimizeBodies(
+            lambda body: _with_count(optimize(body, replace(options, inside=True))),
+            MAPS if options.in_parts else WITH_BODIES,
+        )
+    ]
     patterns: list[Pass] = [Quantized(options.integers, options.host), ExpandClassicML()]
     return [
         *patterns,
@@ -145,7 +152,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
         *sizes,
         *fusion,
         *precision,
-        *([] if options.in_parts else bodies),
+        *bodies,
     ]
 
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from lathe.core.errors import LatheError
 from lathe.core.ir.closure import ClosedBody, close_body
-from lathe.core.ir.dim import Dim, symbol
+from lathe.core.ir.dim import Dim, product, symbol
 from lathe.core.ir.graph import Array, Graph, Node, Value, captures
 from lathe.core.ir.types import TensorType
-from lathe.core.kernels.call import Block, In, KernelCall, Operand, Out, Outer, Request, Scratch
+from lathe.core.kernels.call import Block, In, KernelCall, KernelSpec, Operand, Out, Outer, Request, Scratch
+from lathe.core.kernels.control.selected_spec import BLOCK, RowSource, SelectedSpec
 from lathe.core.kernels.control.spec import (
     GOING,
     ITERATION,
@@ -36,11 +37,13 @@ from lathe.core.kernels.control.spec import (
 )
 from lathe.core.kernels.control.spec import Operand as Fixed
 from lathe.core.ops.control.control_flow import trip_count
+from lathe.core.ops.control.map_selected import SELECTED
 from lathe.core.ops.opdef import registry
 from lathe.core.plan.liveness import Affine, align_size
 from lathe.core.plan.plan import Address, Fallback, Plan, PlannedGraph, exact_affine, weight_chunks
 
 CONTROL = ("If", "Loop", "Scan")
+WITH_BODIES = (*CONTROL, "MapSelected")  # operators whose kernel runs the kernels of nested graphs
 
 PlanBody = Callable[[Graph], PlannedGraph]
 
@@ -50,8 +53,10 @@ class NotNativeError(LatheError):
 
 
 def control_call(request: Request, plan_body: PlanBody) -> KernelCall:
-    """The kernel call of a control-flow node. NotNative if it has none."""
+    """The kernel call of a control-flow node. NotNativeError if it has none."""
     node = request.node
+    if node.op == "MapSelected":
+        return _map_selected(node, request.constants, plan_body)
     bodies = [_plan_body(node, body, request.constants, plan_body) for body in node.subgraphs]
     outer = outer_values(node, request.constants)
     if node.op == "If":
@@ -121,15 +126,24 @@ class _Frame:
         self.scratch += align_size(nbytes)
         return start
 
+    def reserve_bytes(self, nbytes: int) -> int:
+        """Reserve a known number of bytes in scratch memory of a known size; return their offset."""
+        start = self.scratch.b
+        self.reserve(Affine(b=nbytes))
+        return start
+
     def reserve_table(self, *bodies: _Body) -> None:
         """Reserve the table of operand addresses, which is as long as the call with the most operands."""
         longest = max((len(step.operands) for body in bodies for step in body.plan.steps), default=0)
         self.reserve(Affine(b=8 * longest))
 
-    def tape(self, body: _Body, inputs: Sequence[Base], outputs: Sequence[Base], key: str) -> Tape:
+    def tape(
+        self, body: _Body, inputs: Sequence[Base], outputs: Sequence[Base], key: str, rows: int | None = None
+    ) -> Tape:
         """The tape of a body; `inputs` and `outputs` are the bases of the original body's inputs and outputs.
 
-        Bases are in the order of a plan: arena, weights, inputs (captured values last), outputs.
+        Bases are in the order of a plan: arena, weights, inputs (captured values last), outputs. `rows`: the most rows
+        of a body that has an `n` of its own.
         """
         plan = body.plan
         weights = np.frombuffer(b"".join(weight_chunks(body.planned)), np.uint8)
@@ -137,13 +151,17 @@ class _Frame:
         outer = [Fixed(self.add_operand(Outer(self.outer.index(value)))) for value in body.closed.outer]
         calls = (TapeCall(step.symbol, tuple(map(_place, step.operands))) for step in plan.steps)
         moves = (_move(plan, name, base) for name, base in plan.copies)
-        arena = Own(self.reserve(plan.arena))
+        arena = Own(self.reserve(plan.arena if rows is None else Affine(b=plan.arena.at(rows))))
         return Tape(tuple(calls), tuple(moves), (arena, block, *inputs, *outer, *outputs))
 
     def call(self, spec: BranchSpec | RepeatSpec, bodies: Sequence[_Body], flops: Dim) -> KernelCall:
         self.operands[spec.scratch] = Scratch(_dim(self.scratch), shared=True)
-        parts = {part.symbol: part for body in bodies for part in body.planned.specs.values()}
-        return KernelCall(spec, tuple(self.operands), flops=flops, parts=tuple(parts.values()))
+        return KernelCall(spec, tuple(self.operands), flops=flops, parts=_parts(bodies))
+
+
+def _parts(bodies: Sequence[_Body]) -> tuple[KernelSpec, ...]:
+    """The kernels of the bodies, each once."""
+    return tuple({part.symbol: part for body in bodies for part in body.planned.specs.values()}.values())
 
 
 def _branch(node: Node, bodies: Sequence[_Body], outer: Sequence[Value]) -> KernelCall:
@@ -198,6 +216,55 @@ def _scan(node: Node, body: _Body, outer: Sequence[Value]) -> KernelCall:
     trips = _scan_length(node, states)
     spec = RepeatSpec(frame.tape(body, inputs, outputs, "body"), scratch, trips, None, None, carried)
     return frame.call(spec, [body], _flops(body) * trips)
+
+
+def _map_selected(node: Node, constants: Mapping[Value, Array], plan_body: PlanBody) -> KernelCall:
+    """The call of a MapSelected. Inside the body, `n` is the number of rows of a block."""
+    view = registry.NodeView(registry.get(node.op), node)
+    whole: Graph = view.attr("body")
+    outer = outer_values(node, constants)
+    if any(value.tensor.symbols for value in outer):
+        raise NotNativeError("its body reads values whose extents are no numbers")
+    base, places = node.required_input(0), node.required_input(1).shape[0]
+    width = product(base.shape[1:])
+    if not isinstance(places, int) or not isinstance(width, int):
+        raise NotNativeError(f"its base is {base.type}, and its mask has {places} places: expected numbers")
+    body = _plan_body(node, whole.clone({str(SELECTED): symbol("n")}), constants, plan_body)
+    frame = _Frame(outer, [In(0), In(1), Out(0)])
+    frame.reserve_table(body)
+    row_indices, element_indices = frame.reserve_bytes(8 * BLOCK), frame.reserve_bytes(8 * BLOCK)
+    sources = []
+    for index, (value, is_per_place) in enumerate(zip(body.inputs, view.attr("per_place"), strict=True)):
+        nbytes = _row_bytes(value)
+        place = frame.reserve_bytes(nbytes * BLOCK)
+        sources.append(RowSource(frame.add_operand(In(2 + index)), nbytes, place, bool(is_per_place)))
+    results = frame.reserve_bytes(_row_bytes(body.outputs[0]) * BLOCK)
+    tape = frame.tape(body, [Own(source.rows) for source in sources], [Own(results)], "body", BLOCK)
+    nbytes = frame.scratch.b
+    spec = SelectedSpec(
+        tape=tape,
+        scratch=frame.add_operand(Scratch(nbytes)),
+        scratch_bytes=nbytes,
+        row_indices=row_indices,
+        element_indices=element_indices,
+        sources=tuple(sources),
+        results=results,
+        rows=base.shape[0],
+        places=places,
+        width=width,
+        dtype=base.dtype,
+        adds=bool(view.attr("adds")),
+    )
+    flops = body.plan.flops.a * base.shape[0]
+    return KernelCall(spec, tuple(frame.operands), inplace=(0,), flops=flops, parts=_parts([body]))
+
+
+def _row_bytes(value: Value) -> int:
+    """The bytes of a row of a value [n, ...]."""
+    size = exact_affine(value.tensor.nbytes)
+    if size is None or size.b or size.units:
+        raise NotNativeError(f"%{value.name} of its body is {value.type}, expected rows of a known size")
+    return size.a
 
 
 def _scan_length(node: Node, states: int) -> Dim:

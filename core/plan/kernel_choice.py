@@ -12,7 +12,7 @@ from lathe.core.kernels.choose import select
 from lathe.core.kernels.shared.runtime_numbers import share_code
 from lathe.core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
 from lathe.core.plan.batch_validity import is_valid_for_every_batch
-from lathe.core.plan.control import CONTROL, NotNativeError, PlanBody, control_call
+from lathe.core.plan.control import WITH_BODIES, NotNativeError, PlanBody, control_call
 from lathe.core.plan.plan import PlannedGraph, exact_affine
 from lathe.core.plan.windows import Window, Windows
 
@@ -142,7 +142,7 @@ def _kernel(request: Request, asked: ChoiceOptions, bodies: dict[Node, tuple[Pla
 
     `bodies` receives the plans of the bodies.
     """
-    if request.node.op not in CONTROL or not isinstance(asked.target, Target) or not has_elements(request.node):
+    if request.node.op not in WITH_BODIES or not isinstance(asked.target, Target) or not has_elements(request.node):
         return choose_kernel(request, asked.choose)
     planned: list[PlannedGraph] = []
 

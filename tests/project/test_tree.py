@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.project.test_renames import names_in
+from tools.module_imports import imported
 
 PROJECT = Path(__file__).resolve().parents[2]
 PRODUCT = ("lathe", "core", "server", "loadtest", "tools")
@@ -33,6 +38,26 @@ def test_folders_of_tests_mirror_the_code(half: str, project: Path) -> None:
     folders = {path.parent for path in (tests / half).rglob("test_*.py")} - {tests / half}
     names = {str(folder.relative_to(tests)) for folder in folders} - set(ACROSS)
     assert [name for name in names if not (project / name).is_dir() and not (project / f"{name}.py").exists()] == []
+
+
+# Packages of the environments in which exporters run: tests/exporters/requirements.
+EXPORTERS = {"paddle", "tensorflow", "tf2onnx", "torch", "torchvision", "transformers"}
+
+
+def test_scripts_of_other_environments_import_what_is_there(project: Path) -> None:
+    """`make test-exporters` runs these scripts in environments of their own, so no other test imports them."""
+    folder = project / "tests" / "exporters"
+    missing = []
+    for path in sorted(folder.glob("*.py")):
+        for name, _ in imported(path):
+            module, _, attribute = name.partition(".")
+            if module in sys.stdlib_module_names or module in EXPORTERS or find_spec(module) is not None:
+                continue
+            sibling = folder / f"{module}.py"
+            defined = names_in(str(sibling.relative_to(project))) if sibling.exists() else frozenset()
+            if not sibling.exists() or (attribute and attribute not in defined):
+                missing.append(f"{path.name}: {name}")
+    assert missing == []
 
 
 def test_every_package_of_the_product_has_an_init(project: Path) -> None:

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from lathe.core.codegen import llvm_ir
 from lathe.core.codegen.lang import Kernel, Pointer, Val
-from lathe.core.ir.types import Dim, DType
+from lathe.core.ir.types import DType
+from lathe.core.kernels.control.frame_cpu import Frame, word
 from lathe.core.kernels.control.spec import (
     GOING,
     ITERATION,
-    TABLE,
     TRUE,
     Base,
     BranchSpec,
@@ -19,22 +19,18 @@ from lathe.core.kernels.control.spec import (
     CarriedValue,
     Operand,
     Own,
-    Place,
     RepeatSpec,
     Slice,
-    Tape,
-    TapeCall,
 )
 from lathe.core.kernels.target import Target
 
 _FOREVER = (1 << 63) - 1
-_STATUS, _STOP = 1, 2  # words of a step; _STOP, in steps of bodies only: the address of the outermost step's status
 
 
 def generate(spec: RepeatSpec | BranchSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     with k.when(k.tid.equals(0)):
-        frame = _Frame(k, spec.scratch)
+        frame = Frame(k, k.operand(spec.scratch, DType.UINT8))
         if isinstance(spec, RepeatSpec):
             _Repeat(frame, spec).write()
         else:
@@ -43,70 +39,10 @@ def generate(spec: RepeatSpec | BranchSpec, target: Target) -> Kernel:
     return k
 
 
-class _Frame:
-    """The scratch memory of the function, and its calls of kernels."""
-
-    def __init__(self, k: Kernel, scratch: int) -> None:
-        self.k = k
-        self.scratch = k.operand(scratch, DType.UINT8)
-        self.counter = self.scratch.view(DType.INT64)
-        self.counter.store(k.index(0), _STATUS)
-        self._stop = self._outermost(k.counter)
-        self.counter.store(Val(k, self._stop, DType.INT64), _STOP)
-        self._rows, self._some_rows = k.n, k.ops.max(k.n, 1)
-
-    def own(self, offset: Dim) -> Pointer:
-        return self.scratch.at(self.offset(offset))
-
-    def offset(self, dim: Dim) -> Val:
-        """The value of an offset. An empty batch has the addresses of n = 1."""
-        self.k.n = self._some_rows
-        value = self.k.dim(dim)
-        self.k.n = self._rows
-        return value
-
-    def _outermost(self, step: Pointer) -> llvm_ir.Value:
-        """The address of the status word of the plan's step, at any depth: an interrupt is written there."""
-        b, above = self.k.builder, step.load(_STOP)
-        own = b.convert("ptrtoint", step.at(_STATUS).ir, llvm_ir.I64)
-        return b.select(above.equals(0).ir, own, above.ir)
-
-    def status(self) -> Val:
-        return self.counter.load(_STATUS)
-
-    def must_stop(self) -> Val:
-        """Whether a kernel has rejected its data, or the run is interrupted."""
-        b = self.k.builder
-        word = b.convert("inttoptr", self._stop, llvm_ir.POINTER)
-        stopped = Val(self.k, b.atomic("max", word, _word(0)), DType.INT64)  # an atomic load, which LLVM cannot hoist
-        return ~(stopped.equals(0) & self.status().equals(0))
-
-    def run(self, tape: Tape, bases: Sequence[Pointer]) -> None:
-        """Run the kernels of a tape, then its moves; `bases` are in the tape's order."""
-        for call in tape.calls:
-            self._call(call, bases)
-        for move in tape.moves:
-            self.copy(self._at(bases, move.target), self._at(bases, move.source), self.k.dim(move.nbytes))
-
-    def copy(self, target: Pointer, source: Pointer, nbytes: Val) -> None:
-        arguments = [target.ir, source.ir, nbytes.ir, llvm_ir.number(llvm_ir.I1, 0)]
-        self.k.call("llvm.memcpy.p0.p0.i64", llvm_ir.VOID, arguments)
-
-    def _call(self, call: TapeCall, bases: Sequence[Pointer]) -> None:
-        k, table = self.k, self.own(TABLE)
-        for index, place in enumerate(call.operands):
-            k.builder.store(self._at(bases, place).ir, table.at(8 * index).ir, 8)
-        self.counter.store(k.index(0))
-        k.call(call.symbol, llvm_ir.VOID, [table.ir, k.n.ir, _word(0), _word(1), self.counter.ir])
-
-    def _at(self, bases: Sequence[Pointer], place: Place) -> Pointer:
-        return bases[place.base].at(self.offset(place.offset))
-
-
 class _Repeat:
     """A loop. Carried values alternate between two buffers; the initial values are operands of the node."""
 
-    def __init__(self, frame: _Frame, spec: RepeatSpec) -> None:
+    def __init__(self, frame: Frame, spec: RepeatSpec) -> None:
         self.frame, self.k, self.spec = frame, frame.k, spec
         fixed = {base.index for base in spec.tape.bases if isinstance(base, Operand | Slice)}
         fixed |= {index for value in spec.carried for index in (value.initial, value.final)}
@@ -146,7 +82,7 @@ class _Repeat:
         b.branch(head)
         b.block = head
         phi = b.phi(llvm_ir.I64)
-        phi.add_incoming(_word(0), before)
+        phi.add_incoming(word(0), before)
         self.count = Val(self.k, phi, DType.INT64)
         going = ~self.frame.own(GOING).load().equals(0) & ~self.frame.must_stop()
         b.branch_if((going & (self.count < limit)).ir, body, after)
@@ -180,7 +116,7 @@ class _Repeat:
         return Pointer(self.k, self.k.builder.select(condition.ir, b.ir, a.ir), DType.UINT8)
 
 
-def _branch(frame: _Frame, spec: BranchSpec) -> None:
+def _branch(frame: Frame, spec: BranchSpec) -> None:
     condition = frame.k.operand(0, DType.UINT8).load().equals(0)
     with frame.k.builder.if_else(condition.ir) as (no, yes):
         for block, tape in ((no, spec.other), (yes, spec.then)):
@@ -188,14 +124,10 @@ def _branch(frame: _Frame, spec: BranchSpec) -> None:
                 frame.run(tape, [_branch_base(frame, base) for base in tape.bases])
 
 
-def _branch_base(frame: _Frame, base: Base) -> Pointer:
+def _branch_base(frame: Frame, base: Base) -> Pointer:
     match base:
         case Operand(index):
             return frame.k.operand(index, DType.UINT8)
         case Own(offset):
             return frame.own(offset)
     raise TypeError(f"base of a branch: expected Operand or Own, got {base}")
-
-
-def _word(value: int) -> llvm_ir.Constant:
-    return llvm_ir.number(llvm_ir.I64, value)

@@ -12,19 +12,27 @@ from lathe.core.ops.opdef import registry
 from lathe.core.passes.rewrite.base import PassResult
 
 CONTROL = ("If", "Loop", "Scan")
+MAPS = ("MapSelected",)  # one kernel in every plan, also where control flow is cut into parts
+WITH_BODIES = (*CONTROL, *MAPS)
 
 
 @dataclass(frozen=True)
 class OptimizeBodies:
-    """`rewrite` returns an optimized copy of a closed graph, and the number of rewrites."""
+    """Optimizes the nested graphs of the operators `ops`.
+
+    `rewrite` returns an optimized copy of a closed graph, and the number of rewrites.
+    """
 
     rewrite: Callable[[Graph], tuple[Graph, int]]
+    ops: tuple[str, ...] = WITH_BODIES
     name: str = "control"
 
     def run(self, graph: Graph) -> PassResult:
         changed, notes = _drop_unread_outputs(graph), list[str]()
         for node in graph.nodes:
-            for name in [name for name, value in node.attrs.items() if isinstance(value, Graph) and node.op in CONTROL]:
+            for name in [
+                name for name, value in node.attrs.items() if isinstance(value, Graph) and node.op in self.ops
+            ]:
                 try:
                     changed += self._optimize_body(graph, node, name)
                 except (ModelError, FeedError) as error:  # exporters leave branches for other shapes, never taken

@@ -34,8 +34,11 @@ _MOST_PLACES = 1 << 20  # the most elements of all frames of a signal together: 
 
 @dataclass(frozen=True)
 class ExpandDefinitions:
-    """`most_work`: the most multiplications per element of a Fourier transform by products. `for_kernels`: the result
-    is compiled; otherwise a proof analyses it. `only`: the operators to define; empty for all."""
+    """Replaces nodes with the definitions of their operators.
+
+    `most_work`: the most multiplications per element of a Fourier transform by products. `for_kernels`: the result is
+    compiled; otherwise a proof analyses it. `only`: the operators to define; empty for all.
+    """
 
     most_work: int = MOST_WORK
     for_kernels: bool = True

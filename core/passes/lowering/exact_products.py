@@ -1,7 +1,7 @@
 """Marks products whose results are divided by their own norm: kernels compute these without Strassen or Winograd.
 
 Both algorithms add rows, or pixels, to each other. So a row of zeros, such as padding, gets rounding errors of other
-rows. They are tiny beside those rows, but after division by the row's own norm, as in cosine attention (Swin v2), the
+rows. They are tiny next to those rows, but after division by the row's own norm, as in cosine attention (Swin v2), the
 row would consist of rounding errors alone.
 """
 

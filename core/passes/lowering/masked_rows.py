@@ -1,40 +1,48 @@
-"""Rows that a mask selects are computed where they are: all of them, and a Where takes those that the mask keeps.
+"""Replaces computations on the rows that a mask selects with computations on all rows, followed by a Where.
 
-`y = zeros(x.shape); y[mask] = f(x[mask])` has a number of rows that only data show: nothing of it has a kernel, and no
-proof follows its rows. Where f computes something of each row by itself, that is Where(mask, f(x), y), whose shape is
-known. The same with the tokens of an expert, `y.index_add_(0, token, f(x[token]) * weights[token, place])` for a mask
-of places and tokens: there are few places, so each is written out.
+In `y = zeros(x.shape); y[mask] = f(x[mask])` the number of rows depends on data. So none of its nodes has a kernel, and
+the proof that rows are independent fails. If f computes each row by itself, the result equals Where(mask, f(x), y),
+whose shape is known. The same holds for the tokens of an expert, with a mask of places and tokens:
+`y.index_add_(0, token, f(x[token]) * weights[token, place])`. The few places get separate nodes.
 
-What f makes of rows that are not selected has no effect, whatever it is: a NaN is not multiplied by 0, but left out.
+The results of f for rows that are not selected have no effect, not even NaN: the Where drops them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product as combinations_of
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
-from lathe.core.ir.dim import Dim, SymDim, product, substitute
-from lathe.core.ir.graph import Attr, Graph, Node, Value
+from lathe.core.ir.dim import Dim, product
+from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import DType
-from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.lowering.selected_map import SelectedMap, bind_parameters, bound_attr
 from lathe.core.passes.proofs.selected_rows import Places, Rows, Selection, repeats, source_of
 from lathe.core.passes.rewrite.base import PassResult, can_reshape_to, shape_of
 from lathe.core.passes.rewrite.editor import Editor
 
-_MOST_REPEATS = 16  # how often a row may be looked at, once for each place beside it
-_FEW = 2  # masks: all rows take twice as long at most as those that they select together
+_Write: TypeAlias = Callable[["Editor", "Selection", "_Scatter"], Value]
+
+_MOST_REPEATS = 16  # the most indices along the mask axes that are no targets: nodes are written for each
+_FEW = 2  # groups of at most 2 scatters are always rewritten: all rows are computed about twice at most
 
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """`most_work`: how many multiplications a row may take in all that many masks write to one tensor. Each of them
-    would select a few rows, and all are computed: the experts of a large model are better left as they are."""
+    """Rewrites scatters of selected rows, in groups that write to one tensor.
 
+    `maps`: groups of more than two scatters with matrix products become MapSelected, where that can compute them.
+    `most_work`: the most multiplications per row in other groups of more than two scatters. Each mask of a large
+    mixture of experts selects few rows, so the computation of all rows for each expert would take longer.
+    """
+
+    maps: bool = True
     most_work: int = 1 << 22
     name: str = "selected_rows"
 
@@ -43,16 +51,29 @@ class SelectedRows:
             return PassResult(0)
         selection, editor = Selection(graph.nodes, infer_graph(graph)), Editor(graph)
         for chain in _chains(filter(None, (_scatter(graph, selection, node) for node in graph.nodes))):
-            if len(chain) <= _FEW or sum(_work(selection, each.updates) for each in chain) <= self.most_work:
+            write = self._choose(selection, editor, chain)
+            if write is not None:
                 for each in chain:
-                    editor.replace(each.node.output, _written(editor, selection, each))
+                    editor.replace(each.node.output, write(editor, selection, each))
         return editor.finish()
+
+    def _choose(self, selection: Selection, editor: Editor, chain: Sequence[_Scatter]) -> _Write | None:
+        """How to write the scatters of a group; None to leave them as they are."""
+        work = sum(_work(selection, each.updates) for each in chain)
+        is_costly = len(chain) > _FEW and work > 0
+        if self.maps and is_costly and all(_map(editor, selection, each) is not None for each in chain):
+            return _mapped
+        if len(chain) <= _FEW or work <= self.most_work:
+            return _written
+        return None
 
 
 @dataclass(frozen=True)
 class _Scatter:
-    """Rows that are written to `base`, whose leading axes are the axes `targets` of their mask. `beside`: its other
-    axes."""
+    """A scatter of selected rows into `base`, whose leading axes are the axes `targets` of the mask.
+
+    `beside`: the other axes of the mask.
+    """
 
     node: Node
     base: Value
@@ -66,7 +87,7 @@ class _Scatter:
 
 
 def _chains(scatters: Iterable[_Scatter]) -> list[list[_Scatter]]:
-    """Scatters in groups, each of which but the first writes to what the one before has written."""
+    """The scatters in groups: each scatter of a group but the first writes to the result of an earlier one."""
     by_result: dict[Value, list[_Scatter]] = {}
     chains: list[list[_Scatter]] = []
     for each in scatters:
@@ -80,7 +101,7 @@ def _chains(scatters: Iterable[_Scatter]) -> list[list[_Scatter]]:
 
 
 def _work(selection: Selection, updates: Value) -> int:
-    """How many multiplications products take for a row, or for an element of it along extents that only a run shows."""
+    """The multiplications per row in the matrix products that compute `updates`; symbolic extents count as 1."""
     work = 0
     for node in selection.nodes_of(updates):
         weights = shape_of(node.input(1)) if node.op in ("MatMul", "Gemm") else None
@@ -90,7 +111,7 @@ def _work(selection: Selection, updates: Value) -> int:
 
 
 def _scatter(graph: Graph, selection: Selection, node: Node) -> _Scatter | None:
-    """A scatter of rows to the places that they have in their mask, of extents that are known before a run."""
+    """The node as a scatter of rows to the places of their elements in the mask; None if the pass does not cover it."""
     if node.op not in ("ScatterND", "ScatterElements") or node.attrs.get("reduction", "none") not in ("none", "add"):
         return None
     found = _scatter_nd(selection, node) if node.op == "ScatterND" else _scatter_elements(selection, node)
@@ -121,14 +142,14 @@ def _scatter_nd(selection: Selection, node: Node) -> _Scatter | None:
 
 
 def _before_flat(value: Value) -> Value:
-    """The rows whose elements, one after the other, are this value."""
+    """The rows that views flattened to this value."""
     while len(value.shape) == 1 and value.producer is not None and value.producer.inputs[0] is not None:
         value = value.producer.inputs[0]
     return value
 
 
 def _scatter_elements(selection: Selection, node: Node) -> _Scatter | None:
-    """The same index for each element of a row."""
+    """A ScatterElements along axis 0 with one index for all elements of a row, as a scatter of rows; otherwise None."""
     base, index, updates = node.inputs
     rows, source = selection.rows(updates), index.producer if index is not None else None
     if base is None or updates is None or rows is None or rows.flat or source is None or source.op != "Expand":
@@ -141,12 +162,32 @@ def _scatter_elements(selection: Selection, node: Node) -> _Scatter | None:
     return _Scatter(node, base, updates, rows, targets) if same and node.attrs.get("axis", 0) == 0 else None
 
 
+def _map(editor: Editor, selection: Selection, found: _Scatter) -> SelectedMap | None:
+    """What writes the scatter as a MapSelected; None if that cannot compute it."""
+    written = SelectedMap(editor, selection, found.node, found.rows.mask, found.targets, found.beside)
+    return written if written.can_write(found.updates) else None
+
+
+def _mapped(editor: Editor, selection: Selection, found: _Scatter) -> Value:
+    """The value that replaces the result of the scatter, as a MapSelected."""
+    written = _map(editor, selection, found)
+    assert written is not None
+    base = found.node.required_input(0)  # `found.base`, or its replacement
+    rows = product(found.rows.mask.shape[axis] for axis in found.targets)
+    flat = editor.reshaped(found.node, base, (rows, *found.rows.rest))
+    result = written.write(flat, found.updates, found.node.attrs.get("reduction", "none") == "add")
+    return editor.reshaped(found.node, result, base.shape)
+
+
 def _written(editor: Editor, selection: Selection, found: _Scatter) -> Value:
-    """What the scatter gives. Several places beside a row follow one on the other, as the elements of its mask do."""
+    """The value that replaces the result of the scatter.
+
+    If several elements of the mask write to one row, their updates are applied in the order of these elements.
+    """
     anchor, adds = found.node, found.node.attrs.get("reduction", "none") == "add"
     dense = _Dense(editor, selection, anchor, found.rows.mask, found.targets)
     shape = (dense.size, *found.rows.rest)
-    base = anchor.inputs[0]  # what the scatters before have become
+    base = anchor.inputs[0]  # `found.base`, or its replacement
     assert base is not None
     result = editor.reshaped(anchor, base, shape)
     zero = editor.constant(np.zeros((), result.dtype.numpy)) if adds else None
@@ -165,8 +206,11 @@ def _written(editor: Editor, selection: Selection, found: _Scatter) -> Value:
 
 @dataclass
 class _Dense:
-    """Writes what is computed of selected rows for all rows. These are the places along the axes `targets` of a mask,
-    in their order; along its other axes a place is fixed."""
+    """Emits nodes that compute for all rows what other nodes compute for selected rows.
+
+    There is one row for each index along the axes `targets` of the mask, in this order of the axes. Along the mask's
+    other axes the index is fixed.
+    """
 
     editor: Editor
     selection: Selection
@@ -180,7 +224,7 @@ class _Dense:
         return product(self.mask.shape[axis] for axis in self.targets)
 
     def mask_at(self, fixed: Mapping[int, int]) -> Value:
-        """Whether the mask selects a row, for each of them."""
+        """bool [rows]: whether the mask selects each row."""
         mask = self.mask
         if mask.dtype is not DType.BOOL:
             mask = self.editor.emit(self.anchor, "Cast", mask, attrs={"to": DType.BOOL.onnx_code})
@@ -224,7 +268,7 @@ class _Dense:
         return self._laid_out(self.editor.reshaped(self.anchor, data, source.shape), source.axes, fixed)
 
     def _laid_out(self, data: Value, axes: tuple[int, ...], fixed: Mapping[int, int]) -> Value:
-        """A tensor whose leading axes are these axes of the mask, with one row for each place along the targets."""
+        """`data`, which begins with the axes `axes` of the mask, as a tensor with one row per index along `targets`."""
         left, rest = list(axes), data.shape[len(axes) :]
         for axis in [axis for axis in axes if axis in fixed]:
             place = self.editor.constant(np.array(fixed[axis]))
@@ -242,28 +286,14 @@ class _Dense:
         return self.editor.reshaped(self.anchor, data, (self.size, *rest))
 
     def _computed(self, node: Node, fixed: Mapping[int, int]) -> list[Value]:
-        """What a node computes of each row, for all of them."""
-        op, inputs, attrs = registry.get(node.op), list(node.inputs), dict(node.attrs)
-        count = self.selection.counts[self.mask]
-        env: dict[str, Dim] = {str(count): self.size}
-        for name, index in op.params.items():
-            value = node.input(index)
-            array = self.selection.known.get(value) if value is not None else None
-            items = None if array is None else op.param_of(name, array)
-            if items is not None:
-                attrs[name], inputs[index] = items, None
+        """The outputs of a node for all rows."""
+        inputs, attrs = bind_parameters(self.selection, node)
+        env: dict[str, Dim] = {str(self.selection.counts[self.mask]): self.size}
         given = [
             self.made[self._key(value, fixed)]
             if value is not None and self.selection.rows(value) is not None
             else value
             for value in inputs
         ]
-        bound = {name: _bound(attr, env) for name, attr in attrs.items()}
+        bound = {name: bound_attr(attr, env) for name, attr in attrs.items()}
         return self.editor.emit_many(self.anchor, node.op, given, len(node.outputs), bound, node.name)
-
-
-def _bound(attr: Attr, env: Mapping[str, Dim]) -> Attr:
-    """An attribute with another dimension for the count."""
-    if isinstance(attr, SymDim):
-        return substitute(attr, env)
-    return tuple(_bound(item, env) for item in attr) if isinstance(attr, tuple) else attr

@@ -163,7 +163,7 @@ def _as_convolution(
 
 
 def _pixels(editor: Editor, node: Node, y: Value, axes: Sequence[_Axis], channels: int) -> Value:
-    """All results in order, more at the ends than are wanted where the stride does not divide their number."""
+    """All results in order, `steps * stride` along each axis: more than `count` where the stride does not divide it."""
     shape: tuple[Dim, ...] = (y.shape[0], *(axis.steps * axis.stride for axis in axes), channels)
     return editor.emit(node, "Reshape", y, attrs=reshape_attrs(shape))
 

@@ -25,7 +25,7 @@ from typing import NoReturn
 import numpy as np
 
 from lathe.core.ir.dim import symbol, symbols
-from lathe.core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
+from lathe.core.ir.graph import Array, Attr, Graph, Node, Value, captures, node_reads
 from lathe.core.ir.types import DType, TensorType
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.inference import infer_graph
@@ -70,9 +70,9 @@ SAME, POOLED = Flow(), Flow(pooled=True)
 
 
 class TokenFlow:
-    """Visits each node once, records every value's flow, and rewrites nodes that must not look beyond a sequence.
+    """Visits each node once, records every value's flow, and rewrites nodes that read other tokens of a sequence.
 
-    `run` raises Mixed for a graph that cannot be packed.
+    `run` raises ProofFailed for a graph that cannot be packed.
     """
 
     def __init__(self, graph: Graph, inputs: dict[Value, Flow]) -> None:
@@ -98,7 +98,10 @@ class TokenFlow:
             self._counts.check(node)
             return
         given = [self.of(value) if value is not None else SAME for value in node.inputs]
-        if node.subgraphs and any(self.of(value) != SAME or value in self._counts for value in node_reads(node)):
+        # Of these values nothing may depend on tokens. The body of a MapSelected reads rows one by one.
+        reads = [value for body in node.subgraphs for value in captures(body)]
+        reads += node_reads(node) if node.subgraphs and node.op != "MapSelected" else []
+        if any(self.of(value) != SAME or value in self._counts for value in reads):
             refuse(node, "its nested graphs read tokens, or their number")
         if node.op == "GatherND" and self._pick_extreme(node, given):
             return
@@ -434,7 +437,7 @@ class TokenFlow:
 
 
 def refuse(node: Node, reason: str) -> NoReturn:
-    """Raises Mixed with the node and the reason."""
+    """Raises ProofFailed with the node and the reason."""
     raise ProofFailed(f"{describe(node)}: {reason}")
 
 

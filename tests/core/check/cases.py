@@ -25,6 +25,7 @@ from lathe.core.plan.planner import make_plan
 from lathe.core.runtime.device import simulated  # noqa: F401  (registers the kernels of the simulated device)
 from lathe.core.train import step
 from lathe.core.train.training_step import losses, optimizers
+from tests.core.expert_models import ExpertModel
 from tests.core.random_nets import Net
 
 N = symbol("n")
@@ -48,11 +49,11 @@ class Case:
         return self.planned.plan
 
     def but(self, **changes: object) -> PlannedGraph:
-        """The plan with other fields."""
+        """The planned graph with these fields of its plan changed."""
         return replace(self.planned, plan=replace(self.plan, **changes))  # type: ignore[arg-type]
 
     def calls(self, index: int, call: KernelCall) -> tuple[tuple[int, KernelCall], ...]:
-        """The claims with another call for one step."""
+        """The calls of all steps, with another call for one step."""
         found = list(self.planned.calls)
         found[index] = (found[index][0], call)
         return tuple(found)
@@ -200,9 +201,17 @@ def loop() -> Case:
     return case("loop", optimized(lathe.load(onnx.parser.parse_model(text).SerializeToString())))
 
 
+@functools.cache
+def experts() -> Case:
+    """Four experts, each a MapSelected that gathers the rows of two sources."""
+    graph = lathe.load(ExpertModel(4, 2, 8, 12).model()).clone({"length": 3})
+    return case("experts", optimized(graph), threads=2)
+
+
 def all_cases() -> list[Case]:
     nets = [random_net(seed, 1 + seed % 2) for seed in range(8)]
     return [
         *nets, joined(), joined(2), joined(target=GPU), branches(1), branches(2), ladder(), images(), with_fallback(),
         trained(1), trained(2), trained(1, GPU), states(), loop(),
+        experts(),
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from lathe.core.ir.graph import Value, node_reads
 from lathe.core.ir.types import TensorType
 from lathe.core.kernels.call import In, Out, Packed, Request, Scratch
 from lathe.core.kernels.choose import select
+from lathe.core.kernels.control.selected_spec import SelectedSpec
 from lathe.core.kernels.control.spec import Carried, Own, RepeatSpec
 from lathe.core.plan.liveness import Affine
 from lathe.core.plan.plan import ARENA, Address, Fallback, PlannedGraph, Segment
@@ -127,7 +128,7 @@ def outside_the_arena(case: Case, rng: Random) -> PlannedGraph | None:
 
 
 def two_in_one_place(case: Case, rng: Random) -> PlannedGraph | None:
-    """A value moves into the memory of another one that is read later."""
+    """A value is placed over another value that is read later."""
     regions = [region for region in case.plan.regions if region.values]
     pairs = [(a, b) for a in regions for b in regions if a.first < b.first < a.last and a is not b]
     pair = choose(rng, pairs)
@@ -138,7 +139,7 @@ def two_in_one_place(case: Case, rng: Random) -> PlannedGraph | None:
 
 
 def _with_region(case: Case, offset: Affine, size: Affine, first: int, last: int, to: Affine) -> PlannedGraph:
-    """All that lies in a region of the arena, while it does, lies in another place instead."""
+    """The plan with the values of one region of the arena moved to the offset `to`."""
     names = next(
         r.values for r in case.plan.regions if (r.offset, r.size, r.first, r.last) == (offset, size, first, last)
     )
@@ -162,7 +163,7 @@ def _with_region(case: Case, offset: Affine, size: Affine, first: int, last: int
 
 
 def _inside(case: Case, names: set[str]) -> set[Place]:
-    """The operands that are these values, or views or parts of them."""
+    """The places of operands that are these values, or views or parts of them."""
     family = {value for value in case.graph.values() if value.name in names}
     for node in case.graph.nodes:
         moves = node.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Gather")
@@ -175,7 +176,7 @@ def _inside(case: Case, names: set[str]) -> set[Place]:
 
 
 def _bound(case: Case) -> list[int]:
-    """The steps whose next one reads what they make."""
+    """The steps whose result the next step of the same segment reads."""
     found = []
     ends = {entry.last for entry in case.plan.schedule if isinstance(entry, Segment)}
     for index in range(len(case.plan.steps) - 1):
@@ -251,7 +252,7 @@ def other_constant(case: Case, rng: Random) -> PlannedGraph | None:
 
 
 def numbers_of_another(case: Case, rng: Random) -> PlannedGraph | None:
-    """Code for any numbers is given those of another step, with a claim that they are its own or without."""
+    """Shared code gets the numbers of another step, in the plan alone or also in the call that it claims."""
     calls = [call for _, call in case.planned.calls]
     pairs = [
         (mine, other)
@@ -269,7 +270,7 @@ def numbers_of_another(case: Case, rng: Random) -> PlannedGraph | None:
 
 
 def dense_kernel(case: Case, rng: Random) -> PlannedGraph | None:
-    """A kernel that goes through its operands as if none of them lay inside another tensor."""
+    """A kernel for contiguous operands runs on operands that are parts of other tensors."""
     found = []
     for index, (place, call) in enumerate(case.planned.calls):
         node = case.graph.nodes[place]
@@ -408,7 +409,7 @@ def _moves(case: Case) -> bool:
 
 
 def body_of_shifted_steps(case: Case, rng: Random) -> PlannedGraph | None:
-    """A step of a body, and of its plan, writes some bytes further."""
+    """A step of a body writes 64 bytes further, both in the loop and in the plan of the body."""
     for index, (place, call) in enumerate(case.planned.calls):
         if isinstance(call.spec, RepeatSpec):
             body = case.planned.bodies[place][0]
@@ -427,10 +428,52 @@ def body_of_shifted_steps(case: Case, rng: Random) -> PlannedGraph | None:
     return None
 
 
+def _with_map(case: Case, change: Callable[[SelectedSpec], SelectedSpec]) -> PlannedGraph | None:
+    for index, (_, call) in enumerate(case.planned.calls):
+        if isinstance(call.spec, SelectedSpec):
+            spec = change(call.spec)
+            planned = with_step(case, index, symbol=spec.symbol)
+            specs = {**planned.specs, spec.symbol: spec}
+            return replace(planned, specs=specs, calls=case.calls(index, replace(call, spec=spec)))
+    return None
+
+
+def results_over_gathered_rows(case: Case, rng: Random) -> PlannedGraph | None:
+    """A body writes its results over the rows that it reads."""
+
+    def change(spec: SelectedSpec) -> SelectedSpec:
+        rows = spec.sources[0].rows
+        return replace(spec, results=rows, tape=replace(spec.tape, bases=(*spec.tape.bases[:-1], Own(rows))))
+
+    return _with_map(case, change)
+
+
+def exchanged_sources(case: Case, rng: Random) -> PlannedGraph | None:
+    """Rows of one source are gathered from another."""
+
+    def change(spec: SelectedSpec) -> SelectedSpec:
+        one, other, *rest = spec.sources
+        exchanged = replace(one, operand=other.operand), replace(other, operand=one.operand)
+        return replace(spec, sources=(*exchanged, *rest))
+
+    return _with_map(case, change)
+
+
+def map_of_fewer_rows(case: Case, rng: Random) -> PlannedGraph | None:
+    """Some rows of the result are left out."""
+    return _with_map(case, lambda spec: replace(spec, rows=spec.rows - 1))
+
+
+def indices_outside_the_scratch(case: Case, rng: Random) -> PlannedGraph | None:
+    """The indices of the selected rows end outside a thread's scratch memory."""
+    return _with_map(case, lambda spec: replace(spec, row_indices=spec.scratch_bytes - 64))
+
+
 FAULTS: tuple[Fault, ...] = (
     shifted_operand, another_growth, another_base, exchanged_operands, outside_the_arena, two_in_one_place, no_barrier,
     read_before_written, missing_step, scratch_over_a_value, other_weights, other_constant, numbers_of_another,
     dense_kernel, shifted_seam, seam_of_other_rows, seam_without_memory, seam_elsewhere, missing_copy,
     copies_to_each_other, located_elsewhere, fallback_first, body_over_its_flags, one_buffer_for_two, carried_in_place,
-    body_without_a_move, body_of_shifted_steps,
+    body_without_a_move, body_of_shifted_steps, results_over_gathered_rows, exchanged_sources, map_of_fewer_rows,
+    indices_outside_the_scratch,
 )  # fmt: skip

@@ -24,7 +24,7 @@ from tests.core.check.faults import address_at, moved, operands, with_operand, w
 from tests.core.random_nets import Net
 
 _TRIES = 150
-_BITS = 40  # of an address inside a base
+_BITS = 40  # bits of an address for the offset in a base; the bits above them number the base
 
 
 class Machine:
@@ -48,7 +48,7 @@ class Machine:
         return block[at : at + nbytes]
 
     def run(self) -> dict[str, Array]:
-        """The outputs. DeviceError for an access outside of memory."""
+        """The outputs. DeviceError if a step accesses bytes outside of its blocks."""
         for step in self.plan.steps:
             kernel = ReferenceKernel(object_of(self.planned.specs[step.symbol]))
             kernel.run((1, 1, 1), [self._place(each) for each in step.operands], self.n, self.view)

@@ -81,7 +81,7 @@ def graph_of(write: Write, shape: tuple[Dim, ...]) -> Graph:
 
 
 def in_place(made: Case) -> PlannedGraph:
-    """The plan with the result of the last but one step in the memory of its operand `exp`."""
+    """The plan in which the second-to-last step writes its result over its operand `exp`."""
     index = len(made.plan.steps) - 2
     (place, call), (_, last) = made.planned.calls[index:]
     node = made.graph.nodes[place]

@@ -54,7 +54,7 @@ def _product(columns: int, **attrs: Any) -> NodeKernel:
 
 
 def _strassen() -> NodeKernel:
-    target = replace(vectors(), l1_bytes=1 << 20)  # where seven products are preferred
+    target = replace(vectors(), l1_bytes=1 << 20)  # a cache size at which the seven products of Strassen are preferred
     extra = residual(72, 384)
     return NodeKernel("FusedMatMul", residual(72, 384), floats(384, 384), extra, epilogue=_ADD, target=target)
 

@@ -103,7 +103,7 @@ def _reshaped(box: Box, array: np.ndarray, rng: Random) -> tuple[Box, np.ndarray
     found = box.reshaped(shape)
     lines = np.diff(array.ravel())
     if found is None:
-        assert len(set(lines.tolist())) > 1  # what lies by one step can take any shape
+        assert len(set(lines.tolist())) > 1  # elements at one constant distance can take any shape
         return box, array
     return found, array.reshape(shape)
 

@@ -14,7 +14,7 @@ from lathe.core.ops.tensor.creation import Iota
 from lathe.core.passes.pipeline import optimize
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
-# Only a run shows the shape of v; the shape that it is then given names the batch size, which becomes an Iota.
+# The shape of v is known only at run time; in its computed target shape the batch size becomes an Iota.
 PRODUCT = model(
     "float[N,3,6,6] x, int64[4] shape => float[] y",
     "m = Expand (one, shape)  n = Shape <start = 0, end = 1> (x)  d = Shape <start = 3> (m)"
@@ -70,7 +70,7 @@ def test_a_pass_that_hides_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_lost_extent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = rewritten()
-    graph.nodes.pop()  # the product, whose operator would refuse
+    graph.nodes.pop()  # without the product, whose operator would refuse the shape
     graph.outputs = [graph.nodes[-1].output]
     monkeypatch.setattr(Iota, "known", lambda op, view: None)
     with pytest.raises(VerifyError, match=r"'v' \(Reshape\) is float32\[n,3,6,_m_d3\], and inference says float32"):

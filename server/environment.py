@@ -29,6 +29,8 @@ OTHER_VARIABLES = frozenset(
         "LATHE_CONTAINER_CPUS",
         "LATHE_CONTAINER_MEMORY",
         "LATHE_EXPORTERS",
+        "LATHE_IMAGE",
+        "LATHE_IMAGE_PACKAGES",
     }
 )
 # For a Service named `lathe` or `lathe-...` Kubernetes sets variables with its addresses in every container.

@@ -28,17 +28,19 @@ def instructions(dockerfile: str, name: str) -> list[str]:
 
 
 def test_the_image_is_built_in_stages_and_runs_as_an_ordinary_user(dockerfile: str) -> None:
-    # without a target name, docker builds the image without GPU support
-    assert instructions(dockerfile, "FROM")[-1] == "base"
+    # without a target name, docker builds the last stage: the smallest image
+    assert instructions(dockerfile, "FROM")[-1] == "base AS serve"
     assert instructions(dockerfile, "USER") == ["lathe"]
-    final = dockerfile.rpartition("\nFROM ")[2]
-    assert "--from=build " in final and "cuda" not in final
 
 
-def test_the_gpu_image_only_adds_what_gpus_need(dockerfile: str, compose: dict[str, Any]) -> None:
-    stages = dict(re.findall(r"^FROM (\S+) AS (\S+)$", dockerfile, re.MULTILINE))
-    assert {"build": "build-cuda", "base": "cuda"}.items() <= stages.items()
-    assert "LATHE_DEVICE=cuda" in dockerfile
+def test_compose_builds_the_image_with_everything_for_training_unless_told_otherwise(compose: dict[str, Any]) -> None:
+    service = compose["services"]["lathe"]
+    assert service["build"]["target"] == "${LATHE_IMAGE:-train}"
+    assert service["image"] == "lathe:${LATHE_IMAGE:-train}"
+
+
+def test_the_gpu_service_only_adds_what_gpus_need(dockerfile: str, compose: dict[str, Any]) -> None:
+    assert "LATHE_DEVICE=cuda" in dockerfile.partition("FROM base AS cuda")[2].partition("\nFROM ")[0]
     service, plain = compose["services"]["lathe-cuda"], compose["services"]["lathe"]
     assert service["build"] == {**plain["build"], "target": "cuda"}
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]

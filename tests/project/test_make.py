@@ -60,6 +60,19 @@ def test_each_framework_has_its_own_environment(project: Path) -> None:
     assert "LATHE_EXPORTERS=.lathe/exporters" in planned
 
 
+def test_make_lock_uses_a_pinned_tool(checkout: Path) -> None:
+    planned = dry_run(checkout, "lock", "ARGS=--upgrade")
+    assert '"pip-tools==' in planned
+    assert "docker/lock.sh --upgrade" in planned
+
+
+def test_make_test_image_installs_what_the_image_has(project: Path) -> None:
+    planned = dry_run(project, "--always-make", "test-image")
+    assert "docker/packages.sh serve .lathe/image/serve .lathe/image/tools" in planned
+    assert "--require-hashes --only-binary :all: --requirement docker/requirements-build.txt" in planned
+    assert "LATHE_IMAGE_PACKAGES=.lathe/image/serve" in planned
+
+
 def test_the_server_works_on_a_copy_of_the_bundled_models(checkout: Path) -> None:
     planned = dry_run(checkout, "serve")
     assert "cp -R model_repo .lathe/models" in planned

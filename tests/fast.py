@@ -6,8 +6,11 @@ with `python -m pytest --fast --fast-record tests/not_fast.txt` on a quiet machi
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +26,13 @@ ONE_PER_SUBJECT = {
 }
 
 
+# Folders whose files are slow to import: the package `onnx` computes the data of its backend suite at that time.
+SLOW_TO_IMPORT = ("tests/core/conformance/",)
+
+
 def select(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The fast tests, and all others."""
-    left_out = set(NOT_FAST.read_text().splitlines()) if NOT_FAST.exists() else set()
+    left_out = _left_out()
     seen: set[tuple[str, str]] = set()
     fast: list[pytest.Item] = []
     others: list[pytest.Item] = []
@@ -36,6 +43,38 @@ def select(items: Iterable[pytest.Item]) -> tuple[list[pytest.Item], list[pytest
         seen.add(key)
         (fast if chosen else others).append(item)
     return fast, others
+
+
+def keep_first_cases(metafunc: pytest.Metafunc) -> None:
+    """Let a test function have one case for each parameter list; most of the time of a collection goes into cases."""
+    if metafunc.function.__name__ in ONE_PER_SUBJECT:
+        return
+    parametrize = metafunc.parametrize
+
+    def first_only(argnames: Any, argvalues: Iterable[Any], *args: Any, **options: Any) -> None:
+        options.pop("_param_mark", None)  # pytest keeps the ids of all cases there
+        values, ids = list(argvalues)[:1], options.get("ids")
+        if ids is not None and not callable(ids):
+            options["ids"] = list(ids)[:1]
+        parametrize(argnames, values, *args, **options)
+
+    metafunc.parametrize = first_only  # type: ignore[method-assign]
+
+
+def is_left_out(path: Path, root: Path) -> bool:
+    """Whether a file has no fast test, or is slow to import."""
+    left_out = _left_out()
+    file = path.relative_to(root).as_posix()
+    if file.startswith(SLOW_TO_IMPORT):
+        return True
+    names = re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    return bool(names) and all(f"{file}::{name}" in left_out for name in names)
+
+
+@functools.cache
+def _left_out() -> frozenset[str]:
+    """The functions that `tests/not_fast.txt` lists."""
+    return frozenset(NOT_FAST.read_text().splitlines()) if NOT_FAST.exists() else frozenset()
 
 
 def function_of(nodeid: str) -> str:

@@ -50,7 +50,7 @@ def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -
 def differentiate(
     writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
 ) -> list[Value | None]:
-    """The gradients with respect to `targets`, from those with respect to `results`, the `seeds` (None: zero)."""
+    """The gradients with respect to `targets`, given those with respect to `results`: the `seeds` (None: zero)."""
     nodes = list(writer.graph.nodes)
     sweep = _Sweep(writer, targets)
     sweep.mark_active(nodes)

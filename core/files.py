@@ -1,4 +1,4 @@
-"""Files that take the place of another in one step: whoever opens the path sees the old file or the new one."""
+"""Atomic replacement of files: a reader of the path sees the whole old file or the whole new one."""
 
 from __future__ import annotations
 

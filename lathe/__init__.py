@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 if not os.path.isdir(os.path.join(_FOLDER, "core")):
-    # In a checkout core/ and server/ lie beside this folder. An installed package has them inside it (setup.py).
+    # In a checkout core/ and server/ are next to this folder. An installed package has them inside it (setup.py).
     __path__.append(os.path.dirname(_FOLDER))
 
 if TYPE_CHECKING:

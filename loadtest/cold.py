@@ -29,7 +29,7 @@ from rich.table import Table
 from loadtest.footprint import run_step
 
 MB = 10**6
-MAX_WEIGHTS_RATIO, BESIDES = 1.3, 150 * MB  # times the weights, and bytes
+MAX_WEIGHTS_RATIO, BESIDES = 1.3, 150 * MB  # limit of the peak: 1.3 times the weights plus 150 MB
 WIDTH = 110  # of the table
 
 

@@ -50,7 +50,7 @@ MIN_STEADY_RATIO = 0.95  # limit of steady runs: share of ONNX Runtime's speed
 MAX_FIRST_RATIO = 2.0  # limit of first runs: times ONNX Runtime's first run
 TOLERANCE = 1e-3  # of the largest element
 SETTLE_S = 240.0
-OFTEN = 20  # runs after which a shape gets specialised code (`_OFTEN` in core/runtime/session/executables.py)
+OFTEN = 20  # untimed runs: more than `_FREQUENT_RUNS` (16) in core/runtime/session/executables.py
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Measures, and writes the tables and plots of docs/performance.md: `python -m loadtest docs` (or `make bench-docs`).
 
-Generated parts of the page stand between `<!-- NAME -->` and `<!-- /NAME -->`. The rest is written by hand.
+Generated parts of the page are between `<!-- NAME -->` and `<!-- /NAME -->`. The rest is written by hand.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ async def soak(options: Options, report: Report) -> None:
         await asyncio.wait([running, *background], return_when=asyncio.FIRST_COMPLETED)
         for task in background:
             if task.done():
-                task.result()  # raises what ended it
+                task.result()  # raises the exception that ended it
         log = await running
     finally:
         loop.stop()

@@ -52,7 +52,7 @@ def body_of(content: Path | bytes) -> UploadBody:
     """Return the upload of a model, given as bytes or as a file.
 
     A `pipeline.toml` is archived with the files that its steps read, an ONNX file with its external weights. Raises
-    lathe.core.errors.ModelError if the model refers to weights outside its folder, behind links, or beyond the end of
+    lathe.core.errors.ModelError if the model refers to weights outside its folder, through links, or beyond the end of
     their file. A file that does not parse as a model is returned unchanged: the server reports what is wrong with it.
     """
     if isinstance(content, bytes):

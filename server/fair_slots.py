@@ -17,8 +17,8 @@ CLIENT: ContextVar[str] = ContextVar("party", default=SERVER_ITSELF)  # the clie
 class FairSlots:
     """A fair semaphore: the next slot goes to the party with the fewest, among equals to the one that waits longest.
 
-    If there are several slots, one party never holds all of them, except the server's own work: otherwise the next
-    party would wait until the first one's work is done.
+    A party is a client, or the server itself. If there are several slots, a client never holds all of them: otherwise
+    the next party would wait until that client's work is done.
     """
 
     def __init__(self, places: int, waiting: int, what: str) -> None:

@@ -183,7 +183,7 @@ def _nothing() -> object:
 
 
 async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Return sockets that listen on each address of the host, IPv6 apart from IPv4; raises OSError."""
+    """Return sockets that listen on each address of the host, separately for IPv4 and IPv6; raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:

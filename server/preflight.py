@@ -15,7 +15,7 @@ class CannotStart(Exception):
 
 
 def check(settings: Settings) -> None:
-    """Raise NotReady if the settings name a folder, file or address that cannot be used."""
+    """Raise CannotStart if the settings name a folder, file or address that cannot be used."""
     check_folder(settings)
     check_certificates(settings)
     check_address(settings.host, settings.port, "--port, LATHE_PORT")
@@ -24,14 +24,14 @@ def check(settings: Settings) -> None:
 
 
 def check_folder(settings: Settings) -> None:
-    """Raise NotReady if the model repository is no folder."""
+    """Raise CannotStart if the model repository is no folder."""
     if not settings.model_repo.is_dir():
         hint = "; create it (it may be empty) or name another one: --model-repo, LATHE_MODEL_REPO"
         raise CannotStart(f"model repository {settings.model_repo}: no such folder{hint}")
 
 
 def check_certificates(settings: Settings) -> None:
-    """Raise NotReady if a TLS file cannot be read, or the private key does not match the certificate."""
+    """Raise CannotStart if a TLS file cannot be read, or the private key does not match the certificate."""
     if settings.tls_cert is None:
         return
     for name in ("tls_cert", "tls_key", "tls_client_ca"):
@@ -56,7 +56,7 @@ def check_certificates(settings: Settings) -> None:
 
 
 def check_address(host: str, port: int, named: str) -> None:
-    """Raise NotReady if the process cannot listen on the address; `named` says which settings set the port."""
+    """Raise CannotStart if the process cannot listen on the address; `named` says which settings set the port."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""System shared memory: regions of POSIX shared memory objects that clients register to pass tensors beside a request.
+"""System shared memory: clients register regions of POSIX shared memory objects, to pass tensors without sending them.
 
 The server does not map objects: if a client truncates a mapped object, access to it kills the process (SIGBUS). It
 copies bytes with `pread` and `pwrite`, which report a short object instead. Regions are registered on the event loop's

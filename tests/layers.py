@@ -27,7 +27,7 @@ class Layers:
         return self._ranks.get(module)
 
     def imports_from_higher(self, path: Path) -> list[str]:
-        """What a file imports from higher layers when it is loaded. A file that imports must be in a layer itself."""
+        """The modules of higher layers that a file imports on loading. Every importing file must be in a layer."""
         imports = imported_at_loading(path, self.package)
         own = self.rank(module_name(path, ROOT))
         assert own is not None or (path.stem == "__init__" and not imports), f"{path} is in no layer: add it"

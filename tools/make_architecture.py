@@ -22,16 +22,16 @@ Part: TypeAlias = tuple[str, str]  # ("core", "plan"): a folder or a single modu
 CORE_HEAD = """\
 ### core
 
-A part is a folder, or a module directly in `core/`. A part imports parts of rows above when it is loaded;
+A part is a folder, or a module directly in `core/`. Imports at load time lead to rows above, except in import cycles.
 `kernels (generators)` are the files `cpu.py`, `cuda.py`, `*_cpu.py` and `*_cuda.py` of `core/kernels`.
 
-| Part | Imports | Also, inside functions or for types |
+| Part | Imports | Imports inside functions or for types |
 |---|---|---|
 """
 SERVER_HEAD = """
 ### server
 
-| Part | Imports from server | Imports from core | Also, inside functions or for types |
+| Part | Imports from server | Imports from core | Imports inside functions or for types |
 |---|---|---|---|
 """
 CIRCLE = """
@@ -58,23 +58,23 @@ def sections(root: Path = ROOT) -> str:
 
 
 def in_order(uses: Mapping[Part, Uses]) -> list[Part]:
-    """The parts, each below all that it imports when it is loaded, but for those in a circle.
+    """The parts, each after all parts that it imports when it is loaded, except within an import cycle.
 
-    A part that imports another one reaches all that the other one reaches, so it reaches more.
+    Sorted by the number of parts reached: a part reaches its imports and all that they reach, so it reaches more.
     """
     reached = closures(uses)
     return sorted(uses, key=lambda part: (len(reached[part]), part))
 
 
 def circle(uses: Mapping[Part, Uses]) -> str:
-    """A sentence on the parts that import themselves by way of others; empty where there are none."""
+    """A sentence that names the parts in import cycles; empty if there are none."""
     reached = closures(uses)
     names = [f"`{part[1]}`" for part in sorted(reached) if part in reached[part]]
     return CIRCLE.format(names=f"{', '.join(names[:-1])} and {names[-1]}") if names else ""
 
 
 def with_tables(text: str) -> str:
-    """The page with its tables written again."""
+    """The page with new tables; ValueError if the marks around the tables are missing."""
     before, mark, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not mark or not end:
@@ -83,7 +83,7 @@ def with_tables(text: str) -> str:
 
 
 def imports(root: Path) -> dict[Part, Uses]:
-    """What every part imports."""
+    """The imports of every part."""
     uses: dict[Part, Uses] = {}
     for top in ("core", "server"):
         for path in sorted((root / top).rglob("*.py")):
@@ -111,7 +111,7 @@ def part_of(module: str) -> Part | None:
 
 
 def closures(uses: Mapping[Part, Uses]) -> dict[Part, set[Part]]:
-    """For each part, all that it imports when it is loaded, directly or by way of others."""
+    """For each part, all parts that it imports when it is loaded, directly or through others."""
     reached = {part: each.loading & uses.keys() for part, each in uses.items()}
     for _ in uses:
         for part in reached:

@@ -22,9 +22,9 @@ HEAD = """\
 
 <!-- Written by `make docs` from server/settings.py and server/repository/model_config.py; a test holds it true. -->
 
-Every setting has a default that suits one machine. Set it in the environment as below; `lathe serve --help` lists those
-that have a flag, and a flag wins. Sizes are bytes, times are seconds, unless the name says otherwise. A value that is
-out of range stops the server before it listens.
+Every setting has a default that suits one machine. Set it by its environment variable, below. `lathe serve --help`
+lists the settings that also have a flag; a flag overrides the variable. Sizes are in bytes and times in seconds, unless
+the name says otherwise. If a value is out of range, the server does not start.
 
 | Variable | Default | Meaning |
 |---|---|---|
@@ -45,9 +45,10 @@ TARGET = (
 MODEL_HEAD = """
 ## One model
 
-`config.toml` in a model's folder, beside its versions. All of it is optional; names are those of Triton's
-`config.pbtxt` where it has them. It is read again when it changes, without a restart. If it is invalid, the previous
-configuration stays in force, and the error is in the log and in `GET /api/v1/models/NAME` (`config_error`).
+These are the keys of the file `config.toml` in a model's folder, beside its versions. All keys are optional. They have
+the names of Triton's `config.pbtxt`, where that has the same setting. The server reads the file again when it changes,
+without a restart. If it is invalid, the previous configuration stays in force, and the error is in the log and in
+`GET /api/v1/models/NAME` (`config_error`).
 
 | Key | Default | Meaning |
 |---|---|---|

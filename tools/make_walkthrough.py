@@ -61,7 +61,7 @@ The passes that changed the graph:
 {passes}
 ```
 
-`Gemm` has become a `FusedMatMul`, as all matrix products do. The bias and the Relu are its epilogue: a body over
+`Gemm` has become a `FusedMatMul`, as every matrix product does. The bias and the Relu are its epilogue: a body over
 scalars that the kernel applies to the sums while they are still in registers.
 
 ```

@@ -11,8 +11,8 @@ from pathlib import Path
 def imported(path: Path) -> Iterator[tuple[str, bool]]:
     """The absolute names that a file imports, each with whether loading the file imports it.
 
-    A name is that of a module, or of a module and what is taken from it. Imports inside functions, and those for type
-    checkers alone, are not part of loading the file.
+    `import a` gives `a`, and `from a import b` gives `a.b`. Imports inside functions, and imports for type checkers
+    alone, are not part of loading the file.
     """
     yield from _imported(ast.parse(path.read_text()), loading=True)
 

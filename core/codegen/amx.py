@@ -1,8 +1,8 @@
 """Matrix tiles (Intel AMX): eight registers of up to 16 rows of 64 bytes, and instructions C += A B on them.
 
 A tile of the left factor holds rows of words as they lie in memory. Row i of a tile of the right factor holds the words
-that meet word i of a left row (`lathe.core.kernels.shared.words`). Sums are 32 bits wide. Each thread that uses tiles
-configures them first and releases them at the end, so that the operating system need not save their state.
+that word i of a left row is multiplied by (`lathe.core.kernels.shared.words`). Sums are 32 bits wide. Each thread that
+uses tiles configures them first and releases them at the end, so that the operating system need not save their state.
 """
 
 from __future__ import annotations

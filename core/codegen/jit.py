@@ -25,7 +25,7 @@ _PASSES = ("sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotat
 
 _generated = threading.Event()
 
-_NEEDS = b"lathe needs: "  # begins the text in an object file that lists instruction sets
+_NEEDS = b"lathe needs: "  # prefix of the note in an object file that lists the instruction sets
 
 
 def compile_kernel(kernel: Kernel) -> bytes:

@@ -1,16 +1,15 @@
 """Native readers of JSON lists of numbers: from the text into a tensor's memory, checked and correctly rounded.
 
 `read_floats`, `read_integers` and `read_booleans` take `(text, end, elements, state)`: the address of a text, its
-length, the address of a tensor's elements, and that of the words of `ReadWord`. They take the grammar of JSON
-and nothing besides but NaN and Infinity as Python writes them, and lists that are flat or nested as the tensor's
-shape; anything else ends as REFUSED.
+length, the address of a tensor's elements, and that of the words of `ReadWord`. They accept lists in JSON's grammar,
+flat or nested as the tensor's shape, with NaN and Infinity as Python writes them. Any other text ends as REFUSED.
 
-Digits are read eight at a time (a word of text, its first byte lowest). A decimal number `w * 10**q` becomes a
-float64 by one exact operation where both are small (Clinger 1990), else as in Lemire, "Number Parsing at a Gigabyte
-per Second" (2021), which is proven to need no other way out for `w` below 2**64 (Mushtak and Lemire, "Fast Number
-Parsing Without Fallback", 2023). Of 20 and more significant digits the first 19 are used: if `w` and `w + 1` become
-the same float64, so does the number. Else it is left to the caller. Lists of short decimals, as images and features
-are, have a faster way.
+Digits are read eight at a time: a word of text, its first byte lowest. If `w` and `10**q` are small, one correctly
+rounded operation turns a decimal number `w * 10**q` into a float64 (Clinger 1990). Otherwise Lemire's algorithm does
+("Number Parsing at a Gigabyte per Second", 2021), which needs no fallback for `w` below 2**64 (Mushtak and Lemire,
+"Fast Number Parsing Without Fallback", 2023). Of 20 or more significant digits the first 19 are used: if `w` and
+`w + 1` become the same float64, so does the number; otherwise the caller must parse it (HARD). `_short_decimals` is a
+fast path for lists of short decimals, such as pixels and features.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ from lathe.core.codegen.llvm_ir import DOUBLE, number
 from lathe.core.codegen.procedure import Condition, Local, Procedure, Word
 
 MAX_RANK = 32
-_DIGITS = 19  # so many always fit 64 bits
+_DIGITS = 19  # numbers of 19 digits always fit 64 bits
 _EXACT = 22  # 10**22 is the largest power of ten that is a float64
 _LOWEST, _HIGHEST = -342, 308  # exponents beyond which every number is 0 or infinite
-_BLOCK = 64  # bytes of text that are looked at at once
-_REST = 8  # numbers that are read one by one where such a look had no use
+_BLOCK = 64  # bytes of text that `_short_decimals` examines at once
+_REST = 8  # numbers that are read one by one after `_short_decimals` has read none
 _EIGHT_ZEROS, _EIGHT_HIGH = 0x3030303030303030, 0x8080808080808080
 _NAN = 0x7FF8000000000000
 _INFINITY = 0x7FF0000000000000
 
 
 class ReadWord(IntEnum):
-    """64-bit words of a reading's state."""
+    """The 64-bit words of a reader's state."""
 
-    AT = 0  # position in the text: of the list's first bracket; at last behind it, or where a HARD number begins
-    INDEX = 1  # elements that are there
+    AT = 0  # offset in the text: the list's first bracket; after the call the list's end, or a HARD number's start
+    INDEX = 1  # the number of elements stored so far
     STATUS = 2  # a ReadStatus
     STOP = 3  # where a HARD number ends
-    COUNT = 4  # elements that there are to be, 1 or more
+    COUNT = 4  # the number of elements expected, at least 1
     WIDTH = 5  # bytes of an element
-    LEAST = 6  # of integers: the magnitude of the least one
-    MOST = 7  # the largest one
-    DEPTH = 8  # brackets around a number, found by the reader
+    LEAST = 6  # for integers: the magnitude of the least value
+    MOST = 7  # for integers: the greatest value
+    DEPTH = 8  # the nesting depth of the list, which the reader finds
     RANK = 9
     SHAPE = 10  # sizes of the dimensions
     SIZE = SHAPE + MAX_RANK
 
 
 class ReadStatus(IntEnum):
-    """How a reading ended."""
+    """How a call of a reader ended."""
 
     DONE = 0
-    REFUSED = 1  # the text is no such list
-    HARD = 2  # the caller is to read one number and store it; then to go on with AT = STOP, and INDEX one more
+    REFUSED = 1  # the text is not a list of the expected numbers
+    HARD = 2  # the caller must parse one number, store it, set AT to STOP, add 1 to INDEX, and call again
 
 
 READERS = ("read_floats", "read_integers", "read_booleans")
@@ -70,16 +69,16 @@ def source(name: str) -> str:
 
 
 class _List:
-    """The part that all readers have in common: brackets, commas and spaces."""
+    """The code that all readers share: brackets, commas and spaces."""
 
     def __init__(self, p: Procedure) -> None:
         self.p = p
         self.text, end, self.elements, self.state = p.arguments
-        self.last = self.text + end - 8  # where a word of text may be read at the latest
+        self.last = self.text + end - 8  # the last address from which eight bytes of text can be read
         self.at = p.local(self.text + self.get(ReadWord.AT))
         self.index = p.local(self.get(ReadWord.INDEX))
         self.width = self.get(ReadWord.WIDTH)
-        self.rest = self.p.local(0)  # elements to be read one by one
+        self.rest = self.p.local(0)  # elements to read one by one before `run` is tried again
 
     def get(self, word: int) -> Word:
         return self.p.load(self.state + 8 * word)
@@ -102,7 +101,7 @@ class _List:
             self.finish(ReadStatus.REFUSED)
 
     def char(self) -> Word:
-        """The byte at the present position. There is one even at the end of the text: 0."""
+        """The byte at the current position; 0 at the end of the text."""
         return self.p.byte(self.at.value)
 
     def skip_spaces(self) -> None:
@@ -114,14 +113,17 @@ class _List:
             self.at.value += 1
 
     def skip(self, character: str) -> None:
-        """Take a character that has to be there, and spaces before it."""
+        """Read spaces and a required character."""
         self.skip_spaces()
         self.refuse(self.char().differs(ord(character)))
         self.at.value += 1
 
     def write(self, element: Callable[[_List], None], run: Callable[[_List, Local], None] | None = None) -> None:
-        """`run` takes, from where an element begins, those that it reads fast and that are not the last of their row,
-        each with its comma; it is told how many are left in the row."""
+        """Generate the code of a reader; `element` generates the code that reads one element.
+
+        `run` generates a fast path, which reads elements with their commas, but never the last element of a row. Its
+        second argument is the number of elements left in the row.
+        """
         p = self.p
         count = self.get(ReadWord.COUNT)
         resumed = p.local((self.index.value > 0).word)
@@ -163,7 +165,7 @@ class _List:
         self.finish(ReadStatus.DONE)
 
     def _open(self, count: Word) -> None:
-        """Take the first brackets; their number says how the list is nested."""
+        """Read the opening brackets, whose number is the nesting depth of the list."""
         p = self.p
         depth, elements = p.local(0), p.local(1)
         rank = self.get(ReadWord.RANK)
@@ -180,7 +182,7 @@ class _List:
         self.set(ReadWord.DEPTH, depth.value)
 
     def _ended(self, depth: Local) -> Local:
-        """How many brackets close behind the present element, which is the last one of a row."""
+        """The number of brackets that close after the current element, the last one of a row."""
         p = self.p
         ended, dimension = p.local(1), p.local(depth.value - 2)
         with p.when(depth.value > 1):
@@ -207,7 +209,7 @@ class _List:
     # Digits
 
     def eight(self) -> Word:
-        """The next eight bytes as a word; zeros in the place of what is beyond the end of the text."""
+        """The next eight bytes as a word, with zeros beyond the end of the text."""
         p = self.p
         word = p.local()
         with p.if_else(self.at.value <= self.last) as (whole, part):
@@ -225,7 +227,7 @@ class _List:
         return word.value
 
     def digits(self) -> tuple[Word, Word]:
-        """How many of the next eight bytes are digits in a row, and their number; undefined where there are none."""
+        """The number of digits that the next eight bytes begin with, and their value, undefined if there are none."""
         p = self.p
         values = self.eight() ^ _EIGHT_ZEROS
         others = ((values + 0x7676767676767676) | values) & _EIGHT_HIGH
@@ -234,13 +236,13 @@ class _List:
 
     @staticmethod
     def number_of(digits: Word) -> Word:
-        """The number of eight decimal digits, of which the lowest byte has the first."""
+        """The value of eight decimal digits, the first one in the lowest byte."""
         pairs = (digits * 10 + (digits >> 8)) & 0x00FF00FF00FF00FF
         fours = (pairs * 100 + (pairs >> 16)) & 0x0000FFFF0000FFFF
         return (fours * 10_000 + (fours >> 32)) & 0xFFFFFFFF
 
     def take_digits(self, sum_: Local, powers: Word) -> Word:
-        """Take digits, of which there has to be one: `sum` goes on with them. Gives their number."""
+        """Read one or more digits and append them to the decimal number `sum_`; returns the number of digits."""
         p = self.p
         begin = self.at.value
         count, said = self.digits()
@@ -262,7 +264,7 @@ def _powers(p: Procedure) -> Word:
 
 
 def _sign(r: _List) -> Word:
-    """Take a minus sign where there is one; whether there is."""
+    """Read an optional minus sign; returns 1 if there is one, otherwise 0."""
     negative = r.char().equals(ord("-")).word
     r.at.value += negative
     return negative
@@ -292,7 +294,7 @@ def _integer(r: _List) -> None:
 
 
 def _store(r: _List, by_width: dict[int, tuple[Word, int]]) -> None:
-    """Store what belongs into an element of the width that there is."""
+    """Store the next element: the value, of a number of bits, that `by_width` has for the element's width in bytes."""
     for width, (value, bits) in by_width.items():
         with r.p.when(r.width.equals(width)):
             r.p.store(r.elements + r.index.value * width, value, bits)
@@ -311,7 +313,7 @@ def _float(r: _List) -> None:
 
 
 def _store_float(r: _List, bits: Word) -> None:
-    """Store the number of these bits of a float64 as the next element."""
+    """Store the float64 with these bits as the next element, rounded if elements are float32."""
     p = r.p
     with p.when(r.width.equals(8)):
         p.store(r.elements + (r.index.value << 3), bits)
@@ -320,12 +322,11 @@ def _store_float(r: _List, bits: Word) -> None:
 
 
 def _short_decimals(r: _List, left: Local) -> None:
-    """Take numbers of one digit before the point and up to eight behind it, with or without a space and a minus before
-    them, as long as commas follow.
+    """Read numbers with one digit before the point and up to eight after it, each followed by a comma.
 
-    A block of text is looked at as sets of its bytes (as in Langdale and Lemire, "Parsing Gigabytes of JSON per
-    Second", 2019). So its grammar is checked for all numbers at once, and none has to be read to know where the next
-    one begins.
+    A space and a minus may precede a number. The code represents a block of text by bit sets of its bytes (as in
+    Langdale and Lemire, "Parsing Gigabytes of JSON per Second", 2019). So it checks the grammar of all numbers at once,
+    and knows where each number begins before it has read the preceding ones.
     """
     p = r.p
     r.rest.value = _REST
@@ -354,11 +355,12 @@ def _short_decimals(r: _List, left: Local) -> None:
 
 
 def _short_decimals_in(p: Procedure, block: Word) -> tuple[Word, Word, Word]:
-    """The commas behind such numbers of a block of text, before which is nothing else; all points and all minuses."""
+    """Bit sets for a block: the commas before the first byte that breaks the grammar, all points, and all minuses."""
     digits, commas, points = p.bytes_within(block, "0", "9"), p.bytes_within(block, ","), p.bytes_within(block, ".")
     spaces, minuses = p.bytes_within(block, " "), p.bytes_within(block, "-")
     whole = digits & ((commas | spaces | minuses) << 1 | 1)  # digits that begin a number
-    # What stands behind something else than it may: so nothing but a digit is behind a point or a minus.
+    # Bytes that break the grammar: a point follows each first digit and no other byte, a comma follows a digit, a space
+    # a comma, and a minus a comma or a space. The block may begin with a digit, a space or a minus.
     odd = ~(digits | commas | points | spaces | minuses)
     odd |= points ^ (whole << 1)
     odd |= commas & ~(digits << 1)
@@ -368,15 +370,15 @@ def _short_decimals_in(p: Procedure, block: Word) -> tuple[Word, Word, Word]:
 
 
 def _hundred_millionths(p: Procedure, point: Word, places: Word) -> Word:
-    """The bits of the number around a point, one digit before and up to eight behind it."""
+    """The float64 bits of a decimal with one digit before the point and `places` (at most eight) after it."""
     behind = (p.load(point + 1, 1) ^ _EIGHT_ZEROS) & (p.word(-1) >> ((p.word(64) - (places << 3)) & 63))
     whole = (p.byte(point - 1) & 0xF) * 10**8 + _List.number_of(behind)
-    # Both are float64 without rounding, so the division rounds correctly (Clinger).
+    # float64 represents both operands exactly, so the division rounds correctly (Clinger).
     return p.bits_of(p.builder.binary("fdiv", p.double_of(whole), number(DOUBLE, 1e8)))
 
 
 def _word(r: _List) -> Word:
-    """The bits of NaN, which has no sign, or Infinity."""
+    """Read NaN, which must not have a sign, or Infinity; returns the bits of the float64."""
     p = r.p
     text = r.eight()
     is_nan = (text & 0xFFFFFF).equals(int.from_bytes(b"NaN", "little"))
@@ -387,7 +389,7 @@ def _word(r: _List) -> Word:
 
 
 def _decimal(r: _List, begin: Word, negative: Local) -> Word:
-    """The bits of a number without its sign; an integer 0 has none, as there is no such integer in Python."""
+    """Read a number after its sign; returns the float64 bits. Clears `negative` for -0, which is 0 in Python."""
     p = r.p
     powers = _powers(p)
     digits_at, first = r.at.value, r.char()
@@ -411,7 +413,7 @@ def _decimal(r: _List, begin: Word, negative: Local) -> Word:
 
 
 def _exponent(r: _List) -> Word:
-    """Take what stands behind the number: e, a sign, digits, of which there may be seven."""
+    """Read an exponent: e, an optional sign, and one to seven digits; returns its value."""
     r.at.value += 1
     down = r.char().equals(ord("-")).word
     r.at.value += (r.char().equals(ord("+"))).word | down
@@ -422,7 +424,7 @@ def _exponent(r: _List) -> Word:
 
 
 def _cut(r: _List, digits_at: Word, count: Local, w: Local, q: Local, cut: Local) -> None:
-    """Make do with the first digits of a number that has too many, leading zeros not counted; `cut` becomes 1 then."""
+    """Reduce `w` to the first 19 significant digits if there are more, and adapt `q`; `cut` becomes 1 then."""
     p = r.p
     look = p.local(digits_at)
     with p.loop() as loop:
@@ -446,7 +448,7 @@ def _cut(r: _List, digits_at: Word, count: Local, w: Local, q: Local, cut: Local
 
 
 def _nearest(r: _List, begin: Word, w: Local, q: Local, cut: Local) -> Word:
-    """The bits of the float64 nearest to `w * 10**q`, and if `cut` to all between that and `(w + 1) * 10**q`."""
+    """The bits of the float64 nearest to `w * 10**q`. With `cut`, HARD unless `(w + 1) * 10**q` has the same bits."""
     p = r.p
     bits = p.local()
     small = (w.value >> 53).equals(0) & (q.value + _EXACT).below(2 * _EXACT + 1)
@@ -470,7 +472,7 @@ def _nearest(r: _List, begin: Word, w: Local, q: Local, cut: Local) -> Word:
 
 
 def _clinger(p: Procedure, w: Word, q: Word) -> Word:
-    """As `_nearest`, where `w` and the power of ten are float64: then one operation rounds correctly."""
+    """`_nearest` if float64 represents `w` and the power of ten exactly: one operation rounds correctly."""
     bits, number = p.local(), p.double_of(w)
     powers = p.table("exact", [_bits(10.0**i) for i in range(_EXACT + 1)])
     with p.if_else(q < 0) as (divided, multiplied):
@@ -482,7 +484,7 @@ def _clinger(p: Procedure, w: Word, q: Word) -> Word:
 
 
 def _lemire(r: _List, w: Word, q: Word) -> Word:
-    """As `_nearest`, for any `w` and `q`. Numbers that would be infinite are refused."""
+    """`_nearest` for any `w` and `q`. Numbers that would be infinite are refused."""
     p = r.p
     bits = p.local(0)
     with p.when(w.differs(0) & (q >= _LOWEST)):
@@ -503,21 +505,21 @@ def _lemire(r: _List, w: Word, q: Word) -> Word:
             with subnormal, p.when(power.value > -63):
                 mantissa.value = mantissa.value >> (p.word(1) - power.value)
                 mantissa.value += mantissa.value & 1
-                bits.value = mantissa.value >> 1  # the least normal number has its bits, too
+                bits.value = mantissa.value >> 1  # rounding up to 2**52 gives the least normal number
             with usual:
                 r.refuse(power.value > 2046)
                 half = low_part.value.below(2) & (q >= -4) & (q <= 23) & (mantissa.value & 3).equals(1)
                 exact = (mantissa.value << (upper + 9)).equals(high.value)
                 mantissa.value = mantissa.value & p.choose(half & exact, -2, -1)
                 mantissa.value += mantissa.value & 1
-                # A mantissa that rounding has made too long leaves its upper bit to the exponent.
+                # Bit 52 of the mantissa adds 1 to the exponent. If rounding carries into bit 53, that adds 2.
                 bits.value = (mantissa.value >> 1) + ((power.value - 1) << 52)
                 r.refuse(bits.value >= _INFINITY)
     return bits.value
 
 
 def _fives() -> list[int]:
-    """For each exponent the first 128 bits of 5**q, the upper ones first; a reciprocal's are rounded up."""
+    """The leading 128 bits of 5**q for each exponent q, upper word first; reciprocals (q < 0) are rounded up."""
     words: list[int] = []
     for q in range(_LOWEST, _HIGHEST + 1):
         power = 5 ** abs(q)

@@ -170,7 +170,7 @@ class Kernel:
 
     @contextmanager
     def when(self, condition: Val) -> Iterator[None]:
-        """`if condition`, for what is done by stores only."""
+        """`if condition`, for code that has no results except its stores."""
         with self.builder.if_then(condition.ir):
             yield
 
@@ -230,7 +230,7 @@ class Kernel:
 
     @contextmanager
     def tasks(self, count: Index) -> Iterator[Val]:
-        """A loop over task numbers below `count`, each of which one thread gets.
+        """A loop over task numbers below `count`; each task runs on exactly one thread.
 
         A single thread counts by itself; several threads share the atomic counter. Use it at most once per kernel,
         because nothing resets the counter.

@@ -64,7 +64,8 @@ class ObjectCache:
 class Quota:
     """Limits the size of a folder: deletes the least recently used files (by modification time).
 
-    Scanning many files takes long, so a scan follows only when much was written, or rarely at random.
+    Scanning many files takes long. So a scan follows only after a sixteenth of `max_bytes` was written, or at random
+    after one of 256 writes.
     """
 
     def __init__(self, folder: Path, pattern: str, max_bytes: int) -> None:

@@ -302,7 +302,7 @@ class Procedure:
         self.builder.block = after
 
     def leave(self, loop: Block) -> None:
-        """Leave a loop: jump behind it."""
+        """Leave a loop: jump to the code after it."""
         self.builder.branch(loop)
         self._begin_unreachable()
 

@@ -162,7 +162,7 @@ def fmod(e: Arithmetic, x: Val, y: Val) -> Val:
 
 
 def rounded(e: Arithmetic, x: Val, how: str) -> Val:
-    """`floor`, `ceil` or `roundeven` of a float; integers stay."""
+    """`floor`, `ceil` or `roundeven` of a float; integers are returned unchanged."""
     if not x.dtype.is_float:
         return x
     type_ = x.ir.type

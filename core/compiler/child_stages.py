@@ -1,16 +1,14 @@
 """Stages that the server runs in child processes, as command lines over files: nothing is pickled.
 
-    python -m lathe.core.compiler.child_stages parse   MODEL.onnx OUT            OUT/graph.lir, OUT/weights.bin,
-    OUT/report.json
-                                    --external                tensors may lie in other files of MODEL.onnx's folder
-    python -m lathe.core.compiler.child_stages compile IR OUT [options]          OUT/model.lathe, an artifact for
-    lathe.load_compiled
+    python -m lathe.core.compiler.child_stages parse MODEL.onnx OUT [--external]
+        Write OUT/graph.lir, OUT/weights.bin and OUT/report.json. With --external, tensors may lie in other files of
+        MODEL.onnx's folder.
+    python -m lathe.core.compiler.child_stages compile IR OUT [options]
+        Write OUT/model.lathe, an artifact for `lathe.load_compiled`.
     python -m lathe.core.compiler.child_stages specialise MODEL ORIGIN BINDING OPTIONS FED
-                                                              one shape of a model (a file), into the cache: for
-                                                              sessions that compile in the background
-
+        Compile one shape of a model (a file) into the cache, for sessions that compile in the background.
     python -m lathe.core.compiler.child_stages kernels JOBS CACHE ARCH
-                                                              kernels for GPUs into the cache, see cuda_kernels.py
+        Compile kernels for GPUs into the cache, see cuda_kernels.py.
 
 With --while-stdin before the stage, the process exits when its standard input closes, that is, with its parent.
 
@@ -65,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(model: Path, out: Path, external: bool = False) -> None:
-    """Read and verify an ONNX file; write the graph as IR text, with its weights beside it."""
+    """Read and verify an ONNX file; write the graph as IR text, and its weights as a second file."""
     graph = load(model, external)
     maps_as_tensors(graph)
     weights = Weights()
@@ -135,7 +133,7 @@ def parse_stage(arguments: argparse.Namespace) -> None:
 
 
 def specialise_stage(arguments: argparse.Namespace) -> None:
-    """Compile one shape. The arguments are those of `Source.command`: JSON, in which tuples are lists."""
+    """Compile one shape. The arguments are those of `CompileSource.command`: JSON, in which tuples are lists."""
     binding = tuple((str(name), parse_dim(str(size))) for name, size in json.loads(arguments.binding))
     options = Options(**json.loads(arguments.options))
     code_cache.specialise(arguments.model, arguments.origin, binding, options, tuple(json.loads(arguments.fed)))

@@ -65,8 +65,8 @@ def compile(
     tuned code then replaces it (`Session.settle` waits for it). This needs the path of a file, and the cache.
 
     A model with symbolic dimensions besides the batch size gets dynamic-shape code. The first run waits for that, and a
-    combination of sizes that comes often gets code of its own in the background. Nodes without a dynamic kernel run on
-    their references. A model with no dynamic kernel at all is compiled for each combination that comes: the first run
+    combination of sizes that occurs often gets code of its own in the background. Nodes without a dynamic kernel run on
+    their references. A model with no dynamic kernel at all is compiled for each combination that occurs: the first run
     waits, later combinations are compiled in the background, and meanwhile the references answer if that is faster.
     `new_shapes="wait"` waits for each combination, unless every node has a dynamic kernel, and compiles nothing in the
     background; "background" never waits.
@@ -113,7 +113,7 @@ def compile_cached(
     file: Path | None = None,
     looked_for: ModelContent | None = None,
 ) -> Session:
-    """A session from the store, compiled if missing. `file`: the model's path; `looked_for`: its content before."""
+    """A session from the store, compiled if missing. `file`: the model's path; `looked_for`: its known content."""
     if file is None:
         options = _without_background(options)
     beside = ExternalFiles.beside(file) if file is not None else None
@@ -133,7 +133,7 @@ def compile_cached(
     graphs = [import_model(parsed, files)]
     del parsed
     size += NODE_BYTES * len(graphs[0].nodes)
-    made = store_artifact(store, path, graphs.pop(), options, new_shapes)  # which then holds the only reference
+    made = store_artifact(store, path, graphs.pop(), options, new_shapes)  # the callee has the only reference
     return_to_system(size)  # memory of packing weights and generating code
     session = made if isinstance(made, Session) else load_artifact(path, options, new_shapes, source, made)
     session.prepare()
@@ -162,7 +162,7 @@ def store_artifact(
 
 
 def _artifact_graph(graph: Graph, description: Description) -> Graph | None:
-    """The graph that an artifact holds beside compiled code; None unless some runs need other code."""
+    """The graph that an artifact holds in addition to compiled code; None unless some runs need other code."""
     return graph if description.has_variants else None
 
 
@@ -206,7 +206,7 @@ def load_compiled(
 ) -> Session:
     """A session from an artifact, such as `lathe compile` writes, without compiling.
 
-    A model with symbolic dimensions besides the batch size is compiled for each new combination when it first comes,
+    A model with symbolic dimensions besides the batch size is compiled for each new combination when it first occurs,
     and the result is cached; `new_shapes` and `tune` are as for `compile`.
 
     `threads` defaults to the processors this process may use, and is at most the number that the artifact was compiled

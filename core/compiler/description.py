@@ -51,6 +51,6 @@ def _describe_proven(graph: Graph, options: Options, proof: BatchInfo) -> Descri
     outputs = {value.name: value.type for value in graph.outputs}
     packing = pack_info(graph, options) if options.packing else None
     endless = may_run_forever(graph.nodes)
-    # State belongs to one code, so no variant with fed defaults may run with it.
+    # The states belong to one compiled code, so a model with states has no variants with fed defaults.
     defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
     return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)

@@ -26,7 +26,7 @@ def release_memory(graph: Graph) -> None:
 
 
 def drop_llvm_code(used: int) -> None:
-    """Drop LLVM's code from memory after work on `used` bytes, if that is much.
+    """Drop LLVM's code from memory after work on `used` bytes, if `is_worth_returning` says so.
 
     Reading it again takes the next compilation 10 ms.
     """

@@ -27,9 +27,9 @@ class Options:
     cache_dir: str | None = None
     tune: float = 0.0  # seconds for measuring kernels; infinity measures all candidates
     winograd: bool = True  # whether Winograd's and Strassen's algorithms are allowed, which need fewer multiplications
-    # of an earlier tuning, with priority over all others: see core/compiler/tuner.py
+    # findings of an earlier tuning, with priority over all others: see core/compiler/tuner.py
     findings: tuple[tuple[str, str], ...] = ()
-    tune_later: float = 0.0  # `tune` of the background, while code compiled without measuring runs
+    tune_later: float = 0.0  # `tune` for the background, while code that was compiled without measuring runs
     packing: int = 0  # the most tokens of a run of packed sequences; 0: sequences are not packed
     memory: int | None = None  # the most bytes of the arena for known shapes; values are recomputed to keep to it
     devices: tuple[str, ...] = ()  # besides the host, most preferred first: see core/runtime/device/devices.py

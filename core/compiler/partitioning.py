@@ -2,8 +2,8 @@
 
 The rest of the graph is a script: a graph in which one node, `PART`, stands for all nodes of a part. The references run
 the script (`lathe.core.reference`), including subgraphs of control flow, and the parts are native code. Each subgraph
-is cut like a graph of its own. A symbol whose value only a run shows, such as the number of elements that are not zero,
-is a size of the parts after the node that shows it.
+is cut like a graph of its own. If the value of a symbol is only known after a node has run, such as the number of
+elements that are not zero, the symbol is a size of the parts after that node.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class _Cutter:
     def script(self, graph: Graph, known: frozenset[str], inside: bool) -> tuple[Graph, tuple[Dim, ...]]:
         """The script of a graph that captures nothing, and its assumptions.
 
-        `known`: the symbols whose values are known when it begins, besides those that its inputs show. `inside`: it is
-        a subgraph.
+        `known`: the symbols whose values are known when it begins, besides those that follow from its inputs' shapes.
+        `inside`: it is a subgraph.
         """
         level = _rewrite_level(graph, self.rewrite, inside)
         placed = self._place(level.graph, known)
@@ -163,8 +163,8 @@ class _Cutter:
     def _place(self, graph: Graph, shown: frozenset[str]) -> _Placement:
         """Decide which nodes become native code.
 
-        A node that shows a symbol does not, because its kernel would have to know the symbol before. Neither does a
-        node that reads sizes that no node shows. A view is placed with its source.
+        A node runs on its reference if it has no dynamic kernel, or if it has a symbol whose value is not known before
+        it runs, such as an extent of its own result. A view is placed with its source.
         """
         twin, _ = _with_sizes(graph)
         reasons = dynamic_kernels(twin, twin.nodes, self.options).reasons
@@ -210,7 +210,7 @@ class _Cutter:
 
 
 def _rewrite_level(graph: Graph, rewrite: Rewrite, inside: bool) -> _Level:
-    """A graph after the passes, where sizes that must be equal are replaced by one. `inside`: it is a subgraph."""
+    """A graph after the passes, with values for its `equal_sizes`. `inside`: it is a subgraph."""
     supposed: list[Dim] = []
     graph = graph.clone()
     for _ in input_symbols(graph):
@@ -228,7 +228,7 @@ def _rewrite_level(graph: Graph, rewrite: Rewrite, inside: bool) -> _Level:
 
 
 def _values_not_native(planned: PlannedGraph) -> Iterator[str]:
-    """The values of a plan that native code does not make in their place."""
+    """The names of the values that fallbacks of a plan compute, or that it copies at the end."""
     for node in planned.plan.fallbacks.nodes:
         yield from (value.name for value in node.outputs)
     for name, _ in planned.plan.copies:

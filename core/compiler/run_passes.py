@@ -18,7 +18,7 @@ PassResult: TypeAlias = tuple[Graph, list[PassReport]]
 def run_passes(graph: Graph, options: Options, inside: bool = False, in_parts: bool = False) -> PassResult:
     """A graph of known shapes after the passes, and their reports.
 
-    `inside` and `in_parts`: see the options of passes.
+    `inside` and `in_parts`: see `lathe.core.passes.pipeline.Options`.
     """
     here = not options.devices
     own = product_dtype(graph)

@@ -1,8 +1,8 @@
-"""When a session compiles which code: shapes on demand, in the run that waits or in the background, and tuned plans.
+"""Decides what a session compiles and when: new shapes, in a run that waits or in the background, and tuned plans.
 
 A new shape is compiled twice in the background: at once without measuring, then with it. A child process does the work
 if the model is a file and the result can be cached in the store, from which it is then loaded. Until then dynamic-shape
-code or the references answer, see `any_size.stand_in`.
+code or the references answer, see `dynamic_shapes.stand_in`.
 """
 
 from __future__ import annotations

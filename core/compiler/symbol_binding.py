@@ -35,11 +35,11 @@ def bind(graph: Graph, batching: BatchInfo, binding: CodeBinding) -> Graph:
 
 
 def leading_symbol(graph: Graph) -> str | None:
-    """The symbol that leads the first input that has one: it varies at run time even when rows are not independent.
+    """The symbol along axis 0 of the first input that has one: it varies at run time even if rows are not independent.
 
     A symbol that an input has twice does not count, such as the number of nodes in an adjacency matrix [n, n], because
     n*n elements are no rows; dynamic-shape code serves such models. In a model with state every symbol counts, because
-    state belongs to one code.
+    the states belong to one compiled code.
     """
     found = filter(None, map(leading, graph.inputs))
     return next((name for name in found if graph.states or not _is_twice(graph, name)), None)
@@ -75,10 +75,10 @@ def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
 
 
 def equal_sizes(graph: Graph) -> dict[str, Dim]:
-    """Sizes that must be equal to others for the nodes of a graph, with those others as values.
+    """For each size that a node of a graph needs to equal another dimension, that dimension.
 
-    If there are none, sizes that nodes broadcast together. Empty if there are none either. Infers the types of the
-    graph again.
+    If there are none, the same for sizes that nodes broadcast together; empty if there are none either. Infers the
+    types of the graph again.
     """
     met = meeting_extents(graph, infer_graph(graph))
     return _solutions(met.equal) or _solutions(met.broadcast)
@@ -101,7 +101,7 @@ def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
 
 
 def least_extents(graph: Graph) -> tuple[Dim, ...]:
-    """What dynamic-shape code assumes besides the types: kernels need extents of at least one.
+    """The assumptions of dynamic-shape code besides those in the types: kernels need extents of at least one.
 
     Inputs of Concat may be empty, such as a past before the first token.
     """

@@ -4,9 +4,8 @@ Every node for which the catalog has several candidates is a problem, identified
 shapes share it. The problems with the most work come first, until the time budget is spent. A problem that is not
 measured keeps the kernel that the catalog prefers, unless the kernel's family lost on other problems and that is
 evidence for the whole family (`KernelSpec.represents_family`). Candidates take turns on operands of real sizes, at
-several batch
-sizes, on a bench: one thread of the host, or a stream of a device. To replace the preferred kernel, a candidate needs a
-clear lead in the median over rounds, so that noise changes nothing.
+several batch sizes, on a bench: one thread of the host, or a stream of a device. To replace the preferred kernel, a
+candidate needs a clear lead in the median over rounds, so that noise changes nothing.
 
 A `Record` of findings belongs to one target and one version of the generators. It lies in the store, or inside an
 artifact. Compiling with the findings of an artifact and without measuring gives the same artifact, byte by byte.
@@ -89,14 +88,14 @@ class Problem:
         return estimated_affine(self.calls[0].bytes).at(self.batches[-1])
 
     def found(self, findings: Mapping[str, str]) -> KernelCall | None:
-        """The kernel of a finding, for all candidates or otherwise for the first few; None if there is no finding."""
+        """The kernel that the finding for all candidates names, or for the first few; None if there is no finding."""
         finding = findings.get(self.key) or findings.get(self.few.key) or ""
         symbol, _, rest = finding.partition(" ")
         call = next((call for call in self.calls if call.spec.symbol == symbol), None)
         return call.spec.recalled(call, rest) if call is not None and rest else call
 
     def unbeaten(self, beaten: Collection[str]) -> KernelCall | None:
-        """The first candidate of another family, if the preferred one is of a beaten family."""
+        """The first candidate of a family that is not `beaten`; None if that is the preferred one, or there is none."""
         if self.calls[0].spec.family not in beaten:
             return None
         return next((call for call in self.calls if call.spec.family not in beaten), None)
@@ -168,7 +167,7 @@ def choices(
 
 
 def beaten_families(given: Iterable[Problem], findings: Mapping[str, str]) -> frozenset[str]:
-    """The telling families whose kernels were preferred, but lost most of the measured work.
+    """The families with `represents_family` that were preferred, but lost most of the measured work.
 
     Problems that were not measured avoid these families.
     """
@@ -200,7 +199,8 @@ def problems(
 def worthwhile_problems(given: Iterable[Problem]) -> list[Problem]:
     """The problems to measure: equal ones once, the most work first, none with negligible work.
 
-    The largest problem of every telling family goes first, so that even a short budget gives evidence on all of them.
+    First comes the largest problem of each family with `represents_family`, so that even a short budget gives evidence
+    on all of these families.
     """
     found: dict[str, Problem] = {}
     work: Counter[str] = Counter()

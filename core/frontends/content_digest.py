@@ -16,8 +16,8 @@ from lathe.core.errors import ModelError
 from lathe.core.frontends.external import ExternalFiles, extent_of, is_external
 from lathe.core.frontends.proto import all_messages
 
-# The protobuf encoding of the key "location" in a tensor's external data: tag, length, text. A model with another
-# encoding of it has no files by this search, and is refused when it is imported.
+# The protobuf encoding of the key "location" in a tensor's external data: tag, length, text. In a model
+# with another encoding of it this search finds no files; the import refuses such a model.
 _LOCATION = b"\x0a\x08location"
 _CHUNK, _OVERLAP = 1 << 20, 64  # bytes
 

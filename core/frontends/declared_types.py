@@ -43,7 +43,7 @@ class Symbols:
         base = base if base.isidentifier() else f"d{base}"
         if base.startswith(DATA_DEPENDENT_PREFIX) != self.inputs_are_known:
             base = f"{DATA_DEPENDENT_PREFIX}{base}" if self.inputs_are_known else f"d{base}"
-        base = f"d{base}" if base.startswith(FILLED) else base  # which may be 0
+        base = f"d{base}" if base.startswith(FILLED) else base  # FILLED is for symbols that are 1 or more
         base = f"{base}_" if keyword.iskeyword(base) or base in _RESERVED else base
         name, count = base, 1
         while name in self._taken:

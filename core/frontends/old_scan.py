@@ -1,4 +1,4 @@
-"""The Scan of opset 8, as a Loop over the batch with a present-day Scan for each item."""
+"""The Scan of opset 8, as a Loop over the batch with a Scan of the newest form for each item."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def check_messages(model: Message, external: bool = False) -> None:
         for name in _fields(message.DESCRIPTOR).texts:
             _check_text(getattr(message, name), name, message)
         if not external and isinstance(message, onnx.TensorProto) and is_external(message):
-            raise ModelError("its data lies outside the file, expected it inside", where=f"tensor '{message.name}'")
+            raise ModelError("has external data, expected its data inside the file", where=f"tensor '{message.name}'")
         if isinstance(message, onnx.NodeProto) and len(message.attribute) > _MAX_ATTRIBUTES:
             count = f"has {len(message.attribute)} attributes, expected at most {_MAX_ATTRIBUTES}"
             raise ModelError(count, where=f"node '{message.name}' ({message.op_type})")

@@ -62,7 +62,7 @@ def _external_bytes(
 ) -> Array:
     """The bytes of a tensor whose data lies in another file."""
     if files is None:
-        raise ModelError("its data lies outside the file, expected it inside", where=where)
+        raise ModelError("has external data, expected its data inside the file", where=where)
     return files.read(tensor, (count * dtype.bits + 7) // 8, where)
 
 

@@ -23,7 +23,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 
 # Far beyond real models. Without a limit, a hostile model could square a dimension repeatedly until memory is full.
 _MAX_SIZE = 512
-_MAX_SPLIT = 40  # how large a dimension may be whose maxima are looked into one by one: their number is an exponent
+_MAX_SPLIT = 40  # the largest `size` for `_is_for_the_sides`, whose time is exponential in the number of maxima
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def maximum(one: Dim, other: Dim) -> Dim:
 
 
 def _common(one: Dim, other: Dim) -> Dim:
-    """What is left of two dimensions where each term has the smaller one of its two coefficients."""
+    """The common part of two dimensions: each term with the smaller of its two coefficients (0 where it is absent)."""
     first, second = dict(_terms(one)), dict(_terms(other))
     return _make({atoms: min(first.get(atoms, 0), second.get(atoms, 0)) for atoms in first | second})
 

@@ -1,8 +1,7 @@
 """Dimensions of dynamic-shape code: the names of its sizes, and Python code that evaluates many dimensions at once.
 
 Dynamic-shape code (`lathe.core.compiler.dynamic_shapes`) has a symbol for each size: `size0`, `size1`, and so on, in
-the
-order of the model's symbols; `filled0`, `filled1` if the code assumes that the size is 1 or more. Kernels read the
+the order of the model's symbols; `filled0`, `filled1` if the code assumes that the size is 1 or more. Kernels read the
 sizes from a table.
 """
 
@@ -25,7 +24,7 @@ def size(place: int) -> SymDim:
 
 
 def filled(place: int) -> SymDim:
-    """The symbol of a size that is supposed to be 1 or more."""
+    """The symbol of the size at index `place` of the table, if code assumes that it is 1 or more."""
     return symbol(f"{FILLED}{place}")
 
 

@@ -3,7 +3,7 @@
 Greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference"). If the result is too
 far from the lower bound, it tries again with the buffer that reached the highest address placed first.
 
-Buffers proportional to the batch size come first. Buffers of constant size go into the gaps between them, or behind
+Buffers proportional to the batch size come first. Buffers of constant size go into the gaps between them, or after
 them. Gaps grow with `n`, so what fits into one for n = 1 fits for every n. Every offset is `a*n + b`.
 """
 
@@ -72,8 +72,11 @@ def _place(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> Affine:
 
 
 def _by_size(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> list[Buffer]:
-    """`rows` by descending size. The largest constant-size buffer with an overlapping lifetime is added to a buffer's
-    size, because the two cannot share memory."""
+    """`rows` by descending size.
+
+    The largest constant-size buffer with an overlapping lifetime is added to a buffer's size, because the two cannot
+    share memory.
+    """
 
     def largest_neighbour(buffer: Buffer) -> int:
         return max((other.size.b for other in constant if other.overlaps(buffer)), default=0)

@@ -78,8 +78,8 @@ def find_batch_specific_node(graph: Graph, around: Mapping[Value, Array] | None 
 def _is_batch_specific(node: Node, constants: Mapping[Value, Array]) -> bool:
     """Whether a node is valid for some batch sizes only.
 
-    False for a node that is never valid: it is in a branch that no run takes. False if data decide the shape, since no
-    batch size says more than another.
+    False for a node that is never valid: it is in a branch that no run takes. False if the shape depends on data: then
+    the batch size alone does not decide.
     """
     if _depends_on_data(node, constants):
         return False

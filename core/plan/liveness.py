@@ -50,8 +50,7 @@ class Affine:
 
 
 def typical_value(dim: Dim) -> int:
-    """The value of a dimension over sizes if every size is `TYPICAL_SIZE`; 0 if it is negative or divides by zero
-    there."""
+    """The value of a dimension if every size is `TYPICAL_SIZE`; 0 if that is negative or a division by zero."""
     try:
         return max(evaluate(dim, dict.fromkeys(symbols(dim), TYPICAL_SIZE)), 0)
     except KeyError:  # a quotient by zero

@@ -12,7 +12,7 @@ from lathe.core.plan.order import node_order
 from lathe.core.plan.plan import PlannedGraph
 
 _MAX_TRIALS = 6
-_MARGIN = 0.98  # each trial's goal is scaled to what the last arena missed, and by this factor
+_MARGIN = 0.98  # the next goal is the last one times limit / arena, times this factor
 
 
 def plan_within(

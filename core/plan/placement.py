@@ -30,8 +30,11 @@ _REFERENCE_SLOWDOWN = 30  # a node on its reference takes this many times as lon
 
 @dataclass(frozen=True, slots=True)
 class DeviceSite:
-    """A device to place nodes on. `memory` is the limit in bytes (None: no limit); `flops` and `bandwidth` are its peak
-    rates in operations and bytes per second."""
+    """A device to place nodes on.
+
+    `memory` is the limit in bytes (None: no limit). `flops` and `bandwidth` are its peak rates in operations and bytes
+    per second.
+    """
 
     name: str
     target: Target | GpuTarget

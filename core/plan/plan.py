@@ -108,8 +108,11 @@ class CutPoint:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes for n = 1: of the arena as planned (`peak`), the most that is live at one step (`lower_bound`), the sum of
-    all buffers (`unshared`), and the weight block."""
+    """The bytes of a plan for n = 1.
+
+    `peak` is the arena as planned, `lower_bound` the most that is live at one step, `unshared` the sum of all buffers,
+    `weights` the weight block.
+    """
 
     peak: int
     lower_bound: int

@@ -178,8 +178,7 @@ class Storage:
 
 
 def _port_places(graph: Graph, choice: KernelChoice, ports: Ports) -> dict[Value, Place]:
-    """The places of values in memory of the caller: inputs, states, and values computed directly in outputs and
-    states."""
+    """The places of values in ports: inputs, states, and values that are computed directly in outputs and states."""
     places = {value: Place(base) for value, base in ports.of_inputs}
     places |= {state.value: Place(base) for state, base in ports.of_states}
     assigned: set[Value] = set()

@@ -18,7 +18,7 @@ class ModelFacts:
     model: str
     operations: list[Operation]
     uploads: dict[int, Operation] = field(default_factory=dict)  # by factor
-    factors: dict[int, dict[int, Operation]] = field(default_factory=dict)  # version -> factor -> first sight
+    factors: dict[int, dict[int, Operation]] = field(default_factory=dict)  # version -> factor -> first answer with it
     known: dict[int, float] = field(default_factory=dict)  # version -> when the first client had seen it
     deletes: dict[int, list[Operation]] = field(default_factory=dict)  # deletes that may have taken effect
 

@@ -1,4 +1,4 @@
-"""ResNet-50 and MiniLM, written once: a writer turns them into ONNX, or runs them in PyTorch (peers.py)."""
+"""ResNet-50 and MiniLM, written once: a writer turns them into ONNX, or runs them in PyTorch (pytorch_peers.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The results file of a run: lines of JSON, each written and synced at once.
 
     {"kind": "run", ...}      a run begins: when, with which code, on which device
-    {"kind": "case", ...}     a case's result: part, name, code, ok, text, figures, seconds, and `ended`: "", or what
-                              ended it too early ("timeout after 60 s", "exit status -11")
+    {"kind": "case", ...}     a case's result: part, name, code, ok, text, figures, seconds, and `ended`: "", or why
+                              it ended too early ("timeout after 60 s", "exit status -11")
     {"kind": "cache", ...}    a kernel or findings of the tuner, compressed, named as in
                               core/runtime/device/portable_cache.py
 
@@ -54,7 +54,7 @@ class Results:
                 if each["kind"] == "case" and each["code"] == code}  # fmt: skip
 
     def add_cache_file(self, name: str, data: bytes) -> bool:
-        """Append a cache file, unless it is there. False if it does not fit into MOST_BYTES."""
+        """Append a cache file, unless it is there. False if it does not fit into MAX_BYTES."""
         if name in self._carried:
             return True
         text = base64.b85encode(lzma.compress(data, preset=3)).decode()

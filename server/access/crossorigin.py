@@ -10,7 +10,7 @@ ANY = "*"
 SAFE_METHODS = frozenset(
     {"GET", "HEAD", "OPTIONS"}
 )  # safe methods: they change nothing, and the page cannot read the answer
-_OWN = frozenset({"same-origin", "none"})  # Sec-Fetch-Site of the server's own pages, and of the browser's user
+_OWN = frozenset({"same-origin", "none"})  # Sec-Fetch-Site: a page of this server, or the user (address bar)
 _PORT = {"http": ":80", "https": ":443"}  # default ports, which Host and Origin may omit
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._~-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 

@@ -66,7 +66,7 @@ class Key:
         """Whether the key has this scope for a model; calls without a model need a key for all models."""
         if scope not in self.scopes:
             return False
-        if scope is Scope.TRAIN or "*" in self.models:  # datasets and jobs have no model; publishing is checked apart
+        if scope is Scope.TRAIN or "*" in self.models:  # jobs and datasets have no model; publishing has its own check
             return True
         return model != "" and any(fnmatchcase(model, pattern) for pattern in self.models)
 

@@ -122,7 +122,7 @@ class EndlessModel(LoadedModel, Protocol):
         ...
 
     def interrupt(self, run: int | None = None) -> None:
-        """Interrupt a run, or all current runs: their executions raise BrokenOff.
+        """Interrupt a run, or all current runs: their executions raise ExecutionInterrupted.
 
         Callers repeat it until the run has ended; interrupting an ended run does nothing.
         """
@@ -165,7 +165,7 @@ class SeparateModel(LoadedModel, Protocol):
     """A model that takes several requests in one call and runs them one by one."""
 
     def execute_each(self, requests: list[Tensors]) -> list[Tensors | Exception]:
-        """Return for each request what `execute` would return or raise; raises BrokenOff if interrupted."""
+        """Return for each request what `execute` would return or raise; raises ExecutionInterrupted."""
         ...
 
 

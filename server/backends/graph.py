@@ -1,4 +1,4 @@
-"""Runs models on Lathe's own engine. With `numbers.py` the only module of the data path that imports the engine."""
+"""Runs models on Lathe's engine. Besides `json_numbers.py` the only module of the data path that imports the engine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class GraphModel:
         return self._session.lost
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Run once; raises BadRequest if dimensions that must be equal differ, Unavailable, BrokenOff or Internal."""
+        """Run once; raises BadRequest if dimensions that must be equal differ.
+
+        Also raises Unavailable, ExecutionInterrupted or Internal.
+        """
         try:
             return self._session.run(_aligned(inputs), self._record)
         except Exception as error:
@@ -93,7 +96,7 @@ class GraphModel:
         return self._session.runs()
 
     def interrupt(self, run: int | None = None) -> None:
-        """Interrupt the loops of a run, or of all runs; their executions raise BrokenOff."""
+        """Interrupt the loops of a run, or of all runs; their executions raise ExecutionInterrupted."""
         self._session.interrupt(run)
 
     def tokens(self, inputs: Tensors) -> int:
@@ -189,7 +192,7 @@ def _spec(name: str, type_: ValueType) -> TensorSpec:
     from lathe.core.ir.types import TensorType
 
     if not isinstance(type_, TensorType) or not _has_datatype(type_):
-        raise Unprocessable(f"{name!r} is {type_}, which the inference protocol cannot carry")
+        raise Unprocessable(f"{name!r} is {type_}, for which the inference protocol has no datatype")
     if type_.shape is None:
         return TensorSpec(name, type_.dtype.triton, (-1,), any_rank=True)
     return TensorSpec(name, type_.dtype.triton, tuple(dim if isinstance(dim, int) else -1 for dim in type_.shape))

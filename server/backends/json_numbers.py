@@ -36,9 +36,9 @@ def parse_numbers(text: bytes, start: int, end: int, datatype: str, shape: Shape
 
 
 def list_reader(datatype: str, shape: Shape) -> ListReader | None:
-    """Return what reads such arrays again and again; None where there is no native reader for them."""
+    """Return a reader for many lists of this datatype and shape; None if native code cannot read them."""
     readers, dtype = _readers(), NUMPY_OF[datatype]
-    room = 2 * math.prod(shape)  # of the shortest text; whether there is so much is for who reads to find out
+    room = 2 * math.prod(shape)  # bytes of the shortest possible text; the reader itself rejects shorter ones
     return readers.reader(dtype, shape) if readers.can_read(dtype, shape, room) else None
 
 

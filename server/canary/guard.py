@@ -66,8 +66,10 @@ class Guard:
     """The tests of one trial. `weight` is the candidate's share of the answered requests."""
 
     def __init__(self, weight: float, tolerated: float = 0.005, compares: bool = False, most: int = 50_000) -> None:
-        """`tolerated`: share of compared requests that may differ. `compares`: whether requests are compared. `most`:
-        requests of the candidate after which an undecided trial is rolled back."""
+        """`tolerated`: share of compared requests that may differ. `compares`: whether requests are compared.
+
+        `most`: requests of the candidate after which an undecided trial is rolled back.
+        """
         ratio = _ratio(weight)
         self.failing = TwoRateTest(HARM_TAIL, ratio)
         self.not_finite = TwoRateTest(HARM_TAIL, ratio)

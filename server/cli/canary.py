@@ -137,7 +137,7 @@ def schedule_table(state: CanaryState) -> Table:
 
 
 def _current_step(state: CanaryState) -> str:
-    """Return what the current step waits for."""
+    """Return the remaining time of the current step, afterwards the condition that it still waits for."""
     if state.remaining:
         return f"{_duration(state.remaining)} left"
     last = state.step == len(state.steps) - 1

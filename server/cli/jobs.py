@@ -129,7 +129,7 @@ def watch_job(client: Client, job: str, curves: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerTraining:
-    """The options of `lathe train` for a training on a server, beside the recipe."""
+    """The options of `lathe train` for a training on a server, without the recipe."""
 
     data: Path | None  # the dataset to upload
     dataset: str | None  # the name of a dataset on the server
@@ -139,7 +139,7 @@ class ServerTraining:
     gate: str | None = None  # JSON
 
     def body(self, kind: str, dataset: str) -> dict[str, Any]:
-        """Return the fields of the job request beside the recipe; `kind` is "train" or "sweep"."""
+        """Return the fields of the job request, without the recipe; `kind` is "train" or "sweep"."""
         body: dict[str, Any] = {"kind": "finetune" if self.begin_with else kind, "dataset": dataset}
         if self.publish is not None:
             body["publish"] = {"model": self.publish, "promote": self.promote}

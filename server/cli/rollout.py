@@ -28,7 +28,7 @@ CHANGES = 5  # the number of latest changes shown
 
 
 class Rollout(NamedTuple):
-    """The state of one model at one time; `fetch_rollout` holds the server's metrics."""
+    """The state of one model at one time; `look` holds the server's metrics."""
 
     model: ModelState
     versions: list[VersionState]
@@ -98,7 +98,7 @@ def _versions(now: Rollout, before: MetricsSnapshot) -> Table:
 
 
 def _roles(now: Rollout, version: VersionState) -> str:
-    """Return what a version answers as: its aliases, and its share of the traffic if it is the canary's candidate.
+    """Return the roles of a version: the aliases that it answers for, and its share as the candidate of a canary.
 
     An alias that points to this version while another still answers for it is marked `(soon)`.
     """

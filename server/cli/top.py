@@ -55,7 +55,7 @@ class MetricsSnapshot:
     pages: Mapping[Version, VersionCounters]
 
 
-_FIELD_OF = {  # sample names of prometheus_client's parser -> fields of Page
+_FIELD_OF = {  # sample names of prometheus_client's parser -> fields of VersionCounters
     "nv_inference_request_success_total": "requests",
     "nv_inference_request_failure_total": "failures",
     "nv_inference_count_total": "rows",

@@ -6,7 +6,7 @@
         lathe.rollback("digits")
 
 One request is a `Call` (call.py). The operations (models.py, inference.py, training.py) build calls, and the clients
-(blocking.py, waiting.py) send them. The compiler is not imported.
+(blocking.py, asynchronous.py) send them. The compiler is not imported.
 """
 
 from lathe.server.api.management.canary_schemas import CanaryState

@@ -63,7 +63,7 @@ class Jobs:
             await self.dispatcher.run()
         except Exception:
             log.exception("no more jobs are started")
-            self.register.down_reason = "no more jobs are started; the server's log says more"
+            self.register.down_reason = "no more jobs are started; see the server's log"
 
 
 def job_resources(settings: Settings) -> JobResources:

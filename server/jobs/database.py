@@ -31,7 +31,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (  # the n-th migrates schema n-1 to s
     ),
     (
         "UPDATE jobs SET owner = 'name:' || owner WHERE owner <> ''",
-    ),  # owners are identities since; old names get a prefix
+    ),  # from schema 2 on owners are identities; old names get a prefix
 )
 _JOBS = Table(
     "jobs",

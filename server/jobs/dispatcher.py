@@ -221,7 +221,7 @@ class Dispatcher:
             return Ending(EndKind.REFUSED, error.message)
         except Exception:
             log.exception("job %s: its process could not be run", job.id)
-            return Ending(EndKind.CRASHED, "its process could not be run; the server's log says more")
+            return Ending(EndKind.CRASHED, "its process could not be run; see the server's log")
 
     def _command(self, job: Job, data: Path) -> list[str]:
         folder = self._register.folders.path(job.id).absolute()
@@ -239,8 +239,7 @@ class Dispatcher:
     async def _publish_with_retries(self, job: Job) -> Change:
         """Publish a result, with retries; returns the change that ends the job.
 
-        A cancellation takes effect only between two attempts: before, it is unknown whether an interrupted attempt has
-        published.
+        A cancellation takes effect only between two attempts, because an interrupted attempt may have published.
         """
         pauses, deadline = list(_RETRY_PAUSES), time.monotonic() + _PUBLISH_TIMEOUT
         while True:
@@ -253,7 +252,7 @@ class Dispatcher:
                 log.warning("job %s: publishing failed and is retried: %s", job.id, error.message)
             except Exception:
                 log.exception("job %s: publishing failed", job.id)
-                return _fail_with("publishing failed; the server's log says more")
+                return _fail_with("publishing failed; see the server's log")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pauses.pop(0) if len(pauses) > 1 else pauses[0])
                 return lambda job: job  # stopping: the next start publishes

@@ -37,7 +37,7 @@ class Evaluator:
     async def judge(self, job: Job, folder: Path, model: str, version: int) -> LiveMetrics:
         """Return the metrics of a version on the test rows of `job`, whose folder is `folder`.
 
-        `Live.fault` says why a version cannot be evaluated on them. Raises NotFound, Unavailable, Internal.
+        `LiveMetrics.fault` says why a version cannot be evaluated on them. Raises NotFound, Unavailable, Internal.
         """
         work = folder / "gate" / str(version)
         if not (work / RESULT).is_dir():

@@ -73,8 +73,10 @@ class EventStreams:
                 del self._open_streams[client]
 
     async def follow(self, look: Callable[[], Job], file: Path, offset: int) -> AsyncGenerator[list[StreamItem]]:
-        """Yield the events from `offset` on; ends after the job's end, when the server stops, or when `look` raises
-        ServerError. `look` returns the job's present state."""
+        """Yield the events from `offset` on, until the job has ended, the server stops, or `look` raises ServerError.
+
+        `look` returns the job in its present state.
+        """
         async for events in _follow(look, file, offset, self._stopping):
             yield events
 

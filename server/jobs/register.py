@@ -1,7 +1,7 @@
 """All jobs of this server: in memory for reading; a change is in the database and folders before it is visible.
 
 `Register.change` makes all changes of jobs, one at a time. While the database or the folder cannot be used, the
-register is down: `down` gives the reason, calls raise Unavailable (503), and the dispatcher tries to open it again.
+register is down: `down_reason` says why, calls raise Unavailable (503), and the dispatcher tries to open it again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Register:
     # open and close
 
     async def open(self, now: float) -> None:
-        """Read all jobs and recover from a crash; on failure the register stays down, with the reason in `down`."""
+        """Read all jobs and recover from a crash; on failure the register stays down, with a `down_reason`."""
         try:
             async with self._change_lock:
                 in_folders = await asyncio.to_thread(self.folders.open)

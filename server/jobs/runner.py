@@ -177,7 +177,7 @@ class Attempt:
             return EndKind.CRASHED, "another process works in the job's folder"
         if code < 0:
             return EndKind.CRASHED, f"its process was ended by {signal.Signals(-code).name}"
-        return EndKind.CRASHED, f"its process ended with exit code {code}; the job's log says more"
+        return EndKind.CRASHED, f"its process ended with exit code {code}; see the job's log"
 
     def _send_stop(self) -> None:
         """Send SIGTERM, if `stop` was called and the process exists."""

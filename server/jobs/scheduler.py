@@ -1,6 +1,6 @@
 """The scheduler of jobs: a pure function of the waiting jobs, the running jobs and each owner's recent usage.
 
-Waiting jobs are ordered by level (the priority, plus 1 for each `aging` seconds of waiting), highest first; then by the
+Waiting jobs are ordered by level (the priority, plus 1 per `seconds_per_level` of waiting), highest first; then by the
 owner's number of running jobs, fewest first; then by the owner's recent usage (fair share), least first; then by age. A
 running job is pre-empted by a job whose priority is above the level at which the running one was started. So waiting
 alone never pre-empts a job, and a job that was started after a long wait is not pre-empted by jobs it overtook.

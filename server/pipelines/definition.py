@@ -124,7 +124,7 @@ class StepDef(_Table):
 
 
 class Definition(_Table):
-    """The content of `pipeline.toml`, with names checked; `wiring` checks the types."""
+    """The content of `pipeline.toml`, with names checked; `type_check` checks the types."""
 
     inputs: tuple[Annotated[InputDef, BeforeValidator(_name_to_table)], ...] = Field(min_length=1, strict=False)
     outputs: tuple[Name, ...] = Field(min_length=1, strict=False)

@@ -64,7 +64,7 @@ class StepProcess:
     def __init__(self, module: str, arguments: Sequence[str], file: int, start: Limits, each: Limits) -> None:
         """Start the child, and own `file` from now on. `start`, `each`: the limits of the start and of one request.
 
-        Raises Refused, Beyond, Internal.
+        Raises InvalidFile, LimitExceeded, Internal.
         """
         self._command = limited_command(start.memory, [module, *arguments, str(file)])
         self._file = file
@@ -87,8 +87,9 @@ class StepProcess:
     def ask(self, requests: Sequence[bytes]) -> list[Answer]:
         """Return the answers to `requests`; blocks.
 
-        An answer is Beyond if the request exceeded its limits, and Internal if it failed or the process died twice over
-        it. Raises BrokenOff after `interrupt`, and Internal if the process is closed or cannot be started.
+        An answer is LimitExceeded if the request exceeded its limits, and Internal if it failed or the process exited
+        twice during it. Raises ExecutionInterrupted after `interrupt`, and Internal if the process is closed or cannot
+        be started.
         """
         answers: list[Answer] = []
         with self._lock:
@@ -115,7 +116,7 @@ class StepProcess:
                 self._last_interrupted = number
 
     def _ask(self, requests: Sequence[bytes], answers: list[Answer]) -> None:
-        """Append at least one answer: those to the next frame of requests."""
+        """Send the next frame of requests, and append its answers to `answers`, at least one."""
         before = len(answers)
         for _ in range(2):
             if self._closed:
@@ -143,7 +144,7 @@ class StepProcess:
         return _Watch(pid, self._limits, self._check_interrupted)
 
     def _check_interrupted(self) -> None:
-        """Raises BrokenOff if the run is interrupted."""
+        """Raises ExecutionInterrupted if the run is interrupted."""
         is_interrupted = self._run is not None and self._run[1] <= self._last_interrupted
         if is_interrupted and time.monotonic() - self._since >= self._start_seconds:
             raise ExecutionInterrupted
@@ -214,7 +215,10 @@ class _Child:
         self.end = weakref.finalize(self, _end, popen)
 
     def ask(self, requests: Sequence[bytes], watch: Callable[[int], _Watch]) -> Iterator[memoryview | Internal]:
-        """Send `requests` as one frame, and yield the answers as they come; raises Beyond, BrokenOff, _Died."""
+        """Send `requests` as one frame, and yield the answers as they come.
+
+        Raises LimitExceeded, ExecutionInterrupted, _ChildExited.
+        """
         body = b"".join(part for request in requests for part in (len(request).to_bytes(8, "little"), request))
         try:
             self._write(bytes((FrameKind.DONE,)) + len(body).to_bytes(8, "little") + body)
@@ -225,7 +229,7 @@ class _Child:
             yield answer if kind == FrameKind.DONE else Internal(f"the step failed ({_text(answer)})")
 
     def wait_until_ready(self, watch: _Watch) -> None:
-        """Wait until the child is ready; raises Refused, Internal, Beyond, _Died."""
+        """Wait until the child is ready; raises InvalidFile, Internal, LimitExceeded, _ChildExited."""
         kind, answer = self._answer(watch)
         if kind != FrameKind.DONE:
             raise (InvalidFile if kind == FrameKind.REFUSED else Internal)(_text(answer))
@@ -267,7 +271,7 @@ class _Watch:
     """Watches the limits of one answer; CPU time counts from the first check."""
 
     def __init__(self, pid: int, limits: Limits, check_interrupted: Callable[[], object] = bool) -> None:
-        """`go_on` is called at each check, and raises to end the wait."""
+        """`check_interrupted` is called at each check, and raises to end the wait."""
         self._pid = pid
         self._limits = limits
         self._check_interrupted = check_interrupted
@@ -275,7 +279,7 @@ class _Watch:
         self._cpu_before: float | None = None  # CPU seconds of the process at the first check
 
     def look(self) -> None:
-        """Raises Beyond if a limit is exceeded, or whatever `go_on` raises."""
+        """Raises LimitExceeded if a limit is exceeded; exceptions of `check_interrupted` pass."""
         self._check_interrupted()
         used = resource_usage(self._pid)
         self._cpu_before = used.seconds if self._cpu_before is None else self._cpu_before

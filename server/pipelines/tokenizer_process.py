@@ -2,8 +2,8 @@
 
     python -m lathe.server.pipelines.tokenizer_process MAX_LENGTH MULTIPLE DESCRIPTOR        (of tokenizer.json)
 
-`helper` describes the frames. A request is a list of texts in UTF-8, each after four bytes for its length. An answer is
-two INT64, rows and length, followed by three arrays of rows * length INT64: token ids, attention mask, type ids.
+`step_process` describes the frames. A request is a list of texts in UTF-8, each after four bytes for its length. An
+answer is two INT64, rows and length, and three arrays of rows * length INT64: token ids, attention mask, type ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the server's workers are the parallelism
 from tokenizers import Tokenizer
 
-DONE, REFUSED, FAILED = range(3)  # helper.Kind, whose import would load the server's modules
+DONE, REFUSED, FAILED = range(3)  # step_process.FrameKind, whose import would load the server's modules
 _HEAD = 9
 _PARSING_NICENESS = 5  # niceness while parsing, as for a compilation that a client waits for
 

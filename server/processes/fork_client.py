@@ -41,7 +41,7 @@ class Forked:
         self.stdout, self.stderr = await open_reader(stdout), await open_reader(stderr)
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit code; raises Gone if the fork server has ended."""
+        """Wait for its end and return the exit code; raises ForkServerEnded."""
         self.returncode = await asyncio.shield(self.ended)
         return self.returncode
 
@@ -73,7 +73,7 @@ class ForkClient:
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
 
     async def start(self, arguments: Sequence[str]) -> Forked:
-        """Start a task with these arguments; raises Gone if the fork server has ended or does not start it in time."""
+        """Start a task with these arguments; raises ForkServerEnded, also if the task does not start in time."""
         task = next(self._numbers)
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         stdout, stderr = os.fdopen(out, "rb", buffering=0), os.fdopen(err, "rb", buffering=0)

@@ -156,7 +156,7 @@ class Children:
         log.error("child %s ended with %d: %s", task, code, errors.decode(errors="replace"))
         if code < 0:
             return Unprocessable(f"{task}: the {self._subject} ended its process by {signal.Signals(-code).name}")
-        return Internal(f"{task}: failed on this {self._subject}; the server's log says more")
+        return Internal(f"{task}: failed on this {self._subject}; see the server's log")
 
 
 def refusal(output: bytes, arguments: Sequence[str]) -> str | None:

@@ -55,7 +55,7 @@ class Alias:
                 raise Conflict(f"version {self.version} is the first of the history: there is nothing to roll back to")
             return replace(self, position=self.position - 1)
         if to not in self.history:
-            raise Conflict(f"version {to} is not in the history {list(self.history)}; set the alias to go there")
+            raise Conflict(f"version {to} is not in the history {list(self.history)}; set the alias to it instead")
         earlier = [i for i in range(self.position, -1, -1) if self.history[i] == to]
         return replace(self, position=earlier[0] if earlier else self.history.index(to))
 

@@ -101,7 +101,7 @@ class ArtifactCache:
 
     @property
     def shared(self) -> Path:
-        """The folder of what several artifacts share: object code and the tuner's results."""
+        """The folder of files that several artifacts share: object code and the tuner's results."""
         return self._root / "shared"
 
     def open(self) -> None:

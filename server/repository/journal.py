@@ -41,8 +41,11 @@ MAX_REMEMBERED = 2_000  # changes per model in the audit trail; also how long an
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One change of a model: publish, adopt, alias, rollback, delete, canary (a trial begins), step (the
-    next of its schedule), promoted, rolled_back or cancelled (its end), or void (an interrupted change was undone)."""
+    """One change of a model.
+
+    `action`: publish, adopt, alias, rollback, delete, canary (a trial begins), step (its next step begins), promoted,
+    rolled_back or cancelled (it ends), or void (an interrupted change was undone).
+    """
 
     time: str  # RFC 3339, UTC
     action: str

@@ -108,8 +108,10 @@ class Loader:
         self.spawn(before.retire())
 
     async def add_loaded_or_await(self, model: LiveModel, version: int, built: BuiltModel) -> bool:
-        """Add a loaded model as `version`: True. False if a sync found the version on disk first, and has loaded it or
-        tries to: this waits for its end. A failure of that sync is recorded by it, and not raised here.
+        """Add a loaded model as `version` and return True; return False if a sync found the version on disk first.
+
+        Then this waits until the sync has loaded the version or has failed. The sync records its failure; it is not
+        raised here.
         """
         if version not in model.loaded and version not in model.loading:
             self.enter(model, version, built)
@@ -237,4 +239,4 @@ def as_server_error(error: Exception) -> ServerError:
     if isinstance(error, OSError):
         return storage_error("loading", error)
     log.error("unexpected error while loading", exc_info=error)
-    return Internal("loading failed; the server's log says more")
+    return Internal("loading failed; see the server's log")

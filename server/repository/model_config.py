@@ -137,13 +137,13 @@ class VersionPolicy(_Section):
         default=None,
         ge=1,
         le=1000,
-        description="This number of the newest versions; default: 1, unless `all` or `specific` is set.",
+        description="Number of the newest versions to keep in memory; default: 1, unless `all` or `specific` is set.",
     )
-    all: bool = Field(default=False, description="All versions.")
+    all: bool = Field(default=False, description="Keep all versions in memory.")
     specific: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(),
         strict=False,
-        description="These versions; retention keeps them, and no other goes live by itself as the first.",
+        description="Versions to keep in memory; retention keeps them, and no other first version goes live by itself.",
     )
 
     def chosen(self, versions: Collection[int]) -> list[int]:
@@ -161,7 +161,9 @@ class VersionPolicy(_Section):
 class Compilation(_Section):
     """Compiler options; a change compiles the versions in memory again, then switches to the new code."""
 
-    device: Device | None = Field(default=None, description="Default: the server's `device`.")
+    device: Device | None = Field(
+        default=None, description="Device that the model runs on; default: the server's `device`."
+    )
     device_memory: int | None = Field(
         default=None,
         ge=1,
@@ -169,7 +171,7 @@ class Compilation(_Section):
         "it run on the CPU. Default: all free memory.",
     )
     precision: Literal["float32", "bfloat16", "float16"] | None = Field(
-        default=None, description="Default: the server's `precision`."
+        default=None, description="Precision of products; default: the server's `precision`."
     )
     max_batch: Size | None = Field(default=None, description="Largest batch; default: the server's `max_batch`.")
     threads: int | None = Field(

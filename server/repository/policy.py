@@ -29,9 +29,9 @@ def answering_version(
 ) -> int | None:
     """Return the version that answers for `alias`, None if there is none.
 
-    That is the version that it names; while that is not loaded, the version that answered until `now`. If there is no
-    such version, as after a start, it is the last loaded version before it in the history, but only if the named
-    version is not `coming` (about to be loaded): otherwise callers would get answers of an older version for a while.
+    That is the version that the alias names. If it is not loaded, the version that answers `now` continues to answer.
+    If there is none, as after a start, it is the latest loaded version before the named one in the history, unless the
+    named version is `coming` (about to be loaded), because callers would get answers of an older version for a while.
     """
     named = state.aliases[alias]
     if named.version in loaded:
@@ -60,16 +60,21 @@ def versions_to_delete(
 
 
 def with_first_live(state: Aliases, version: int, specific: Collection[int] = ()) -> Aliases:
-    """Return the aliases after `version` was added: it goes live if no version is, unless the configuration
-    wants `specific` versions and this is not one of them."""
+    """Return the aliases after `version` was added: it goes live if no version is live.
+
+    If the configuration wants `specific` versions in memory, only these go live in this way.
+    """
     if LIVE_ALIAS in state.aliases or (specific and version not in specific):
         return state
     return state.moved(LIVE_ALIAS, version)
 
 
 def unadopted_versions(state: Aliases, manifested: Mapping[int, bool]) -> list[int]:
-    """Return the version folders that are not adopted yet, the highest first, because the first adopted version of
-    a new model goes live. `manifested` maps each folder to whether it has a manifest."""
+    """Return the version folders that are not adopted yet, the highest number first.
+
+    So the highest version of a new model goes live: the one adopted first. `manifested` maps each folder to whether it
+    has a manifest.
+    """
     known = LIVE_ALIAS in state.aliases or state.generation > 0  # a gate may have kept every version from going live
     fresh = (v for v, has_manifest in manifested.items() if not (known and has_manifest and v <= state.high_water))
     return sorted(fresh, reverse=True)

@@ -1,4 +1,4 @@
-"""Readiness: the live versions that are not in memory yet, while which the server should get no new clients."""
+"""Readiness: while live versions are not in memory yet, the server should get no new clients."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class Rollout:
             await self.sync(name)
 
     async def sync(self, name: str, settled: IsSettled = always_settled) -> None:
-        """Synchronize one model with its folder (see `DiskSide.sync`)."""
+        """Synchronize one model with its folder (see `Reconciler.sync`)."""
         await self._loader.run_shielded(self._disk.sync(name, settled))
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:

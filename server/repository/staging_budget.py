@@ -23,9 +23,11 @@ class StagingBudget:
     def __init__(
         self, limit: int, what: str, kept: Callable[[], int] | None = None, space: DiskSpace | None = None
     ) -> None:
-        """`limit`: in bytes. `what`: the kind of upload, for errors. `space`: the reserve of free disk space, checked
-        in addition. `kept`: returns the bytes of the limit that completed uploads occupy; these may be of any party,
-        so with `kept` the limit of one half per party does not apply."""
+        """`limit`: in bytes. `what`: the kind of upload, for errors. `space`: a reserve on disk, also checked.
+
+        `kept` returns the bytes of the limit that completed uploads occupy. These may be of any party, so with `kept`
+        the limit of one half per party does not apply.
+        """
         self._limit = limit
         self._what = what
         self._kept = kept

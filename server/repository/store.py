@@ -52,7 +52,7 @@ class Origin:
     actor: str = ""
     key: str | None = None
     fingerprint: str | None = None
-    space: str = ""  # a caller's identity, or JOBS; empty for callers without an API key
+    space: str = ""  # a caller's identity, or JOB_KEY_NAMESPACE; empty for callers without an API key
 
     @property
     def party(self) -> str:
@@ -196,7 +196,7 @@ class Store:
         return groups
 
     def audit(self, model: str) -> list[Record]:
-        """Return the changes in a model's log, oldest first; at most `journal.REMEMBERED`."""
+        """Return the changes in a model's log, oldest first; at most `journal.MAX_REMEMBERED`."""
         return self._journal(model).snapshot()
 
     def find_key(self, model: str, origin: Origin) -> Record | None:
@@ -242,8 +242,7 @@ class Store:
         return self._change(model, Origin(), build)
 
     def move(self, model: str, action: str, alias: str, change: Change, origin: Origin) -> Outcome:
-        """Apply `change`, which moves `alias` (`action`: alias or rollback); raises NotFound if there is no such
-        version."""
+        """Apply `change`, which moves `alias` (`action`: alias or rollback); raises NotFound for a missing version."""
 
         def build(state: Aliases) -> Record:
             changed = change(state)
@@ -256,8 +255,10 @@ class Store:
     def change_trial(
         self, model: str, action: str, version: int, change: Change, origin: Origin, reason: str = ""
     ) -> Outcome:
-        """Begin the trial of `version` (`action`: canary), end it (promoted, rolled_back or cancelled), or begin its
-        next step (step)."""
+        """Apply `change`, which begins the trial of `version`, begins its next step, or ends it.
+
+        The `action` is canary, step, or one of promoted, rolled_back and cancelled.
+        """
 
         def build(state: Aliases) -> Record:
             changed = change(state)

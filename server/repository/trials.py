@@ -41,7 +41,7 @@ class Trials:
         """Return a model's plan, and its trial if it is running in this server; raises NotFound without a plan."""
         model = self._models.known(name)
         if model.aliases.canary is None:
-            raise NotFound(f"model {name!r} has no candidate on trial")
+            raise NotFound(f"model {name!r} has no canary")
         return model.aliases.canary, model.trial
 
     def find(self, name: str) -> Trial | None:
@@ -127,7 +127,7 @@ class Trials:
         return outcome
 
     def _on_verdict(self, model: LiveModel, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
-        """Store the guard's verdict. The trial sends no more requests to a rejected candidate already."""
+        """Store the guard's verdict. The trial itself has stopped sending requests to a rejected candidate."""
         if verdict is Verdict.ROLL_BACK or plan.promote:
             action = "promoted" if verdict is Verdict.PROMOTE else "rolled_back"
             self._loader.spawn(self._end_with_retries(model, plan, action, reason))

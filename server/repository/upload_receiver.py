@@ -82,7 +82,7 @@ def parse_content_digest(header: str) -> str:
 async def receive_upload(store: Store, stream: AsyncIterable[bytes], max_bytes: int, sha256: str | None) -> Upload:
     """Write the files of a version to a new staging folder.
 
-    Raises TooLarge beyond `max_bytes`, UnsupportedMedia for what is neither a raw ONNX file nor a tar archive,
+    Raises TooLarge beyond `max_bytes`, UnsupportedMedia for a body that is neither an ONNX file nor a tar archive,
     BadRequest when the content is empty, malformed, or its digest is not `sha256`, and StorageFull. After an error the
     staging folder is removed.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SWEEP_AT = 1024  # clients to remember before those that are not ahead of the others are forgotten
+_SWEEP_AT = 1024  # stored clients above which those that are not ahead of the virtual time are dropped
 
 
 class FairShares:
@@ -18,7 +18,7 @@ class FairShares:
 
     def __init__(self) -> None:
         self._turns: dict[str, float] = {}
-        self._now = 0.0  # virtual time: the turn of the first client of the latest batch; no waiting client is behind
+        self._now = 0.0  # virtual time: the turn of the latest batch's first client; no waiting client has a lower turn
         self._sweep_at = _SWEEP_AT
 
     def enter(self, client: str) -> None:

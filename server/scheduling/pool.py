@@ -50,7 +50,7 @@ class WorkerPool:
         return tenant
 
     def let_go(self, tenant: Tenant) -> None:
-        """Release a tenant of `tenant`: one version of the model submits no further jobs."""
+        """Release the tenant for one version of its model, which submits no further jobs."""
         tenant.versions -= 1
         if not tenant.versions:
             del self._models[tenant.name]

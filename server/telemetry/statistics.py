@@ -97,7 +97,7 @@ class Statistics:
     request_times: Histogram = field(default_factory=Histogram)  # from queue to outcome
     queue_times: Histogram = field(default_factory=Histogram)
     compute_times: Histogram = field(default_factory=Histogram)
-    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # batches by the reason for their start
+    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # batches by what limited their size
     failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by error code
     steps: dict[str, Histogram] = field(default_factory=dict)  # of a pipeline, from queue to outcome
     cancelled: int = 0

@@ -58,7 +58,7 @@ class Tracing:
         self._kernels: deque[_Kernel] = deque()
 
     def watch(self, entry: Entry, ref: ModelRef, traceparent: str) -> Callable[[Outcome], None]:
-        """Start the span of a request before it is queued, if the request is sampled.
+        """Start the span of a request before it is queued; it is recorded only if the request is sampled.
 
         Returns a function to call with the error if the request is refused, since it then has no outcome.
         """

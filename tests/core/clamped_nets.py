@@ -18,7 +18,7 @@ FAR = 2**31 - 1
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor [..., rows, WIDTH]. `limit`: the number that clamps its rows."""
+    """A tensor [..., rows, WIDTH] whose number of rows is clamped to `limit`."""
 
     name: str
     limit: int
@@ -27,8 +27,8 @@ class Rows:
 class ClampedNet(OnnxWriter):
     """A model of x [batch, length, WIDTH], or [length, WIDTH] if it is not `batched`.
 
-    Clamped tensors meet x, a table of as many rows as the limit, or what is computed of themselves. The mean of all
-    that x has in a row of the batch is added to every result.
+    Clamped tensors are combined with x, with a table of `limit` rows, with their own negation or with means of x. The
+    mean of x over each row of the batch is added to every result.
     """
 
     def __init__(self, seed: int, batched: bool = True, steps: int = 2) -> None:
@@ -51,7 +51,7 @@ class ClampedNet(OnnxWriter):
         return int(self.rng.integers(count))
 
     def _met(self) -> str:
-        """A clamped tensor that has met something else."""
+        """A clamped tensor, combined with another tensor."""
         limit = LIMITS[self._below(len(LIMITS))]
         makers = (
             self._first_of_table,
@@ -74,7 +74,7 @@ class ClampedNet(OnnxWriter):
         return self.op("Min", self.length, self.ints(limit))
 
     def _missing(self, one: str, other: str) -> str:
-        """How much larger one number is than another, or 0."""
+        """max(one - other, 0)."""
         return self.op("Max", self.op("Sub", one, other), self.ints(0))
 
     def _first_of_table(self, limit: int) -> Rows:
@@ -82,7 +82,7 @@ class ClampedNet(OnnxWriter):
         return Rows(self.op("Slice", self._table(limit), self.ints(0), ends, self.ints(0)), limit)
 
     def _last_of_table(self, limit: int) -> Rows:
-        """As ALiBi's biases are taken: the last rows of a table, as many as there are tokens."""
+        """The last rows of a table, as many as there are tokens, as models take ALiBi's biases."""
         start = self._missing(self.ints(limit), self.length)
         return Rows(self.op("Slice", self._table(limit), start, self.ints(FAR), self.ints(0)), limit)
 
@@ -97,12 +97,12 @@ class ClampedNet(OnnxWriter):
         return Rows(self.op("Slice", "x", start, self.ints(FAR), self.ints(self.axis)), limit)
 
     def _filled(self, limit: int) -> Rows:
-        """x with zeros behind it, so that there are as many rows as the limit."""
+        """x, padded with zeros at the end to at least `limit` rows."""
         missing = self._missing(self.ints(limit), self.length)
         pads = self.op("Concat", self.ints(*[0] * (2 + 2 * self.axis)), missing, self.ints(0), axis=0)
         return Rows(self.op("Pad", "x", pads), limit)
 
-    # -- what they meet -------------------------------------------------------------------------------------------
+    # -- combinations with other tensors --------------------------------------------------------------------------
 
     def _other(self, rows: Rows) -> str:
         return ("x", self._table(rows.limit), self.op("Neg", rows.name))[self._below(3)]
@@ -115,12 +115,12 @@ class ClampedNet(OnnxWriter):
         return self.op("Where", self.op("Less", rows.name, self.const(0.1)), rows.name, other)
 
     def _multiplied(self, rows: Rows) -> str:
-        """Summed up over the rows, together with those of another tensor."""
+        """The product of the transpose with another tensor, which sums over the rows."""
         turned = self.op("Einsum", rows.name, equation="...ab->...ba")
         return self.op("MatMul", turned, self._other(rows))
 
     def _beside(self, rows: Rows) -> str:
-        """Joined with another tensor along the width, both with a batch."""
+        """The concatenation with another tensor along the width; a mean of x gives both a batch."""
         one, other = (self.op("Add", each, self._mean()) for each in (rows.name, self._other(rows)))
         return self.op("Concat", one, other, axis=self.axis + 1)
 

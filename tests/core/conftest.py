@@ -20,7 +20,7 @@ def _small_runs_use_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[CodeBinding]:
-    """The bindings of what this process compiles, in order."""
+    """The bindings of the code that this process compiles, in order."""
     found: list[CodeBinding] = []
     original = pipeline.build
 

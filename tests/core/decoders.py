@@ -21,9 +21,12 @@ Feeds = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Decoder:
-    """`rotary`: positions rotate queries and keys, as in Llama, instead of being added, as in GPT-2. `shared`: how many
-    heads share keys and values. `turned`: keys are stored as [batch, heads, depth, tokens]. `names`: "shared" by
-    all inputs, "own" ones for the past of each input, or "none" at all, not even for extents that weights fix."""
+    """The settings of a decoder.
+
+    `rotary`: positions rotate queries and keys, as in Llama, instead of being added, as in GPT-2. `shared`: the number
+    of heads that share keys and values. `turned`: keys are stored as [batch, heads, depth, tokens]. `names` of the past
+    dimension: "shared" by all inputs, "own" for each input, or "none"; then no dimension has a name or a size.
+    """
 
     rotary: bool = False
     shared: int = 1
@@ -45,7 +48,7 @@ class Decoder:
         return [rows, heads, DEPTH, past] if self.turned and name.endswith("key") else [rows, heads, past, DEPTH]
 
     def feeds(self, rows: int, length: int, past: int) -> Feeds:
-        """The first tokens of some rows are masked out."""
+        """Random feeds, in which the first tokens of some rows are masked out."""
         rng = np.random.default_rng((rows, length, past))
         total = past + length
         mask = (np.arange(total) >= rng.integers(0, total // 2 + 1, (rows, 1))).astype(np.int64)
@@ -121,7 +124,7 @@ class _Writer(OnnxWriter):
         return self.op("Transpose", self.op("Reshape", projected, self.ints(0, 0, heads, DEPTH)), perm=[0, 2, 1, 3])
 
     def _turned(self, x: str) -> str:
-        """x * cos + (-x[half:], x[:half]) * sin of position times frequency."""
+        """The rotary embedding of x: x * cos + (-x[half:], x[:half]) * sin, of position times frequency."""
         frequencies = self.const([100.0 ** (-2 * (i % (DEPTH // 2)) / DEPTH) for i in range(DEPTH)])
         places = self.op("Unsqueeze", self.op("Cast", self.places, to=FLOAT), self.ints(1))
         angles = self.op("Mul", places, frequencies)
@@ -132,7 +135,7 @@ class _Writer(OnnxWriter):
         )
 
     def _repeated(self, x: str) -> str:
-        """Each head of keys or values for all that share it."""
+        """Keys or values, with each head repeated for the query heads that share it."""
         if self.decoder.shared == 1:
             return x
         shape = self.op("Shape", x)

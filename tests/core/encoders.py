@@ -20,9 +20,12 @@ Feeds = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Encoder:
-    """`positions`: "table", "range", "mask" (counted from the mask, as RoBERTa does), "rotary" or "". `causal`:
+    """The settings of an encoder.
+
+    `positions`: "table", "range", "mask" (counted from the mask, as RoBERTa does), "rotary" or "". `causal`:
     "trilu", "range" or "". `pools`: which of mean, max, min, first, last and all become outputs besides the tokens.
-    `guarded`: masked by truth values, and weights that are no numbers are zero, as PyTorch exports it."""
+    `guarded`: the mask is boolean, and attention weights that are NaN become 0, as PyTorch exports attention.
+    """
 
     positions: str = "table"
     causal: str = ""
@@ -36,7 +39,7 @@ class Encoder:
         return _Writer(self).write()
 
     def feeds(self, rows: int, length: int, seed: int = 0) -> Feeds:
-        """Every sequence has at least its first token, and some have a padded end."""
+        """Random feeds: more than half of each sequence are tokens, the rest of it is padding."""
         rng = np.random.default_rng((rows, length, seed))
         real = rng.integers(1 + length // 2, length + 1, (rows, 1))
         given = {"ids": rng.integers(0, WORDS, (rows, length)), "mask": (np.arange(length) < real).astype(np.int64)}
@@ -128,7 +131,7 @@ class _Writer(OnnxWriter):
         return self._linear(self.op("Reshape", mixed, self.ints(0, 0, WIDTH)), WIDTH, WIDTH)
 
     def _rotated(self, x: str) -> str:
-        """Su et al. 2021: angles from positions and frequencies, halves exchanged."""
+        """The rotary embedding of x (Su et al., 2021): angles from positions and frequencies, halves exchanged."""
         half = WIDTH // HEADS // 2
         place = self.op("Unsqueeze", self.op("Cast", self._range(), to=FLOAT), self.ints(1))
         angles = self.op("MatMul", place, self.const([10.0 ** -np.arange(half)]))

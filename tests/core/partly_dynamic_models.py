@@ -40,7 +40,7 @@ class Partial(OnnxWriter):
         return self.op("ConstantOfShape", self.op("Concat", rows, self.ints(WIDTH), axis=0))
 
     def branch(self, name: str, write: Callable[[OnnxWriter], str]) -> onnx.GraphProto:
-        """A graph without inputs, whose one output is what `write` gives."""
+        """A graph without inputs, whose output is the value that `write` returns."""
         inner = _Branch(name)
         output = write(inner)
         return helper.make_graph(inner.nodes, name, [], [helper.make_tensor_value_info(output, FLOAT, None)])
@@ -101,7 +101,7 @@ def scanned() -> onnx.ModelProto:
 
 
 def _loop(w: Partial, limit: str, condition: str, until: float | None) -> onnx.ModelProto:
-    """tanh(state * weights + token), token after token; the loop ends when the states get smaller than `until`."""
+    """A loop of tanh(state * weights + first token); it ends once no state is above `until`."""
     info, weight, edge = helper.make_tensor_value_info, w.weight(WIDTH, WIDTH), w.const(until or 0)
     first = w.op("Gather", w.linear("x"), w.const(0, np.int64), axis=1)
     step = [
@@ -127,13 +127,13 @@ def looped() -> onnx.ModelProto:
 
 
 def looped_until() -> onnx.ModelProto:
-    """Data end the loop, or the tokens do."""
+    """A loop that data end, at the latest after one iteration per token."""
     w = Partial(6)
     return _loop(w, w.extent(1), w.const(True, bool), 0.2)
 
 
 def looped_on() -> onnx.ModelProto:
-    """Data alone end the loop, which may be never."""
+    """A loop that only data end, and that may therefore run for ever."""
     w = Partial(7)
     return _loop(w, "", w.const(True, bool), 0.2)
 
@@ -150,7 +150,7 @@ def chosen() -> onnx.ModelProto:
 
 
 def shorter() -> onnx.ModelProto:
-    """One branch gives half of the tokens: how many come out only shows in a run."""
+    """One branch returns half of the tokens, so their number is known only at run time."""
     w = Partial(9)
     hidden, weight = w.linear("x"), w.weight(WIDTH, WIDTH)
     large = w.op("Greater", w.op("ReduceMax", "x", keepdims=0), w.const(2.5))
@@ -162,7 +162,7 @@ def shorter() -> onnx.ModelProto:
 
 
 def squeezed() -> onnx.ModelProto:
-    """A branch of another rank, as TorchScript writes `squeeze(1)`."""
+    """Two branches of different ranks, as TorchScript writes `squeeze(1)`."""
     w = Partial(10)
     hidden = w.linear("x")
     one, axis = w.op("Equal", w.extent(1), w.const(1, np.int64)), w.ints(1)
@@ -173,7 +173,7 @@ def squeezed() -> onnx.ModelProto:
 
 
 def stretched() -> onnx.ModelProto:
-    """The kernel of a Resize that smoothes needs known sizes."""
+    """A Resize with antialiasing, whose kernel needs known sizes."""
     w = Partial(11)
     longer = w.op("Add", w.op("Slice", w.op("Shape", "x"), w.ints(1), w.ints(2)), w.ints(2))
     sizes = w.op(
@@ -186,7 +186,7 @@ def stretched() -> onnx.ModelProto:
 
 
 def viewed() -> onnx.ModelProto:
-    """Nodes without a kernel read views of what other nodes read, too."""
+    """A node without a kernel reads a view of a value that other nodes read too."""
     w = Partial(12)
     hidden = w.linear("x")
     flat = w.op("Reshape", hidden, w.ints(-1, WIDTH))
@@ -205,7 +205,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def feeds(rows: int, length: int, largest: float = 2.0) -> dict[str, np.ndarray[Any, Any]]:
-    """Numbers of which none is larger than `largest`, which one is."""
+    """Random numbers whose maximum is `largest`."""
     x = np.random.default_rng((rows, length)).standard_normal((rows, length, WIDTH)).astype(np.float32)
     x = np.minimum(x, np.float32(largest))
     x[0, -1, 0] = largest

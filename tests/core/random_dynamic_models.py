@@ -176,7 +176,7 @@ class SizedNet(OnnxWriter):
         return Sequence(made, f"pad{len(self.nodes)}", value.width)
 
     def _places(self, value: Sequence) -> Sequence:
-        """Numbers of tokens, as positions are added."""
+        """The sequence plus the sine or cosine of positions."""
         count = self.op("Gather", self.op("Shape", value.name), self.const(1, np.int64), axis=0)
         places = self.op("Range", self.const(0, np.int64), count, self.const(1, np.int64))
         angles = self.op("Mul", self.op("Cast", places, to=FLOAT), self.const(0.1))
@@ -192,7 +192,7 @@ class SizedNet(OnnxWriter):
         return Sequence(self.op("Mul", made, self.const(0.2)), value.length, other.width)
 
     def _headless(self, value: Sequence) -> Sequence:
-        """A doubled sequence without as many leading tokens as another sequence of the same extents has."""
+        """The last half of two concatenated sequences of the same extents."""
         twice = self.op("Concat", value.name, self._same(value).name, axis=1)
         count = self.op("Slice", self.op("Shape", value.name), self.ints(1), self.ints(2))
         first = self.op("Neg", count) if self._pick(True, False) else count
@@ -200,7 +200,7 @@ class SizedNet(OnnxWriter):
         return Sequence(made, value.length, value.width)
 
     def _limited(self, value: Sequence) -> Sequence:
-        """At most a number of tokens, or the first one."""
+        """The first tokens: at most 5, at most 50, or exactly one."""
         count = self.op("Slice", self.op("Shape", value.name), self.ints(1), self.ints(2))
         last = self.op("Min", count, self.ints(int(self._pick(5, 50)))) if self._pick(True, False) else self.ints(1)
         made = self.op("Slice", value.name, self.ints(0), last, self.ints(1))

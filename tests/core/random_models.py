@@ -1,8 +1,8 @@
 """Random ONNX files of every opset since 7: old forms of operators, several element types, subgraphs, sequences.
 
 What `random_nets` does for canonical graphs, this does for files, so that the importer takes part. A source of choices
-decides everything. A value is `exact` when any two correct programs give the same bits; what jumps (comparing, sorting,
-quantizing) is applied to exact values only.
+decides everything. A value is `exact` if any two correct programs compute the same bits; discontinuous operators
+(comparing, sorting, quantizing) are applied only to exact values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Item:
 
 
 class File:
-    """Grows one graph; bodies of control flow are grown by a nested one that may read its values."""
+    """Grows one graph; a nested `File` grows the body of a control-flow node, and may read its values."""
 
     def __init__(self, choose: Choose, opset: int, rng: np.random.Generator, prefix: str = "") -> None:
         self.choose, self.opset, self.rng, self.prefix = choose, opset, rng, prefix
@@ -93,7 +93,7 @@ class File:
 
 
 def grow(choose: Choose, steps: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model and what to feed it."""
+    """A model and its feeds."""
     opset, rng = OPSETS[choose(len(OPSETS))], np.random.default_rng(choose(10_000))
     file = File(choose, opset, rng)
     feeds, infos = {}, []
@@ -443,7 +443,7 @@ def _sequence(f: File) -> None:
 
 
 def _inner(f: File, known: Sequence[Item], steps: int) -> File:
-    """A body that reads values around it; it makes at least one value."""
+    """A body that may read the values `known`, and computes at least one value."""
     body = File(f.choose, f.opset, f.rng, f"{f.name()}_")
     body.items = list(known)
     for _ in range(steps):

@@ -1,9 +1,9 @@
 """Random graphs over a symbolic batch, on which the compiler, the interpreter and ONNX Runtime must agree.
 
 A source of choices decides everything, so hypothesis can shrink a graph and a seeded generator can search for hours.
-Extents are mostly no multiple of a vector. Magnitudes are followed roughly: what grows too large goes through Tanh, and
-nothing that jumps (rounding, comparing) is applied to floating-point values that two correct programs may compute
-differently.
+Most extents are no multiple of the vector length. The net tracks rough magnitudes: values that may become too large
+pass through Tanh. Discontinuous operators (rounding, comparing) are not applied to floating-point values that two
+correct programs may compute differently.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Net:
         return options[self.choose(len(options))]
 
     def keep(self, value: Value, size: float) -> Value:
-        """A floating-point value that later steps may use; `size` is about its largest magnitude."""
+        """Let later steps use this floating-point value; `size` is about its largest magnitude."""
         self.size[value] = size
         self.values.append(value)
         return value
@@ -78,13 +78,13 @@ class Net:
         return value if self.size[value] <= 4 else self.keep(self.b("Tanh", value), 1.0)
 
     def dims(self, value: Value) -> tuple[int, ...]:
-        """The extents behind the batch."""
+        """The extents after the batch."""
         dims = value.shape[1:]
         assert all(isinstance(dim, int) for dim in dims)
         return dims  # type: ignore[return-value]
 
     def axis(self, value: Value) -> int:
-        """An axis behind the batch, counted from either end."""
+        """An axis after the batch, counted from either end."""
         axis = 1 + self.choose(len(value.shape) - 1)
         return axis - len(value.shape) if self.choose(3) == 0 else axis
 
@@ -130,7 +130,7 @@ def _unary(net: Net) -> Value:
 
 
 def _guarded(net: Net) -> Value:
-    """Functions with a limited domain, of an argument inside it."""
+    """A function with a limited domain, of an argument inside it."""
     x = net.bounded()
     inside = net.b("Add", net.b("Abs", x), net.b.constant(np.float32(0.5)))
     return net.op(net.of(("Sqrt", "Log", "Reciprocal", "Exp")), inside, size=net.size[x] + 3)
@@ -144,7 +144,7 @@ def _twin(net: Net) -> Value:
 
 
 def _broadcast(net: Net) -> Value:
-    """Two values of different ranks or extents, brought together."""
+    """A sum, difference or product of two values that broadcast."""
     x, rows = net.pick(), net.pick(2)
     k = net.dims(rows)[0]
     if len(x.shape) == 2:
@@ -193,7 +193,7 @@ def _prelu(net: Net) -> Value:
 
 
 def _where(net: Net) -> Value:
-    """A choice by sign, which does not jump; by ids; or by a constant mask."""
+    """A Where by sign, so that the result is continuous, by ids, or by a constant mask."""
     x = net.pick()
     y = net.b("Mul", x, net.b.constant(np.float32(0.25)))
     kind = net.choose(3)
@@ -258,8 +258,9 @@ def _gram(net: Net) -> Value:
 
 
 def _attention(net: Net) -> Value:
-    """Of all tokens or the last few; heads apart from the batch or joined with it, several with the same keys and
-    values; masks of three kinds, or none."""
+    """Attention of all tokens or the last few to all tokens, with one of three kinds of masks or none.
+
+    The axis of heads is its own or joined with the batch; several heads may share keys and values."""
     x = net.bounded(3)
     t, k = net.dims(x)
     heads, queries = net.of([h for h in (1, 2, 3, 4) if k % h == 0]), min(t, net.of((33, 33, 1, 3)))
@@ -286,7 +287,7 @@ def _attention(net: Net) -> Value:
 
 
 def _shared(net: Net, x: Value, repeats: int) -> Value:
-    """The first heads, so often each that there are as many."""
+    """The first heads, each repeated `repeats` times, so that the number of heads stays the same."""
     heads, *rest = net.dims(x)
     if repeats == 1:
         return x
@@ -374,7 +375,7 @@ def _pool(net: Net) -> Value:
     attrs = {"ceil_mode": net.choose(2), **window}
     if net.choose(2):
         return net.op("MaxPool", x, size=net.size[x], **attrs)
-    attrs["ceil_mode"] = 0  # implementations differ in what the last window counts
+    attrs["ceil_mode"] = 0  # implementations differ in the elements that the last window counts
     return net.op("AveragePool", x, size=net.size[x], count_include_pad=net.choose(2), **attrs)
 
 
@@ -401,7 +402,7 @@ def _reduce(net: Net) -> Value:
 
 
 def _arg_reduce(net: Net) -> Value:
-    """The place of the largest id: exact."""
+    """The index of the largest or smallest id, which is exact."""
     ids = net.of(net.ids)
     best = net.b(net.of(("ArgMax", "ArgMin")), ids, axis=1, keepdims=1)
     return net.op("Cast", best, size=20.0, to=DType.FLOAT32)
@@ -429,7 +430,7 @@ def _layer_norm(net: Net) -> Value:
 
 
 def _written_layer_norm(net: Net) -> Value:
-    """Layer normalisation from its parts, as exporters wrote it once."""
+    """Layer normalisation from its parts, as older exporters wrote it."""
     x = net.bounded(3)
     centred = net.b("Sub", x, net.b("ReduceMean", x, axes=(-1,), keepdims=1))
     square = net.b("Pow", centred, net.b.constant(np.float32(2)))
@@ -469,7 +470,7 @@ def _reshape(net: Net) -> Value:
 
 
 def _batch_fold(net: Net) -> Value:
-    """The batch joined with another axis, worked on, and split again."""
+    """A Relu of the batch joined with another axis, which is then split again."""
     x = net.pick(3)
     t, k = net.dims(x)
     flat = net.b("Relu", net.b("Reshape", x, shape=(-1, k)))

@@ -1,6 +1,6 @@
 """Steps of random graphs for rare operators: rare functions, bits, rounding, recurrences.
 
-What jumps (rounding, comparing with a threshold) is applied to numbers that every correct program has exactly.
+Discontinuous operators (rounding, comparing with a threshold) are applied only to numbers that are exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _hyperbolic(net: Net) -> Value:
 
 
 def _inverse(net: Net) -> Value:
-    """Functions of numbers between -0.9 and 0.9, or above 1."""
+    """A function of numbers between -0.9 and 0.9, or above 1."""
     inside = net.b("Mul", net.b("Tanh", net.pick()), net.b.constant(np.float32(0.9)))
     op = net.of(("Asin", "Acos", "Atanh", "Tan", "Acosh"))
     if op == "Acosh":
@@ -32,7 +32,7 @@ def _inverse(net: Net) -> Value:
 
 
 def _shrink(net: Net) -> Value:
-    """With a bias of its threshold it is continuous."""
+    """A Shrink whose bias equals its threshold, so that it is continuous."""
     x, bound = net.pick(), net.of((0.25, 0.5, 1.0))
     return net.op("Shrink", x, size=net.size[x], lambd=bound, bias=bound)
 
@@ -50,7 +50,7 @@ def _rounded(net: Net) -> Value:
 
 
 def _numbered(net: Net) -> Value:
-    """A quarter of the places within a row, added to it."""
+    """A value plus tanh of a quarter of an Iota over the positions in a row."""
     x = net.pick()
     steps = (0, *(net.choose(3) for _ in x.shape[1:]))
     places = net.b("Iota", dtype=DType.INT64.onnx_code, shape=x.shape, start=net.choose(4), steps=steps)
@@ -153,7 +153,7 @@ def _trees(net: Net) -> Value:
     owners = [net.choose(targets) for _ in range(4 * trees)]
     kind = net.of(("TreeEnsembleRegressor", "TreeEnsemble"))
     if next((node.op for node in net.graph.nodes if node.op.startswith("Tree")), kind) == "TreeEnsembleRegressor":
-        attrs = _by_name(trees, features, splits, owners, weights)  # no opset has both
+        attrs = _by_name(trees, features, splits, owners, weights)  # no opset has both operators
         return net.op("TreeEnsembleRegressor", x, size=float(trees), n_targets=targets, **attrs)
     inner, leaf = [3 * tree for tree in range(trees)], [4 * tree for tree in range(trees)]
     return net.op(
@@ -167,7 +167,7 @@ def _trees(net: Net) -> Value:
 
 
 def _by_name(trees: int, features: list[int], splits: Any, owners: list[int], weights: Any) -> dict[str, Any]:
-    """Trees as the older operators list them: nodes 0 to 2 branch, 3 to 6 are leaves."""
+    """The attributes of the older operator for these trees: nodes 0 to 2 branch, 3 to 6 are leaves."""
     branches = [(list(features[3 * t : 3 * t + 3]), splits[3 * t : 3 * t + 3].tolist()) for t in range(trees)]
     return {
         "nodes_treeids": tuple(t for t in range(trees) for _ in range(7)),
@@ -211,7 +211,7 @@ def _scattered_elements(net: Net) -> Value:
 
 
 def _gathered(net: Net) -> Value:
-    """Elements of each row, or rows of a table, that ids pick."""
+    """Elements of each row, or rows of a table, that ids select."""
     ids = net.ids[0]
     if net.choose(2):
         x = net.bounded(2)
@@ -229,7 +229,7 @@ def _running_product(net: Net) -> Value:
 
 
 def _support_vectors(net: Net) -> Value:
-    """Scores, which are smooth; the label is not."""
+    """The scores of a support vector machine, which are continuous; its labels are not."""
     x = net.b("Tanh", net.bounded(2))
     features, count, kind = net.dims(x)[0], net.of((2, 5, 20)), net.of(("RBF", "LINEAR", "SIGMOID"))
     numbers = net.rng.uniform(-1, 1, (count, features)).astype(np.float32)
@@ -244,7 +244,7 @@ def _support_vectors(net: Net) -> Value:
 
 
 def _first_few(net: Net) -> Value:
-    """The greatest or least of each row, or where they are."""
+    """The greatest or least elements of each row, or their indices."""
     x = _exact(net)
     axis = 1
     found = net.b.emit(
@@ -255,7 +255,7 @@ def _first_few(net: Net) -> Value:
 
 
 def _sampled(net: Net) -> Value:
-    """Pixels of a row's numbers at positions that the numbers are themselves, between pixels and outside."""
+    """A GridSample whose positions are computed from the pixels: between pixels, and outside of the image."""
     x = net.bounded(3)
     places = net.b("Unsqueeze", net.b("Tanh", x), axes=(3,))
     wide = net.b("Mul", places, net.b.constant(np.float32(net.of((0.5, 1.25)))))

@@ -14,9 +14,10 @@ WIDTH, PLACES = 6, 3
 
 
 class SelectingNet(OnnxWriter):
-    """A model of x [batch, length, WIDTH], groups [batch], and choices [batch, length, PLACES], a group for each place
-    of a token. Some groups, one after the other, compute something of their rows, as XMOD's languages do, or of their
-    tokens, as experts do. What each computes is written to zeros, to x, or to what those before have written."""
+    """A model of x [batch, length, WIDTH], groups [batch] and choices [batch, length, PLACES].
+
+    The choices of a token are groups. One group after the other computes a function of its rows, as XMOD's languages
+    do, or of its tokens, as experts do, and writes the results over zeros, over x, or over those of earlier groups."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -44,7 +45,7 @@ class SelectingNet(OnnxWriter):
     def _below(self, count: int) -> int:
         return int(self.rng.integers(count))
 
-    # -- what is selected, and how ----------------------------------------------------------------------------------
+    # -- ways to select ---------------------------------------------------------------------------------------------
 
     def _rows(self, written: str, group: int) -> str:
         """`written[groups == group] = f(x[groups == group])`."""
@@ -53,7 +54,7 @@ class SelectingNet(OnnxWriter):
         made = self._function(self.op("GatherND", "x", index), rank=3)
         if self._below(2):
             return self._scattered(written, index, made)
-        shape = self.op("Shape", "x")  # as `torchscript` writes it: the mask for each element, and all elements
+        shape = self.op("Shape", "x")  # as `torchscript` exports it: a mask for each element, and the selected elements
         whole = self.op("Expand", self.op("Unsqueeze", mask, self.ints(1, 2)), shape)
         elements = self.op("Transpose", self.op("NonZero", whole), perm=[1, 0])
         flat = self.op("Reshape", made, self.ints(-1))
@@ -61,7 +62,7 @@ class SelectingNet(OnnxWriter):
         return self.op("ScatterND", written, elements, self.op("Slice", flat, self.ints(0), count, self.ints(0)))
 
     def _tokens(self, written: str, group: int) -> str:
-        """The tokens whose first choice is a group."""
+        """`written`, with a function of the tokens whose first choice is the group."""
         first = self.op("Gather", self.chosen, self.const(0, np.int64), axis=1)
         mask = self.op("Equal", first, self.const(group, np.int64))
         if self._below(2):
@@ -72,7 +73,7 @@ class SelectingNet(OnnxWriter):
         return self._scattered(written, self.op("Unsqueeze", index, self.ints(1)), made)
 
     def _experts(self, written: str, group: int) -> str:
-        """The tokens that chose a group at any place, and a weight for each place."""
+        """`written` plus a weighted function of the tokens that chose the group at any place."""
         mask = self.op("Equal", self.chosen, self.const(group, np.int64))
         weights = self.op("Mul", self.op("Cast", self.chosen, to=FLOAT), self.const(0.3))
         turned = self._below(2)
@@ -97,7 +98,7 @@ class SelectingNet(OnnxWriter):
         index = self.op("Expand", index, self.op("Shape", made))
         return self.op("ScatterElements", written, index, made, axis=0, reduction=reduction)
 
-    # -- what is computed of each row -------------------------------------------------------------------------------
+    # -- functions of each row --------------------------------------------------------------------------------------
 
     def _function(self, rows: str, rank: int) -> str:
         for _ in range(1 + self._below(3)):
@@ -123,7 +124,7 @@ class SelectingNet(OnnxWriter):
         return self.op("Softmax", rows, axis=-1)
 
     def _viewed(self, rows: str, rank: int) -> str:
-        """In two halves, of which each is turned around."""
+        """The relu of the rows as [2, WIDTH / 2], transposed."""
         halves = self.op("Reshape", rows, self.ints(*[0] * (rank - 1), 2, WIDTH // 2))
         turned = self.op("Transpose", halves, perm=[*range(rank - 1), rank, rank - 1])
         return self.op("Reshape", self.op("Relu", turned), self.op("Shape", rows))
@@ -135,7 +136,7 @@ class SelectingNet(OnnxWriter):
 
 
 def feeds(rows: int, length: int, seed: int = 0) -> dict[str, NDArray[np.generic]]:
-    """Random inputs. Each token chooses different groups; there is one more than any model has."""
+    """Random inputs. The choices of a token differ; they are of four groups, one more than any model has."""
     rng = np.random.default_rng((rows, length, seed))
     choices = np.argsort(rng.random((rows, length, 4)), axis=-1)[..., :PLACES].astype(np.int64)
     x = rng.standard_normal((rows, length, WIDTH)).astype(np.float32)

@@ -36,11 +36,12 @@ def runs_here(target: Target) -> bool:
 
 
 def parametrize_targets(targets: Mapping[str, Target]) -> pytest.MarkDecorator:
-    """Parametrize a test that runs code with `target`. Those that this machine cannot run are skipped, which
-    `skipped_targets` reports at the end of a run; their code is compiled and decoded in test_instructions.py. Of
-    equal targets
-    (the host, and the host without tiles that it does not have) only the first is tested. What neither the host nor a
-    CPU with AVX2 would choose is slow: sweeps over all targets are a third of what the quick tests would compile."""
+    """Parametrize a test that runs code with `target`.
+
+    Targets that this machine cannot run are skipped, and `skipped_targets` reports them at the end of a run;
+    test_instructions.py compiles and decodes code for them. Of equal targets (such as the host with and without tiles,
+    if it has none) only the first is tested. Targets that neither the host nor a CPU with AVX2 would choose are marked
+    slow: they would be a third of the code that the quick tests compile."""
     names = {target: name for name, target in reversed(targets.items())}
     return pytest.mark.parametrize(
         "target", [_given(name, target) for name, target in targets.items() if names[target] == name]
@@ -62,7 +63,7 @@ def _given(name: str, target: Target) -> object:
     return pytest.param(target, id=name, marks=marks + slow)
 
 
-# Every kind of vectors, as most kernels are tested on.
+# A target for each kind of vectors; most kernels are tested on these.
 VECTORS = {"host": vectors(), "x86-64-v3": x86_64_v3(), "plain": plain()}
 each_target = parametrize_targets(VECTORS)
 each_wide = parametrize_targets({name: VECTORS[name] for name in ("host", "x86-64-v3")})

@@ -37,7 +37,7 @@ def test_multiples_of_the_divisor(body: str, divisor: float) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("scale", [0.3, 0.017, 0.1, 1e-3, 0.25])
 def test_numbers_between_two_integers_are_quantized_like_quotients(dtype: str, scale: float) -> None:
-    """Numbers that lie halfway, up to their rounding, and their neighbours."""
+    """Numbers halfway between two integers times the scale, and their neighbours."""
     constants = f"float s = {{{scale}}}, {dtype} z = {{3}}, float[2] t = {{{scale}, 0.7}}, {dtype}[2] zz = {{3, 0}}"
     one = model(f"float[n] x => {dtype}[n] y", "y = QuantizeLinear(x, s, z)", constants)
     many = model(f"float[n,2] x => {dtype}[n,2] y", "y = QuantizeLinear <axis = 1> (x, t, zz)", constants)

@@ -15,8 +15,9 @@ QUICK, ALL = 24, 240
 
 
 def has_whole_code(seed: int, batched: bool = True) -> bool:
-    """Whether the model has code for any sizes, all of it compiled; it gives what ONNX Runtime gives, and refuses what
-    that refuses, in either case."""
+    """Whether the model of this seed has code for any sizes.
+
+    Checks that the session gives ONNX Runtime's results, refuses what it refuses, and does not run in parts."""
     data = ClampedNet(seed, batched).model().SerializeToString()
     oracle = plain_session(data)
     with lathe.compile(lathe.load(data), threads=1, tune="off") as session:
@@ -37,13 +38,13 @@ def has_whole_code(seed: int, batched: bool = True) -> bool:
 
 @pytest.mark.parametrize("seeds", [range(first, first + 6) for first in range(0, QUICK, 6)], ids=str)
 def test_clamped_extents(seeds: range) -> None:
-    """The others fit one length alone, as where a table of 6 rows is added to x."""
+    """The other models fit only one length, for example if a table of 6 rows is added to x."""
     assert sum(map(has_whole_code, seeds)) >= 3
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 6) for first in range(0, QUICK, 6)], ids=str)
 def test_clamped_numbers_of_rows(seeds: range) -> None:
-    """The length leads: there is code for all of them, or for each."""
+    """The length is the leading dimension: code is for any length, or for one."""
     for seed in seeds:
         has_whole_code(seed, batched=False)
 

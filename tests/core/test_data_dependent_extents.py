@@ -46,7 +46,7 @@ def test_in_a_nested_graph_that_reads_the_extent_alone() -> None:
 
 
 def test_a_branch_views_a_value_renamed_by_the_layout_pass() -> None:
-    """The extent of a convolution of unknown width is named after its node; no attribute of a branch may hold it."""
+    """The unknown width of a convolution is a symbol named after its node; no attribute of a branch may contain it."""
     constants = "int64[2] ends = {0, 1}, float[3,2,1,3] w = {" + ", ".join(str(k % 5 - 2) for k in range(18)) + "}"
     body = """
         k = Compress <axis = 3> (x, keep) h = Conv(k, w) r = Relu(h)

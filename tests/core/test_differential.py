@@ -118,7 +118,7 @@ def packed_graph() -> Graph:
 
 
 def operators(graph: Graph) -> Iterator[str]:
-    """Those of a graph as it is, as it is optimized, and in its fused bodies."""
+    """The operators of a graph, of the optimized graph, and of its fused bodies."""
     for each in (graph, optimize(graph)[0]):
         yield from _operators(each.nodes)
 
@@ -202,7 +202,7 @@ def test_other_targets_agree(target: str, first: int, last: int) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# -- extents that are nothing, or a lot -------------------------------------------------------------------------------
+# -- extents of 0, and large ones -------------------------------------------------------------------------------------
 
 LONG = 1_000_003
 
@@ -282,12 +282,12 @@ def test_empty_extents(name: str, extents: tuple[int, int]) -> None:
                 assert got[key].shape == array.shape
 
 
-# -- many at once -----------------------------------------------------------------------------------------------------
+# -- concurrent runs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [7, 100])
 def test_a_thousand_runs_from_eight_threads(seed: int) -> None:
-    """One session, runs of different batch sizes at the same time; each gets what it would get alone."""
+    """Concurrent runs of different batch sizes in one session; each gives the same results as alone."""
     graph = grown(seed)
     with lathe.compile(graph, threads=3, max_batch=8, tune="off") as session:
         alone = [(given_, session.run(given_)) for given_ in (feeds(graph, rows, rows) for rows in (1, 2, 3, 5, 8, 0))]

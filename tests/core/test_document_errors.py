@@ -14,20 +14,20 @@ from lathe.core.validation_errors import error_messages, model_classes, short_re
 
 
 class Table(BaseModel):
-    """Nothing unknown."""
+    """A table without unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Cat(Table):
-    """One animal."""
+    """A table of one kind of animal."""
 
     kind: Literal["cat"]
     lives: int = 9
 
 
 class Dog(Table):
-    """Another."""
+    """A table of another kind of animal."""
 
     kind: Literal["dog"]
     tail: float = 0.3
@@ -75,7 +75,7 @@ def test_each_error_names_the_path_as_written(document: dict[str, Any], sentence
 
 
 def tables(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Return a table, and those in it."""
+    """The table, and all tables inside it."""
     yield kind
     for field in kind.model_fields.values():
         for below in model_classes(field.annotation):

@@ -59,7 +59,7 @@ def test_half_a_spectrum(length: int) -> None:
 
 @pytest.mark.parametrize("new_shapes", ["default", "wait"])
 def test_long_transforms_use_the_fft(new_shapes: Any) -> None:
-    """By the references at once, or by specialised code after waiting."""
+    """By default the references run at once; with "wait" specialised code runs."""
     data = untyped(model("float[b,s,1] x => float[a] y", "t = DFT(x, , one) y = Mul(t, t)", CONSTANTS, opset=20))
     x = normal(1, MOST_WORK + 7, 1)
     want = np.fft.fft(x[..., 0])

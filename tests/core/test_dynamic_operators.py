@@ -26,7 +26,7 @@ from tests.core.ops.cases import CASES, Case, case, floats, vector
 from tests.core.ops.harness import graph_of
 from tests.core.ops.numeric_cases import NUMERIC_CASES
 
-# Operator and input -> why a node may have no kernel while this input has an extent that only a run shows.
+# Operator and input -> why a node may have no kernel if an extent of this input is known only at run time.
 KNOWN_SIZES_ONLY = {
     ("Slice", 0): "a step back begins at an end that may be clamped",
     ("ScatterElements", 0): "indices leave out places of other axes than theirs",
@@ -93,7 +93,7 @@ class Place:
     axis: int
 
     def graph(self) -> Graph | None:
-        """The case where that extent is a symbol; None where the operator takes only numbers."""
+        """The case with a symbol as this extent; None if the operator accepts only numbers."""
         shape: list[Any] = [*self.case.inputs[self.index].shape]
         shape[self.axis] = symbol("m")
         try:
@@ -102,7 +102,7 @@ class Place:
             return None
 
     def feeds(self, extent: int) -> dict[str, Any]:
-        """The inputs, of which that one is repeated or cut to this extent."""
+        """The inputs; this one is repeated or cut to this extent."""
         arrays = list(self.case.inputs)
         places = np.arange(extent) % arrays[self.index].shape[self.axis]
         arrays[self.index] = np.take(arrays[self.index], places, self.axis)
@@ -119,7 +119,7 @@ def _with_weights(graph: Graph, origin: Case) -> Graph:
 
 @dataclass(frozen=True)
 class Tried:
-    """An extent of a case. `known`: all nodes have kernels for known sizes; `sized`: also if the extent is dynamic."""
+    """An extent of a case. `known`: all nodes have kernels for known sizes; `dynamic_call`: also if it is dynamic."""
 
     place: Place
     known: bool
@@ -133,7 +133,7 @@ def _places(origin: Case) -> Iterator[Place]:
 
 
 def _fed(origin: Case) -> list[int]:
-    """The inputs that are no constants."""
+    """The indices of the inputs that are no constants."""
     return [int(value.name[1:]) for value in _with_weights(graph_of(origin), origin).inputs]
 
 
@@ -144,7 +144,7 @@ def _has_kernels(origin: Case) -> bool:
 
 @cache
 def _tried() -> tuple[Tried, ...]:
-    """Every extent that may be a symbol."""
+    """Every extent that may be a symbol, with the kernels found for it."""
     found = []
     for origin in (*CASES, *NUMERIC_CASES, *WINDOWS):
         known = _has_kernels(origin)
@@ -173,7 +173,7 @@ def test_operators_have_kernels_for_any_sizes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(12))
 def test_code_for_any_sizes_computes_the_same(part: int) -> None:
-    """For more, and for fewer, than the case has."""
+    """For larger and for smaller extents than in the case."""
     for place in [each.place for each in _tried() if each.dynamic_call][part::12]:
         graph = place.graph()
         assert graph is not None
@@ -184,7 +184,7 @@ def test_code_for_any_sizes_computes_the_same(part: int) -> None:
                 try:
                     want = interpret(graph, feeds)
                 except (LatheError, ValueError):
-                    continue  # the operator does not take that many
+                    continue  # the operator does not accept this extent
                 for (name, got), each in zip(session.run(feeds).items(), want.values(), strict=True):
                     where = f"{place.case.label}: {other} along axis {place.axis} of input {place.index}, {name}"
                     assert got.shape == each.shape and got.dtype == each.dtype, where

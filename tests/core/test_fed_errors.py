@@ -153,14 +153,14 @@ def test_the_reference_raises_feed_error_too(name: str) -> None:
 
 
 def test_a_block_of_size_zero_is_refused_as_a_feed() -> None:
-    """ONNX Runtime is not asked: it would divide by zero."""
+    """ONNX Runtime does not run this model here: it would divide by zero."""
     data = model("float[1,4,4] x, int64[2] s, int64[2] b => float[1,c,h,w] y", "y = Col2Im(x, s, b)")
     with lathe.compile(data, tune="off") as session, pytest.raises(FeedError, match=r"block_shape is \[0, 2\]"):
         session.run({"x": ones(1, 4, 4), "s": whole(3, 3), "b": whole(0, 2)})
 
 
 def test_a_failing_node_of_constants_is_an_error_of_the_model() -> None:
-    """Its branch may never be taken, so the model is not refused before."""
+    """The branch with the node may never be taken, so compiling accepts the model."""
     body = """y = If(c) <
         then_branch = a () => (float[n] r) { r = Identity(x) },
         else_branch = b () => (float[n] r) {

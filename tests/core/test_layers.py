@@ -28,7 +28,7 @@ LAYERS = Layers("lathe.core", [
     ["lathe.core.drawing.graphs"],
     ["lathe.core.ops"],
     ["lathe.core.frontends", "lathe.core.passes", "lathe.core.autodiff", "lathe.core.reference"],
-    ["lathe.core.kernels"],  # the planner's view of kernels; their generators are further up
+    ["lathe.core.kernels"],  # the planner's view of kernels; their generators are in a higher layer
     ["lathe.core.plan", "lathe.core.check"],
     ["lathe.core.codegen"],
     [GENERATORS],
@@ -87,7 +87,7 @@ def test_the_checker_of_plans_shares_no_code_with_the_planner() -> None:
             assert not planners, f"{path} imports {planners}"
 
 
-# A client that is handed a model of one of these libraries exports it by that library's own means.
+# To push a model of one of these libraries, the client exports it with that library.
 EXPORTERS = {"server/client/exporting/pytorch.py": {"torch"}, "server/client/exporting/scikit_learn.py": {"sklearn"}}
 
 

@@ -52,7 +52,7 @@ def test_a_limit_of_one_broadcasts(kind: str) -> None:
 
 @pytest.mark.parametrize("new_shapes", ["default", "wait"])
 def test_rows_that_fewer_tokens_leave_out_are_not_read(new_shapes: NewShapes) -> None:
-    """`x[:, :3] + table` of three rows: one token is repeated, two are refused."""
+    """`x[:, :3] + table`, a table of three rows: one token broadcasts, two are refused."""
     body = "t = Slice(x, zero, three, one) y = Add(t, table)"
     rows = ", ".join(str(value / 7) for value in range(12))
     constants = f"int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] three = {{3}}, float[3,4] table = {{{rows}}}"

@@ -1,5 +1,4 @@
-"""Whole models through the whole compiler, against ONNX Runtime: every batch size from one session, nothing on the
-reference, every target."""
+"""Whole models against ONNX Runtime: one session for every batch size, no node on the reference, every target."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ def test_rows_of_a_batch_do_not_depend_on_their_neighbours() -> None:
 
 
 def test_closing_a_session_gives_its_memory_back() -> None:
-    """80 MB of weights and an arena; what stays after the close is at most a tenth of them."""
+    """80 MB of weights and an arena; after closing less than a tenth of that memory is left."""
     rng = np.random.default_rng(0)
     weights = [numpy_helper.from_array(rng.standard_normal((2048, 2048), np.float32), f"w{i}") for i in range(5)]
     nodes = [helper.make_node("MatMul", ["x" if i == 0 else f"h{i}", f"w{i}"], [f"h{i + 1}"]) for i in range(5)]

@@ -56,7 +56,7 @@ def check(graph: Graph, threads: int, max_batch: int, seed: int = 0) -> None:
 def onnx_runtime(graph: Graph, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """ONNX Runtime's outputs for the exported graph, without optimizations.
 
-    None if Swish, for which it has no kernel, meets an operator of opset 26: it expands only functions of older opsets.
+    Empty if Swish, for which it has no kernel, meets an operator of opset 26: it expands only older functions.
     """
     try:
         session = plain_session(export(graph))

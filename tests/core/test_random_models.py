@@ -25,8 +25,7 @@ class Refused(Exception):
 
 
 def check(seed: int, compiled: bool) -> tuple[int, set[str]]:
-    """Lathe agrees with ONNX Runtime about the model of this seed, and so does what it exports. Returns the model's
-    opset and operators."""
+    """Check the model of this seed, and its export, against ONNX Runtime; returns the model's opset and operators."""
     model, feeds = grow(random.Random(seed).randrange, steps=2 + seed % 14)
     onnx.checker.check_model(model)
     data = model.SerializeToString()
@@ -46,7 +45,7 @@ def check(seed: int, compiled: bool) -> tuple[int, set[str]]:
 
 
 def check_all(seeds: range, compiled_each: int) -> tuple[Counter[int], set[str]]:
-    """All of them, all but one in fifty taken by ONNX Runtime; what opsets and operators there were."""
+    """Check all seeds, of which ONNX Runtime may refuse one in fifty; returns counts of opsets, and all operators."""
     opsets: Counter[int] = Counter()
     operators: set[str] = set()
     refused = []

@@ -99,7 +99,7 @@ def test_lengths(start: Dim, end: Dim) -> None:
 
 
 def test_a_part_of_negative_length_is_refused_when_it_is_reached() -> None:
-    """Four even parts of five columns: two, two, two, and none left for one. Only one branch splits."""
+    """Five columns do not split into four parts of two; only one of the branches splits."""
     split = "then_branch = g () => (float[n,k] r) { a, b, c, r = Split <axis = 1, num_outputs = 4> (x) }"
     other = "else_branch = h () => (float[n,j] r) { r = Neg(x) }"
     data = untyped(model("float[n,5] x, bool t => float[n,m] y", f"y = If(t) <{split}, {other}>"))
@@ -111,7 +111,7 @@ def test_a_part_of_negative_length_is_refused_when_it_is_reached() -> None:
 
 
 def test_an_unused_node_assumes_nothing() -> None:
-    """It clamps a slice of 4 columns to as many as there are rows."""
+    """The unused node slices the first N of 4 columns, for N rows."""
     graph = model(
         "float[N,4] x => float[N,4] y",
         "rows = Shape <end = 1> (x)  unread = Slice (x, zero, rows, one)  y = Relu (x)",

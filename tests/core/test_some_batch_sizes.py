@@ -88,7 +88,7 @@ def test_from_an_artifact(tmp_path: Path) -> None:
 
 
 def test_a_branch_that_never_fits_has_no_influence() -> None:
-    """Only the other one counts: one code serves all batch sizes."""
+    """Only the other branch counts: one code serves all batch sizes."""
     wrong = "else_branch = g () => (float[n,k] r) { r = MatMul(x, v) }"
     right = "then_branch = h () => (float[n,j] r) { r = MatMul(x, w) }"
     numbers = "float[4,1] w = {1, 2, 3, 4}, float[3,1] v = {1, 2, 3}"

@@ -55,7 +55,7 @@ def image() -> Graph:
 
 
 def problems(graph: Graph) -> list[Problem]:
-    """Those of the graph as the compiler plans it."""
+    """The tuner's problems for the graph, as the compiler plans it."""
     batching = describe(graph, make_options(threads=1)).batching
     optimized, _ = optimize(symbol_binding.bind(graph, batching, ()))
     return tuner.worthwhile_problems(tuner.problems(optimized, host(), 1, BATCHES).values())
@@ -69,7 +69,7 @@ BENCH = host_bench(compiled)
 
 
 class Clock:
-    """Stands for `Trial`: the second candidate's time relative to the others' follows a script."""
+    """A fake of `Trial`: all candidates take 1 s, except the second, whose times are those of the script."""
 
     script: tuple[float, ...] = ()
 

@@ -52,7 +52,7 @@ def _broadcast_feeds(name: str, a: int, b: int) -> dict[str, object]:
 
 
 def test_either_of_two_extents_that_only_a_run_shows_may_be_1() -> None:
-    """Expand is no step that does nothing, though its input and its target have one symbol each."""
+    """Passes must not remove the Expand, although its input and its target have one symbol each."""
     split = model(
         "int64[2] sizes, float[N,4,K] x => float[] y",
         "p, q = Split <axis = 1> (x, sizes)  first = Slice (q, a, b, b)  s = Shape (q)  y = Expand (first, s)",
@@ -62,7 +62,7 @@ def test_either_of_two_extents_that_only_a_run_shows_may_be_1() -> None:
 
 
 def test_the_batch_after_the_other_symbol_has_a_value() -> None:
-    """x[max(M,2):N] has N - 3 rows where M is 3, and none where that is negative: also where rows are counted later."""
+    """x[max(M,2):N] has N - 3 rows if M is 3, or none if that is negative; later counts of the rows agree."""
     cut = model(
         "float[N,M] x => float[] y, int64[1] rows",
         "m = Shape <start = 1> (x)  first = Max (m, two)  n = Shape <end = 1> (x)  y = Slice (x, first, n, zero)"

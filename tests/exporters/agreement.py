@@ -27,7 +27,7 @@ def agrees(data: bytes, feeds: Mapping[str, Any], expected: Sequence[Any], rtol:
 
 
 def same(got: Any, wanted: Any, rtol: float, label: str) -> None:
-    """AssertionError unless the two are equal; maps by key, sequences element by element."""
+    """AssertionError if two results differ; maps are compared by key, sequences element by element."""
     if isinstance(wanted, list):
         assert len(got) == len(wanted), label
         for mine, other in zip(got, wanted, strict=True):

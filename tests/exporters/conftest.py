@@ -5,5 +5,5 @@ from __future__ import annotations
 import os
 
 if "LATHE_EXPORTERS" not in os.environ:
-    # tests/conftest.py reports them at the end of the run
+    # tests/conftest.py reports the skipped files at the end of the run
     collect_ignore = ["test_frameworks.py", "test_push.py", "test_transformers.py"]

@@ -1,8 +1,7 @@
 """Evaluates a model: agreement with ONNX Runtime, batching, nodes without a kernel, speed.
 
 `evaluate` makes the evaluation; `evaluate_in_child` makes it in a child process, so that a model that crashes or
-hangs costs one line
-of a table.
+hangs costs one line of a table.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ Feeds = Mapping[str, NDArray[Any]]
 
 _SETTLE_S = 240.0
 _TOLERANCE = 1e-3  # of the largest element
-_ROUNDED = 2e-2  # where results are rounded to bytes inside: a step or two of those
-_MARGIN = 4.0  # what moves by chance may move that much more
-_LEAST = 1e-3  # smallest scale of a result: outputs that are all nearly zero prove nothing
-_TIMED_S = 0.6  # for each of the two
+_ROUNDED = 2e-2  # for models that round to bytes inside: one or two steps of those
+_MARGIN = 4.0  # a factor on the effect of rounding errors in the weights, which varies by chance
+_LEAST = 1e-3  # smallest scale of a result: outputs near zero prove nothing
+_TIMED_S = 0.6  # seconds for each engine
 _PACKED = 64  # tokens of a run
 
 
@@ -54,16 +53,16 @@ class Evaluation:
     detail: str = ""
     batchable: bool = False
     reason: str = ""  # why not batchable
-    independent: bool | None = None  # whether rows alone give what they give together, in ONNX Runtime
+    independent: bool | None = None  # whether single rows and batches give equal results in ONNX Runtime
     packable: bool = False
     unpacked: str = ""  # why not packable
     fallbacks: list[str] = field(default_factory=list)
     attention: int = 0  # nodes of fused attention
-    compile_s: float = 0.0  # until the first session is there
-    first_s: float = 0.0  # the first runs of all shapes, with the code they wait for
-    error: float = 0.0  # the largest, as a part of the largest element
-    shaken: float = 0.0  # how far ONNX Runtime's own results move when the weights move by a rounding, likewise
-    ratios: list[float] = field(default_factory=list)  # Lathe's time by ONNX Runtime's with optimizations, per feed
+    compile_s: float = 0.0  # until the first session exists
+    first_s: float = 0.0  # the first runs of all shapes, compilation included
+    error: float = 0.0  # the largest, relative to the largest element
+    shaken: float = 0.0  # change of ONNX Runtime's own results if weights change by a rounding error, likewise relative
+    ratios: list[float] = field(default_factory=list)  # Lathe's time / ONNX Runtime's with optimizations, per feed
     warned: list[str] = field(default_factory=list)
 
     @property
@@ -104,8 +103,9 @@ class Expected:
 
 
 def expected(path: Path, feeds: Sequence[Feeds]) -> list[Expected]:
-    """Where a model rounds to bytes inside, the least difference before may be a step of a byte after, and grow from
-    there; ONNX Runtime's own results say how much."""
+    """ONNX Runtime's outputs for each feed, with their changes under rounding errors in the weights.
+
+    If a model rounds to bytes inside, a tiny difference before can become a whole step of a byte, and grow."""
     first, *others = (plain_session(each) for each in (path, *(_shaken(path, seed) for seed in range(3))))
     found = []
     for given in feeds:
@@ -226,8 +226,9 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _independent(run: Callable[[Any], Any], feeds: Sequence[Feeds]) -> bool | None:
-    """Whether each row alone gives what it gives among the others; None where inputs have no rows in common, or ONNX
-    Runtime takes them together only."""
+    """Whether each row alone gives the results that it gives in the batch.
+
+    None if inputs differ in their number of rows, have one row, or ONNX Runtime refuses single rows."""
     feed = max(feeds, key=lambda each: next(iter(each.values())).shape[:1] or (0,), default={})
     rows = {array.shape[0] if array.ndim else 0 for array in feed.values()}
     if len(rows) != 1 or (count := rows.pop()) < 2:

@@ -3,7 +3,7 @@
     python -m tests.exporters.make_small FOLDER
 
 writes FOLDER/<name>/{model.onnx, feeds-<i>.npz}, for batches of 1 and 8 where the batch is free; `python -m loadtest
-exported FOLDER` then compares with ONNX Runtime what a call costs.
+exported FOLDER` then compares the cost of a call with ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def converted() -> Iterator[tuple[str, bytes, Any]]:
 
 
 def graphs() -> Iterator[tuple[str, bytes]]:
-    """Names and models of single operators and a few more."""
+    """Names and models of single operators, and of some small graphs."""
     for name, text in GRAPHS.items():
         header = '<ir_version: 8, opset_import: ["": 17]> g '
         yield f"op_{name}", parse_model(header + text.replace("?", "n")).SerializeToString()
@@ -115,7 +115,7 @@ def feeds_of(model: bytes, batch: int) -> Feeds | None:
 
 
 def token() -> tuple[bytes, Feeds]:
-    """A token after 32 others: attention of four heads of queries over two of keys, as ONNX Runtime GenAI writes it."""
+    """Attention of one token to 32 cached ones, with 4 query and 2 key heads, as ONNX Runtime GenAI writes it."""
     heads, shared, size, past = 4, 2, 16, 32
     rng = np.random.default_rng(0)
     inputs = {
@@ -151,7 +151,7 @@ def write(folder: Path, name: str, model: bytes, feeds: list[Feeds]) -> None:
 
 
 def main(folder: Path) -> None:
-    with warnings.catch_warnings():  # of scikit-learn: what it will leave out, and what has not converged
+    with warnings.catch_warnings():  # scikit-learn's warnings of future removals and of missing convergence
         warnings.simplefilter("ignore")
         for name, model, rows in converted():
             write(folder, name, model, [{"X": rows[:batch]} for batch in BATCHES])

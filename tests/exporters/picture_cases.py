@@ -134,7 +134,7 @@ def add_vision() -> None:
         add_image_sizes(f"tv_{name}_sizes", partial(torchvision.models.get_model, name, weights=None), seen)
 
 
-LARGE = frozenset({"tv_vgg16"})  # made only where it is named: 553 MB
+LARGE = frozenset({"tv_vgg16"})  # 553 MB: written only if the command names it
 
 
 def seen(model: nn.Module, pixel_values: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
 
 PACKAGES are folders that hold Lathe and what its client imports. Writes FOLDER/<model>.npz: inputs, and PyTorch's own
 outputs, for another number of rows than that of the example; FOLDER/program.pt2, an exported program; and
-FOLDER/refused.json, what pushing went wrong with.
+FOLDER/refused.json, the error messages of refused pushes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lathe.server.client import AsyncClient, Client, ClientError  # noqa: E402
 
 
 class Joined(nn.Module):
-    """Two inputs, of which one is named; dropout and a norm, which answer otherwise in training."""
+    """A model with one positional and one named input, and with dropout and a norm, which differ in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Joined(nn.Module):
 
 
 class Fixed(nn.Module):
-    """The batch is written into the code."""
+    """A model whose code fixes the batch size."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.arange(2.0)[:, None]
 
 
 class Words(nn.Module):
-    """Any number of texts of any length."""
+    """A model of any number of texts of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Words(nn.Module):
 
 
 def keep(name: str, inputs: dict[str, torch.Tensor], outputs: Any) -> None:
-    """Write what a model is to answer."""
+    """Write the inputs and the expected outputs of a model."""
     leaves = [leaf.detach().numpy() for leaf in torch.utils._pytree.tree_leaves(outputs)]
     given = {f"in_{key}": value.numpy() for key, value in inputs.items()}
     np.savez(FOLDER / f"{name}.npz", **given, **{f"out_{i}": leaf for i, leaf in enumerate(leaves)})
@@ -74,7 +74,7 @@ def refused(client: Client, *pushed: Any, **options: Any) -> str:
 def main(url: str) -> None:
     torch.manual_seed(0)
     net, x, scale = Joined(), torch.randn(5, 4), torch.rand(5, 1)
-    net(x, scale=scale)  # statistics of its own
+    net(x, scale=scale)  # updates the running statistics
     net.body[0].eval()
     with Client(url) as client:
         client.push("module", net, {"x": x[:1], "scale": scale[:1]}, output_names=["scores", "best"])

@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-_LEAST, _SPREAD = 1e-2, 1e-3  # of the largest element of an output, and of its deviation as a part of that
+_LEAST, _SPREAD = 1e-2, 1e-3  # minima of an output's largest element, and of its deviation relative to that
 
 
 def make_lively(model: nn.Module, example: Sequence[Tensor]) -> None:
@@ -24,7 +24,7 @@ def make_lively(model: nn.Module, example: Sequence[Tensor]) -> None:
     norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the mean of all that it sees
+        norm.momentum = None  # statistics are the mean over all batches
         norm.train()
     with torch.no_grad():
         model(*example)
@@ -33,9 +33,9 @@ def make_lively(model: nn.Module, example: Sequence[Tensor]) -> None:
 
 
 def _set(weight: Tensor) -> None:
-    """Weights of products by how many numbers they add up; what is the same everywhere differs from then on."""
+    """Set weights of products with a deviation by their fan-in, and vectors of equal elements to random ones."""
     if weight.dim() >= 2:
-        gain = 2.0 if weight.dim() > 2 else 1.0  # convolutions are followed by what halves variances
+        gain = 2.0 if weight.dim() > 2 else 1.0  # convolutions are followed by activations that halve the variance
         weight.normal_(std=(gain / max(prod(weight.shape[1:]), 1)) ** 0.5)
     elif weight.dim() == 1 and torch.equal(weight, weight[:1].expand_as(weight)):
         if weight[0] == 0:

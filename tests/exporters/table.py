@@ -24,8 +24,10 @@ HEAD = ("model", "runs are shared", "without a kernel", "batch 1", "batch 8", "f
 
 
 def table(verdicts: Sequence[Evaluation], steady: Sequence[Steady], first: Sequence[First], machine: str) -> str:
-    """The summary and a row for each model, as Markdown. A ratio above 1 says that Lathe is faster, but for first runs,
-    where it is Lathe's time by ONNX Runtime's: the median and the largest of the model."""
+    """The summary and a row for each model, as Markdown.
+
+    Ratios are ONNX Runtime's time / Lathe's, so above 1 Lathe is faster. For first runs they are Lathe's time / ONNX
+    Runtime's: the median and the largest of the model."""
     ahead = {(row.model, row.batch): row.ahead for row in steady}
     late: dict[str, list[float]] = {}
     for row in first:

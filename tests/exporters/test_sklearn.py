@@ -140,13 +140,13 @@ def expected(model: Any, x: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_numbers(name: str) -> None:
-    """Lathe as ONNX Runtime in all outputs, and as scikit-learn in the first."""
+    """Lathe agrees with ONNX Runtime in all outputs, and with scikit-learn in the first."""
     case = CASES[name]
     model = fitted(case)
     data = converted(model, case.x[:1])
     theirs = ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"X": case.x})
     agrees(data, {"X": case.x}, theirs, 2e-4)
-    if name != "isolation":  # whose first output the converter shapes [N,1]
+    if name != "isolation":  # the converter gives its first output the shape [N,1]
         first = lathe.interpret(lathe.load(data), {"X": case.x}).values()
         for got, wanted in zip(first, expected(model, case.x), strict=False):
             same(got.reshape(wanted.shape), wanted, 2e-3, name)
@@ -154,7 +154,7 @@ def test_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("classes", [KINDS, TWO])
 def test_probabilities_as_tensors(classes: Any) -> None:
-    """With zipmap=False, which is what a server can carry: rows share a batch."""
+    """With zipmap=False, the form that a server can return, rows share a batch."""
     model = ensemble.RandomForestClassifier(10, random_state=0).fit(X, classes)
     data = converted(model, X[:1], options={id(model): {"zipmap": False}})
     agrees(data, {"X": X}, [model.predict(X), model.predict_proba(X).astype(np.float32)])

@@ -27,7 +27,7 @@ def noisy(classes: int, names: bool = False) -> tuple[Any, Any]:
 
 def fitted(model: Any, x: Any, y: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of `probability`, which models in use have
+        warnings.simplefilter("ignore", FutureWarning)  # `probability` is deprecated, but existing models have it
         return model.fit(x, y)
 
 

@@ -1,5 +1,6 @@
-"""Architectures of Transformers and torchvision from both exporters of PyTorch: they agree with ONNX Runtime, share
-batches where rows are independent, and leave no node to the reference."""
+"""Architectures of Transformers and torchvision from both exporters of PyTorch, against ONNX Runtime.
+
+Models with independent rows must be batchable, and no node may run on the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.exporters.corpus import examined
 from tests.onnx_runtime import plain_session
 
 PYTHON = (Path(os.environ["LATHE_EXPORTERS"]) / "torch" / "bin" / "python").absolute()
-LEAST = 335  # models; what an exporter refuses is missing
+LEAST = 335  # models; those that an exporter refuses are missing
 
 
 @pytest.mark.timeout(3 * 3600)

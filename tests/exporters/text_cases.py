@@ -63,7 +63,7 @@ def add_encoders() -> None:
     add_text("clip_text", hf.CLIPTextConfig, hf.CLIPTextModel)
 
 
-# Made only where they are named: `python -m loadtest packing --model FOLDER/minilm_l6.dynamo/model.onnx`,
+# Written only if the command names them: `python -m loadtest packing --model FOLDER/minilm_l6.dynamo/model.onnx`,
 # `python -m loadtest cold FOLDER/llama_past_deep.torchscript`.
 LARGE = frozenset({"minilm_l6", "llama_past_deep"})
 DEEP = {"num_hidden_layers": 34, "num_key_value_heads": 4}
@@ -111,8 +111,9 @@ def add_decoders() -> None:
 
 
 def each_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """One expert after the other, as Transformers exported them before version 5: the tokens that chose it are
-    gathered, and what it makes of them is added where they came from."""
+    """The sum of the experts' results, computed one expert after the other as in Transformers before version 5.
+
+    Each expert gathers the tokens that chose it, and its results are added at their positions."""
     result = torch.zeros_like(hidden)
     masks = nn.functional.one_hot(chosen, experts.num_experts).permute(2, 1, 0)
     for number in range(experts.num_experts):
@@ -124,7 +125,7 @@ def each_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
 
 
 def each_switch_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """The same of Switch Transformers, whose experts are modules."""
+    """As `each_expert`, for Switch Transformers, whose experts are modules."""
     result = torch.zeros_like(hidden)
     masks = chosen.permute(2, 1, 0)
     for number in range(experts.num_experts):
@@ -135,8 +136,9 @@ def each_switch_expert(experts: Any, hidden: Tensor, chosen: Tensor, weights: Te
 
 
 def add_experts() -> None:
-    """Experts as products in a batch, for each token those of its own (`_batched`), and one after the other (`_each`).
-    Transformers' default sorts tokens by experts with `histc`, which no exporter writes."""
+    """Mixtures of experts: a batch of products with each token's experts (`_batched`), or expert by expert (`_each`).
+
+    Transformers' default sorts tokens by experts with `histc`, which no exporter supports."""
     hf.integrations.moe.ALL_EXPERTS_FUNCTIONS.register("each", each_expert)
     few = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
     for name, kind in (("batched", "batched_mm"), ("each", "each")):
@@ -170,7 +172,7 @@ def add_experts() -> None:
 
 
 def add_past(name: str, config: Any, model: Any, **sizes: Any) -> None:
-    """A decoder that takes the keys and values of the tokens before, and gives them with those of the new tokens."""
+    """A decoder whose inputs are keys and values of past tokens, and whose outputs also have those of new tokens."""
     sizes = {**SMALL, "max_position_embeddings": 1024, **sizes, "attn_implementation": "eager"}
     layers = range(sizes["num_hidden_layers"])
     heads = sizes.get("num_key_value_heads", sizes["num_attention_heads"])
@@ -202,7 +204,7 @@ def add_past(name: str, config: Any, model: Any, **sizes: Any) -> None:
         sizes=((1, 7), (3, 12), (2, 5), (8, 21)),
         lengths=((1, 8), (1, 9), (1, 10), (8, 22)),
         forward=forward,
-        example=(2, 12),  # exporters take a size of 1 for a constant
+        example=(2, 12),  # exporters treat a size of 1 as a constant
     )
 
 
@@ -210,7 +212,7 @@ def add_past(name: str, config: Any, model: Any, **sizes: Any) -> None:
 
 
 def add_decoder(name: str, build: Callable[[], nn.Module], width: int = 64) -> None:
-    """The decoder of an encoder-decoder: token ids, and what the encoder gave."""
+    """The decoder of an encoder-decoder: its inputs are token ids and the encoder's output."""
 
     def inputs(batch: int, length: int) -> dict[str, Tensor]:
         given = text(batch, length + 2)

@@ -18,8 +18,10 @@ BATCH_AND_LENGTH: Axes = {0: "batch", 1: "length"}
 
 @dataclass
 class Case:
-    """A model to export. `inputs` makes its inputs for a batch size and a length; `sizes` are used for comparison,
-    `lengths` others, whose first run is timed."""
+    """A model to export.
+
+    `inputs` makes its inputs for a batch size and a length. Outputs are compared for `sizes`; the first runs of
+    `lengths` are timed."""
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int, int], dict[str, Tensor]]
@@ -46,25 +48,25 @@ def images(size: int, name: str = "pixel_values") -> Callable[[int, int], dict[s
 
 
 def built(model: Any, config: Any, sizes: Mapping[str, Any]) -> nn.Module:
-    """A model of a configuration."""
+    """A model with these sizes in its configuration."""
     made: nn.Module = model(config(**sizes))
     return made
 
 
 def add_text(name: str, config: Any, model: Any, forward: Callable[..., Any] | None = None, **sizes: Any) -> None:
-    """A model that reads token ids and a mask."""
+    """Add a model that reads token ids and a mask."""
     axes = {"input_ids": BATCH_AND_LENGTH, "attention_mask": BATCH_AND_LENGTH}
     CASES[name] = Case(partial(built, model, config, {**SMALL, **sizes}), text, axes, forward=forward)
 
 
 def add_images(name: str, build: Callable[[], nn.Module], size: int = 32, input_name: str = "pixel_values") -> None:
-    """A model that reads images of a fixed size."""
+    """Add a model that reads images of a fixed size."""
     axes = {input_name: {0: "batch"}}
     CASES[name] = Case(build, images(size, input_name), axes, sizes=((1, 0), (3, 0), (8, 0)), lengths=())
 
 
 def add_image_sizes(name: str, build: Callable[[], nn.Module], forward: Callable[..., Any] | None = None) -> None:
-    """A model that reads images of any size: a "length" is a height, and the width is 1.5 times as much."""
+    """Add a model that reads images of any size: the "length" is the height, and the width is 1.5 times the height."""
     CASES[name] = Case(
         build,
         lambda batch, height: {"pixel_values": torch.randn(batch, 3, height, height * 3 // 2)},

@@ -68,7 +68,7 @@ def ones(*shape: int) -> Any:
 
 
 def of_size(size: int, reduced: bool) -> dict[str, Callable[[], bytes]]:
-    """Models around each maker; `reduced`: what it makes is only summed up, so that no input or output is large."""
+    """A model for each maker; `reduced`: the model returns only the maximum, so that no input or output is large."""
     return {name: lambda pair=pair: _around(*pair, reduced) for name, pair in makers(size).items()}  # type: ignore[misc]
 
 
@@ -94,7 +94,7 @@ def functions_of_functions() -> bytes:
 
 
 def functions_in_bodies() -> bytes:
-    """The calls stand in both branches of an If each."""
+    """Thirty functions, each calling the previous one in both branches of an If."""
     functions = [helper.make_function("local", "F0", ["a"], ["b"], [N("Relu", ["a"], ["b"])], _OPSETS)]
     for level in range(1, 30):
         body = helper.make_graph([N(f"F{level - 1}", ["a"], ["o"], domain="local")], "g", [],
@@ -112,13 +112,13 @@ def long_chain_of_functions() -> bytes:
 
 
 def doubled_constant() -> bytes:
-    """Forty times joined to itself: 2**40 times as long."""
+    """A constant concatenated with itself 34 times: 2**34 elements."""
     nodes = [N("Concat", [f"c{i}", f"c{i}"], [f"c{i + 1}"], axis=0) for i in range(34)]
     return _serialized([*nodes, N("ReduceMax", ["c34"], ["y"], keepdims=0)], constants={"c0": ones(1)})
 
 
 def sparse_weight() -> bytes:
-    """One element of 2**40."""
+    """A sparse weight with one of 2**40 elements."""
     proto = model([N("Add", ["x", "w"], ["y"])], {"x": [2]})
     values = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
     indices = helper.make_tensor("", TensorProto.INT64, [1], [5])
@@ -157,7 +157,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "a million integers": lambda: _serialized([N("Transpose", ["x"], ["y"], perm=[0] * 1_000_000)]),
     "a hundred thousand attributes": lambda: _attributes(100_000),
 }  # fmt: skip
-NOT_COMPILED = ("twenty thousand nodes in a row",)  # it is a model like any other, only long
+NOT_COMPILED = ("twenty thousand nodes in a row",)  # an ordinary model, only long
 
 
 def _attributes(count: int) -> bytes:

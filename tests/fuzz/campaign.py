@@ -62,7 +62,7 @@ def run(cases: int, jobs: int, seed: int = 0) -> Findings:
 
 
 def _watch(path: Path, seed: int, cases: range) -> Findings:
-    """Run children over `cases`: a new one behind each case that ended the one before."""
+    """Run children over `cases`; after a case that ended a child, a new child continues."""
     findings, left = Findings(), cases
     while left:
         done, ending = _child(path, seed, left, findings)

@@ -48,7 +48,7 @@ def check(data: bytes) -> str:
 
 
 def _round_trip(graph: Graph) -> None:
-    """Text and back, which is how the server hands a model from one process to the next."""
+    """Check that the graph survives printing and parsing, as the server passes models between processes."""
     weights = Weights()
     text = print_graph(graph, weights)
     again = parse_graph(text, weights.tobytes())
@@ -67,7 +67,7 @@ def _outcome(run: Any) -> dict[str, Any] | LatheError:
 
 
 def _compile(graph: Graph, feeds: Feeds | None, expected: Any) -> None:
-    """Whatever the sizes, compiling ends well or with a ModelError, and a run gives what the interpreter does."""
+    """Check that compiling succeeds or raises ModelError, and that a run gives the results of the interpreter."""
     try:
         session = lathe.compile(graph, threads=1, max_batch=2, tune="off")
     except ModelError:

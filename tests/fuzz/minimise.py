@@ -19,7 +19,7 @@ Symptom = Callable[[bytes], str]
 
 
 def smallest(seed: str, corpus: Sequence[bytes]) -> bytes:
-    """The case of a seed with mutations and parts left out, as many as go without another symptom."""
+    """The case of a seed without the mutations and parts of the model that its symptom does not need."""
     symptom = _place(observed(mutated(seed, corpus)))
     kept = list(steps(seed))
     for step in list(kept):

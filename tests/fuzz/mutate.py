@@ -29,7 +29,7 @@ _OPEN = 0.6  # share of cases that declare no output types
 def mutated(seed: str, corpus: Sequence[bytes], keep: Sequence[int] | None = None) -> bytes:
     """The case of a seed: one model of the corpus with one to four mutations, or those among them in `keep`.
 
-    Every step has random numbers of its own, so that steps can be left out while the others stay what they are.
+    Every step has its own random numbers, so that leaving steps out does not change the others.
     """
     rng = random.Random(f"{seed}/model")
     data, of_bytes = rng.choice(corpus), rng.random() < _OF_BYTES
@@ -54,7 +54,7 @@ def _step(rng: random.Random, data: bytes, corpus: Sequence[bytes], of_bytes: bo
 
 
 def _without_declarations(data: bytes) -> bytes:
-    """The model without the types of its outputs, which would give away most mutations of what computes them."""
+    """The model without the types of its outputs, which would contradict most mutations of the nodes before them."""
     model = onnx.ModelProto.FromString(data)
     for info in model.graph.output:
         info.ClearField("type")
@@ -75,7 +75,7 @@ def messages(root: Message) -> Iterator[Message]:
 
 
 def _field(rng: random.Random, model: onnx.ModelProto, corpus: Sequence[bytes]) -> None:
-    """Change one field of one message, mostly one that is there."""
+    """Change one field of one message, mostly a field that is set."""
     everything = list(messages(model))
     message = rng.choice(everything)
     there = [field for field, _ in message.ListFields()]
@@ -125,7 +125,7 @@ def _repeated(rng: random.Random, model: onnx.ModelProto, items: Any, field: Any
 
 
 def _again(rng: random.Random, items: Any, field: Any) -> None:
-    """Repeat an item, now and then very often."""
+    """Repeat an item once, or up to 3000 times."""
     item = items[rng.randrange(len(items))]
     times = rng.choice((1, 1, 1, 2, 20, 3000 if field.message_type is None else 70))
     items.extend([item] * times)
@@ -158,7 +158,7 @@ def _text(rng: random.Random, model: onnx.ModelProto) -> str:
     if kind < 6:
         words = [word for node in model.graph.node for word in (*node.input, *node.output)]
         words += [info.name for info in model.graph.input]
-        return rng.choice([*(word for word in words if isinstance(word, str)), "y"])  # bytes: what is not UTF-8
+        return rng.choice([*(word for word in words if isinstance(word, str)), "y"])  # other names are bytes
     return rng.choice(registry.names()) if kind < 8 else rng.choice(_TEXTS)
 
 
@@ -284,7 +284,7 @@ def _dimension(rng: random.Random, model: onnx.ModelProto, corpus: Sequence[byte
 
 
 def _constant(rng: random.Random, model: onnx.ModelProto, corpus: Sequence[bytes]) -> None:
-    """An integer tensor with other elements, or an input made one: shapes, axes, sizes are given so."""
+    """Replace a tensor or an input by a constant of random integers, since these give shapes, axes and sizes."""
     tensors = [t for t in messages(model) if isinstance(t, onnx.TensorProto)]
     name = rng.choice([info.name for info in model.graph.input] or ["x"])
     length = rng.randrange(5)

@@ -52,7 +52,7 @@ def outcome(data: bytes) -> str:
 
 def main(path: str, seed: str, first: str, last: str, step: str) -> None:
     warnings.simplefilter("error")
-    warnings.simplefilter("ignore", ShapeWarning)  # what it says of a model that was changed is right
+    warnings.simplefilter("ignore", ShapeWarning)  # mutated models often declare wrong shapes
     seeds = corpus.read(Path(path))
     limit()
     for index in range(int(first), int(last), int(step)):

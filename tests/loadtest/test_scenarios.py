@@ -1,4 +1,4 @@
-"""Scenarios from end to end against a fake server that can be told to misbehave."""
+"""Scenarios from end to end against a fake server, which can be configured to misbehave."""
 
 from __future__ import annotations
 

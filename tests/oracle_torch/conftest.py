@@ -11,6 +11,6 @@ collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out, and what it takes."""
+    """Print the skipped tests and the package that they need."""
     if not INSTALLED:
         terminalreporter.write_line("left out: comparisons with PyTorch (pip install .[oracle])")

@@ -1,4 +1,4 @@
-"""PyTorch's side of the random programs in tests/core/autodiff: what their gradients are.
+"""PyTorch's gradients of the random programs in tests/core/autodiff.
 
 `python -m tests.oracle_torch.test_compositions` writes them down for the tests that run without PyTorch.
 """

@@ -211,8 +211,7 @@ def rows(shown: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_help_alone_leads_through_each_task(project: Path, name: str) -> None:
-    """From `lathe --help` to every command, and from its help to its options and arguments, with a sentence for
-    each."""
+    """`lathe --help` lists every command, and a command's help explains each option and argument in a sentence."""
     commands = dict(zip(TASKS, tasks(project).values(), strict=True))[name]
     found = calls(commands)
     assert found or name == "ask"

@@ -126,8 +126,7 @@ print([file for file in own if files[file] > 1])
 
 @pytest.mark.parametrize("python", ["python3.12", "python3.13"])
 def test_newer_pythons_compile_every_module(python: str, installed: Path, tmp_path: Path) -> None:
-    """Running them would need an environment of their own; syntax that a newer Python refuses or warns of shows
-    without."""
+    """This finds syntax that a newer Python refuses or warns of; running the modules would need an environment."""
     if not can_run(python):
         pytest.skip(f"{python} is not installed")
     command = [python, "-W", "error", "-m", "compileall", "-q", "-f", str(installed / "lathe")]

@@ -14,8 +14,7 @@ from lathe.server.telemetry import logs
 
 @pytest.fixture(autouse=True, scope="session")
 def _ignore_source_changes() -> Iterator[None]:
-    """Changes to the compiler's sources during the run do not count as upgrades, not even for servers of whole
-    modules."""
+    """Let changes to the compiler's sources during the run not count as upgrades, also for module-wide servers."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(builder, "compiler_digest", compiler_digest_at_start)
         yield

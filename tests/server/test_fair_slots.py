@@ -13,7 +13,7 @@ from lathe.server.fair_slots import SERVER_ITSELF, FairSlots
 
 
 class World:
-    """Places and the works in them, which last until they are told to stop."""
+    """Places, and tasks that hold them until their `stop` event is set."""
 
     def __init__(self, places: int, waiting: int = 64) -> None:
         self.places = FairSlots(places, waiting, "models")
@@ -22,7 +22,7 @@ class World:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, *names: str) -> None:
-        """Start works: `ann1` is the first work of ann, `1` is of the server itself."""
+        """Start tasks: `ann1` is the first task of ann, `1` is a task of the server itself."""
         for name in names:
             self.stop[name] = asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._work(name))

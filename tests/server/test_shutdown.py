@@ -1,5 +1,4 @@
-"""SIGTERM to a real process: unready at once, accepted requests are answered, and stalled clients do not delay the
-end."""
+"""SIGTERM to a real process: unready at once; accepted requests are answered; stalled clients delay nothing."""
 
 from __future__ import annotations
 

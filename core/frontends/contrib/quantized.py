@@ -30,7 +30,7 @@ def _quantize_output(e: Emitter, node: OnnxNode, y: Value, at: int) -> list[Valu
 
 @lowers("QuantizeLinear", "DequantizeLinear")
 def _same_as_onnx(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The operators of the same names, which ONNX Runtime contributed before ONNX's took types of 16 and 4 bits."""
+    """ONNX's operator of the same name. ONNX Runtime contributed its own before ONNX's took types of 16 and 4 bits."""
     return emit_output(e, node, node.op, *node.inputs, **present_attrs(node, "axis", "block_size", "saturate"))
 
 

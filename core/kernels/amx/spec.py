@@ -5,8 +5,7 @@ factor and two of the weights, and multiplies each pair. This keeps the multipli
 time. Weights are packed tile after tile in the order in which a block reads them.
 
 The rows of a matrix product are read in place. A convolution first copies a band of its image in the layout
-`FlatImages`: for
-each place of the window, the pixels of a tile's rows are then evenly spaced.
+`FlatImages`: for each place of the window, the pixels of a tile's rows are then evenly spaced.
 
 A float32 is split into a sum of three bfloat16 numbers, x = x0 + x1 + x2, each with the next 8 bits. Six products make
 one of float32: x0 y0, x1 y0, x0 y1, x2 y0, x1 y1, x0 y2. The omitted ones are below 2^-24 |x y| (Henry, Tang and
@@ -323,7 +322,10 @@ def _spec(plain: KernelSpec, request: Request) -> AmxSpec | None:
 
 
 def _is_streamed(whole: AmxSpec) -> bool:
-    """Whether so few rows meet the weights that reading them dominates: three parts take 3/2 of their size."""
+    """Whether a matrix product has fewer rows than a block at a batch of 8, so that reading its weights dominates.
+
+    Weights in three parts of 16 bits take 3/2 of the bytes of float32, so such a product is not split.
+    """
     rows = affine(whole.rows, "n")
     return not whole.windows and rows is not None and rows[0] * _SMALL_BATCH + rows[1] < BLOCK
 

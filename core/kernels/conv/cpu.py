@@ -85,7 +85,7 @@ class _Conv:
         for_each_panel(k, k.index(1), spec.columns * spec.groups, spec.pixels, spec.tile, panel, in_blocks)
 
     def _scratch(self, index: int) -> None:
-        """Set up scratch: rows for gathered windows; or the table of runs, and behind it a run of `fill`."""
+        """Set up scratch: rows for gathered windows; or the table of runs, followed by a run of `fill`."""
         k, spec = self.kernel, self.spec
         if spec.gathers:
             self.rows = k.scratch(index, spec.tile.rows * spec.row_elements * WORD_BYTES, self.word)

@@ -17,7 +17,7 @@ from lathe.core.kernels.target import Target
 
 F32 = DType.FLOAT32
 _TASKS_PER_THREAD = 2
-_LEAST_LINES = 4  # of a task, per line that it computes although the neighbouring task computes it too
+_LEAST_LINES = 4  # of a task, for each line of the wide image that the neighbouring task computes too
 
 
 def generate(spec: ConvChainSpec, target: Target) -> Kernel:

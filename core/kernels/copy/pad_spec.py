@@ -63,8 +63,8 @@ class PadSpec(KernelSpec):
 def pad(request: Request) -> KernelCall | None:
     """Selector of Pad by any widths, which may depend on sizes.
 
-    The node assumes that no more is cropped than there is, and that an element to repeat is left. None if that is known
-    to be wrong.
+    The node assumes that cropping leaves an extent of at least 0, or of at least 1 in modes that repeat elements
+    (`Pad.supposes`). None if the extent is known to be less.
     """
     node, x = request.node, request.node.inputs[0]
     widths = pad_widths(node)

@@ -61,7 +61,7 @@ class CopySpec(KernelSpec):
     numbers: int = 0
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
-        """A spec that reads its numbers at run time; only for copies of short rows, of which tasks take whole ones."""
+        """A spec that reads its numbers at run time; only for copies of short rows, which tasks do not split."""
         numbers, pieces = RuntimeNumbers(), []
         for piece in self.pieces:
             nest = numbers.of_nest(piece.nest) if _is_row_copy(piece.nest) else None
@@ -351,7 +351,7 @@ def _segments(mode: str, before: int, after: int, extent: Dim) -> list[_Segment]
     """The segments of a padded axis in order; None if a single reflection or repetition cannot fill it."""
     remaining = extent + min(before, 0) + min(after, 0)
     if min(before, after) < 0 and not (isinstance(remaining, int) and remaining >= 0):
-        return None  # more might be cropped than there is
+        return None  # the crop might exceed the extent
     middle = _Segment(remaining, max(before, 0), max(-before, 0))
     if before <= 0 and after <= 0:
         return [middle]

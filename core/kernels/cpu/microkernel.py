@@ -16,7 +16,7 @@ Grid: TypeAlias = list[list[Val]]  # [rows][vectors]
 
 _BUSY = 8  # products that must be independent to keep two pipelines of latency 4 busy
 _TASKS_PER_THREAD = 4
-_MOST_AHEAD = 2 * LINE  # words that are prefetched per step down a panel
+_MOST_AHEAD = 2 * LINE  # the most words that are prefetched per step down a panel
 _BODY = 112  # products in the loop body: enough to hide the loop overhead, few enough for the instruction cache
 
 
@@ -64,11 +64,10 @@ def accumulate(
 
     `mask` guards the last vector of a panel that is not padded. `element` is the type in the words of `rows` (see
     `lathe.core.codegen.dot`). `ahead` is prefetched meanwhile, see `prefetch_of`. Small tiles run several chains of
-    sums,
-    so that a product need not wait for the one before.
+    sums, so that a product need not wait for the one before.
 
     `panel_vectors` is the width of the product's widest panel, if this panel may be the narrower last one. Both then
-    add up in the same order, so that equal columns give equal results wherever they stand.
+    add up in the same order, so that equal columns give equal results in every panel.
     """
     height, width, lanes = len(grid), len(grid[0]), grid[0][0].lanes
     chains = _chain_count(height * max(width, panel_vectors), depth)
@@ -199,7 +198,7 @@ def prefetch_of(
     panel: Pointer, further: int | Val, columns: int, tile: Tile, number: Val, tiles: int, depth: int | Val,
     first: Val | None = None,
 ) -> Prefetch:  # fmt: skip
-    """The prefetches of tile `number` of a panel: its share of the panel that lies `further` words behind.
+    """The prefetches of tile `number` of a panel: its share of the panel `further` words after this one.
 
     The first `tiles` tiles of a panel share them evenly, so that memory, which is slower than the products, is busy all
     the time. If `first` is false, the panel is in the cache already: a tile then fetches only the lines that it reads.

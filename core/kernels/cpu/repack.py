@@ -42,7 +42,7 @@ def gather_panel(
 
 
 def _round_to(k: Kernel, values: Val, element: DType | None) -> Val:
-    """The values rounded to the precision of `element`; their type stays."""
+    """The values rounded to the precision of `element`, without changing their type."""
     return values if element is None else k.ops.cast(k.ops.cast(values, element), values.dtype)
 
 

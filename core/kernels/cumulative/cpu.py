@@ -27,7 +27,7 @@ def generate(spec: CumulativeSpec, target: Target) -> Kernel:
 
 
 def _around_axis(k: Kernel, spec: CumulativeSpec) -> tuple[Val, ...]:
-    """The numbers of elements before the axis, along it, and behind it, for an axis that is an input."""
+    """The numbers of elements before the axis, along it, and after it, for an axis that is an input."""
     assert spec.axis is not None
     given, rank = k.operand(1, spec.axis).load().cast(DType.INT64), len(spec.extents)
     axis = k.ops.select(given < 0, given + rank, given)

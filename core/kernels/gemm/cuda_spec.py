@@ -48,8 +48,8 @@ class GemmSpec(KernelSpec):
     those of `rows`, which together form the row index i. `b_steps` are the strides of B along k and j. `element` is the
     type that is multiplied. If there are few tiles, `parts` programs share the depth of each tile (split-K).
 
-    Bytes: A is uint8 and B is int8, but tensor cores multiply int8 only. So 128 is subtracted from A, and an operand
-    behind B holds the correction of the sums.
+    Bytes: A is uint8 and B is int8, but tensor cores multiply int8 only. So 128 is subtracted from A, and the operand
+    after B holds the correction of the sums.
     """
 
     family: ClassVar[str] = "gemm"

@@ -53,8 +53,7 @@ class GemmSpec(KernelSpec):
 
     With a `depth` of 0 the code reads the depth, and possibly the stride of A along i, at run time
     (`lathe.core.kernels.shared.runtime_numbers`). Then `in_blocks` holds the choice that otherwise depends on the
-    depth (see
-    `each_panel`).
+    depth (see `for_each_panel`).
     """
 
     family: ClassVar[str] = "gemm"

@@ -49,7 +49,7 @@ class VaryingGemmSpec(KernelSpec):
 def varying_gemm(request: Request) -> KernelCall | None:
     """Selector of float32 products with at most 32 rows, or a dynamic number of rows.
 
-    B must be contiguous along columns, or A and B along the depth. The last resort with `wide_gemm`: see `open_gemm`.
+    B must be contiguous along columns, or A and B along the depth. `dynamic_gemm` combines it with `wide_gemm`.
     """
     node = request.node
     if not has_plannable_types(node) or any(len(value.shape) < 2 for value in node.inputs[:2] if value is not None):

@@ -30,7 +30,7 @@ class ReferenceSpec(KernelSpec):
     family: ClassVar[str] = "reference"
     graph: Graph
     strides: tuple[tuple[Dim, ...], ...]
-    scratch: int  # number of unused scratch operands behind the outputs
+    scratch: int  # number of unused scratch operands after the outputs
     flagged: bool  # whether the last operand is a status flag, which is set if the reference rejects its data
     kernel: str  # the summary of the CUDA kernel for this node
 

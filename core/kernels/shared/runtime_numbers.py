@@ -1,8 +1,7 @@
 """Numbers that code reads at run time, so that kernels that differ in nothing else are compiled once.
 
 In the spec of such code, symbols stand for the numbers: `RuntimeNumbers` makes symbol `i` for number `i` of the call.
-The call
-passes the values in a `Block`, its last operand.
+The call passes the values in a `Block`, its last operand.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class RuntimeNumbers:
         self.values: list[int] = []
 
     def take(self, dim: Dim) -> Dim:
-        """The dimension with a symbol in the place of each coefficient. It must be a polynomial in `n`."""
+        """The dimension with a symbol for each coefficient. It must be a polynomial in `n`."""
         if not isinstance(dim, SymDim):
             return self._symbol(dim)
         total: Dim = 0

@@ -1,7 +1,7 @@
 """Words of matrix products: 32 bits that hold one float32, two bfloat16 or four bytes, adjacent along the depth.
 
 A product of narrow numbers is laid out as a product of words. Its left operand keeps its layout in memory. Its weights
-are packed so that the elements that meet one word of the left operand form a word too (the VNNI layout).
+are packed so that the elements that are multiplied by one word of the left operand form a word too (the VNNI layout).
 
 No vector instruction multiplies float16 and accumulates in float32. Vector kernels therefore treat each float16 as a
 word of its own: 16 bits in memory, a float32 in registers. Tile instructions (AMX) take words of two float16.

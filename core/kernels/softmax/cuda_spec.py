@@ -16,7 +16,9 @@ from lathe.core.kernels.softmax import spec as on_cpu
 @dataclass(frozen=True)
 class SoftmaxSpec(KernelSpec):
     """The softmax of each line; its logarithm if `log`; with zeros in place of NaN if `guarded`.
-    Operands: x and y, which lie alike."""
+
+    The operands are x and y, which have the same layout.
+    """
 
     family: ClassVar[str] = "softmax"
     generator: ClassVar[str] = "softmax.cuda"

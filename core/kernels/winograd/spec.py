@@ -42,7 +42,7 @@ Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 _BLOCK = 32  # tiles of a task: few enough that both intermediates stay in the cache, enough to reuse the weights
 _FAR_BYTES = 16 << 20  # weights of this size do not fit the last-level cache beside other data: more tiles share them
-_LARGE_IMAGE = 12  # results along an axis from which large tiles cover an image well and are many
+_LARGE_IMAGE = 12  # results along an axis, from which an image has enough large tiles with little padding
 _INPUTS_AT_ONCE = 128  # input channels packed together: more leave the cache, fewer make many small copies
 LEAST_RESULTS = 6  # along an axis; with fewer, tiles at the border waste what the algorithm saves
 _PER_BYTE = 10  # operations in the time of reading a byte from memory; 10 to 16 on servers

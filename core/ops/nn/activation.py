@@ -31,7 +31,7 @@ class Activation(FloatUnary):
 
 @register
 class Relu(Unary):
-    """Integers too."""
+    """max(x, 0), also for integers."""
 
     accepts = NUMBER
 
@@ -62,7 +62,7 @@ class LeakyRelu(Activation):
 
 @register
 class PRelu(Elementwise):
-    """`slope` broadcasts to X, never the other way round."""
+    """x where it is not negative, otherwise `slope` * x; `slope` broadcasts to X and has at most its rank."""
 
     accepts = NUMBER
     inputs = "X, slope"

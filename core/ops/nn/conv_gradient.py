@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 @register
 class ConvWeightGradient(OpDef):
-    """The gradient of a convolution of X (N, C, D1..) with respect to its weight, [M, C/group, K1..], from the gradient
-    dY (N, M, O1..) of its result."""
+    """The gradient of a convolution with respect to its weight, [M, C/group, K1..].
+
+    X (N, C, D1..) is the convolution's input, dY (N, M, O1..) the gradient with respect to its result.
+    """
 
     domain = "lathe"
     inputs = "X, dY"

@@ -187,7 +187,7 @@ def window_output(c: Infer, window: Window, spatial: Sequence[Dim]) -> tuple[Dim
 def pool_output(c: Infer, window: Window, spatial: Sequence[Dim], *, ceil_mode: bool) -> tuple[Dim, ...]:
     """Like `window_output`, but a window may be larger than the padded input if ONNX's formula allows it.
 
-    ModelError also where the formula gives no window, but ONNX Runtime one, since it rounds the quotient towards zero.
+    ModelError also where the formula gives no window but ONNX Runtime returns one, as it rounds the quotient towards 0.
     """
     dims = []
     for axis, size in _sizes(c, window, spatial):

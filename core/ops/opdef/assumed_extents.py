@@ -80,7 +80,7 @@ def _equal_for(op: registry.OpDef, node: Node, known: Mapping[Value, Array]) -> 
 
 
 def may_repeat(node: Node, known: Mapping[Value, Array]) -> bool:
-    """Whether a maximum or minimum broadcasts that may be 1 or not, which only a run determines."""
+    """Whether some maximum or minimum that broadcasts may be 1 in some runs and not in others."""
     if not _has_maxima(node, known):
         return False
     pairs = [pair for pair in _meeting_extents(registry.get(node.op), node, known).pairs() if any(map(maxima, pair))]
@@ -88,7 +88,7 @@ def may_repeat(node: Node, known: Mapping[Value, Array]) -> bool:
 
 
 def _has_maxima(node: Node, known: Mapping[Value, Array]) -> bool:
-    """Whether there are maxima in the shapes of the inputs of a node, or in their values."""
+    """Whether a shape of a node's inputs contains a maximum, or a known value of an input does."""
     given = [value for value in node.inputs if value is not None]
     shapes = [value.type.shape or () for value in given if isinstance(value.type, TensorType)]
     values = [known[value].ravel().tolist() for value in given if value in known and known[value].dtype == object]

@@ -199,8 +199,10 @@ class Call(NodeView):
         check: Callable[[], object] = bool,
         fed: bool = False,
     ) -> None:
-        """`check` raises when the run must stop; open-ended operators call it repeatedly. `fed`: some inputs depend on
-        the feeds of the run."""
+        """`check` raises when the run must stop; open-ended operators call it repeatedly.
+
+        `fed`: some inputs depend on the feeds of the run.
+        """
         super().__init__(op, node)
         self._fed = fed
         self.inputs = inputs
@@ -330,8 +332,7 @@ class OpDef:
 
         `axes[i]` is the axis of input i along which the rows of independent callers lie; None if the input is the same
         for all. The default is safe: `MixesRows` if any input has rows. Rules need not check parameters computed from
-        the
-        number of rows, extents or ranks: `lathe.core.passes.proofs.rows` does.
+        the number of rows, extents or ranks: `lathe.core.passes.proofs.rows` does.
         """
         if all(axis is None for axis in axes):
             return [None] * len(c.node.outputs)

@@ -89,7 +89,7 @@ def agree(c: NodeView, shape: Sequence[Dim], expected: Sequence[Dim | str]) -> b
 def expect_shape(c: Infer, index: int, expected: Sequence[Dim | str]) -> None:
     """ModelError unless input `index` is absent, of unknown rank, or `fits` the expected shape.
 
-    Symbols can only be checked in a run, by `check_shown`; for that the operator must set `agreeing`.
+    Symbols can only be checked in a run, by `check_run_inputs`; for that the operator must set `agreeing`.
     """
     shape = c.shape(index) if c.has_input(index) else None
     if shape is not None and not agree(c, shape, expected):
@@ -110,9 +110,9 @@ def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
 def broadcast_shapes(c: Infer, shapes: Sequence[Shape | None]) -> Shape | None:
     """The broadcast of several shapes; None if a rank is unknown. ModelError for numbers that do not broadcast.
 
-    A symbol beside a number above 1 gives the number. Two different symbols give a new symbol, since either may be 1,
-    unless a maximum in them must be one of its sides (`supposed_equal`). Symbols that do not broadcast are an error of
-    the run.
+    A symbol and a number above 1 give the number. Two different symbols give a new symbol, since either may be 1,
+    unless they are assumed equal because of a maximum in one of them (`supposed_equal`). Symbols that do not broadcast
+    are an error of the run.
     """
     if any(shape is None for shape in shapes):
         return None
@@ -142,10 +142,10 @@ def _broadcast_dim(c: Infer, axis: int, dims: Sequence[Dim], shapes: Sequence[Sh
 
 
 def supposed_equal(one: Dim, other: Dim) -> tuple[Dim, ...]:
-    """The dimensions that must not be negative so that two extents that broadcast are equal: 64 - n for min(n, 64), n.
+    """The dimensions that must not be negative so that broadcasting extents are equal: 64 - n for min(n, 64) and n.
 
-    Empty if no maximum in them must be one of its sides, and if one of the extents is at most 1, as min(n, 1) is: it is
-    repeated.
+    Empty if no maximum decides whether they are equal, or if one of the extents is at most 1, such as min(n, 1): that
+    extent is repeated.
     """
     return () if any(is_never_negative(1 - dim) for dim in (one, other)) else supposed_for(one, other)
 

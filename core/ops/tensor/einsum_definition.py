@@ -109,10 +109,10 @@ def define(operands: Sequence[Labelled], result: Labels) -> Term:
 
 
 def _multiply_two(operands: Sequence[Labelled], result: Labels) -> list[Labelled]:
-    """The operands with two of them replaced by their product, summed over axes that neither the others nor the
-    result need.
+    """The operands with two of them replaced by their product.
 
-    It chooses the pair with the smallest product, by known extents, and otherwise the first pair.
+    The product is summed over axes that neither the other operands nor the result have. The pair with the smallest
+    product is chosen, where a symbolic extent counts as `_SOME`; of several such pairs the first.
     """
 
     def kept(pair: tuple[int, int]) -> list[Label]:
@@ -138,7 +138,7 @@ def _should_exchange(a: Labelled, b: Labelled, last: Label) -> bool:
 
 
 def _drop_broadcast(a: Labelled, b: Labelled) -> tuple[Labelled, Labelled]:
-    """The operand without axes of extent 1 that broadcast to an axis of the other operand."""
+    """Both operands, without axes of extent 1 that broadcast to an axis of the other operand."""
     single: tuple[list[Label], list[Label]] = ([], [])
     for label in (label for label in a.labels if label in b.labels):
         own, other = a.extent(label), b.extent(label)
@@ -168,7 +168,7 @@ def _product(a: Labelled, b: Labelled, result: Labels) -> Term:
 
 
 def _columns(a: Labelled, b: Labelled, result: Labels) -> list[Label]:
-    """The last of the axes that only `b` has, with those that can be joined with it."""
+    """The last axis that only `b` has, and the axes that can be joined with it."""
     free = [label for label in result if label not in a.labels]
     known = [label for label in free if isinstance(b.extent(label), int)]
     if b.is_constant and known and all(label in free or label not in result for label in b.labels):

@@ -16,8 +16,8 @@ from lathe.core.ops.opdef.registry import Call, Infer, MixesRows, OpDef, RowAxis
 from lathe.core.ops.opdef.terms import Term, Writer
 from lathe.core.ops.opdef.type_rules import FLOAT, as_computed, as_dtype, check_kind, normalize_axis, untouched_rows
 
-# The most multiplications per element of a signal. At this size the reference's FFT takes about half the time of
-# products, on one thread. But it has only one, it splits native code, and tables must stay small.
+# The most multiplications per element of a signal. At this bound the reference's FFT takes about half the time of the
+# products on one thread. But it has only one thread, and as a fallback it splits native code. Tables must stay small.
 MOST_WORK = 1024
 
 
@@ -30,7 +30,7 @@ def has_products(dtype: DType) -> bool:
 class DFT(OpDef):
     """The discrete Fourier transform along `axis` of [.., 1 or 2], zero-padded or cut to `dft_length`.
 
-    `onesided` keeps the first half of the spectrum of a real signal; with `inverse` it takes one and gives [.., 1].
+    `onesided` keeps the first half of a real signal's spectrum; with `inverse` it takes this half and returns [.., 1].
     """
 
     agreeing = True
@@ -62,7 +62,7 @@ class DFT(OpDef):
         return [MOST_WORK - extent for extent in dict.fromkeys(self.extents(c)) if has_only_sizes(extent)]
 
     def extents(self, c: Infer) -> tuple[Dim, ...]:
-        """The extents along the axis: of the result, and of the input."""
+        """The length of the transform twice (of all frames, and of one, as in `STFT`), and the extent of the input."""
         shape = c.tensor(0).dims
         size = shape[self._axis(c, len(shape))]
         length: Dim = self._length(c, size)
@@ -255,7 +255,7 @@ def _dft_matrix(size: int, length: int, inverse: bool, halved: bool) -> Any:
 def _run_tables(x: Term, size: Dim, length: Dim, inverse: bool, halved: bool) -> tuple[Term, Term]:
     """The real and the imaginary part of the matrix of `_dft_matrix`, as terms computed in the run.
 
-    For extents that are symbolic. Angles are reduced to half a turn, where float32 is most accurate.
+    Used for symbolic extents. Angles are reduced to half a turn, where float32 is most accurate.
     """
     writer = x.writer
     results = length // 2 + 1 if halved and not inverse else length

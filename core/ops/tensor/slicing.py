@@ -18,10 +18,10 @@ from lathe.core.ops.opdef.registry import Call, Infer, MixesRows, OpDef, RowAxis
 from lathe.core.ops.opdef.terms import Operand, Term
 from lathe.core.ops.opdef.type_rules import INDEX, Shape, check_kind, expect_shape, normalize_axes, untouched_rows
 
-# "To the end": exporters write the greatest (or least) number of int32 or int64, tf2onnx writes 10**9. A bound is
-# compared with an extent that is a number; of a symbolic one no axis is taken to be longer: it would take gigabytes.
+# "To the end": exporters write the greatest (or least) number of int32 or int64, tf2onnx writes 10**9. Symbolic extents
+# are assumed to be smaller than this, since a longer axis would take gigabytes.
 _FAR = 10**9
-_FARTHEST = 2**31 - 1  # that a diagonal lies from the main one: numbers of places are int32
+_FARTHEST = 2**31 - 1  # the greatest `k` of Trilu in its definition, whose indices are int32
 _Range = tuple[Any, Any, int]
 
 

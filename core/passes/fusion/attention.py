@@ -143,7 +143,7 @@ def _changes_leading_axes(source: Value, value: Value) -> bool:
 def _product_before(editor: Editor, softmax: Node) -> list[Node] | None:
     """The product that computes the scores, and the elementwise nodes from it to the softmax; None if there is none.
 
-    Those nodes are what `FuseEpilogue` left alone, such as boolean masks. No other node may read what lies between.
+    `FuseEpilogue` did not fuse these nodes, such as boolean masks. No other node may read a value between them.
     """
     scores = softmax.inputs[0]
     return _path(editor, scores, softmax) if scores is not None and scores.dtype is DType.FLOAT32 else None

@@ -68,7 +68,7 @@ def _stays_in_registers(editor: Editor, node: Node, order: Mapping[Node, int]) -
 
 
 def _product_of(editor: Editor, value: Value) -> Node | None:
-    """The integer product from which a value is computed, if no other node reads what lies between; otherwise None."""
+    """The integer product from which a value is computed, if no other node reads the values between; otherwise None."""
     node: Node | None = None
     while editor.only_reader(value) is not None and (node := value.producer) is not None and node.op in _FOLLOWED:
         varying = [x for x in node.inputs if x is not None and editor.array(x) is None]

@@ -39,7 +39,7 @@ _PAIR = 2  # the number of bfloat16 in one 32-bit word of a product; float16 cov
 _FEWEST_ROWS = 32  # the fewest rows for which packing the right operand during the run pays off
 _FIRST_EXTRA = {"FusedConv": 3, "FusedMatMul": 2}
 
-# Operators that keep the element type and compute in float32 whatever it is. The number says how many of the first
+# Operators that keep the element type, and compute in float32 for any type. The number says how many of the first
 # inputs have the type of the output (None: all).
 _PRESERVING: dict[str, int | None] = {
     "Transpose": 1, "Reshape": 1, "Flatten": 1, "Squeeze": 1, "Unsqueeze": 1, "Identity": 1, "Slice": 1, "Split": 1,
@@ -86,7 +86,7 @@ def _is_stored(editor: Editor, value: Value) -> bool:
 
 
 def _fits(editor: Editor, value: Value, chosen: set[Value], dtype: DType) -> bool:
-    """Whether a value may be narrow, if the others in `chosen` are.
+    """Whether a value may be narrow, if the other values in `chosen` are narrow.
 
     For a value that a product multiplies, conversions for its other readers pay off. Any other value must be next to a
     product or a type-preserving node, and no reader may need a conversion of its own.

@@ -1,7 +1,7 @@
 """Quantized graphs: rewrites products of dequantized numbers as products of integers, whose results are scaled.
 
 Exporters write DequantizeLinear before an operator and QuantizeLinear after it (QDQ). This pass moves the conversions
-behind nodes that only move elements, and cancels inverse pairs. It rewrites a convolution or matrix product of a
+after nodes that only move elements, and cancels inverse pairs. It rewrites a convolution or matrix product of a
 dequantized input with a quantized weight as an integer product. The remaining conversions become elementwise nodes,
 which other passes fuse into the epilogues of the products. Activations are uint8: int8 activations are stored plus 128.
 
@@ -135,7 +135,7 @@ def _plus_offset(zero: Array) -> Array:
 
 
 def _move(editor: Editor, node: Node) -> None:
-    """Moves a DequantizeLinear behind nodes that only move elements; cancels a DequantizeLinear and its inverse."""
+    """Moves a DequantizeLinear after nodes that only move elements; cancels a DequantizeLinear and its inverse."""
     if node.op == "QuantizeLinear":
         _cancel(editor, node)
     elif node.op in _MOVING and len(node.outputs) == 1:

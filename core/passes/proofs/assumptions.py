@@ -2,9 +2,9 @@
 
 Exporters give the leading dimension of every input a name of its own. A decoder's mask is as long as its past plus its
 new tokens, but declares a symbol of its own. If rows are independent when such dimensions are equal, the graph is
-compiled under this assumption. In other models, leading dimensions are assumed equal if some node combines them, such
-as those of token ids and their mask, beside images in another number. The session must check the inputs of every run,
-and use the graph as declared for inputs that break the assumption.
+compiled under this assumption. Otherwise, leading dimensions are assumed equal only if some node combines them: those
+of token ids and their mask, for example, but not that of images, whose number may differ. The session must check the
+inputs of every run, and use the graph as declared for inputs that break the assumption.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _sequence_graph(whole: Graph, batch: str | None, pooled: set[str], pools: It
 
 
 def _check_reads(sequences: Graph, of_tokens: Collection[Value]) -> None:
-    """Raises Mixed if the graph of sequences reads an input of tokens, or its shape: packed, its extents differ."""
+    """ProofFailed if the graph of sequences reads an input of tokens, or its shape: packed, its extents differ."""
     for node in sequences.nodes:
         for value in node_reads(node):
             if value in of_tokens:
@@ -133,7 +133,7 @@ def _check_reads(sequences: Graph, of_tokens: Collection[Value]) -> None:
 
 
 def _computed_output(graph: Graph, value: Value) -> Value:
-    """An output that a node computes. One that is an input as well gets an Identity, and the input another name."""
+    """The value if a node computes it. An input is renamed, and the output of an Identity takes its name."""
     if value.producer is not None:
         return value
     name, value.name = value.name, graph.fresh_name(f"{value.name}.pooled")
@@ -161,7 +161,7 @@ def _pools_read(sequences: Graph, pools: dict[str, Value]) -> dict[str, Value]:
 
 
 def _finish(tokens: Graph, outputs: list[Value], pools: dict[str, Value]) -> None:
-    """Finishes the graph of tokens: its outputs are the outputs with tokens and the pools; dead nodes go."""
+    """Finishes the graph of tokens: its outputs are the outputs with tokens and the pools; dead nodes are removed."""
     tokens.outputs = [*outputs, *pools.values()]
     tokens.remove_dead()
     for name, value in pools.items():

@@ -56,7 +56,7 @@ class Counts:
         return array is not None and array.dtype == object and any(depends(x, self.rows) for x in array.ravel())
 
     def check(self, node: Node) -> None:
-        """Raises Mixed if the node uses a count in a way that `_USES` does not allow, or takes an unknown shape."""
+        """ProofFailed if the node uses a count in a way that `_USES` does not allow, or takes an unknown shape."""
         op = registry.get(node.op)
         if op.shape_arithmetic and all(output in self.known for output in node.outputs):
             return  # its outputs are counts again, or constants
@@ -79,7 +79,7 @@ class Counts:
                 yield name, f"attribute {name}"
 
     def check_body(self, body: Graph, node: Node) -> None:
-        """Raises Mixed if a body outputs a count: the outer graph could not recognise it as one."""
+        """ProofFailed if a body outputs a count: the outer graph could not recognise it as one."""
         if any(value in self for value in body.outputs):
             raise ProofFailed(f"{describe(node)}: its nested graph outputs the number of {self._label}")
 
@@ -108,7 +108,7 @@ def _repeats_one(view: Infer, is_count: Depends) -> bool:
     """Expand: every count must equal the extent of the output at its axis.
 
     Then the input either has this extent already, or has extent 1 and its one row is repeated. If the count differs
-    from the extent, such as n beside 2*n, the two broadcast for n = 1 alone, so the result would change with n.
+    from the extent, such as n from 2*n, the two broadcast for n = 1 alone, so the result would change with n.
     """
     wanted, shape = view.param("shape"), shape_of(view.node.output)
     if wanted is None or shape is None or len(shape) < len(wanted):

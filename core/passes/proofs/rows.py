@@ -71,7 +71,7 @@ def _common_leading_symbol(graph: Graph) -> str:
         raise ProofFailed("the model has no inputs")
     names = {_leading_symbol(value) for value in graph.inputs}
     if len(names) > 1:
-        raise ProofFailed(f"the inputs lead with different dimensions: {', '.join(sorted(names))}")
+        raise ProofFailed(f"the inputs have different leading dimensions: {', '.join(sorted(names))}")
     batch = names.pop()
     for value in graph.inputs:
         if any(depends(dim, batch) for dim in value.shape[1:]):

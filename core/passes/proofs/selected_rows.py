@@ -1,8 +1,8 @@
-"""What is computed of the rows that a mask selects, such as `hidden[mask]` or the tokens of one expert.
+"""Finds the values that are computed from the rows that a mask selects, as in `hidden[mask]` or a mixture of experts.
 
-NonZero gives the places of a mask's elements that are not zero. Exporters of PyTorch gather rows there, compute
-something of each, and scatter that to the same places. This module finds such values; `selected_rows.py` does without
-the gather.
+NonZero returns the coordinates of a mask's nonzero elements. PyTorch's exporters gather rows at these coordinates,
+compute each row by itself, and scatter the results to the same coordinates. This module finds the values between;
+`lowering/masked_rows.py` replaces them with computations on all rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.registry import MixesRows
 from lathe.core.passes.rewrite.base import shape_of, view_source
 
-# Of any numbers, they compute something: what they do to rows that no mask selects stays without effect.
+# These operators accept any numbers, so they can be computed for rows that the mask does not select, too.
 _OF_ROWS = (
     "MatMul",
     "Gemm",
@@ -36,16 +36,18 @@ _ROWWISE = frozenset((*_OF_ROWS, *_PARTS, *_SUMS, "Cast", "Identity"))
 
 @dataclass(frozen=True)
 class Places:
-    """Integers of the elements of a mask that are not zero. `columns`: for each column, what it adds up for a step
-    along each axis of the mask; a coordinate is 1 along its axis. `axis`: along which the columns lie, the elements lie
-    along the other one; None where there is one column without an axis."""
+    """Integers for each nonzero element of a mask: in every column, a linear function of the element's coordinates.
+
+    `columns` has the factor of each coordinate, for every column: a column that is a coordinate has factor 1 for it and
+    0 for the others. `axis` is the axis, 0 or 1, that counts the columns; None for a single column of rank 1.
+    """
 
     mask: Value
     columns: tuple[tuple[Dim, ...], ...]
     axis: int | None
 
     def coordinates(self) -> tuple[int, ...] | None:
-        """The axes of the mask whose coordinates the columns are; None where one is none, or is there twice."""
+        """The axis of the mask whose coordinate each column is; None unless all columns are different coordinates."""
         axes = [steps.index(1) if _is_unit(steps) else None for steps in self.columns]
         found = tuple(axis for axis in axes if axis is not None)
         return found if len(set(found)) == len(axes) else None
@@ -53,8 +55,11 @@ class Places:
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor that leads with a row for each element of a mask that is not zero. `axes`: those of the mask on whose
-    coordinates rows depend. `flat`: their elements one after the other; `rest`: the extents of a row."""
+    """A tensor with one row for each nonzero element of a mask.
+
+    `axes`: the axes of the mask on whose coordinates the rows depend. `rest`: the extents of a row. `flat`: the rows
+    are flattened to rank 1.
+    """
 
     mask: Value
     axes: frozenset[int]
@@ -71,14 +76,16 @@ def _is_unit(steps: Sequence[Dim]) -> bool:
 
 
 class Selection:
-    """What the values of a graph are, of those that depend on how many elements of a mask are not zero. `known`: the
-    values that inference knows."""
+    """Classifies values whose extents contain the number of a mask's nonzero elements, as `Places` or `Rows`.
+
+    `known`: the values that inference knows.
+    """
 
     def __init__(self, nodes: Sequence[Node], known: Mapping[Value, Array]) -> None:
         self.known = known
         self.found: dict[Value, Found] = {}
-        self.counts: dict[Value, Dim] = {}  # by mask: how many of its elements are not zero
-        self._mixed: dict[Value, frozenset[Value]] = {}  # the masks that something else than rows is computed with
+        self.counts: dict[Value, Dim] = {}  # by mask: the number of its nonzero elements
+        self._mixed: dict[Value, frozenset[Value]] = {}  # of other values: the masks they depend on
         for node in nodes:
             self._look(node)
 
@@ -94,14 +101,14 @@ class Selection:
         return mask in self.counts and dim == self.counts[mask]
 
     def repeated_number(self, value: Value) -> float | None:
-        """The number that each element of a value is, where they are one number that is known."""
+        """The known number that all elements of a value equal; None if there is no such number."""
         node = value.producer
         source = node.inputs[0] if node is not None and node.op == "Expand" else value
         array = self.known.get(source) if source is not None else None
         return float(array.ravel()[0]) if array is not None and array.size == 1 and array.dtype != object else None
 
     def nodes_of(self, value: Value) -> list[Node]:
-        """The nodes that compute rows for a value, in the order of the graph."""
+        """The nodes that compute `value` and the rows that it is computed from, in the order of the graph."""
         wanted, pending = set[Value](), [value]
         while pending:
             current = pending.pop()
@@ -123,8 +130,10 @@ class Selection:
         self._note_mixed(node)
 
     def _note_mixed(self, node: Node) -> None:
-        """That something else depends on what a mask selects, as a mean over its rows. What is written to a tensor is
-        taken to lie where it was gathered."""
+        """Record the masks of other values that are computed from places or rows, such as a mean over selected rows.
+
+        Results of scatters are not recorded: their rows are assumed to be where they were gathered.
+        """
         if node.op in ("ScatterND", "ScatterElements") or node.outputs[0] in self.found:
             return
         given = [self.found.get(value) for value in node.inputs if value is not None]
@@ -142,7 +151,7 @@ class Selection:
         self.found[node.output] = Places(mask, tuple(tuple(int(i == k) for i in axes) for k in axes), 0)
 
     def _rowwise(self, node: Node) -> Iterator[Found]:
-        """What a node computes of each row by itself."""
+        """The outputs as rows, if the node computes each row by itself; otherwise nothing."""
         op, given = registry.get(node.op), [self.rows(value) for value in node.inputs]
         masks = {rows.mask for rows in given if rows is not None}
         if len(masks) != 1 or any(rows.flat for rows in given if rows is not None):
@@ -161,7 +170,7 @@ class Selection:
         yield from (Rows(mask, axes, value.shape[1:]) for value in node.outputs)
 
     def _has_parameters(self, node: Node, mask: Value) -> bool:
-        """Whether every input is a tensor of rows, a parameter that is known, or does not depend on the mask."""
+        """Whether every input is a tensor of rows, a known parameter, or independent of the mask."""
         parameters = registry.get(node.op).params.values()
         return all(
             value is None
@@ -172,7 +181,7 @@ class Selection:
         )
 
     def _leads(self, value: Value, mask: Value) -> bool:
-        """Whether a tensor has a row for each element of a mask that is not zero, and no other extent depends on it."""
+        """Whether the leading extent, and no other, depends on the number of nonzero elements, and is that number."""
         shape = shape_of(value)
         if not shape or not self.is_count(shape[0], mask):
             return False
@@ -180,7 +189,7 @@ class Selection:
 
 
 def _counts(value: Value) -> bool:
-    """Whether the elements are integers, which count places: floats may be rounded on the way."""
+    """Whether the elements are int32 or int64, as `Places` must be: floats may have been rounded."""
     return value.dtype in (DType.INT32, DType.INT64)
 
 
@@ -232,7 +241,7 @@ def _sliced(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _viewed(selection: Selection, node: Node) -> list[Found] | None:
-    """One column with an axis of its own or without; or all elements of rows."""
+    """A view that adds or removes the axis of a single column, or that flattens rows."""
     found, shape = selection.places(node.input(0)), shape_of(node.output)
     if found is None:
         return _flattened(selection, node)
@@ -255,7 +264,7 @@ def _joined(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _gathered(selection: Selection, node: Node) -> list[Found] | None:
-    """Some columns; or rows of a tensor."""
+    """A Gather of columns of places, or of rows of a tensor."""
     found, axis = selection.places(node.input(0)), node.attrs.get("axis", 0)
     if found is None:
         return _picked(selection, node)
@@ -269,7 +278,7 @@ def _gathered(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _summed(selection: Selection, node: Node) -> list[Found] | None:
-    """Sums of columns: the number of an element of a table, where that is looked at as one row."""
+    """The sum of two columns, such as row * length + column: an index into flattened axes."""
     one, other = (selection.places(value) for value in node.inputs)
     if one is None or other is None or (one.mask, one.axis) != (other.mask, other.axis):
         return None
@@ -293,7 +302,7 @@ def _scaled(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _picked(selection: Selection, node: Node) -> list[Found] | None:
-    """Rows of a tensor that does not depend on a count: those at the places of the mask's elements."""
+    """A Gather or GatherND at places, from a tensor that is neither places nor rows."""
     data, index = node.input(0), selection.places(node.input(1))
     if data is None or index is None or data in selection.found or _is_open(data):
         return None
@@ -309,15 +318,17 @@ def _picked(selection: Selection, node: Node) -> list[Found] | None:
 
 @dataclass(frozen=True)
 class Source:
-    """The tensor [*extents of the axes of a mask, ...] that rows are gathered from."""
+    """The shape of the tensor that rows are gathered from: it begins with the extents of the mask's axes `axes`."""
 
     shape: tuple[Dim, ...]
     axes: tuple[int, ...]
 
 
 def source_of(data: Value, index: Places) -> Source | None:
-    """How a tensor lies before its axes are joined, where each element of the mask has a place of its own there: so
-    every element of the mask, zero or not, has one."""
+    """The shape of `data` with an axis for each axis of the mask that `index` depends on.
+
+    None unless every index along these axes has its own row in `data`. Then rows exist for the zero elements as well.
+    """
     extents, shape = shape_of(index.mask) or (), shape_of(data) or ()
     axes = index.coordinates()
     if axes is None and len(index.columns) == 1:
@@ -330,8 +341,7 @@ def source_of(data: Value, index: Places) -> Source | None:
 
 
 def _joined_axes(steps: Sequence[Dim], extents: Sequence[Dim]) -> tuple[int, ...] | None:
-    """The axes of which a number counts all places: the last one in steps of 1, each before it in steps of what lies
-    behind."""
+    """The axes whose steps are not 0, outermost first, if these are row-major strides; otherwise None."""
     left = [axis for axis, step in enumerate(steps) if step != 0]
     axes: list[int] = []
     behind: Dim = 1
@@ -352,7 +362,7 @@ def _flattened(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _cut_to_count(selection: Selection, node: Node) -> list[Found] | None:
-    """All elements of rows: as many as the mask has that is repeated for each element of a row."""
+    """A Slice of all elements of flattened rows: its end is the count of the rows' mask, repeated for every element."""
     found = selection.rows(node.input(0))
     if found is None or not found.flat:
         return None
@@ -365,7 +375,7 @@ def _cut_to_count(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def repeats(mask: Value, other: Value, rest: Sequence[Dim]) -> bool:
-    """Whether a mask is another one, each element of which is repeated as a row of these extents."""
+    """Whether `mask` is `other`, expanded by trailing axes of the extents `rest`."""
     node, shape = mask.producer, shape_of(other)
     if node is None or node.op != "Expand" or shape is None or shape_of(mask) != (*shape, *rest):
         return False
@@ -376,7 +386,7 @@ def repeats(mask: Value, other: Value, rest: Sequence[Dim]) -> bool:
 
 
 def _repeated(selection: Selection, node: Node) -> list[Found] | None:
-    """Rows in the shape that they have: as many as a mask has elements that are not zero, as a sum counts them."""
+    """An Expand of rows to the shape that they have already, if a sum over the mask computes its leading extent."""
     found, shape = selection.rows(node.input(0)), node.input(1)
     if found is None or found.flat or shape is None or shape.producer is None or shape.producer.op != "Concat":
         return None
@@ -390,7 +400,7 @@ def _repeated(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _counts_all(selection: Selection, count: Value | None, mask: Value) -> bool:
-    """Whether a value is the number of elements of a mask that are not zero, as the sum of all of them."""
+    """Whether `count` is the sum over the whole mask, which is the number of its nonzero elements."""
     node = count.producer if count is not None else None
     source = node.inputs[0] if node is not None and node.op == "ReduceSum" and len(node.inputs) == 1 else None
     shape = shape_of(source)

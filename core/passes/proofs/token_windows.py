@@ -46,7 +46,7 @@ def packed_convolution(editor: Editor, c: Infer, axis: int, places: Callable[[],
     """A convolution of one sequence along `axis`, rewritten for packed sequences; None if it cannot be, or should not.
 
     It must give one result per token (stride 1, same padding), with batch extent 1 and channels first. If the kernel is
-    large beside the number of output channels, copying the windows would take longer than the products.
+    large compared with the number of output channels, copying the windows would take longer than the products.
     """
     x, *parameters = c.node.inputs
     kernel, shape = kernel_of(c, c.tensor(1).dims), shape_of(x)

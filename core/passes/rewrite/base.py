@@ -100,8 +100,7 @@ def input_symbols(graph: Graph) -> frozenset[str]:
     """Symbols that are whole dimensions of the graph's inputs: every run knows their values from its feeds.
 
     Inputs of a nested graph may also have symbols for unknown dimensions (prefix `DATA_DEPENDENT_PREFIX`). These are
-    left out: inference
-    renames them when another node produces the value, so no attribute may hold one.
+    left out: inference renames them when another node produces the value, so no attribute may hold one.
     """
     names = (str(dim) for value in graph.inputs for dim in shape_of(value) or () if isinstance(dim, SymDim))
     return frozenset(name for name in names if name.isidentifier() and not name.startswith(DATA_DEPENDENT_PREFIX))

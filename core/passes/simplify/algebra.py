@@ -294,7 +294,7 @@ def _flattened_rows(node: Node) -> Value | None:
 
 
 def _plain_weight(editor: Editor, node: Node) -> Value | None:
-    """The matrix by which a node multiplies, if it only adds a row besides; otherwise None."""
+    """The matrix by which a node multiplies, if it does nothing else, or only adds a row; otherwise None."""
     weight, bias = node.inputs[1], shape_of(node.input(2))
     if any(node.attrs.get(name, 1.0) != 1.0 for name in ("alpha", "beta")) or len(shape_of(weight) or ()) != 2:
         return None

@@ -1,4 +1,4 @@
-"""Moves views that join batch axes behind matrix products and elementwise nodes, until they meet views that split them.
+"""Moves views that join batch axes after matrix products and elementwise nodes, until they meet views that split them.
 
 Exporters write attention with `torch.bmm`: they join heads and batch for each of the two products, and split them again
 for the mask and the softmax in between. After this pass the two views meet and cancel.
@@ -75,7 +75,7 @@ def _joins(source: Value, value: Value) -> bool:
 
 
 def _move_behind(editor: Editor, node: Node, moved: set[Value]) -> Value | None:
-    """Moves a join behind an elementwise node or a softmax of the last axis; returns the new joined output, or None.
+    """Moves a join after an elementwise node or a softmax of the last axis; returns the new joined output, or None.
 
     A Reshape of a joined value becomes a Reshape of the value before the join.
     """

@@ -198,7 +198,7 @@ def _rebuild(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: 
 
 
 def _factor_after(e: Editor, m: Match) -> Value | None:
-    """Moves a scalar factor of an operand behind the product, where it is fused into the epilogue."""
+    """Moves a scalar factor of an operand after the product, where it is fused into the epilogue."""
     factor = e.graph.constants[m["c"]]
     shapes = shape_of(m["a"]), shape_of(m["b"])
     if any(shape is None or len(shape) < 2 for shape in shapes):

@@ -93,7 +93,7 @@ def _sink(editor: Editor, node: Node) -> None:
 
 
 def _sink_through_split(editor: Editor, node: Node) -> None:
-    """Moves a transpose behind a view that splits axes or drops axes of extent 1."""
+    """Moves a transpose after a view that splits axes or drops axes of extent 1."""
     x, target = node.inputs[0], shape_of(node.output)
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
     if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
@@ -156,7 +156,7 @@ def _is_matrix_product(editor: Editor, reader: Node, x: Value) -> bool:
 
 
 def _sink_through_gather(editor: Editor, node: Node) -> None:
-    """Moves a transpose behind a Gather of one slice, if all readers of the transposed tensor gather one slice."""
+    """Moves a transpose after a Gather of one slice, if all readers of the transposed tensor gather one slice."""
     x = node.inputs[0]
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
     if x is None or x.producer is None or perm is None or editor.is_output(x):

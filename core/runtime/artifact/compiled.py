@@ -50,8 +50,8 @@ class Split:
 class Partitioned:
     """Dynamic-shape code in parts.
 
-    `script` is the graph that the references run: each node `PART` (script.py) stands for one of the parts, whose plans
-    name the symbols of the script that are their sizes. The code is valid as long as no dimension of `supposed` is
+    `script` is the outer graph, which the references run; each of its `PART` nodes (script.py) runs one of the parts.
+    The sizes of a part's plan are symbols of the script. The code is valid as long as no dimension of `supposed` is
     negative. `sizes`: see `Plan.sizes`. `notes` tell people what runs on the references, and why.
     """
 

@@ -1,7 +1,7 @@
 """NVIDIA's library of matrix products (cuBLASLt), if it is installed: a dozen functions of its C interface by ctypes.
 
-The library is optional: the tuner offers its products beside Lathe's own kernels, and without it there is one candidate
-less. Functions, structures and numbers are those of `cublasLt.h` since version 12.
+The library is optional: its products are tuning candidates in addition to Lathe's own kernels. Functions, structures
+and numbers are those of `cublasLt.h` since version 12.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ cpu            the host, which has no such object
 cuda:K         the K-th GPU of NVIDIA's driver ("cuda" is the first); needs the extra `cuda`
 simulated:K    host memory, with references as kernels: to try plans and placements without a GPU
 interpreted:K  the same, with the GPU's kernels in Triton's interpreter; needs Triton
-sm_90          the description of a GPU that is not here: compiles for it and runs nothing (absent.py)
+sm_90          the description of a GPU that is not here: compiles for it and runs nothing (absent_gpu.py)
 """
 
 from __future__ import annotations

@@ -494,7 +494,7 @@ def _shape_of(port: Port) -> _Shape | None:
 
 
 class _ReferenceNode(NamedTuple):
-    """A node that runs on its reference, with what it reads."""
+    """A node that runs on its reference, with the values and constants that it reads."""
 
     node: Node
     reads: list[Value]

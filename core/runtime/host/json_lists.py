@@ -27,7 +27,7 @@ from lathe.core.runtime.artifact.store import open_store
 from lathe.core.runtime.host.memory import address_of
 
 _RELEASE_ABOVE = 1 << 15  # bytes of text above which reading releases the interpreter lock
-_MAX_BY_PYTHON = 64  # the most numbers of one list that Python parses for the reader; with more, it gives up
+_MAX_BY_PYTHON = 64  # the most numbers of one list that Python parses for native code; with more, `read` gives up
 
 _State = ctypes.c_int64 * ReadWord.SIZE
 _ARGUMENTS = (None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
@@ -55,15 +55,15 @@ class JsonLists:
         return dtype in self._by_type and len(shape) <= MAX_RANK and 0 < count <= room // 2
 
     def reader(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ListReader:
-        """A reader of many lists of this type and shape, which `takes` must have accepted."""
+        """A reader of many lists of this type and shape, which `can_read` must have accepted."""
         functions, widths = self._by_type[dtype]
         return ListReader(functions, widths, dtype.itemsize, shape)
 
     def read(self, text: bytes, start: int, array: NDArray[Any]) -> int | None:
         """Fill `array` from the list that begins at `start`; returns the end of the list.
 
-        None if the text is not a list of the array's numbers, flat or nested as its shape. `takes` must have accepted
-        the array.
+        None if the text is not a list of the array's numbers, flat or nested as its shape. `can_read` must have
+        accepted the array.
         """
         (native, released), widths = self._by_type[array.dtype]
         size, shape = len(text), array.shape
@@ -97,8 +97,7 @@ class ListReader:
         self._address = ctypes.addressof(self._elements)
 
     def read(self, text: bytes, start: int, end: int) -> bytes | None:
-        """The elements of the list in `text[start:end]`; None if the text is no such list, or if the native code
-        leaves one of its numbers to Python."""
+        """The elements of the list in `text[start:end]`; None if it is no such list, or native code cannot read it."""
         state, size = self._state, len(text)
         state[_AT], state[_INDEX] = start, 0
         call = self._native if size - start < _RELEASE_ABOVE else self._released

@@ -4,7 +4,7 @@ Written as LLVM text because it is control flow and atomics, not vector arithmet
 
     enter(team, context) -> status   look up arrays, bind addresses, run the tape on one thread or the pool, collect the
                                      status
-    run(context, tid, threads)       every thread walks the tape; barriers stand between stages (steps, when timed)
+    run(context, tid, threads)       every thread runs the tape; barriers separate stages (steps, when timed)
     work(team, tid, generation)      the loop of a worker: wait for a newer job, run it, count it as done
     stop(team)                       make every worker return; later runs use only their callers' threads
 

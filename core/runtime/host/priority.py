@@ -19,7 +19,7 @@ class Priority(enum.Enum):
     NORMAL = enum.auto()  # a full share
     IDLE = enum.auto()  # none (SCHED_IDLE): every other thread preempts it at once
     LOW = enum.auto()  # little (nice 19), but in time slices of some milliseconds, longer than a run of a small model
-    SHARED = enum.auto()  # about a quarter of the time beside one busy thread (nice 5)
+    SHARED = enum.auto()  # about a quarter of the time while another thread is busy (nice 5)
 
     @property
     def nice(self) -> int:

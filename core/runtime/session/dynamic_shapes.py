@@ -1,6 +1,6 @@
-"""Dynamic-shape code for a model that is not packed: one code that answers for each shape until that has its own.
+"""Dynamic-shape code for a model that is not packed: serves every shape until the shape has code of its own.
 
-Its kernels read every size that the inputs show from a table: the batch size, sequence lengths, the length of a past.
+Its kernels read the sizes of the inputs from a table: the batch size, sequence lengths, the length of a past.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class DynamicShapeCode:
     ) -> None:
         """`batch`: the symbol of the batch size.
 
-        `at_hand`: whether `make` only has to load. `compile_beside` compiles most of it in a child process of the
-        background. `waits`: sizes that the code does not serve wait for code of their own; otherwise the reference
-        runner answers them.
+        `at_hand`: whether `make` only has to load the code. `compile_beside` compiles most of it in a child process of
+        the background. `waits`: runs of sizes that the code does not serve wait for code of their own; otherwise the
+        reference runner (`general`) answers.
         """
         self._make, self._batch, self._general = make, batch, general
         self._at_hand, self._compile_beside, self._wait_when_unserved = at_hand, compile_beside, waits

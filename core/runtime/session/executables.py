@@ -85,9 +85,8 @@ class ShapeCompiler:
 
     `now` compiles in the calling thread. The stages of `later` run in the background and replace each other, each one
     better; without any stage, every run waits for its shape. `is_cached` says whether `now` only has to load cached
-    code.
-    `general` is the stand-in, if there is one. `first`: the first shape of a session may be compiled in the background,
-    too, instead of making its run wait. The same holds if `general` is quick.
+    code. `general` is the stand-in, if there is one. `first`: the first shape of a session may be compiled in the
+    background, too, instead of making its run wait. The same holds if `general` is quick.
     """
 
     now: Callable[[CodeBinding], ShapeCode]
@@ -144,7 +143,7 @@ class Shape:
         return self.users > 0 or not self.dropped
 
     def note_run(self, runner: object) -> bool:
-        """Note a run by this runner; whether the runner is still the one that this shape gives.
+        """Record a run; returns whether `runner` is still this shape's code, or its stand-in while there is no code.
 
         The `_FREQUENT_RUNS`th run by the stand-in requests code for this shape.
         """
@@ -274,7 +273,7 @@ class ShapeCache:
         return general.run(given, lambda: False) if general.quick and not shape.ready else None
 
     def _run_slow(self, general: StandIn, shape: Shape, given: RunInputs) -> list[Any] | None:
-        """The answer of a stand-in that is not quick, after a rest; None once there is something better."""
+        """The answer of a stand-in that is not quick, after a rest; None once there is code, or it is quick."""
 
         def enough() -> bool:
             return shape.ready or general.quick

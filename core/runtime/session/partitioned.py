@@ -30,7 +30,7 @@ _MAX_CALLS = 64  # cached sizes of a part with their layouts; at the limit, all 
 
 
 class UnservedSizes(SessionClosed):
-    """The code does not serve these sizes, or the sizes that a run computes: the stand-in's fallback answers."""
+    """The code does not serve these sizes, or the sizes that a run computes, so other code must answer."""
 
 
 class PartitionedRunner:
@@ -75,7 +75,7 @@ class PartitionedRunner:
     def run_script(self, inputs: Sequence[Any], known: Mapping[str, int], code: Mapping[Node, RunCode]) -> list[Any]:
         """Outputs in the model's order, freshly allocated.
 
-        Unfit if a part does not serve the sizes that the run computes.
+        UnservedSizes if a part does not serve the sizes that the run computes.
         """
         environment: dict[Value, Any] = dict(zip(self._script.inputs, inputs, strict=True))
         with self._running() as check:
@@ -141,7 +141,7 @@ class PartitionedRunner:
                 self._free()
 
     def run(self, n: int, inputs: Sequence[Any], times: Sequence[StepTimes] | None = None) -> list[Any]:
-        """UnsupportedError: a batch size is not enough, see `sized`."""
+        """UnsupportedError: a batch size is not enough, see `dynamic_call`."""
         raise UnsupportedError("dynamic-shape code needs all sizes, not only a batch size")
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
@@ -217,7 +217,10 @@ class _PartCode:
         self._ready: dict[tuple[int, ...], _ReadyPart | None] = {}
 
     def __call__(self, arrays: Sequence[Any], known: Mapping[str, int]) -> list[Any]:
-        """Unfit if the part does not serve these sizes, or if an array does not have the shape that they imply."""
+        """The outputs of the part.
+
+        UnservedSizes if the part does not serve these sizes, or if an array does not have the shape that they imply.
+        """
         ready, inputs = self._ready_for(arrays, known)
         return ready.call(inputs)
 

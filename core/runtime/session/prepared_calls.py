@@ -1,9 +1,8 @@
-"""Runs of shapes that were seen before: what follows from the shapes is looked up once, not on every run.
+"""A cache of calls by the shapes of the feeds, so that a run of known shapes needs no further checks.
 
-A run of a tiny model is a microsecond of native code or less, so the cost of a call is what surrounds it: finding
-sizes, allocating outputs, passing addresses. `CallCache` finds the function to call by one look at the feeds. For
-code that
-is one native segment on the caller's thread, that function is a `Call`.
+Native code runs a tiny model in a microsecond or less. Most of a call's time then goes to finding sizes, allocating
+outputs and passing addresses. `CallCache` finds the function to call by one lookup of the shapes. For code that is one
+native segment on the caller's thread, that function is a `Call`.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Host(Protocol):
 
 
 class ContextSetup:
-    """What is the same for all runs of a call: the batch size, the number of steps, the arena's bytes, the ports.
+    """Sets up a context for all runs of a call: the batch size, the number of steps, the arena's bytes, the ports.
 
     A context is set up once, and again after another call has used it.
     """
@@ -86,7 +85,7 @@ class DynamicContextSetup(ContextSetup):
 
     def __init__(self, layout: Layout, steps: int, ports: int, threads: int) -> None:
         super().__init__(address_of(layout.sizes), steps, layout.arena, ports)
-        self._layout, self._threads = layout, threads  # the layout's tables live as long as the setting
+        self._layout, self._threads = layout, threads  # keeps the layout's tables alive
 
     def apply(self, context: Context) -> None:
         super().apply(context)
@@ -212,7 +211,7 @@ def out_of_memory_error(n: int, error: MemoryError) -> FeedError:
 
 
 class Runner(Protocol):
-    """What runs: see runner.py."""
+    """The code that a cached call runs: see runner.py."""
 
     def run(self, n: int, inputs: Sequence[Any]) -> list[Any]: ...
 
@@ -221,7 +220,7 @@ class CodeSource(Protocol):
     """The origin of a shape's code: see executables.py."""
 
     def note_run(self, runner: object) -> bool:
-        """Note a run that did not enter the shape; whether this runner is still the code of the shape."""
+        """Record a run that did not enter the shape; returns whether this runner is still the code of the shape."""
         ...
 
     def is_current(self, runner: object) -> bool:
@@ -234,7 +233,7 @@ Prepare: TypeAlias = Callable[[int], Run]  # for a batch size
 
 @dataclass(slots=True)
 class _CachedCall:
-    """How a shape runs. The call is prepared when the shape comes for the second time: many come only once."""
+    """How a shape runs. The call is prepared when the shape occurs again: many shapes occur only once."""
 
     n: int
     runner: Runner
@@ -316,7 +315,7 @@ class CallCache:
     def keep(
         self, arrays: Sequence[Any], n: int, runner: Runner, source: CodeSource, prepare: Prepare, every: bool
     ) -> None:
-        """Run feeds of these shapes this way from now on, as long as `source` gives the same code.
+        """Cache how feeds of these shapes run. The entry is used as long as `runner` is the code of `source`.
 
         `every`: the code is valid for every number of rows.
         """

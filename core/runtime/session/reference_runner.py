@@ -27,7 +27,7 @@ from lathe.core.runtime.session.runner import Runner
 from lathe.core.runtime.session.script import PART
 
 MAX_OPERATIONS = (
-    2e10  # operations: about the work of NumPy in the time that a model of about fifty layers takes to compile
+    2e10  # operations: NumPy does about as many in the time that a model of about fifty layers takes to compile
 )
 _ELEMENT_OPERATIONS = 30  # operations per output element of a node that is not a product
 _NODE_OPERATIONS = 1e5  # operations in the fixed time of a node, about ten microseconds
@@ -65,8 +65,7 @@ class ReferenceRunner:
         """Outputs in the model's order.
 
         None if the work exceeds `MAX_OPERATIONS`, once `enough` returns true, and on any error, which compiled code
-        then
-        reports.
+        then reports.
         """
         environment: dict[Value, Any] = dict(zip(self._graph.inputs, given.arrays, strict=True))
         try:
@@ -130,7 +129,7 @@ def operation_count(graph: Graph, known: Mapping[str, int]) -> float:
 
 
 def script_operation_count(script: Graph, known: Mapping[str, int]) -> float:
-    """The same for the nodes that a script leaves to the references (see in_parts.py).
+    """The estimated number of operations of the nodes that a script leaves to the references (see script.py).
 
     Nodes with unknown sizes count nothing: code for given sizes would leave them to the references, too.
     """
@@ -195,7 +194,7 @@ class _Work:
         return max(self.unknown, 1)
 
     def _loop_iterations(self, view: registry.Infer) -> float:
-        """The iterations of a Loop: its limit, or the length of what it stacks."""
+        """The iterations of a Loop: its known trip count, or the length of its scan outputs."""
         limit, stacked = view.value(0), view.node.outputs[max(len(view.node.inputs) - 2, 0) :]
         if limit is not None and limit.size == 1:
             return evaluate(limit.reshape(-1)[0], self.known)

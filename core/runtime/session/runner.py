@@ -1,4 +1,4 @@
-"""`Runner`: what a session runs, whatever device it runs on; the code for one set of shapes."""
+"""`Runner`: the code for one set of shapes, on any device, as a session runs it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Runner(Protocol):
 
     @property
     def shares(self) -> tuple[DeviceShare, ...]:
-        """In the order they run."""
+        """The parts of a run by device, in the order in which they run."""
         ...
 
     @property
@@ -115,7 +115,7 @@ def batch_assumptions(runner: Runner) -> tuple[Dim, ...]:
 
 
 def serves_none(runner: Runner) -> bool:
-    """Whether it only stands in the place of code for all batch sizes, where each batch size has its own code."""
+    """Whether the runner is only a placeholder: its plan serves no batch size, so each batch size has its own code."""
     return any(share.plan.serves_no_batch for share in runner.shares)
 
 

@@ -134,8 +134,8 @@ class Session:
         self._is_fixed = fixed is not None
         self._output_names = tuple(description.outputs)
         self._calls = CallCache(description.inputs, self._output_names, description.batching.symbol)
-        # For a model with one set of shapes the code decides, since loops may have been unrolled. A fed default may
-        # bring them back.
+        # If there is one set of shapes, its code decides: compilation may have unrolled the loops. Code for a fed
+        # default may contain them again.
         by_code = any(_interruptible(fixed.executable)) if fixed is not None else True
         self.may_not_end = description.may_not_end and (by_code or bool(description.defaults))
 
@@ -332,7 +332,7 @@ class Session:
             self._calls.keep(given.arrays, given.rows, shape.standing, shape, lambda n: run, False)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
-        """Median time of every step over `runs` runs, beside the least time that this machine needs (roofline)."""
+        """Median time of every step over `runs` runs, and the least time that this machine needs (roofline)."""
         if fed := self._fed_defaults(feeds):
             return self._variants.get(fed).profile(feeds, runs)
         if self._violates_assumptions(feeds):
@@ -480,7 +480,7 @@ class Session:
 
     @contextmanager
     def _code_of(self, shape: Shape) -> Iterator[Runner]:
-        """As `Shapes.executable`, but FeedError if the fed sizes turn out not to fit the model."""
+        """As `ShapeCache.executable`, but FeedError if the fed sizes turn out not to fit the model."""
         with ExitStack() as stack:
             try:
                 executable = stack.enter_context(self._shapes.executable(shape))

@@ -1,5 +1,7 @@
-"""Shadow inputs, which the session makes: as long as a number that is fed
-(`lathe.core.passes.lowering.length_inputs`)."""
+"""Shadow inputs: inputs that the session creates, whose length is a number that the caller feeds.
+
+See `lathe.core.passes.lowering.length_inputs`.
+"""
 
 from __future__ import annotations
 

@@ -114,7 +114,10 @@ class LazySource:
 
 
 class ConcatSource:
-    """The concatenation of sources with `alike` columns. Its element type can hold the values of all of them."""
+    """The concatenation of sources whose columns differ in numeric types only.
+
+    Its element type can hold the values of all of them.
+    """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = tuple(sources)

@@ -46,7 +46,7 @@ def split_of(data: Data, examples: Examples) -> Split:
 
 
 def row_types_of(model: Graph) -> dict[str, Column] | None:
-    """The row types that a model takes, by input; None if a dimension behind the batch is symbolic."""
+    """The row types that a model takes, by input; None if a dimension after the batch is symbolic."""
     rows = {}
     for value in model.inputs:
         sizes = tuple(size for size in value.shape[1:] if isinstance(size, int))

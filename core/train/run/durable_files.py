@@ -32,8 +32,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Write a folder of files in one step, replacing an existing one. After an OSError nothing new is left.
 
     OSError (ENOSPC), too, if fewer bytes would be left on the disk than `reserve_disk_space` demands. The folder to
-    be replaced
-    still counts as used.
+    be replaced still counts as used.
     """
     aside = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:

@@ -1,6 +1,6 @@
 """Evaluates a model on data, in a work folder like that of a training.
 
-recipe.json           a `EvaluationRequest`
+recipe.json           an `EvaluationRequest`
 result/metrics.json   the model's metrics and its slowest operators
 """
 

@@ -59,7 +59,7 @@ def read(folder: Path) -> Iterator[Event]:
 class EventLog:
     """The event log of a folder, open for appending, and an optional watcher that gets every event.
 
-    If the disk is full, lines are lost and the training goes on. Each line is written completely or not at all.
+    If the disk is full, lines are lost and the training continues. Each line is written completely or not at all.
     """
 
     def __init__(self, folder: Path, watch: Watcher | None = None) -> None:

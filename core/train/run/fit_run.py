@@ -229,7 +229,7 @@ class FitRun:
         return settings.seconds is not None and perf_counter() - self._attempted_at >= settings.seconds
 
     def _save(self) -> None:
-        """Write a checkpoint unless the present state has one. If the disk is full, keep the one before and go on."""
+        """Write a checkpoint unless the present state has one. If the disk is full, the previous one remains."""
         present = (self.learner.runs, self.progress.epoch)
         self._attempted_runs, self._attempted_at = self.learner.runs, perf_counter()
         if present == self._last_checkpoint or not self.learner.runs:

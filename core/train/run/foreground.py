@@ -22,7 +22,7 @@ from lathe.core.train.run.work_folder import OpenSources, Sources
 def run_in_foreground(
     folder: Path, sources: Sources | OpenSources, means: Resources, console: Console | None, curves: bool
 ) -> Outcome:
-    """Run the training in the folder and show its progress on the console, if given. Errors are those of `work`."""
+    """Run the training in the folder, and show its progress on the console, if given. Errors as in `run_training`."""
     with catch_interrupt() as interrupted:
         if console is None:
             return work_folder.run_training(folder, sources, means, interrupted)

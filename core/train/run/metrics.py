@@ -40,7 +40,10 @@ class MetricCollector(Protocol):
 
 
 def metric_collector(classes: int | None) -> MetricCollector:
-    """A meter for outputs [N, C, ...] and class indices [N, ...]; for None, for outputs and numbers of one shape."""
+    """A collector for outputs and class indices; if `classes` is None, for outputs and numbers.
+
+    Outputs are [N, C, ...] for class indices [N, ...], and have the shape of the targets for numbers.
+    """
     return RegressionMetrics() if classes is None else ClassificationMetrics(classes)
 
 

@@ -45,7 +45,10 @@ DYNAMIC_SCALING = LossScaling()
 
 
 class Scaler:
-    """Writes the loss scaling of one step. Call `scaled`, then `unscaled` and `are_fine`, then `guard` and `count`."""
+    """Writes the loss scaling of one step.
+
+    Call `scale_loss`, then `unscale` and `are_finite`, then `guard` and `count`.
+    """
 
     def __init__(self, writer: Writer, settings: LossScaling) -> None:
         self.writer, self.settings = writer, settings

@@ -232,7 +232,7 @@ class _RandomOperators:
         return [(random_numbers.normal(*self._random_source(g), shape) * g.attr("scale") + g.attr("mean")).cast(dtype)]
 
     def _random_source(self, g: Rewrite) -> tuple[Writer, Term, int]:
-        """The writer, the key of the run and this node's salt: the first arguments of the functions in `noise`."""
+        """The writer, the key of the run and this node's salt: the first arguments in `random_numbers`."""
         self.count += 1
         self.key = self.key or g.writer.input(RANDOM_KEY, TensorType(DType.UINT32, ()))
         seed = g.attr("seed")

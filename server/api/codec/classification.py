@@ -22,7 +22,7 @@ def classify_steps(
     numbers.
     """
     if scores.dtype.kind not in "iuf":
-        raise BadRequest(f"classification: expected an output of numbers, this one is {datatype}")
+        raise BadRequest(f"classification: expected an output of numbers, got {datatype}")
     rows = scores.reshape(scores.shape[0], -1) if batched else scores.reshape(1, -1)
     count = min(best, rows.shape[1])
     text: list[bytes] = []

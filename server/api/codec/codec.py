@@ -89,7 +89,7 @@ class ParsedRequest:
         return self.text + (json_bytes if inside else 0)
 
     def named(self, id: str) -> ParsedRequest:
-        """A copy with another id and with an empty cache of answers."""
+        """A copy with another id, without the cached binary answers, which contain the id."""
         return ParsedRequest(
             id,
             self.slots,
@@ -105,8 +105,10 @@ class ParsedRequest:
         )
 
     def sent_as_binary(self) -> ParsedRequest | None:
-        """Return the head of a request that says the same of its one tensor of numbers, and has that as a view behind
-        its JSON instead of inside; None where there is no such."""
+        """The same request with its only input as binary data after the JSON; None if that is not possible.
+
+        It is possible for numbers whose data are inside the JSON: then the input becomes a view into the body.
+        """
         if len(self.slots) != 1:
             return None
         slot = self.slots[0]
@@ -277,7 +279,7 @@ class Codec:
         )
 
     def _is_numbers(self, output: RequestedOutput) -> bool:
-        """Whether an output is asked for as numbers in JSON, and there are words for these."""
+        """Whether the request asks for this output as numbers in JSON, and JSON can represent its datatype."""
         if output.binary or output.classes or output.span is not None:
             return False
         return self._is_fixed_size(output.name) and self.signature.outputs[output.name].datatype not in BINARY_ONLY
@@ -326,8 +328,7 @@ class Codec:
         )
 
     def most(self, head: ParsedRequest, rows: int) -> float:
-        """Return what an answer of so many rows costs at most; infinite where the model may give any number of
-        elements."""
+        """The largest `cost` of an answer of `rows` rows; infinite if an inner dimension is dynamic."""
         if head.plain:
             return 0
         inner = [self.signature.outputs[output.name].shape[1:] for output in head.outputs]
@@ -336,7 +337,7 @@ class Codec:
         return rows * NUMBER_COST * sum(map(math.prod, inner))
 
     def answer(self, head: ParsedRequest, outputs: Tensors) -> tuple[Reply, list[Payload]]:
-        """Return the reply that an answer begins with and the payloads that follow, in one go."""
+        """The reply with the first part of the answer, and the payloads that follow it, computed without pauses."""
         if head.numeric and all(output.name in outputs for output in head.outputs):
             arrays = [outputs[output.name] for output in head.outputs]
             lists = [json_tensors.numbers(np.ascontiguousarray(array).reshape(-1))[1:-1] for array in arrays]
@@ -345,7 +346,7 @@ class Codec:
         return answer.reply(payloads), payloads
 
     def json_answer(self, head: ParsedRequest, shapes: tuple[Shape, ...]) -> JsonAnswer:
-        """Return what an answer says around its numbers and its id, where the outputs have these shapes."""
+        """The JSON around the numbers of an answer whose outputs have these shapes; cached in `head`."""
         found = head.json_answers.get(shapes)
         if found is None:
             if len(head.json_answers) >= MEMO_ENTRIES:
@@ -399,7 +400,7 @@ class Codec:
         return AnswerTemplate(text, bool(payloads)), payloads
 
     def _document(self, id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return an answer's document, and its list of outputs, which is empty."""
+        """The document of an answer, and its list `outputs`, which the caller fills."""
         entries: list[dict[str, Any]] = []
         document: dict[str, Any] = {"id": id} if id else {}
         document |= {"model_name": self.ref.name, "model_version": str(self.ref.version), "outputs": entries}

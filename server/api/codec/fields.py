@@ -1,4 +1,4 @@
-"""Fields of a request's JSON: what is expected of them, and the parameters that every request may have."""
+"""Checks fields of a request's JSON: their types, and the parameters that every request may have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lathe.server.errors import BadRequest, Unsupported
 
 
 def expect(value: object, kind: type, name: str) -> Any:
-    """Return a value that is of this type; raises BadRequest for another."""
+    """Return `value` if it has the type `kind`; raises BadRequest otherwise. A boolean is no integer."""
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         got = "nothing" if value is None else type(value).__name__
         raise BadRequest(f"{name}: expected {_WORDS[kind]}, got {got}")
@@ -19,19 +19,19 @@ _WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 
 def parameters_of(value: object, name: str) -> dict[str, Any]:
-    """Return the parameters that a request, an input or an output has; raises BadRequest for what are none."""
+    """Return the `parameters` of a request, an input or an output, {} for None; raises BadRequest."""
     return {} if value is None else expect(value, dict, name)
 
 
 def refuse_sequences(parameters: dict[str, Any]) -> None:
-    """Raise Unsupported for a request that counts on what others of its sequence left behind."""
+    """Raise Unsupported if the request belongs to a sequence: no state is kept between requests."""
     for name in ("sequence_id", "sequence_start", "sequence_end"):
-        if parameters.get(name):  # 0, an empty string and false say that there is none
+        if parameters.get(name):  # 0, an empty string and false mean: no sequence
             raise Unsupported(f"parameters.{name}: sequences are not supported; each request stands for itself")
 
 
 def priority_of(level: object) -> int:
-    """Return a request's priority, 0 where it says nothing of it; raises BadRequest."""
+    """Return the priority of a request, 0 if it sets none; raises BadRequest."""
     if level is None:
         return 0
     value = expect(level, int, "parameters.priority")
@@ -41,7 +41,7 @@ def priority_of(level: object) -> int:
 
 
 def timeout_of(microseconds: object) -> float | None:
-    """Return the seconds that a request may take, None where it says nothing of it; raises BadRequest."""
+    """Return the timeout of a request in seconds, None if it sets none; raises BadRequest."""
     if microseconds is None or microseconds == 0:
         return None
     value = expect(microseconds, int, "parameters.timeout")

@@ -49,7 +49,7 @@ class InputLocation:
 
     @property
     def read_cost(self) -> int:
-        """The cost of reading its binary data, in the unit of reading one byte (see `payloads.MOVED`)."""
+        """The cost of reading its binary data, in the unit of reading one byte (see `COPIED_PER_READ`)."""
         if self.is_view:
             return 0
         # Numbers that are no view are in shared memory, and are only copied.
@@ -78,8 +78,7 @@ class InputLocation:
         return count * self.dtype.itemsize
 
     def reading(self, body: Body, base: int, taken: Sequence[object] = ()) -> Steps[Array]:
-        """The input as an array, from `body` with binary data at offset `base`, or from `taken`, the data removed from
-        the JSON."""
+        """The input, from `body` (binary data at offset `base`) or from `taken`, the data removed from the JSON."""
         if self.data is not None:
             data, field = taken[self.data], f"input {self.name!r}"
             if isinstance(data, NumberList):
@@ -177,7 +176,7 @@ def raw_shape(spec: Shape, elements: int) -> Shape:
 
 
 def raw_string(spec: TensorSpec, size: int) -> InputLocation:
-    """Return the slot of a raw body that is the one string of its input, without a length before it."""
+    """The location of a raw body that is one string without a length before it; BadRequest if the input takes more."""
     shape = tuple(1 if axis < 0 else axis for axis in spec.shape)
     if element_count(shape) != 1:
         raise BadRequest(

@@ -1,4 +1,4 @@
-"""An answer in JSON whose outputs are all numbers: what is around them depends on the outputs' shapes and an id."""
+"""JSON answers whose outputs are all numbers: the text around the numbers depends only on their shapes and the id."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from lathe.server.api.codec.payloads import Payload
 from lathe.server.api.codec.reply import Reply, begun_json_reply
 from lathe.server.types import Array
 
-_REPLIES = 64  # of different lengths that are kept
+_REPLIES = 64  # cached replies; each is for one length of the answer
 
 
 class JsonAnswer:
-    """The texts before, between and behind the lists of numbers."""
+    """The JSON of an answer without its numbers: the text before, between and after the outputs' elements."""
 
     __slots__ = ("_behind", "_first", "_replies", "_size")
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        """`texts`: one more than there are outputs; the id is none of them."""
+        """`texts`: the JSON without an id, cut where the elements belong; one more text than outputs."""
         self._first, *self._behind = texts
         self._size = sum(map(len, texts))
-        self._replies: dict[int, Reply] = {}  # by the length of the whole
+        self._replies: dict[int, Reply] = {}  # by the bytes of the whole answer, which has no id
 
     def reply(self, lists: Sequence[bytes], id: str = "") -> tuple[Reply, list[Payload]]:
-        """Return the answer with these elements of the outputs, each with commas between them: as the reply, and the
-        payloads that follow its text."""
+        """Return the reply that begins the answer, and the payloads that follow it.
+
+        `lists`: for each output its elements as JSON, separated by commas.
+        """
         size = self._size
         payloads: list[Payload] = []
         for elements, text in zip(lists, self._behind, strict=True):
@@ -46,6 +48,6 @@ class JsonAnswer:
 
 
 def elements_by_row(array: Array) -> list[bytes]:
-    """Return each row's elements as JSON, with commas between them."""
+    """Return the elements of each row as JSON, separated by commas."""
     rows = np.ascontiguousarray(array).reshape(len(array), -1)
     return json_tensors.numbers(rows)[2:-2].split(b"],[")

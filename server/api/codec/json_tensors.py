@@ -152,8 +152,10 @@ def texts_around(document: dict[str, Any], owners: list[dict[str, Any]]) -> list
 
 
 def _fill_all(arrays: list[tuple[dict[str, Any], Array, str]]) -> bool:
-    """Fill in the data of all arrays if they have at most `ELEMENTS_PER_STEP` elements and orjson can write them;
-    True if done."""
+    """Fill in the data of all arrays and return True; False if they are too large or orjson cannot write them.
+
+    Too large means: more than `ELEMENTS_PER_STEP` elements together.
+    """
     if sum([tensor.size for _, tensor, _ in arrays]) > ELEMENTS_PER_STEP:
         return False
     filled = [_fill(owner, tensor, datatype) for owner, tensor, datatype in arrays]

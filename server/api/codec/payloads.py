@@ -13,9 +13,7 @@ from lathe.server.types import Array, RequestedOutput
 Payload: TypeAlias = bytes | memoryview
 
 _SMALL = 4096  # bytes below which a copy costs less than a view
-# Costs of writing, in the unit of reading one byte (`lathe.server.api.inference.reader_threads.INLINE_BYTES` bytes
-# take less
-# than a millisecond):
+# Costs of writing, in the unit of reading one byte (`reader_threads.INLINE_BYTES` bytes take less than a millisecond):
 NUMBER_COST, _TEXT = 8, 16  # per number in JSON; per text, in JSON or binary
 _SORTED, _CLASS = 16, 64  # per number that is sorted; per class that is written
 _DIGITS = 12  # typical bytes of a number in JSON
@@ -62,8 +60,9 @@ def written_bytes(wanted: RequestedOutput, datatype: str, array: Array) -> int:
 
 
 def _text_size(array: Array) -> int:
-    """The approximate bytes of the texts. Above `ELEMENTS_PER_STEP` texts, their lengths are not summed: the number
-    is large enough
-    to exceed every threshold."""
+    """The approximate bytes of the texts; the lengths of more than `ELEMENTS_PER_STEP` texts are not summed.
+
+    Summing would take long, and their number alone makes the result exceed every threshold.
+    """
     text = sum(map(len, elements_of(array, 0))) if array.size <= ELEMENTS_PER_STEP else 0
     return array.size * _TEXT + text

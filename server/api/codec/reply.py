@@ -28,7 +28,7 @@ class Reply:
     headers: tuple[Header, ...]
     text: bytes
     block: bytes
-    begun: bytes = b""  # cache of `beginning`: status line, default headers and block
+    begun: bytes = b""  # cache of `head_bytes`: status line, default headers and block
     lines: list[Header] | None = None  # the default headers in `begun`; uvicorn replaces them once a second
 
     def head_bytes(self, lines: list[Header]) -> bytes:
@@ -58,7 +58,7 @@ def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Repl
 
 
 def begun_json_reply(text: bytes, size: int) -> Reply:
-    """Return an answer of so many bytes of JSON but for what follows this text."""
+    """A reply of `size` bytes of JSON that begins with this text; the payloads that follow are the rest."""
     headers = _json_headers(size)
     return Reply(200, headers, text, render_block(headers, text))
 

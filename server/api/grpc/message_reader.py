@@ -29,7 +29,7 @@ class MessageReader:
     async def tensors(
         self, servable: Servable, codec: Codec, sent: SplitMessage, claim: MemoryClaim, whose: str
     ) -> ReadBody:
-        """Read the inputs; `claim` counts their memory. The quota is charged as for HTTP (see `Reading.read`)."""
+        """Read the inputs; `claim` counts their memory. The quota is charged as for HTTP (see `BodyReader.read`)."""
         run, paid = self._reading.readers.run, 0
         if len(sent.shell) > INLINE_BYTES:
             self._plane.charge(servable, whose, 1)

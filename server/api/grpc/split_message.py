@@ -33,8 +33,7 @@ class SplitMessage(NamedTuple):
 
 
 def split_small(data: bytes) -> SplitMessage | None:
-    """Split a request if that takes little time; None: call `split_large` on a thread instead. BadRequest if
-    invalid."""
+    """Split a request if that is quick; None: call `split_large` on a thread. BadRequest if it is invalid."""
     if len(data) <= INLINE_BYTES:
         message = _parse(data)
         raws = list(message.raw_input_contents)

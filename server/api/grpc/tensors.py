@@ -112,8 +112,10 @@ def write_cost(codec: Codec, head: ParsedRequest, outputs: Tensors) -> int:
 
 
 def _copy_pieces(content: Payload) -> Steps[list[bytes]]:
-    """A payload as a list of bytes objects, copied in steps: copying a view holds the interpreter lock, while joining
-    bytes objects later releases it."""
+    """A payload as a list of bytes objects, copied in steps.
+
+    Copying a view holds the interpreter lock, while joining bytes objects later releases it.
+    """
     if isinstance(content, bytes):
         return [content]
     pieces: list[bytes] = []

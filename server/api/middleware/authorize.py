@@ -98,7 +98,9 @@ class Authorize:
 
 
 def _path(scope: Scope) -> str:
-    """The path to route. A path with an encoded slash (%2F) is encoded completely, so that no route matches it: the
-    slash would be part of a name, and no name contains one."""
+    """The path to route. If it has an encoded slash (%2F), all its slashes are encoded, so that no route matches it.
+
+    The encoded slash would be part of a name, and no name contains one.
+    """
     raw: bytes = scope.get("raw_path") or b""
     return raw.decode("latin-1").replace("/", "%2F") if b"%2f" in raw.lower() else scope["path"]

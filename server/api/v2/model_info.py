@@ -114,8 +114,11 @@ def _dynamic_batching(policy: BatchPolicy) -> dict[str, Any]:
 
 
 def _optional(model: LoadedModel) -> dict[str, Any]:
-    """The optional inputs, as a parameter. They are not listed as inputs: clients send all of those, and Triton's
-    configuration cannot express inputs without the batch axis."""
+    """The optional inputs, as a parameter.
+
+    They are not listed as inputs, because clients send all listed inputs, and Triton's configuration cannot express
+    inputs without the batch axis.
+    """
     texts = [f"{spec.name} ({spec.datatype} {list(spec.shape)})" for spec in optional_inputs(model)]
     return {"optional_inputs": {"string_value": first_names(texts)}} if texts else {}
 

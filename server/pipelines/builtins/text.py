@@ -1,7 +1,7 @@
 """Tokenizes text, with the tokenizers library (the extra `text`) and the version's `tokenizer.json`.
 
 The library holds the interpreter's lock while it parses, half a second for 250,000 words, and the file determines how
-long a text takes. So it runs in its own process; see `tokenizing`.
+long a text takes. So it runs in its own process; see `tokenizer_process`.
 """
 
 from __future__ import annotations

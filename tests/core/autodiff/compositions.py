@@ -17,7 +17,7 @@ INPUTS, LENGTH, SHAPE = 3, 12, (3, 4)
 
 @dataclass(frozen=True)
 class Instruction:
-    """Computes one more matrix from two earlier ones, `left` and `right`; numbering starts with the inputs."""
+    """An operation on two earlier matrices, numbered `left` and `right`; the inputs have the first numbers."""
 
     name: str
     left: int
@@ -39,7 +39,7 @@ def given(seed: int) -> dict[str, Any]:
 
 
 def run(instructions: Sequence[Instruction], inputs: Sequence[Any], vocabulary: dict[str, Callable[..., Any]]) -> Any:
-    """Run a program on any kind of matrices. Returns the sum of the last two."""
+    """The sum of the last two matrices of a program, run on any kind of matrices."""
     known = list(inputs)
     for each in instructions:
         known.append(vocabulary[each.name](known[each.left], known[each.right]))
@@ -65,7 +65,7 @@ def _picked(a: Term, b: Term) -> Term:
 
 
 def _convolved(a: Term, b: Term) -> Term:
-    """Channels are rows: three of them, of four places, and a window of one place."""
+    """A 1-D convolution of three channels (the rows) of four positions, with a window of one position."""
     image, window = a.unsqueeze(0), b.slice(1, 0, 3).unsqueeze(2)
     return image.op("Conv", window).reshape(SHAPE).op("Tanh")
 

@@ -19,7 +19,7 @@ EXCLUSIONS: dict[str, str] = {
     "test_loop16_seq_none": "the runner takes len() of an expected element of rank 0, which no result can satisfy",
 }
 
-# These run, but draw other random numbers. A test checks element types and shapes.
+# These run, but draw other random numbers than the suite. A test checks element types and shapes.
 RANDOM: dict[str, str] = {
     "test_bernoulli": _DRAWN,
     "test_bernoulli_double": _DRAWN,

@@ -32,7 +32,7 @@ from lathe.core.plan.planner import make_plan
 from tests.core.conformance.models import SuiteModel, suite_models
 
 RECORD = Path(__file__).with_name("fallbacks.txt")
-REFUSED = "refused"  # in place of an operator: the model is invalid in this form, or not for dynamic sizes
+REFUSED = "refused"  # recorded as an operator: the model is invalid in this form, or with dynamic sizes
 
 _OPTIONS = make_options(threads=1, tune="off")
 _WIDTH = 120
@@ -123,7 +123,7 @@ def _is_of_float32(model: onnx.ModelProto) -> bool:
 
 
 def _types_of(operator: str, domain: str) -> Sequence[DType]:
-    """The types of fixed size that the standard allows for the first input of an operator, but float32."""
+    """The types of at most 8 bytes that the standard allows for an operator's first input, without float32."""
     schema = onnx.defs.get_schema(operator, domain)
     allowed = {text.removeprefix("tensor(").removesuffix(")") for text in schema.inputs[0].types}
     known = {"double": "float64", "float": "float32"}

@@ -23,12 +23,12 @@ def _no_extent(index: int, tensor: onnx.TypeProto.Tensor) -> None:
 
 
 def _no_leading_extent(index: int, tensor: onnx.TypeProto.Tensor) -> None:
-    """Leading extents that are equal have one name, so some models get a batch."""
+    """Name the leading extent; equal extents get one name, so that some models have a batch."""
     if tensor.shape.dim and tensor.shape.dim[0].dim_value:
         tensor.shape.dim[0].dim_param = f"n{tensor.shape.dim[0].dim_value}"
 
 
-# What is removed from each input, by its index and type.
+# The functions that remove shape information from an input, given its index and type.
 HIDDEN: dict[str, Callable[[int, onnx.TypeProto.Tensor], None]] = {
     "ranks": _no_rank,
     "extents": _no_extent,
@@ -37,7 +37,7 @@ HIDDEN: dict[str, Callable[[int, onnx.TypeProto.Tensor], None]] = {
 
 
 def check_hidden(name: str, what: str) -> None:
-    """The model of a case gives what the suite expects although its file hides shapes."""
+    """Check that the model of a case gives the suite's results although its file hides shapes."""
     case = suite_models()[name]
     inputs, expected = case.data()
     model = onnx.ModelProto.FromString(case.read())

@@ -17,11 +17,11 @@ from tests.core.conformance.models import suite_models
 
 NAMES = [name for name, model in suite_models().items() if not model.has_data]
 
-_STATISTICS = {1: (0.8, 1.2), 2: (-0.1, 0.1), 3: (-0.1, 0.1), 4: (0.8, 1.2)}  # of BatchNormalization's inputs
+_STATISTICS = {1: (0.8, 1.2), 2: (-0.1, 0.1), 3: (-0.1, 0.1), 4: (0.8, 1.2)}  # of BatchNormalization's inputs, by index
 
 
 def with_random_weights(name: str, seed: int = 0) -> onnx.ModelProto:
-    """The model with random numbers in place of every Constant node and every initializer."""
+    """The model with random numbers in place of every ConstantOfShape node and every float32 initializer."""
     model = onnx.ModelProto.FromString(suite_models()[name].read())
     graph, rng = model.graph, np.random.default_rng(seed)
     roles = _roles(graph)
@@ -41,7 +41,7 @@ def with_random_weights(name: str, seed: int = 0) -> onnx.ModelProto:
 
 
 def _end_before_softmax(graph: onnx.GraphProto) -> None:
-    """Probabilities of random logits are mostly 0 and 1, which hides errors: the logits are the output instead."""
+    """End the graph before a last Softmax: probabilities of random logits are mostly 0 and 1, which hides errors."""
     last = graph.node[-1]
     if last.op_type == "Softmax":
         graph.output[0].CopyFrom(onnx.ValueInfoProto(name=last.input[0]))

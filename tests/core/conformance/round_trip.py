@@ -38,7 +38,7 @@ def check_valid(data: bytes) -> None:
 
 
 def check_answers(name: str, *, optimized: bool) -> bool:
-    """ONNX Runtime gives the same answers for the exported model as for the suite's, or those that the suite expects.
+    """Check ONNX Runtime's outputs for the exported model against those for the suite's model, or the expected ones.
 
     False if it refuses the suite's model, so that no comparison is possible.
     """
@@ -73,7 +73,7 @@ def feeds(model: SuiteModel, inputs: list[Any]) -> dict[str, Any]:
 
 
 def assert_similar(result: Any, expected: Any, tolerances: tuple[float, float]) -> None:
-    """Equal types and shapes, and elements as close as the suite asks or as a sum of the largest of them can be.
+    """Check types, shapes, and elements within the suite's tolerances or the rounding error of the largest element.
 
     A sum of terms that cancel is known up to the rounding of its terms: the zeros of a Fourier transform are zeros up
     to the rounding of its other elements.

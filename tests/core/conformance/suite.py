@@ -14,7 +14,7 @@ with warnings.catch_warnings():
 
     import lathe.core.onnx_backend
 
-# Every seventh case of the sorted names is run by `make test`; the names of an operator's cases stand together.
+# `make test` runs every seventh case of the sorted names, in which the cases of an operator are adjacent.
 STRIDE = 7
 
 
@@ -43,5 +43,5 @@ def _runner(group: type[unittest.TestCase], name: str) -> Callable[[], None]:
 
 
 def sample() -> list[str]:
-    """A fixed part of the cases."""
+    """Every seventh case: the same cases each time."""
     return list(cases())[3::STRIDE]

@@ -15,7 +15,7 @@ from tests.core.conformance.models import suite_models
 
 
 def tensors(name: str) -> dict[str, np.ndarray]:
-    """A case's inputs by name; empty where they are not all tensors, or too few."""
+    """A case's inputs by name; empty unless there are at least two and all are tensors."""
     case = suite_models()[name]
     inputs, infos = case.data()[0], read(name).graph.input
     plain = len(inputs) > 1 and all(isinstance(array, np.ndarray | np.generic) for array in inputs)
@@ -35,7 +35,7 @@ def sample() -> list[str]:
 
 
 def with_default(model: onnx.ModelProto, name: str, array: np.ndarray) -> Graph:
-    """The model with a default of ones; of `array` itself where it cannot be loaded so (a shape that does not fit)."""
+    """The model with ones as the default of an input; with `array` if ones are invalid (as a shape, for example)."""
     try:
         return lathe.load(_given(model, name, array if array.dtype == object else np.ones_like(array)))
     except LatheError:

@@ -31,8 +31,9 @@ def function_operators() -> list[str]:
 
 
 def cases_of(op: str) -> list[str]:
-    """Cases whose models apply the operator at an opset that gives it a body. bfloat16 is left out: the operator itself
-    rounds once, its body after every step."""
+    """Cases whose models apply the operator at an opset that gives it a body.
+
+    bfloat16 is left out: the operator itself rounds once, its body after every step."""
     found = []
     for name, model in suite_models().items():
         if name in REASONS or "bf16" in name or "bfloat16" in name or not model.has_data:

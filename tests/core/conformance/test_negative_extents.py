@@ -17,7 +17,7 @@ from lathe.core.ir.types import TensorType
 from lathe.core.ops.opdef.inference import forget_types, infer_graph
 from tests.core.conformance.models import suite_models
 
-_LARGEST = 200_000  # bytes of a model: larger ones are whole networks, of operators that others have
+_LARGEST = 200_000  # bytes of a model: larger models are whole networks, whose operators occur in smaller ones
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_every_model_of_the_suite() -> None:
     for name, case in suite_models().items():
         if len(data := case.read()) > _LARGEST:
             continue
-        with suppress(LatheError):  # the cases that are excluded
+        with suppress(LatheError):  # excluded cases do not load
             graph = lathe.load(data)
             for index, value in enumerate(graph.inputs):
                 for axis in range(len(_extents(value))):
@@ -36,7 +36,7 @@ def test_every_model_of_the_suite() -> None:
 
 
 def check(name: str, graph: Graph, index: int, axis: int) -> None:
-    """Inference accepts -1 as one extent of an input, or raises an error of Lathe's."""
+    """Check that inference accepts -1 as one extent of an input, or raises an error of Lathe."""
     forget_types(graph)
     value = graph.inputs[index]
     shape = _extents(value)

@@ -21,7 +21,7 @@ from tests.core.cuda.fake_driver import FakeDriver, _inside
 
 SUCCESS, NOT_INITIALIZED, INVALID_VALUE, NOT_SUPPORTED = 0, 1, 7, 15
 TYPES = {0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}  # cudaDataType
-DESC_SIZES = {3: 4, 4: 4, 7: 4, 8: 8, 26: 4}  # transposes of A and B, epilogue, bias: where and of which type
+DESC_SIZES = {3: 4, 4: 4, 7: 4, 8: 8, 26: 4}  # transposes of A and B, epilogue, address and type of the bias
 LAYOUT_SIZES = {5: 4, 6: 8}  # batch count, and stride
 PREFERENCE_SIZES = {1: 8, 5: 4, 6: 4, 7: 4, 8: 4}  # workspace, and alignments
 RELU, BIAS, GELU = 2, 4, 32
@@ -46,8 +46,10 @@ class Thing:
 
 @dataclass
 class FakeCublasLt:
-    """`workspaces`: what each algorithm needs, the one that the library likes best first; `refused`: those that a check
-    turns down."""
+    """A fake library.
+
+    `workspaces`: the bytes of each algorithm, in the heuristic's order; `refused`: algorithms that a check refuses.
+    """
 
     driver: FakeDriver
     version: int = 120903
@@ -56,11 +58,11 @@ class FakeCublasLt:
     has_driver: bool = True
     alive: dict[int, Thing] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    ran: list[int] = field(default_factory=list)  # algorithms
+    ran: list[int] = field(default_factory=list)  # the algorithms that ran, by index
     made: int = 0
 
     def functions(self) -> SimpleNamespace:
-        """As `ctypes.CDLL` gives them."""
+        """The functions as attributes, as `ctypes.CDLL` gives them."""
         pointer, size = c_void_p, c_size_t
         prototypes: dict[str, tuple[Callable[..., int], Any]] = {
             "cublasLtGetVersion": (lambda: self.version, CFUNCTYPE(size)),
@@ -87,7 +89,7 @@ class FakeCublasLt:
         return SimpleNamespace(**{name: type_(self._noted(name, do)) for name, (do, type_) in prototypes.items()})
 
     def _noted(self, name: str, do: Callable[..., int]) -> Callable[..., int]:
-        """A failed check is an answer that the product takes for an error: ctypes swallows what a callback raises."""
+        """A callback that records its calls, and returns an error status if `do` raises: ctypes swallows exceptions."""
 
         def called(*arguments: Any) -> int:
             self.asked.append(name)
@@ -170,7 +172,7 @@ class FakeCublasLt:
         return int.from_bytes(data[:8], "little") - 1
 
     def _checked(self, operation: int, *layouts: int) -> tuple[int, int, int]:
-        """The sizes m, n and k, after everything fits together."""
+        """The sizes m, n and k, after a check that shapes, batches and types agree."""
         facts = self._thing(operation, "MatmulDesc").facts
         a, b, c, d = (self._thing(layout, "MatrixLayout").facts for layout in layouts)
         assert len({each.get(5, 1) for each in (a, b, c, d)}) == 1, "batches differ"
@@ -222,7 +224,7 @@ class FakeCublasLt:
         return sums
 
     def _array(self, address: int, facts: dict[Any, int]) -> Any:
-        """[batch, rows, columns], where columns lie one behind the other."""
+        """A view [batch, rows, columns] of memory in column-major order."""
         dtype, count, step = TYPES[facts["dtype"]], facts.get(5, 1), facts.get(6, 0)
         shape = (count, facts["rows"], facts["columns"])
         reach = (count - 1) * step + (shape[2] - 1) * facts["pitch"] + shape[1]

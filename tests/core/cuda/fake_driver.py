@@ -52,7 +52,7 @@ class CUfunction_attribute(IntEnum):
 
 
 class CUdevice_attribute:
-    """By the names that the bindings have."""
+    """The device attributes under the names of the bindings."""
 
 
 for _name in ATTRIBUTES:
@@ -69,17 +69,17 @@ class Handle:
     captured: list[Callable[[], None]] | None = None
 
     def __int__(self) -> int:
-        """As handles of the bindings have it."""
+        """The handle as a number, as the handles of the bindings convert to one."""
         return id(self)
 
 
 @dataclass
 class FakeDriver:
-    """`failing` names calls and the code that they answer with."""
+    """A driver over host memory. `failing` maps names of calls to the code that they return."""
 
     total: int = 1 << 20
-    count: int = 1  # of GPUs, which share this memory here
-    peers: bool = True  # whether they reach each other's
+    count: int = 1  # number of GPUs; all of them share this memory
+    peers: bool = True  # whether the GPUs can access each other's memory
     failing: dict[str, CUresult] = field(default_factory=dict)
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     memory: dict[int, Any] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class FakeDriver:
         return _ok(self._made("context"))
 
     def cuDevicePrimaryCtxReset(self, dev: int) -> Any:
-        """All that was made in the context is gone with it."""
+        """Destroy everything that was made in the context."""
         for handle in self.handles:
             handle.alive = False
         self.memory.clear()
@@ -249,7 +249,7 @@ class FakeDriver:
         self, f: ReferenceKernel, gridDimX: int, gridDimY: int, gridDimZ: int, blockDimX: int, blockDimY: int,
         blockDimZ: int, sharedMemBytes: int, hStream: Handle, kernelParams: int, extra: int,
     ) -> Any:  # fmt: skip
-        """Arguments are copied now: what they were in is used again."""
+        """Copy the arguments at once, since the caller reuses their memory."""
         assert (blockDimX, blockDimY, blockDimZ, sharedMemBytes, extra) == (32 * WARPS, 1, 1, SHARED, 0)
         grid, count = (gridDimX, gridDimY, gridDimZ), f.operands
         assert min(grid) >= 1
@@ -284,7 +284,7 @@ class FakeDriver:
             self._give(hStream, work)
         return _ok()
 
-    # -- what they have in common
+    # -- shared by all calls
 
     def _made(self, kind: str, content: Any = None) -> Handle:
         self.handles.append(Handle(kind, content))
@@ -330,7 +330,7 @@ def _inside(blocks: dict[int, Any], address: int, nbytes: int) -> Any:
 
 
 class FakeGpu(CudaDevice):
-    """The product's device over the fake driver: only what kernels are differs."""
+    """The product's device over the fake driver; only the code of kernels differs."""
 
     def __init__(self, driver: FakeDriver, arch: int | None = None, index: int = 0) -> None:
         self.fake, self._arch = driver, arch
@@ -341,7 +341,7 @@ class FakeGpu(CudaDevice):
         return replace(found, device="simulated", arch=self._arch or found.arch)
 
     def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
-        """References need no compiler."""
+        """Compile nothing: reference operators need no compiler."""
 
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         if isinstance(spec, LibrarySpec):

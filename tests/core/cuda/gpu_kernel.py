@@ -47,8 +47,7 @@ class GpuKernel:
         self.flag = guarded(np.zeros(1, np.int32))
 
     def __call__(self, *arrays: Array) -> list[Array]:
-        """The outputs; `flag` is what the kernel left there. AssertionError when something was written in front of
-        one."""
+        """The outputs; `flag` holds what the kernel stored there. AssertionError if it wrote in front of an output."""
         n = bind_symbols(self.graph.inputs, dict(zip(self.graph.inputs, arrays, strict=True))).get("n", 1)
         feeds = dict(zip(self.graph.inputs, arrays, strict=True)) | self.graph.constants
         self.flag[:] = 0
@@ -123,6 +122,6 @@ def compiles(op: str, *inputs: str | Array | None, **keywords: Any) -> None:
         assert binary.cubin[:4] == b"\x7fELF"
         if arch < 90:
             assert f".entry {kernel.call.spec.symbol}" in binary.ptx and ".target sm_80\n" in binary.ptx
-        else:  # Triton writes it for sm_90a, which no other architecture takes
+        else:  # Triton writes the PTX for sm_90a, which no other architecture accepts
             assert binary.ptx == ""
         assert binary.shared_bytes <= kernel.target.shared_bytes

@@ -17,7 +17,7 @@ TARGET = GpuTarget()
 
 
 class InterpretedPlan:
-    """A graph over `n` whose every node has a kernel. `states` are arrays that runs change."""
+    """A graph over `n` in which every node has a kernel. Runs change the arrays in `states`."""
 
     def __init__(self, graph: Graph, target: GpuTarget = TARGET) -> None:
         self.planned, self.target = make_plan(graph, target), target

@@ -34,7 +34,7 @@ FAKE = "sm_86/46/101376/4096"  # the facts of the GPU that FakeDriver shows
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The symbols of what would be compiled, in the place of Triton."""
+    """The symbols of the kernels that Triton would compile; a fake replaces it."""
     symbols: list[str] = []
 
     def compile_source(source: Source, target: GpuTarget) -> Binary:
@@ -49,7 +49,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_gpu_with_the_same_facts_compiles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
 ) -> None:
-    """Whatever version of Triton is there, or none."""
+    """Whatever version of Triton is installed there, or none."""
     graph, tar = perceptron(), tmp_path / "cache.tar.gz"
     compile_kernels(graph, FAKE, tmp_path / "here", precision="bfloat16", max_batch=4)
     assert len(compiled) == len(set(compiled)) > 1
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_cache_is_refused_and_changes_nothing(tmp_path: Path) 
 
 
 def test_tuning_records_are_copied_but_replace_none(tmp_path: Path) -> None:
-    """Object code of the host does not travel."""
+    """The host's object code is not copied."""
     there, here = Store(tmp_path / "there"), Store(tmp_path / "here")
     for store, text in ((there, b"theirs"), (here, b"mine")):
         portable_cache.add(store, f"tuning/{'a' * 24}.json", text)
@@ -152,7 +152,7 @@ def test_the_command_line_compiles_into_a_file_and_loads_it(
         chosen = [word for precision in precisions for word in ("--precision", precision)]
         done = CliRunner().invoke(app, [*command, *chosen])
         assert done.exit_code == 0, done.output
-        assert compiled and not set(compiled) & set(seen)  # what the file has already is not compiled again
+        assert compiled and not set(compiled) & set(seen)  # kernels in the file are not compiled again
         seen += compiled
     with tarfile.open(tar) as file:
         assert len(file.getnames()) == len(seen)

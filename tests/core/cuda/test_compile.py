@@ -115,7 +115,7 @@ def test_an_image_model_of_the_repository_agrees(project: Path, kind: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_graphs_agree(kind: str) -> None:
-    """In the interpreter a few of them, among which are windows over a single pixel."""
+    """The interpreter runs six of them, which include windows over a single pixel."""
     for seed in range(30) if kind == "simulated" else range(14, 20):
         choices = random.Random(seed)
         graph = Net(choices.randrange).grow(steps=2 + seed % 12)
@@ -131,7 +131,7 @@ def test_random_graphs_agree(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_models_multiply_bytes(kind: str) -> None:
-    """First layers, ordinary and grouped convolutions and dense layers; depthwise ones are of float32."""
+    """First layers, ordinary and grouped convolutions and dense layers; depthwise convolutions stay float32."""
 
     def write(b: Builder, x: Value) -> Value:
         x = pair(b, x, zero=17)
@@ -145,7 +145,7 @@ def test_quantized_models_multiply_bytes(kind: str) -> None:
     x = np.random.default_rng(0).standard_normal((3, 3, 8, 7)).astype(np.float32)
     with lathe.compile(graph, device=kind, max_batch=4) as session:
         (got,), (want,) = session.run({"x": x}).values(), lathe.interpret(graph, {"x": x}).values()
-        np.testing.assert_allclose(got, want, atol=0.01 * np.abs(want).max())  # a quantum here and there
+        np.testing.assert_allclose(got, want, atol=0.01 * np.abs(want).max())  # some elements differ by a quantum
         explained = session.explain(3)
     assert "1 parts on" in explained and (explained.count("conv int8"), explained.count("gemm int8")) == (2, 1)
 
@@ -185,7 +185,7 @@ def test_states_are_right_wherever_they_are_updated() -> None:
 
 
 def test_a_profile_changes_states_as_often_as_it_runs() -> None:
-    """Other steps are repeated to be timed."""
+    """The timing repeats only steps that change no state."""
     b, graph = _begin("running", (4,))
     total = Value("total", TensorType(DType.FLOAT32, (4,)))
     grown = b("Add", total, graph.inputs[0])
@@ -193,7 +193,7 @@ def test_a_profile_changes_states_as_often_as_it_runs() -> None:
     graph.outputs = [b("Neg", grown), b("Softmax", graph.inputs[0], axis=-1)]
     with lathe.compile(graph, device="simulated", optimize=False) as session:
         ones = {"x": np.ones(4, np.float32)}
-        session.profile(ones, runs=3)  # after a run that does not count
+        session.profile(ones, runs=3)  # and one run to warm up
         assert session.run(ones)["neg"].tolist() == [-5] * 4
 
 
@@ -277,7 +277,7 @@ def test_cached_models_load_without_compiling(tmp_path: Path, monkeypatch: pytes
 
 
 def test_background_tuning_replaces_the_running_code(tmp_path: Path) -> None:
-    """A child compiles for the same devices; the session frees what it had there."""
+    """A child process compiles for the same devices; the session frees the device memory of the replaced code."""
     graph, pair = perceptron(), ("simulated:6", "simulated:7")
     file = tmp_path / "model.onnx"
     file.write_bytes(lathe.export(graph))

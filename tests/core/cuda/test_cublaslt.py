@@ -54,7 +54,7 @@ def gpu(fake: FakeCublasLt) -> FakeGpu:
 def layer(
     *ops: str, dtype: DType = F32, residual: bool = False, turned: bool = False, approximate: str = "tanh"
 ) -> Graph:
-    """[n, 24, 32] times a matrix of 32 x 48, and what comes behind it."""
+    """The product of x [n, 24, 32] and a matrix [32, 48], followed by bias, residual and `ops`."""
     graph, rng = Graph("layer"), np.random.default_rng(0)
     b = Builder(graph)
     x = b.input("x", TensorType(dtype, (N, 24, 32)))
@@ -79,14 +79,14 @@ def optimized(graph: Graph, **options: Any) -> Graph:
 
 
 def offers(graph: Graph, **target: Any) -> list[LibrarySpec]:
-    """The nodes for which the library is a candidate."""
+    """The library's specs, one for each node for which the library is a candidate."""
     found = GpuTarget(**{"cublaslt": 120000, **target})
     specs = [call.spec for node in graph.nodes for call in candidates(Request(node, graph.constants, found))]
     return [spec for spec in specs if isinstance(spec, LibrarySpec)]
 
 
 def always(request: Request) -> KernelCall | None:
-    """The library wherever it can be had, as it is recorded."""
+    """The call of the library where it is a candidate, with a recorded algorithm; otherwise the first candidate."""
     calls = candidates(request)
     found = next((call for call in calls if isinstance(call.spec, LibrarySpec)), None)
     way = f"1:{(1).to_bytes(64, 'little').hex()}/0"
@@ -101,7 +101,7 @@ def run(fake: FakeCublasLt, graph: Graph, feeds: dict[str, Array], n: int) -> Ar
     executable = DeviceExecutable(planned.plan, device, objects, weight_chunks(planned), 4)
     inputs = [feeds[port.name] for port in planned.plan.inputs]
     result = executable.run(n, inputs)[0]
-    for _ in range(2):  # and by a graph
+    for _ in range(2):  # also by a captured graph
         assert np.array_equal(executable.run(n, inputs)[0], result)
         assert executable.settle(10)
     executable.close()
@@ -174,7 +174,7 @@ def one(fake: FakeCublasLt) -> tuple[KernelCall, Request, FakeGpu]:
 
 
 def test_the_fastest_measured_algorithm_sets_the_workspace(fake: FakeCublasLt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake driver's clock counts calls; here the second algorithm takes none."""
+    """By the fake driver's clock, as changed here, the second algorithm takes half as long as the first."""
     call, request, device = one(fake)
     slow = fake.driver.cuEventElapsedTime
 
@@ -255,7 +255,7 @@ def test_a_tuning_record_reproduces_the_same_bytes(
         (got,) = session.run({"x": x}).values()
     (want,) = lathe.interpret(layer("bias"), {"x": x}).values()
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
-    open_gpu.__dict__["_vendor_library"] = None  # as where the library is not installed
+    open_gpu.__dict__["_vendor_library"] = None  # as if the library were not installed
     with pytest.raises(ArtifactError, match="needs NVIDIA's cuBLASLt, which was not found; compile the model again"):
         lathe.load_compiled(second)
     with lathe.compile(layer("bias"), device="cuda", tune="off") as session:
@@ -264,7 +264,7 @@ def test_a_tuning_record_reproduces_the_same_bytes(
 
 def _library_first(really: Any) -> Any:
     def fastest(problem: tuner.Problem, bench: Any, end: float = inf) -> KernelCall:
-        """All is measured, but the library wins."""
+        """Measure all candidates, then return the call of the library."""
         really(problem, bench, end)
         call = next(call for call in problem.calls if isinstance(call.spec, LibrarySpec))
         for n in problem.batches:

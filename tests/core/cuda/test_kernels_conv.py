@@ -92,7 +92,7 @@ def test_depthwise(channels: int) -> None:
 
 
 def bytes_of(dtype: DType, shape: tuple[int, ...]) -> Array:
-    """All there are, the extremes among them."""
+    """Random integers over the whole range of the type."""
     info = np.iinfo(dtype.numpy)
     return np.random.default_rng(0).integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
 

@@ -137,7 +137,7 @@ def test_exact_products_compile() -> None:
 
 @pytest.mark.parametrize(("depth", "columns", "perm"), [(20, 7, None), (64, 33, None), (33, 40, (1, 0))])
 def test_products_of_bytes_are_exact(depth: int, columns: int, perm: tuple[int, ...] | None) -> None:
-    """The largest sums that there are, too; tensor cores multiply int8 alone."""
+    """Also the largest possible sums; tensor cores multiply only int8."""
     rng = np.random.default_rng(depth)
     weight = rng.integers(-128, 128, (depth, columns), dtype=np.int8)
     weight[:, 0] = -128

@@ -1,5 +1,6 @@
-"""Every kernel that the catalog offers for an H200, of every family, compiles for sm_90 with the Triton that is there:
-`make test-cuda` runs this with each version that Lathe takes."""
+"""Every kernel that the catalog offers for an H200, of every family, compiles for sm_90 with the installed Triton.
+
+`make test-cuda` runs this with each version that Lathe supports."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_running_sums_compile() -> None:
 
 
 def top(shape: str, count: int, **attrs: Any) -> list[GpuKernel]:
-    """Every offer, after it agreed."""
+    """Every TopK kernel that the catalog offers, checked against the reference."""
     ranks = range(GpuKernel("TopK", shape, outputs=2, K=(count,), **attrs).offers)
     return [
         sweep("TopK", shape, outputs=2, K=(count,), rank=rank, sample=any_numbers, rtol=0, atol=0, **attrs)

@@ -17,7 +17,7 @@ LENGTHS = np.array([4, 2, 0, 1, 3] * 4, np.int32)
 
 
 def layer(cell: str, hidden: int, directions: int = 1, steps: int = 4, batch: str = "n") -> list[str | Array | None]:
-    """Its inputs, everything that is optional among them; lengths where the batch is a number."""
+    """The inputs of a layer, all optional ones included; sequence lengths only if the batch is a number."""
     rows, state = GATES[cell] * hidden, f"float32[{directions},{batch},{hidden}]"
     return [
         f"float32[{steps},{batch},{directions * rows}]",

@@ -40,7 +40,7 @@ def builder(*shape: object, name: str = "x") -> tuple[Builder, Graph, Value]:
 
 
 def layers(count: int, width: int = 32) -> Graph:
-    """Products in a row, of `4 * width * width` bytes each."""
+    """`count` products in sequence, each with a weight of `4 * width * width` bytes."""
     b, graph, x = builder(N, width)
     for index in range(count):
         x = b("MatMul", x, b.constant(np.ones((width, width), np.float32)), name=f"layer{index}")
@@ -53,7 +53,7 @@ def devices_of(placement: Placement) -> list[tuple[str, list[str]]]:
 
 
 def run(placement: Placement, x: np.ndarray) -> dict[str, np.ndarray]:
-    """The parts by the reference, one after the other."""
+    """All values after the reference has run the parts in order."""
     values = {"x": x}
     for part in placement.parts:
         values |= lathe.interpret(part.graph, {value.name: values[value.name] for value in part.graph.inputs})
@@ -116,7 +116,7 @@ def test_nodes_without_a_kernel_run_on_the_host() -> None:
 
 
 def test_the_device_changes_only_if_no_other_node_is_ready() -> None:
-    """Branches with a host node each wait for each other, so that their values are copied together."""
+    """The host nodes of three branches form one part, so that their inputs are copied together."""
     b, graph, x = builder(N, 8)
     axis = b.constant(np.array(1))
     graph.outputs = [b("Tanh", b("CumProd", b(op, x), axis)) for op in ("Exp", "Relu", "Abs")]
@@ -163,7 +163,7 @@ def test_small_work_stays_on_the_host_and_large_work_moves() -> None:
 
 
 def test_values_do_not_move_back_and_forth() -> None:
-    """Between large products a node without a kernel: what is cheap beside it stays where it is."""
+    """A node without a GPU kernel between large products: the cheap nodes next to it cause no further moves."""
     b, graph, x = builder(N, 256)
     weight = b.constant(np.ones((256, 256), np.float32))
     x = b("Relu", b("CumProd", b("Relu", b("MatMul", x, weight)), b.constant(np.array(1))))

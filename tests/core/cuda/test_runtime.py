@@ -43,7 +43,7 @@ def chain(width: int = 16) -> Graph:
 
 
 def exchange() -> Graph:
-    """Two states: one grows by the input, the other takes what the first one was."""
+    """Two states: the input is added to the first; the second takes the previous value of the first."""
     graph = Graph("exchange")
     b = Builder(graph)
     step = b.input("step", TensorType(DType.FLOAT32, (4,)))
@@ -75,14 +75,14 @@ def assert_runs(executable: DeviceExecutable, graph: Graph, x: np.ndarray[Any, A
 @pytest.mark.parametrize("schedule", ["late", "early", "random"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_batch_size_runs_with_any_order_of_streams(backend: Backend, schedule: Schedule, alone: bool) -> None:
-    """Runs with others in flight have their copies in streams of their own."""
+    """If another run is in flight (not `alone`), the copies of a run have streams of their own."""
     graph, device = chain(), SimulatedDevice(backend=backend, schedule=schedule, seed=7)
     executable = loaded(graph, device)
     held = None if alone else executable._acquire_slot()
-    for n in (1, 3, 4, 0, 9, 3, 9, 9, 1, 0, 3):  # beyond what there was room for, and back
+    for n in (1, 3, 4, 0, 9, 3, 9, 9, 1, 0, 3):  # beyond `max_batch`, and smaller sizes again
         assert_runs(executable, graph, feed(n))
     assert executable.settle(10)
-    for n in (9, 3, 1, 0):  # by their graphs
+    for n in (9, 3, 1, 0):  # by captured graphs
         assert_runs(executable, graph, feed(n, seed=1))
     assert device.replays >= 4
     if held is not None:
@@ -156,7 +156,7 @@ def test_states_stay_on_the_device_and_may_swap_values(schedule: Schedule) -> No
 
 
 def test_all_that_is_allocated_is_counted() -> None:
-    """Next values of states on their way, too."""
+    """The memory of the next values of states counts too."""
     for graph in (chain(), exchange()):
         device = SimulatedDevice()
         room = memory_of_plan(loaded(graph, device, max_batch=5).plan, 5)
@@ -269,5 +269,5 @@ def test_a_simulated_device_is_strict() -> None:
     stream.copy_out(address_of(stage), address, 512)
     with pytest.raises(DeviceError, match=r"512 bytes at .* lie in no allocated block"):
         stream.synchronize()
-    with pytest.raises(DeviceError, match="512 bytes"):  # what failed once fails for ever
+    with pytest.raises(DeviceError, match="512 bytes"):  # a failed device refuses all further calls
         device.stream().synchronize()

@@ -70,7 +70,7 @@ def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> No
     alone = ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize"]
     assert calls_of(driver, lambda: assert_runs(executable, 2)) == alone
     assert "graphs: captured for 2 with copies" in "\n".join(executable.explain(2))
-    executable._free.insert(0, executable._acquire_slot())  # the other one, whose size came twice, too
+    executable._free.insert(0, executable._acquire_slot())  # the next runs use the other slot
     executable._acquire_slot()
     for _ in range(2):
         assert_runs(executable, 2)
@@ -178,7 +178,7 @@ def test_errors_name_the_missing_dependency(monkeypatch: pytest.MonkeyPatch) -> 
         raise ImportError("cuda")
 
     def no_driver(Flags: int) -> Any:
-        raise RuntimeError("libcuda was not found")  # as the bindings do, with a class of their own
+        raise RuntimeError("libcuda was not found")  # the bindings raise an error of their own class
 
     graph = two_steps()
     monkeypatch.setattr(cuda_driver, "_bindings", no_bindings)
@@ -197,7 +197,7 @@ def test_errors_name_the_missing_dependency(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def two_parts() -> Graph:
-    """A chain that is cut in the middle, whose middle value is an output, too, or not."""
+    """A chain of three nodes, which the test places on two GPUs."""
     graph = Graph("parts")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 16)))
@@ -249,7 +249,7 @@ def test_a_fault_loses_the_device_and_nothing_more_is_asked_of_it(monkeypatch: p
     with pytest.raises(DeviceLost, match="cuda:0 was lost"):
         assert_runs(other, 2)
     executable.close()
-    assert driver.calls == []  # its handles and addresses are invalid, or belong to another object
+    assert driver.calls == []  # handles and addresses of a lost context are invalid, or belong to other objects
     monkeypatch.setattr(devices, "_devices", {"cuda:0": device})
     with pytest.raises(DeviceLost, match=r"was lost: .*; sessions that ran there still hold \d+ blocks of memory"):
         devices.open_device("cuda:0")
@@ -265,12 +265,12 @@ def test_a_fault_loses_the_device_and_nothing_more_is_asked_of_it(monkeypatch: p
     "call", ["cuMemFree", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamDestroy"]
 )
 def test_a_fault_found_while_closing_does_not_block_the_device(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """A fault shows in whichever call comes next. Closing goes on, and leaves nothing behind."""
+    """Any later call may report a fault. Closing continues, and the device can be opened again."""
     driver = FakeDriver()
     device = FakeGpu(driver)
     executable = loaded(device)
     assert_runs(executable, 2)
-    assert_runs(executable, 2)  # whose graph is captured
+    assert_runs(executable, 2)  # captures the graph
     assert executable.settle(10)
     driver.failing[call] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
     executable.close()

@@ -48,7 +48,7 @@ def test_every_offer_is_a_function_of_its_operands(op: str, inputs: tuple[Any, .
 
 
 def test_every_operator_with_a_kernel_of_its_own_is_here() -> None:
-    """All but the elementwise ones, and those that differ in an attribute of the kernel from one that is here."""
+    """All but elementwise operators, and operators that differ from a listed one only in an attribute of the kernel."""
     like = {
         *elementwise.OPS, *VIEWS, *KINDS, "MatMul", "Conv", "LogSoftmax", "GuardedSoftmax", "RMSNormalization",
         "GroupNormalization", "InstanceNormalization", "BatchNormalization", "ArgMin", "AveragePool", "DepthToSpace",

@@ -1,4 +1,4 @@
-"""The tuner on devices: what it measures and how, its budget, its records, and that findings make compiling repeatable.
+"""The tuner on devices: its measurements, its budget, its records, and that findings make compiling repeatable.
 
 Kernels of the simulated device take the time that a test sets. NVIDIA's driver is a fake.
 """
@@ -47,7 +47,7 @@ def product(columns: int = 96) -> Graph:
 
 
 def problem_of(target: GpuTarget, batches: tuple[int, ...] = (1, 8)) -> Problem:
-    """That of the product as the compiler plans it for devices."""
+    """The tuner's problem for `product()`, as the compiler plans it for devices."""
     batching = describe(product(), make_options(threads=1)).batching
     graph, _ = optimize(symbol_binding.bind(product(), batching, ()), Options(host=False))
     (problem,) = tuner.problems(graph, target, 1, batches).values()
@@ -55,7 +55,7 @@ def problem_of(target: GpuTarget, batches: tuple[int, ...] = (1, 8)) -> Problem:
 
 
 class Costs:
-    """Nanoseconds by the name of the kernel, and what was launched for which batch size."""
+    """Nanoseconds by kernel name; `seen` records each launched kernel with its batch size."""
 
     def __init__(self, **by_name: int) -> None:
         self.by_name = by_name
@@ -87,8 +87,7 @@ def test_the_fastest_kernel_of_a_device_is_chosen(device: SimulatedDevice, rank:
 
 
 def test_a_sample_is_one_graph_of_many_launches_with_weights_in_turn(device: SimulatedDevice) -> None:
-    """A short kernel is launched as often as a sample takes, a long one few times; together the copies of the weights
-    are more than the cache holds."""
+    """A sample launches a short kernel 20 times, a long one 6 times; the copies of the weights exceed the cache."""
     device.target = GpuTarget(device="simulated", l2_bytes=96 * 96 * 4 * 3)
     problem = problem_of(device.target)
     for nanoseconds, launches in ((10_000, 20), (1_000_000, 6)):
@@ -139,7 +138,7 @@ def test_a_budget_bounds_measuring_over_all_parts(device: SimulatedDevice, monke
 
 
 def test_full_tuning_compiles_all_candidates_at_once(device: SimulatedDevice) -> None:
-    """Those of problems that are known are not among them, and a budget lets each wait for its turn."""
+    """Candidates of known problems are left out; with a time budget each is compiled only when its turn comes."""
     known, new = problem_of(device.target), problem_of(device.target, (1, 4))
     prepared: list[KernelSpec] = []
     bench = device_bench(device)
@@ -186,7 +185,7 @@ def test_a_candidate_that_cannot_run_is_skipped(device: SimulatedDevice) -> None
     device._backend = Backend(device.target, code, REFERENCES.load)
     device._cost = Costs(**{names(problem.calls)[2]: 50_000})
     assert tuner.fastest(problem, device_bench(device)) is problem.calls[2]
-    bad = problem.calls[0].spec.key  # the model cannot do without this one
+    bad = problem.calls[0].spec.key  # the default kernel must compile
     with pytest.raises(RuntimeError, match="out of shared memory"):
         tuner.fastest(problem, device_bench(device))
 

@@ -20,7 +20,7 @@ N = helper.make_node
 
 
 def good() -> onnx.ModelProto:
-    """Every kind of place a tensor can stand in: initializers, attributes, bodies, functions."""
+    """A valid model with tensors in all kinds of places: initializers, attributes, bodies, functions."""
     then = helper.make_graph([N("Constant", [], ["t"], value=numpy_helper.from_array(floats(4)))], "then", [],
                              [onnx.ValueInfoProto(name="t")])  # fmt: skip
     nodes = [
@@ -61,7 +61,7 @@ PLACES: dict[str, Callable[[onnx.ModelProto], Any]] = {
 def test_external_data_is_refused_in_every_tensor(place: str) -> None:
     proto = good()
     external(PLACES[place](proto))
-    with pytest.raises(ModelError, match="its data lies outside the file, expected it inside") as caught:
+    with pytest.raises(ModelError, match="has external data, expected its data inside the file") as caught:
         load(proto.SerializeToString())
     assert "passwd" not in str(caught.value)
 
@@ -156,7 +156,7 @@ def test_bytes_that_are_no_model_are_refused(data: bytes) -> None:
 
 
 def test_truncated_files() -> None:
-    """A cut may fall between two fields, and what is left may even be a model; mostly it is not."""
+    """At least 90% of the truncated files are refused; one that ends between two fields may be a valid model."""
     data = good().SerializeToString()
     refused = sum(outcome(data[:length]) == "refused" for length in range(0, len(data), 3))
     assert refused > len(data) / 3 * 0.9
@@ -230,7 +230,7 @@ def test_huge_results_are_never_allocated(node: onnx.NodeProto) -> None:
 
 
 def outcome(data: bytes) -> str:
-    """Refused, or imported; anything else fails the test."""
+    """The outcome: "refused" or "imported"; any error except ModelError fails the test."""
     try:
         load(data)
     except ModelError:

@@ -28,7 +28,7 @@ def agree(
     tolerance: float,
     symbols: bool = False,
 ) -> None:
-    """Like ONNX Runtime, for inputs of any type; with `symbols`, all of their extents are symbols."""
+    """Check a node against ONNX Runtime, for feeds of any type; with `symbols`, all their extents are symbols."""
     shapes = {k: [f"{k}{axis}" if symbols else size for axis, size in enumerate(v.shape)] for k, v in feeds.items()}
     graph = helper.make_graph(
         [node],
@@ -81,7 +81,7 @@ def test_unknown_contributed_operators_are_refused_by_name() -> None:
 @pytest.mark.parametrize("op", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
 @pytest.mark.parametrize("outputs", [["y", "mean"], ["y", "", "deviation"], ["y", "mean", "deviation", "z"]])
 def test_statistics_for_training_are_refused(op: str, outputs: list[str]) -> None:
-    """They were once the sum under another name."""
+    """Lathe once returned the sum in their place."""
     node = contributed(op, ["x", "x", "a", "a"], outputs)
     constants = {"a": np.ones(4, np.float32)}
     with pytest.raises(UnsupportedError, match="returns its mean or deviation, which are for training"):
@@ -174,7 +174,7 @@ PARTS = {
 
 @pytest.mark.parametrize(("node", "feeds"), QUANTIZED, ids=lambda value: getattr(value, "op_type", ""))
 def test_quantized(node: onnx.NodeProto, feeds: Mapping[str, Any]) -> None:
-    """To one step of the output's scale: where a result lies in the middle of two, engines differ."""
+    """Results may differ by one step of the output's scale: engines round halfway values differently."""
     agree(node, feeds, {name: PARTS[name] for name in node.input if name in PARTS}, 1.0)
 
 
@@ -273,8 +273,9 @@ def test_packed_attention_is_refused() -> None:
 
 
 def by_bytes(weight: Any, of_columns: bool) -> tuple[Any, Any, Any]:
-    """A weight [directions, gates, inputs] as the bytes, scales and zero points that ONNX Runtime's quantizer makes:
-    those of columns are signed, and their zero points 0. Signed ones have 7 bits: see `SEVEN_BITS`."""
+    """The bytes, scales and zero points of a weight [directions, gates, inputs], as ONNX Runtime quantizes it.
+
+    With one scale per column bytes are signed, of 7 bits (see `SEVEN_BITS`), and zero points are 0."""
     columns = weight.transpose(0, 2, 1)
     if of_columns:
         scale = np.abs(columns).max(1, keepdims=True) / SEVEN_BITS

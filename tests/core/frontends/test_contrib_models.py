@@ -23,7 +23,7 @@ HEADS, SHARED, SIZE = 4, 2, 16
 def proto_of(
     nodes: list[onnx.NodeProto], inputs: Mapping[str, tuple[Any, list[Any]]], outputs: list[str], constants: Any
 ) -> bytes:
-    """A model whose inputs have these types and shapes, and whose outputs declare nothing."""
+    """A model whose inputs have these types and shapes; its outputs declare no types."""
     graph = helper.make_graph(
         nodes,
         "g",
@@ -45,7 +45,7 @@ def of_arrays(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, list[Any]]]:
 
 
 def attention(step: int, past: int, room: int, lengths: list[int], packed: bool = False, size: int = SIZE) -> Any:
-    """Feeds of a step with `queries` queries, and angles.
+    """Feeds of `step` new tokens for each row, and the angles of rotary embeddings.
 
     The past has `room` slots, of which the longest row has filled `past`.
     """
@@ -72,7 +72,7 @@ def query(packed: bool = False, rotary: bool = True, **attrs: Any) -> onnx.NodeP
 
 
 def check_attention(node: onnx.NodeProto, feeds: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
-    """Compare with ONNX Runtime, except for cache slots behind the last key, which are never read."""
+    """Compare with ONNX Runtime, except for cache slots after the last key, which are never read."""
     known = {name: each for name, each in constants.items() if name in node.input}
     data = proto_of([node], of_arrays(feeds), list(node.output), known)
     theirs = plain_session(data).run(None, dict(feeds))
@@ -112,7 +112,7 @@ def test_windows_and_soft_caps(step: str, attrs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("step", ["a prompt", "a step", "a step in a buffer"])
 def test_sinks_of_attention(step: str, sink: bool) -> None:
-    """A score for each head that takes part in the softmax, or the score 0."""
+    """The softmax includes one further score: an input with a score for each head, or 0."""
     feeds, turns = attention(*STEPS[step])
     node = query(smooth_softmax=0 if sink else 1)
     node.input.extend(["", "", "sink"] if sink else [])
@@ -121,7 +121,7 @@ def test_sinks_of_attention(step: str, sink: bool) -> None:
 
 @pytest.mark.parametrize("attrs", [{}, {"qk_norm_epsilon": 0.1}, {"q_norm_epsilon": 0.1, "k_norm_epsilon": 0.01}])
 def test_normalized_queries_and_keys(attrs: dict[str, Any]) -> None:
-    """ONNX Runtime does so on GPUs alone: its CPU provider is given what NumPy has normalized."""
+    """ONNX Runtime normalizes them only on GPUs: its CPU provider gets queries and keys that NumPy normalized."""
     feeds, turns = attention(*STEPS["a step"])
     scales = {"q": floats(SIZE, seed=8), "k": floats(SIZE, seed=9)}
     node = query(**attrs)
@@ -270,7 +270,7 @@ def check_rows(constants: dict[str, Any], shape: tuple[int, ...], **attrs: Any) 
 
 
 def test_columns_of_few_bits() -> None:
-    """Picked behind the axis of blocks."""
+    """The gather axis is the one after the axis of the blocks."""
     table, _ = table_of("int4", 32, 9)
     check_rows({"t": table, "s": floats(2, 9)}, (2, 9), bits=4, block_size=16, gather_axis=1, quantize_axis=0)
 

@@ -203,7 +203,7 @@ def test_experimental_operators_of_old_files(node: onnx.NodeProto) -> None:
 
 
 def by_scale(random: Generator, *shape: int, kind: Any = np.int8) -> tuple[Any, Any, Any]:
-    """Bytes, their scale, their zero point."""
+    """Random bytes, and a scale and a zero point for them."""
     info = np.iinfo(kind)
     low, high = (-SEVEN_BITS, SEVEN_BITS) if kind is np.int8 else (info.min, info.max)
     return random.integers(low, high, shape).astype(kind), np.float32(0.02), kind(random.integers(0, 9))
@@ -462,7 +462,7 @@ def causal_conv(random: Generator) -> Case:
 
 
 def rotary(random: Generator) -> Case:
-    """Half of each head is turned."""
+    """A RotaryEmbedding that rotates one half of each head."""
     feeds = {"x": some(random, 2, 3, 16), "p": random.integers(0, 9, (2, 3))}
     attrs = {"num_heads": 2, "rotary_embedding_dim": 4, "interleaved": int(random.integers(2)), "scale": 2.0}
     parts = {"cos": some(random, 9, 2), "sin": some(random, 9, 2)}

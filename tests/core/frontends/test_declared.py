@@ -14,10 +14,10 @@ from tests.onnx_runtime import plain_session
 
 
 def model(*dims: str) -> onnx.ModelProto:
-    """y = 2 x, of an input with these named dimensions."""
+    """The model y = x + x, whose input has dimensions of these names."""
     info = helper.make_tensor_value_info("x", TensorProto.FLOAT, list(dims))
     for dim, name in zip(info.type.tensor_type.shape.dim, dims, strict=True):
-        dim.dim_param = name  # where it is empty, too
+        dim.dim_param = name  # also an empty name
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [info], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

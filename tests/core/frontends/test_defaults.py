@@ -152,7 +152,7 @@ def test_optimized_graphs_have_no_defaults() -> None:
 
 
 def test_a_value_that_the_import_depends_on_is_no_default() -> None:
-    """Tile of opset 1 takes numbers that only the import can turn into today's form; the factor stays a default."""
+    """The import converts Tile of opset 1 and needs its numbers for that; only the factor of Mul stays a default."""
     nodes = [helper.make_node("Tile", ["x", "tiles", "axis"], ["t"]), helper.make_node("Mul", ["t", "c"], ["y"])]
     numbers = {"tiles": np.float32(2), "axis": np.float32(1), "c": np.float32([2])}
     assert types(load(model(nodes, ["n", 6], numbers, opset=1))) == {"c": "float32[1]"}

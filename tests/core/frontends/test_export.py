@@ -99,7 +99,7 @@ def opset_of(data: bytes) -> int:
 
 
 def test_every_operator_made_by_passes_exports() -> None:
-    """But for packed sequences, which are a way to run a model and not one to write it down."""
+    """Except the operators of packed sequences, which only running sessions use."""
     own = [name for name in registry.names() if registry.get(name).domain == "lathe"]
     packed = {"SegmentAttention", "SegmentReduce", "SegmentSoftmax"}
     assert {name for name in own if not has_decomposition(name)} == packed
@@ -182,7 +182,7 @@ def test_parameters_that_depend_on_symbols_are_computed() -> None:
     x = b.input("x", TensorType(DType.FLOAT32, (n, 4)))
     graph.outputs = [b("Slice", x, starts=((n - 3) // 2,), ends=(2 * n * n + 1,), axes=(0,))]
     again = onnx.load_from_string(export(graph))
-    for rows in (2, 3, 8):  # two rows: (2 - 3) // 2 is -1, the last row
+    for rows in (2, 3, 8):  # for two rows the start, (2 - 3) // 2, is -1: the last row
         feeds = {"x": floats(rows, 4)}
         (want,), (got,) = interpret(graph, feeds).values(), theirs(again, feeds).values()
         np.testing.assert_array_equal(got, want)
@@ -233,7 +233,7 @@ def test_differences_are_found() -> None:
 
 
 def test_fused_results_of_an_extent_that_no_input_has() -> None:
-    """Both are as large as both operands together, which only a run shows; symbols keep their names."""
+    """The extent of both results is known only at run time; symbols keep their names."""
     data = parsed(
         "float[K] x, int64[1] end => float[] y, float[] z",
         "part = Slice (x, zero, end)  more = Slice (x, one, end)  t = Add (part, more)  y = Tanh (t)  z = Exp (y)",

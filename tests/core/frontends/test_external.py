@@ -24,7 +24,7 @@ X = np.random.default_rng(1).normal(size=(2, 64)).astype(np.float32)
 
 
 def build() -> onnx.ModelProto:
-    """A product with a weight, plus a constant in an attribute, plus numbers of 4 bits."""
+    """A model of a product with a weight, plus a constant in an attribute, plus an INT4 initializer."""
     packed = helper.make_tensor("codes", TensorProto.INT4, (32,), np.tile(CODES.ravel(), 2).astype(int).tolist())
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"]),
@@ -70,7 +70,7 @@ def test_weights_are_read_from_the_folder_when_permitted(folder: Path) -> None:
 
 
 def test_names_may_be_those_of_tensors(folder: Path) -> None:
-    """An older exporter of PyTorch writes a file for each."""
+    """An older exporter of PyTorch writes one file for each tensor, under its name."""
     shutil.move(folder / "data" / "weights.bin", folder / "onnx::MatMul_3")
     proto = onnx.load(folder / "model.onnx", load_external_data=False)
     for tensor in external_data_helper._get_all_tensors(proto):
@@ -89,14 +89,14 @@ def test_weights_are_views_of_the_file(folder: Path) -> None:
 
 
 def test_weights_are_not_read_when_forbidden(folder: Path) -> None:
-    with pytest.raises(ModelError, match="its data lies outside the file, expected it inside"):
+    with pytest.raises(ModelError, match="has external data, expected its data inside the file"):
         lathe.load(folder / "model.onnx", external_data=False)
 
 
 def test_bytes_have_no_folder(folder: Path) -> None:
     data = (folder / "model.onnx").read_bytes()
     for read in (lathe.load, lathe.compile):
-        with pytest.raises(ModelError, match="its data lies outside the file, expected it inside"):
+        with pytest.raises(ModelError, match="has external data, expected its data inside the file"):
             read(data)
 
 
@@ -211,7 +211,7 @@ def as_in_a_hub_cache(folder: Path, blob: str) -> Path:
 def test_links_of_a_hub_cache_lead_to_its_blobs(folder: Path) -> None:
     path = as_in_a_hub_cache(folder, "blobs/bb")
     np.testing.assert_array_equal(lathe.interpret(lathe.load(path), {"x": X})["y"], np.load(folder / "expected.npy"))
-    assert body_of(path).size > WEIGHT.nbytes  # what is pushed has the weights inside
+    assert body_of(path).size > WEIGHT.nbytes  # the body of a push contains the weights
 
 
 @pytest.mark.parametrize("blob", ["bb", "blobs/deeper/bb"])

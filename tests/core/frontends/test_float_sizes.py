@@ -26,7 +26,7 @@ def weights(name: str, *shape: int) -> str:
 
 
 def padded_to_a_stride(stride: int) -> onnx.ModelProto:
-    """x [n, 3, l] padded behind, so that windows of 5 in steps of `stride` reach all of it, and a convolution."""
+    """A convolution of x [n, 3, l], padded at the end so that windows of 5 with this stride cover all of it."""
     return model(
         "float[n,3,l] x => float[n,4,m] y",
         f"""
@@ -54,7 +54,7 @@ def padded_to_a_stride(stride: int) -> onnx.ModelProto:
 
 
 def cut_around_the_middle() -> onnx.ModelProto:
-    """table[16 - m : 16 + m] of 32 rows, m the smaller one of 16 and the length of x [n, l], times x."""
+    """x [n, l] times sums of table[16 - m : 16 + m], where m = min(l, 16) and the table has 32 rows."""
     return model(
         "float[n,l] x => float[n,l,4] y",
         """
@@ -75,7 +75,7 @@ def cut_around_the_middle() -> onnx.ModelProto:
 
 
 def over_the_number_of_rows() -> onnx.ModelProto:
-    """x [n, l] by n, as a floating-point number: rows are not apart."""
+    """x [n, l] divided by n, converted to floating point: rows are not independent."""
     return model(
         "float[n,l] x => float[n,l] y",
         """

@@ -83,7 +83,7 @@ def test_overloads_are_functions_of_their_own() -> None:
 
 
 def test_a_function_has_opsets_of_its_own() -> None:
-    """Axes were an attribute before opset 13; the model around it is of today."""
+    """Axes were an attribute before opset 13; the calling model has a newer opset."""
     body = function("F", [N("ReduceSum", ["a"], ["s"], axes=[1], keepdims=0), N("Neg", ["s"], ["b"])], opset=11)
     x = floats(2, 3)
     np.testing.assert_allclose(ours(calling("F", body), {"x": x})["y"], -x.sum(axis=1), 1e-5)
@@ -165,7 +165,7 @@ def test_a_definition_that_does_not_apply_is_not_called_unknown() -> None:
 @pytest.mark.parametrize("hidden", ["x", "w", "b", "p", "xwbp"])
 @pytest.mark.parametrize("activation", ["silu", "none"])
 def test_a_causal_convolution_of_unknown_shapes(activation: str, hidden: str) -> None:
-    """Without shapes it is written otherwise than by ONNX's body, which is what it is compared to."""
+    """Without shapes Lathe builds other nodes than ONNX's function body; both must give the same results."""
     node = helper.make_node("CausalConvWithState", list("xwbp"), ["y", "state"], activation=activation)
     given = {"x": floats(2, 3, 5), "w": floats(3, 1, 4), "b": floats(3), "p": floats(2, 3, 3)}
     known = {name: array.shape for name, array in given.items()}

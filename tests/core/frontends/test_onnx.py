@@ -85,7 +85,7 @@ def test_trailing_and_unused_outputs() -> None:
 
 
 def test_declared_outputs_must_not_contradict() -> None:
-    """A shape that contradicts is a warning, as in ONNX Runtime, and the one that the nodes make counts."""
+    """A contradicting shape gives a warning, as in ONNX Runtime, and the shape that the nodes compute counts."""
     proto = model([N("Relu", ["x"], ["y"])], {"x": ["n", 4]})
     message = r"output 'y': is declared .*, its nodes make it float32\[n,4\]"
     for shape in ([None, 5], ["n"]):
@@ -102,11 +102,11 @@ def test_declared_outputs_must_not_contradict() -> None:
 def test_declared_shapes_help_where_inference_knows_no_rank() -> None:
     proto = model([N("Relu", ["x"], ["h"]), N("Neg", ["h"], ["y"])], {"x": None})
     proto.graph.value_info.append(helper.make_tensor_value_info("h", 1, ["n", 3]))
-    assert str(load(proto.SerializeToString()).outputs[0].type) == "float32[_n,3]"  # n, which no input has
+    assert str(load(proto.SerializeToString()).outputs[0].type) == "float32[_n,3]"  # no input has a dimension n
 
 
 def test_declared_shapes_outlive_inference() -> None:
-    """The server infers again what another process parsed."""
+    """The server infers types again after another process has parsed the model."""
     shaped = [N("NonZero", ["x"], ["i"]), N("Squeeze", ["i"], ["s"]), N("Reshape", ["x", "s"], ["h"])]
     proto = model([*shaped, N("Neg", ["h"], ["y"])], {"x": [6]})
     proto.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [2, 3]))
@@ -199,7 +199,7 @@ def test_functions_cannot_unfold_without_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_operators_defined_by_others_are_unfolded() -> None:
-    """CenterCropPad has no definition in Lathe: the one of the ONNX standard takes its place."""
+    """CenterCropPad has no definition in Lathe: the import uses its function body from the ONNX standard."""
     proto = model([N("CenterCropPad", ["x", "s"], ["y"])], {"x": [5, 7]}, constants={"s": np.array([3, 9])})
     graph = load(proto.SerializeToString())
     assert "CenterCropPad" not in {node.op for node in graph.nodes}

@@ -1,4 +1,4 @@
-"""Old operator forms mean what they meant. ONNX Runtime runs opset 7 and up; for older ones NumPy is the oracle."""
+"""Old operator forms keep their meaning. ONNX Runtime runs opset 7 and up; for older ones NumPy is the oracle."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_opsets_are_checked() -> None:
 
 
 def schema_changes() -> list[tuple[str, int]]:
-    """(operator, version) wherever a version of an operator of Lathe's drops attributes or inputs."""
+    """(operator, version) for each version of one of Lathe's operators that drops attributes or inputs."""
     versions: dict[str, list[Any]] = {}
     for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda schema: schema.since_version):
         if schema.domain == "" and registry.find(schema.name) is not None:
@@ -210,7 +210,7 @@ def schema_changes() -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("op", "version"), schema_changes())
 def test_every_change_of_a_schema_has_an_adapter(op: str, version: int) -> None:
-    """The history of the ONNX schemas is the list of what adapters must cover."""
+    """Adapters must cover every change in the history of the ONNX schemas."""
     assert max(adapter_versions(op)) >= version  # an adapter may cover several steps at once
 
 
@@ -219,7 +219,7 @@ CURRENT = [op for op in registry.names() if registry.get(op).domain == "" and no
 
 @pytest.mark.parametrize("op", CURRENT)
 def test_operators_are_those_of_their_newest_schema(op: str) -> None:
-    """Attributes exist in ONNX (`layout` is Lathe's own; parameters may have become inputs), and inputs are as many."""
+    """Attributes exist in ONNX, except `layout` and parameters that became inputs; the numbers of inputs are equal."""
     definition, schema = registry.get(op), onnx.defs.get_schema(op)
     assert {*definition.attrs} - {*definition.params} <= {*schema.attributes, "layout"}
     variadic = schema.max_input > 1000

@@ -46,7 +46,7 @@ def test_operators_of_onnx_runtime_are_imported_or_have_a_reason() -> None:
 
 
 def words(x: Any, seen: set[Any]) -> Iterator[str]:
-    """The texts in a function of the lowerings, in what it calls among them, and in the tables that these read."""
+    """The strings in a lowering function, in the lowering functions that it calls, and in the tables that they read."""
     if isinstance(x, str):
         yield x
     elif isinstance(x, tuple | list | frozenset | dict):

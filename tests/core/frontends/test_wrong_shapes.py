@@ -29,7 +29,7 @@ WRONG = ["[77,2]", "[3,77]", "[77]", "[2,3,1]", "[6]", "[2,3]"]
 
 
 def declaring(made: str, shape: str, reader: str = "z = Neg(y)") -> bytes:
-    """A model that declares the shape of y, and in no other way of z."""
+    """A model that declares the shape of y, but not of the output z."""
     proto = onnx.load_from_string(model("float[n] x, bool[3] c => float z", f"{MADE[made]} {reader}", CONSTANTS))
     proto.graph.output[0].ClearField("type")
     declared = onnx.parser.parse_graph(f"g (float{shape} y) => (float r) {{ r = Neg(y) }}").input[0]
@@ -42,7 +42,7 @@ def declaring(made: str, shape: str, reader: str = "z = Neg(y)") -> bytes:
 def test_a_value_of_another_shape_than_declared_is_refused(made: str, shape: str) -> None:
     data = declaring(made, shape)
     message = rf"\({made}\): its output 'y' has shape \[3, 2\], expected float32{re.escape(shape)}"
-    assert theirs(data, FEEDS)["z"].shape == (3, 2)  # declared shapes are nothing to ONNX Runtime
+    assert theirs(data, FEEDS)["z"].shape == (3, 2)  # ONNX Runtime ignores declared shapes
     for new_shapes in ("wait", "background"):
         with lathe.compile(data, tune="off", new_shapes=new_shapes) as session, pytest.raises(FeedError, match=message):
             session.run(FEEDS)
@@ -75,7 +75,7 @@ READERS = {
 @pytest.mark.parametrize("shape", ["[77,2]", "[3,77]", "[n,2]", "[2,3]", "[6,1]"])
 @pytest.mark.parametrize("reader", READERS)
 def test_a_value_read_only_for_its_shape_has_its_computed_shape(reader: str, shape: str) -> None:
-    """Nothing need make the value where its declared shape is believed, so nothing would find out."""
+    """If passes believed the declared shape, no node would compute the value and detect the error."""
     proto = onnx.load_from_string(declaring("Reshape", shape, READERS[reader]))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1]), "two"))
     data = bytes(proto.SerializeToString())
@@ -87,8 +87,9 @@ def test_a_value_read_only_for_its_shape_has_its_computed_shape(reader: str, sha
 
 @pytest.mark.parametrize("made", ["Reshape", "Expand"])
 def test_no_node_is_removed_because_of_its_declared_output_shape(made: str) -> None:
-    """A Reshape to the shape that it has, and an Expand to the shape of a sum that broadcasts by itself. Where what is
-    fed makes another shape, the answer is ONNX Runtime's."""
+    """A Reshape to the input's own shape, and an Expand before a sum that broadcasts by itself, must stay.
+
+    If the fed shape differs from the declared one, the result is ONNX Runtime's."""
     body = "r = Neg(w) y = Reshape(r, s) z = Neg(y)" if made == "Reshape" else "y = Expand(w, s) z = Add(y, w)"
     data = model("float[3,2] w, int64[k] s => float z", body)
     proto = onnx.load_from_string(data)

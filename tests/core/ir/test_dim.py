@@ -171,7 +171,7 @@ def test_other_maxima_stay_symbolic() -> None:
 
 
 def test_equal_maxima_have_one_form() -> None:
-    least = N + 64 - maximum(N, 64)  # the smaller one of the two
+    least = N + 64 - maximum(N, 64)  # min(n, 64)
     assert 64 - maximum(64 - N, 0) == least == N - maximum(N - 64, 0)
     assert maximum(3 * N + H, 2 * H + N) == maximum(2 * N, H) + N + H
     for n in (0, 63, 64, 65, 100):

@@ -62,7 +62,7 @@ def test_rounding_towards_zero_needs_a_sign() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        lambda x: x * F32(1 / 3),  # itself rounded
+        lambda x: x * F32(1 / 3),  # the factor itself is rounded
         lambda x: x / 3 * 3,
         lambda x: x / 3 / 5,
         lambda x: x / 3 + F32(0.5),

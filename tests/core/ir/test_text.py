@@ -1,4 +1,4 @@
-"""The textual form: what is printed reads back equal, and malformed text names its line."""
+"""The textual form: a printed graph reads back equal, and errors in malformed text name the line."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from tests.core.targets import vectors
 
 _PAGE = mmap.PAGESIZE
 _CANARY = 64
-# Bytes around an operand, before its wall. QEMU 7.2 reads whole vectors where masks leave lanes out; by the manual of
-# Intel's VMASKMOV such lanes do not fault, and CPUs keep to it. Only `make test-haswell` sets this.
+# Bytes between an operand and its inaccessible page. QEMU 7.2 reads whole vectors even if a mask excludes lanes; by
+# Intel's manual (VMASKMOV) excluded lanes do not fault, and CPUs comply. Only `make test-haswell` sets this.
 _SLACK = int(os.environ.get("LATHE_TEST_SLACK", "0"))
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -126,8 +126,7 @@ class NodeKernel:
 
 
 def scalar_body(inputs: int, write: Callable[..., Value], dtype: DType = DType.FLOAT32, *more: DType) -> Graph:
-    """An epilogue over `inputs` scalars of a type, and one of each type in `more`: `write(builder, *inputs)` returns
-    its result."""
+    """An epilogue that returns `write(builder, *scalars)`: `inputs` scalars of `dtype`, and one of each in `more`."""
     graph = Graph("body")
     builder = Builder(graph)
     values = [builder.input(f"x{i}", TensorType(each, ())) for i, each in enumerate([*[dtype] * inputs, *more])]
@@ -200,7 +199,7 @@ def _library_by_key(spec_key: str, target: Target, make: _Maker) -> Library:
 
 
 class _Maker:
-    """Carries a spec through the cache of libraries, which compares by key alone."""
+    """A spec as an argument of the cached function, which compares specs by key alone."""
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec

@@ -56,7 +56,7 @@ def tensor(text: str) -> TensorType:
 
 
 def normal(dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Numbers around zero: normally distributed floats, small integers, booleans of either kind."""
+    """Random numbers: normally distributed floats, small integers, booleans."""
     rng = _generator(dtype, shape)
     if dtype.is_float:
         return rng.standard_normal(shape).astype(dtype.numpy)

@@ -157,7 +157,7 @@ def test_numbers_beyond_bfloat16_are_split_without_overflow(tf32: bool, most: fl
 
 @needs_tiles
 def test_few_rows_leave_weights_in_float32() -> None:
-    """Three parts take 3/2 of the room, and reading weights is all that counts there."""
+    """As three bfloat16 parts weights take 3/2 of the memory, and with few rows reading them is the whole cost."""
     graph = single_node("FusedMatMul", TensorType(F32, (N, 64)), floats(64, 48))
     call = select(Request(graph.nodes[0], graph.constants, host()))
     assert call is not None and call.spec.family == "gemm"
@@ -212,13 +212,13 @@ WINDOWS = [
     (Window(9, 5, 3, 2, 1, 1, 1), Window(13, 7, 3, 2, 1, 1, 1), 10),
     (Window(9, 5, 3, 1, 2, 0, 0), Window(13, 13, 3, 1, 2, 2, 2), 2),
     (Window(9, 3, 5, 3, 1, 2, 1), Window(13, 4, 5, 3, 1, 2, 1), 3),
-    (Window(9, 13, 1, 1, 1, 2, 2), Window(13, 20, 2, 1, 1, 4, 4), 39),  # wider borders than windows
+    (Window(9, 13, 1, 1, 1, 2, 2), Window(13, 20, 2, 1, 1, 4, 4), 39),  # borders wider than the windows
 ]
 
 
 @pytest.mark.parametrize(("y", "x", "lines"), WINDOWS)
 def test_every_tap_reads_its_pixel(y: Window, x: Window, lines: int) -> None:
-    """Pixels are their numbers, zero outside; the expected planes are filled by the definition, image by image."""
+    """Each pixel holds its own number, with 0 outside; the expected planes follow from the definition."""
     flat = FlatImages((y, x), lines)
     images = np.arange(1, flat.images * y.size * x.size + 1).reshape(-1, y.size, x.size)
     room = ((0, 0), *((w.before, w.after + w.kernel * w.dilation + w.stride) for w in (y, x)))

@@ -86,7 +86,7 @@ def test_special_numbers(target: Target) -> None:
 @each_target
 @pytest.mark.parametrize(("queries", "keys"), [(1, 4), (2, 33), (3, 130), (5, 16), (7, 131), (9, 23)])
 def test_few_queries(target: Target, queries: int, keys: int) -> None:
-    """Keys that are contiguous along the depth, from key to key, and neither; widths around vectors."""
+    """Keys that are contiguous along the depth, along the keys, or along neither; widths around vector lengths."""
     for width in (3, 16, 21):
         q, v, mask = f"float32[n,2,{queries},{width}]", f"float32[n,2,{keys},5]", f"float32[n,1,{queries},{keys}]"
         layouts = {(0, 1, 3, 2): (2, keys, width), (0, 1, 2, 3): (2, width, keys), (0, 3, 2, 1): (keys, width, 2)}
@@ -149,7 +149,7 @@ def test_keys_shared_by_all_rows_and_heads() -> None:
 @each_target
 @pytest.mark.parametrize("queries", [1, 3, 16])
 def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:
-    """Heads of a group are an axis of the batch, or the queries."""
+    """The heads of a group are a batch axis, or the axis of the queries."""
     q, kv, mask = f"float32[n,{queries},2,3,8]", "float32[n,2,1,19,8]", f"float32[n,1,1,{queries},19]"
     perms = {"perm_q": (0, 2, 3, 1, 4), "perm_k": (0, 1, 2, 4, 3), "perm_y": (0, 3, 1, 2, 4)}
     sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=scaled(1), batches=(1, 2), **perms)
@@ -161,7 +161,7 @@ def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:
 @each_target
 @pytest.mark.parametrize(("queries", "width"), [(1, 16), (1, 21), (3, 3), (5, 16), (40, 8)])
 def test_any_number_of_keys(target: Target, queries: int, width: int) -> None:
-    """As many keys as queries plus a past of n: 0, around a vector, around a panel."""
+    """n past keys and one key for each query; n is 0, around a vector, or around a panel."""
     keys, past = f"n+{queries}", (0, 1, 2, 7, 15, 16, 17, 31, 33, 100, 130)
     q, mask = f"float32[2,3,{queries},{width}]", f"float32[2,1,{queries},{keys}]"
     k, v = f"float32[2,3,{keys},{width}]", f"float32[2,3,{keys},5]"

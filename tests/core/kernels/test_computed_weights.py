@@ -8,7 +8,7 @@ import pytest
 import lathe
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
-# Shape of the image, and of the weights, and attributes.
+# Shape of the image, shape of the weights, attributes.
 CASES = [
     ((2, 6, 9), (4, 6, 3), ""),
     ((1, 6, 9), (4, 3, 3), "group = 2, pads = [2, 1], strides = [2]"),

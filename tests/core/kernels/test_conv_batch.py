@@ -85,7 +85,7 @@ def test_groups(target: Target, group: int, inputs: int, outputs: int) -> None:
 @each_target
 @pytest.mark.parametrize(("sizes", "kernel", "counts"), [((9,), (3,), (4,)), ((5, 4, 6), (3, 2, 3), (2, 4, 3))])
 def test_other_ranks(target: Target, sizes: Any, kernel: Any, counts: Any) -> None:
-    """Sound and video."""
+    """One and three spatial axes, as in sound and video."""
     rank = len(sizes)
     pads = (0, 1, 1)[:rank] + (0, 0, 1)[:rank]
     window: Any = {"target": target, "threads": 2, "strides": (2, 1, 2)[:rank], "pads": pads}
@@ -115,7 +115,7 @@ def test_long_windows(target: Target) -> None:
     ids=str,
 )
 def test_gradient_of_pooling_with_overlaps(target: Target, window: Any) -> None:
-    """Rounded numbers: in many windows several places are the greatest."""
+    """Inputs are rounded, so that many windows have several maxima."""
     graph = single_node("MaxPool", tensor(3, 9, 8, 21), layout="CHWN", **window)
     shape = graph.outputs[0].tensor.evaluate({})
     node = NodeKernel("MaxPoolGradient", tensor(3, 9, 8, 21), tensor(*shape), target=target, layout="CHWN", **window)
@@ -128,7 +128,7 @@ def test_gradient_of_pooling_with_overlaps(target: Target, window: Any) -> None:
     ("layout", "kernel", "channels"), [("CHWN", (2, 2), 64), ("NHWC", (3, 2), 5), ("CHWN", (2, 4), 19)]
 )
 def test_pool_gradient(target: Target, layout: str, kernel: tuple[int, int], channels: int) -> None:
-    """Also where lines and columns are left over at the end, and where several places are the greatest."""
+    """Also with lines and columns after the last window, and with several maxima in a window."""
     x, dy = tensor(3, 7, 8, channels), tensor(3, 7 // kernel[0], 8 // kernel[1], channels)
     window: Any = {"kernel_shape": kernel, "strides": kernel, "layout": layout}
     node = NodeKernel("MaxPoolGradient", x, dy, target=target, **window)

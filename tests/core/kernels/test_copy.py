@@ -110,8 +110,9 @@ def test_concat_of_few_long_rows_is_split_among_threads() -> None:
 
 
 def test_rows_that_do_not_exist_cost_nothing() -> None:
-    """A tile has more rows than the image has channels; asking for them, even in vain, took fifty times as long where
-    the memory behind the image was never touched."""
+    """Masked loads beyond the image took fifty times as long if the memory after it had never been touched.
+
+    There are such loads because a tile has more rows than the image has channels."""
     compiled = kernel("Transpose", "float32[n,3,128,128]", perm=(0, 2, 3, 1))
     output = guarded(floats(1, 128, 128, 3))
     places = [np.frombuffer(mmap.mmap(-1, 4 << 20), np.float32) for _ in range(2)]

@@ -68,7 +68,7 @@ def test_several_outputs_per_channel_run_as_groups() -> None:
     [((3, 3), {"pads": (1, 1, 1, 1)}), ((5, 3), {"strides": (2, 2), "pads": (2, 0, 1, 1)}), ((7,), {"pads": (3, 3)})],
 )
 def test_bytes_add_up_exactly(kernel: tuple[int, ...], attrs: dict[str, Any], fill: int, target: Target) -> None:
-    """Beside the largest of all numbers, with what fills the image up, and a bias of integers."""
+    """With the largest weights and pixels, a padding value, and an integer bias."""
     rng = np.random.default_rng(fill)
     size = (9, 13)[-len(kernel) :]
     weight, bias = rng.integers(-128, 128, (21, 1, *kernel), np.int8), rng.integers(-(1 << 20), 1 << 20, 21, np.int32)

@@ -75,7 +75,7 @@ def test_nan_propagates() -> None:
 @pytest.mark.parametrize("kind", ["max", "average", "padded", "products"])
 @pytest.mark.parametrize("is_last", [False, True], ids=["alone", "between convolutions"])
 def test_images_of_any_size(kind: str, channels: int, threads: int, is_last: bool) -> None:
-    """Convolutions around a window have its channels last."""
+    """Between convolutions, the window operator has its channels last."""
     random = np.random.default_rng((channels, threads, len(kind)))
     for _ in range(2):
         window = window_of(random, 2)

@@ -50,7 +50,7 @@ def test_broadcast_patterns(target: Target, shapes: tuple[str, str]) -> None:
 
 
 def _inputs(op: str, dtype: str) -> list[str] | None:
-    """Inputs of a type that the operator takes, of three shapes that broadcast; None when it does not take the type."""
+    """Input types of this dtype, of shapes that broadcast; None if the operator does not accept the dtype."""
     least, most = registry.get(op).arity
     shapes = ("n,7,5", "7,1", "5")[: max(least, 2) if most is None else least]
     types = [f"{'bool' if op == 'Where' and i == 0 else dtype}[{shape}]" for i, shape in enumerate(shapes)]
@@ -110,7 +110,7 @@ def test_where_takes_three_patterns(target: Target) -> None:
 
 
 def _body() -> Graph:
-    """(x, b) -> x * b + 1, relu of it."""
+    """A body of two outputs: x * b + 1, and its Relu."""
     body = Graph("body")
     build = Builder(body)
     x, b = (build.input(name, TensorType(DType.FLOAT32, ())) for name in ("x", "b"))

@@ -114,7 +114,7 @@ def test_extra_inputs_of_every_broadcast_pattern(shape: tuple[Any, ...]) -> None
 
 
 def test_a_residual_may_be_overwritten_unless_it_is_multiplied() -> None:
-    """The kernel allows the one; that the other is the same memory is for the planner to see."""
+    """The kernel allows overwriting the residual; that the left operand is the same value is for the planner to see."""
     add = scalar_body(2, lambda b, x, y: b("Add", x, y))
     graph = single_node("FusedMatMul", tensor(N, 9), floats(9, 9), tensor(N, 9), epilogue=add)
     call = select(Request(graph.nodes[0], graph.constants, vectors()))
@@ -163,7 +163,7 @@ def test_row_dependent_operands_are_prefetched_before_a_tile() -> None:
 @pytest.mark.parametrize("columns", [40, 1000])
 @pytest.mark.parametrize("rows", [1, 4, 7])
 def test_equal_columns_give_equal_results_wherever_they_stand(target: Target, rows: int, columns: int) -> None:
-    """Also in the last panel, which may be narrower. An order of sums of its own would show where values are large."""
+    """Also in the last panel, which may be narrower: another order of summation there would change results."""
     weight = np.repeat(floats(501, 1), columns, axis=1)
     x = floats(rows, 501)
     [product] = NodeKernel("FusedMatMul", tensor(N, 501), weight, target=target)(x)

@@ -30,7 +30,7 @@ def _name(way: dict[str, Any]) -> str:
 
 
 def spread(dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Numbers of which some lie outside of -1 to 1. None is halfway between two pixels, where rounding decides."""
+    """Positions, some outside of -1 to 1. None is halfway between two pixels, where rounding decides."""
     return np.asarray(normal(dtype, shape) * 0.9 + 0.013).astype(dtype.numpy)
 
 
@@ -58,7 +58,7 @@ def test_dynamic_extents(target: Target) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=_name)
 def test_invalid_positions_read_nothing_outside(way: dict[str, Any]) -> None:
-    """Whatever the numbers are, results are numbers or NaN, and those of other samples are right."""
+    """The result at an invalid position may be any number or NaN; results at other positions are right."""
     compiled = kernel("GridSample", "float32[1,1,4,4]", "float32[1,1,8,2]", **way)
     x = normal(DType.FLOAT32, (1, 1, 4, 4))
     grid = np.zeros((1, 1, 8, 2), np.float32)

@@ -116,13 +116,13 @@ def test_the_decoder_distinguishes_targets() -> None:
 
 
 def _converted(lanes: int) -> str:
-    """A conversion that AVX2 has no instruction for."""
+    """LLVM IR of a conversion for which AVX2 has no instruction."""
     given, result = f"<{lanes} x i64>", f"<{lanes} x double>"
     return f"define {result} @f({given} %x) {{ %y = sitofp {given} %x to {result} ret {result} %y }}"
 
 
 def _bytes_product(name: str) -> bytes:
-    """The preferred kernel of a product of bytes."""
+    """The object code of the preferred kernel for a product of bytes."""
     graph, target = (
         single_node("FusedMatMul", tensor("uint8[n,64]"), normal(DType.INT8, (64, 48))),
         target_by_name(name),

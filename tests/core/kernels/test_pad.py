@@ -22,7 +22,7 @@ MODES = ("constant", "edge", "reflect", "wrap")
 
 
 def padded(shape: tuple[int, ...], widths: Any, mode: str, dtype: DType, target: Target, fill: bool) -> NodeKernel:
-    """The kernel for any widths, also where others do."""
+    """A Pad with the kernel for any widths, even if the catalog prefers another kernel."""
     pads = tuple(int(width) for side in zip(*widths, strict=True) for width in side)
     value = {"constant_value": np.ones((), dtype.numpy)} if fill else {}
     made = NodeKernel("Pad", TensorType(dtype, shape), target=target, pads=pads, mode=mode, **value)
@@ -33,7 +33,7 @@ def padded(shape: tuple[int, ...], widths: Any, mode: str, dtype: DType, target:
 
 
 def random_widths(random: np.random.Generator, shape: tuple[int, ...], mode: str) -> list[tuple[int, int]]:
-    """Widths of which some are many times the extent, some are 0 and some crop: all, or all but one element."""
+    """Widths: some are many times the extent, some 0, some crop elements, in mode `constant` even all of them."""
     least = 0 if mode == "constant" else 1
     found: list[tuple[int, int]] = []
     for extent in shape:
@@ -75,7 +75,7 @@ CONSTANTS = "int64[1] zero = {0}, int64[1] three = {3}, int64[2] axis = {1, 2}, 
 
 @pytest.mark.parametrize(("mode", "value"), [*((mode, "half") for mode in MODES), ("constant", "fed")])
 def test_one_code_for_all_lengths_and_widths(mode: str, value: str) -> None:
-    """In y, as much is added in front as there is, and what follows is filled up, or cut off, to three steps."""
+    """For y, the padding in front equals the length, and the end is padded or cropped to three steps."""
     body = (
         f'p = Concat <axis = 0> (length, zero, less, three) y = Pad <mode = "{mode}"> (x, p, {value}, axis)'
         f' q = Concat <axis = 0> (zero, zero, three, zero) z = Pad <mode = "{mode}"> (x, q, {value}, axis)'
@@ -93,7 +93,7 @@ def test_one_code_for_all_lengths_and_widths(mode: str, value: str) -> None:
             )
             for got, want in zip(session.run(feeds).values(), wanted, strict=True):
                 np.testing.assert_array_equal(got, want, err_msg=f"{rows} x {length}")
-            if mode != "reflect":  # ONNX Runtime reflects once only
+            if mode != "reflect":  # ONNX Runtime reflects only once
                 np.testing.assert_array_equal(wanted[1], theirs(data, feeds)["z"])
         assert "dynamic-shape code serves" in session.explain() and "FALLBACK" not in session.explain()
 

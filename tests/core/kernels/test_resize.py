@@ -40,7 +40,7 @@ def test_rows_along_the_channels(target: Target, way: dict[str, Any]) -> None:
 
 @each_target
 def test_sizes_of_all_axes_may_be_given(target: Target) -> None:
-    """As exporters resize one mask a row, and where there are several images."""
+    """Exporters write such sizes for one mask per row; here also for several images."""
     for shape in ((symbol("n"), 3), (1, symbol("n")), (2, symbol("n"))):
         sizes = (*shape, 3, 5)
         sweep("Resize", f"float32[{shape[0]},{shape[1]},7,20]", target=target, batches=(0, 2), sizes=sizes)

@@ -25,7 +25,7 @@ _MODES = [
 
 
 def regions(count: int, size: float = 40.0) -> Any:
-    """Some of them reach beyond an image of `size`, or lie outside; some have no extent, or a negative one."""
+    """Random regions: some reach beyond an image of `size` or lie outside of it, some have a negative extent."""
     rng = np.random.default_rng(count)
     return rng.uniform(-0.3 * size, 1.3 * size, (count, 4)).astype(np.float32)
 
@@ -48,7 +48,7 @@ def test_regions(target: Target, attrs: dict[str, Any], mode: str, transform: st
 
 @each_target
 def test_invalid_regions(target: Target) -> None:
-    """No number gives zeros; another image than there are, and more samples than anybody wants, are refused."""
+    """NaN gives zeros; an image index out of range and a region of too many samples are refused."""
     operands = ("float32[2,3,8,8]", "float32[n,4]", "int64[n]")
     compiled = kernel("RoiAlign", *operands, target=target, output_height=2, output_width=2, sampling_ratio=0)
     x, good = normal(DType.FLOAT32, (2, 3, 8, 8)), np.float32([[1, 1, 5, 6]])

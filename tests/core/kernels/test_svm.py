@@ -81,7 +81,7 @@ def test_nan_features(probable: bool) -> None:
 
 
 def test_near_vectors_far_from_the_origin() -> None:
-    """Squares of distances are sums of squares: as differences of squares they would be lost in rounding."""
+    """Squared distances are sums of squared differences; differences of squares would lose them in rounding."""
     attrs = machine_attributes("RBF", 30) | {"kernel_params": (10.0, 0.0, 0.0)}
     vectors = np.array(attrs["support_vectors"], np.float32).reshape(-1, FEATURES) + 1000
     attrs["support_vectors"] = tuple(vectors.ravel().tolist())

@@ -52,7 +52,7 @@ def tree_attributes(
 
 
 def rows(count: int) -> Array:
-    """Features on the splits, between them, and not there at all."""
+    """Random features: on the splits, between them, infinite, and NaN (missing)."""
     random = np.random.default_rng(count)
     x = np.round(random.normal(size=(count, FEATURES)), 1).astype(np.float32)
     x[random.random(x.shape) < 0.1] = np.nan

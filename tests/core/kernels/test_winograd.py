@@ -90,7 +90,7 @@ def test_residual_epilogue_in_place() -> None:
 @each_wide
 @pytest.mark.parametrize(("size", "stride"), [((14, 13), 1), ((7, 9), 1), ((15, 14), 2)])
 def test_long_epilogues_run_over_the_results_of_a_tile(target: Target, size: tuple[int, int], stride: int) -> None:
-    """All places of a tile by the same code, so that a long one is not written once for each of them."""
+    """The code of a long epilogue is generated once for all results of a tile, not once for each of them."""
     long = scalar_body(2, lambda b, x, y: b("Add", b("Tanh", x), b("Mul", x, b("Sigmoid", b("Sub", x, y)))))
     counts = [-(-extent // stride) for extent in size]
     residual = TensorType(F32, (N, *counts, 48))
@@ -151,7 +151,7 @@ def test_small_tiles_use_a_subset_of_the_packed_weights() -> None:
 
 @pytest.mark.parametrize("size", [(7, 7), (8, 15), (11, 6)])
 def test_the_number_of_small_images_selects_the_tile(size: tuple[int, int]) -> None:
-    """Either form, by the same weights, and both with as small an error."""
+    """Both tile sizes use the same weights, and errors are equally small."""
     kernel = convolution(size, 32, 48, (3, 3), pads=(1,) * 4)
     spec = kernel.call.spec
     assert isinstance(spec, WinogradSpec) and spec.part is PART and spec.form is LARGE
@@ -175,7 +175,7 @@ def test_weights_beyond_the_l2_cache_may_be_shared_by_more_tiles(size: int, stri
 
 @pytest.mark.parametrize("form", [LARGE, SMALL, STRIDED, LINES, PART])
 def test_transforms_convolve_exactly_in_exact_arithmetic(form: Form) -> None:
-    """Each part of the image by its own rows of the weights, all of them added point by point."""
+    """Each part of a strided line uses its own rows of the weights; products are added point by point."""
     image, result, weight = (np.array(matrix) for matrix in (form.image, form.result, form.weight))
     line, taps = np.arange(form.input) ** 2.0, np.array([2.0, -1.0, 3.0, 5.0, 0.5, -2.0, 7.0])[: form.taps]
     products = np.zeros(form.evaluations)

@@ -35,7 +35,7 @@ class Layer:
         return {**{f"x{i}": spec for i, spec in enumerate(self.inputs)}, **self.named}
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Any:
-        """The parameter or buffer of this name; what scales or is a variance stays away from zero."""
+        """Random numbers for the parameter or buffer of this name; running variances are at least 0.5."""
         if name.endswith("num_batches_tracked"):
             return np.zeros(shape, np.int64)
         array = _rng(f"{self.name}/{name}").normal(0, 0.5, shape).astype(np.float32)

@@ -1,5 +1,6 @@
-"""Writes torch_layers.npz, results and gradients of the layers in `layers.py` as PyTorch computes them, and
-torch_models.npz, losses and weights of the models in `models.py` as PyTorch trains them.
+"""Writes PyTorch's results for the layers in `layers.py` and the models in `models.py`.
+
+torch_layers.npz has outputs and gradients of the layers, torch_models.npz losses and weights of the trained models.
 
 Run by hand with a Python that has PyTorch, from the project's root: `python -m tests.core.nn.make_torch`.
 """

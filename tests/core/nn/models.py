@@ -45,7 +45,7 @@ def _drawn(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any:
 
 
 def convolutional(nn: Any) -> Any:
-    # a bias before a normalization would have no gradient but rounding errors
+    # the gradient of a bias before a normalization is only rounding errors
     first = [nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)]
     second = [nn.Conv2d(4, 6, 3, groups=2), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*first, *second, nn.Linear(6, 3))

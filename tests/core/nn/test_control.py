@@ -28,7 +28,7 @@ class Choosing(nn.Module):
 
 
 def halved(x: nn.Tensor) -> Any:
-    """Halved until the sum of squares is at most 1, and how often."""
+    """x, halved until the sum of squares is at most 1, and the number of halvings."""
     zero = nn.tensor(np.float32(0))
     return nn.while_loop(lambda y, _: (y * y).sum() > 1, lambda y, n: (y * 0.5, n + 1), (x, zero))
 

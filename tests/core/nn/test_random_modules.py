@@ -39,7 +39,7 @@ def check(seed: int) -> None:
     found = learner.state()
     moves = {name: (after - before[name]) / RATE for name, after in reference(graph, optimizer, [feeds]).items()}
     largest = max(float(np.abs(move).max(initial=0)) for move in moves.values())
-    for name, expected in moves.items():  # what a normalization takes away has no gradient but rounding errors
+    for name, expected in moves.items():  # the gradient of a value that a normalization removes is only rounding errors
         close((found[name] - before[name]) / RATE, expected, f"gradient of {name}", noise=1e-6 + 2e-4 * largest)
 
 

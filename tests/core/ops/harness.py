@@ -22,8 +22,9 @@ OLDER = {"RoiAlign": 16, "MaxRoiPool": 1}  # ONNX Runtime has no newer one
 
 
 def graph_of(case: Case, shapes: Mapping[int, tuple[Dim, ...]] | None = None, bind: bool = False) -> Graph:
-    """The case as a graph with inferred types. Parameters are constants, or with `bind` attributes; `shapes` replaces
-    the shapes of some inputs."""
+    """The case as a graph with inferred types; `shapes` replaces the shapes of some inputs.
+
+    Parameters are constants, or attributes if `bind` is true."""
     graph = Graph(case.op.lower())
     node = Node(case.op, [], [], {key: _attr(value) for key, value in case.attrs.items()}, case.label)
     for index, array in enumerate(case.inputs):

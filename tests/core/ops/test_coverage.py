@@ -40,7 +40,7 @@ def test_defaults_of_attributes_are_those_of_the_schema(name: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A default of the schema or of ours; None for none."""
+    """A default of the schema or of Lathe as a plain value; None if there is none."""
     if isinstance(value, onnx.AttributeProto):
         if value.type == onnx.AttributeProto.UNDEFINED:
             return None

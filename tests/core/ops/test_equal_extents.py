@@ -28,7 +28,7 @@ NO_EQUALITY = {
 
 
 def _is_one_number(case: Case, index: int, axis: int) -> bool:
-    """True if inference refuses every other extent there."""
+    """True if inference refuses the extents in `OTHERS` for this axis."""
     for other in OTHERS:
         shape = [*case.inputs[index].shape]
         shape[axis] = other
@@ -41,7 +41,7 @@ def _is_one_number(case: Case, index: int, axis: int) -> bool:
 
 
 def _met(case: Case, index: int, axis: int) -> MeetingExtents | None:
-    """The recorded equal extents when that extent is a symbol; None if the operator takes only numbers."""
+    """The recorded equal extents if this extent is a symbol; None if the operator accepts only numbers."""
     shape: list[Dim] = [*case.inputs[index].shape]
     shape[axis] = symbol("m")
     try:

@@ -22,23 +22,23 @@ from tests.core.small_models import assert_like_onnx_runtime, model, normal, the
 
 @dataclass(frozen=True)
 class Sized:
-    """An operator, and along which axis the extent of one input must be what the other inputs make it."""
+    """An operator whose input number `index` has an extent along `axis` that the other inputs determine."""
 
     op: str
     inputs: Sequence[Any]  # None: absent
-    index: int  # of that input
+    index: int  # number of the input
     axis: int = 0
     attrs: Mapping[str, Any] = field(default_factory=dict)
     opset: int = 22
-    name: str = ""  # of the input, as errors call it
-    wrong: Sequence[int] = (1, 5)  # NumPy would broadcast the one, a kernel read beyond other operands
+    name: str = ""  # the name of the input in error messages
+    wrong: Sequence[int] = (1, 5)  # NumPy would broadcast 1; with 5 a kernel would read beyond other operands
 
     @property
     def label(self) -> str:
         return f"{self.op}-{self.name}"
 
     def fed(self, extent: int | None = None) -> dict[str, Any]:
-        """The inputs by name, the one in question repeated or cut to another extent."""
+        """The inputs by name; if `extent` is given, input `index` is repeated or cut to it."""
         arrays = list(self.inputs)
         if extent is not None:
             places = np.arange(extent) % arrays[self.index].shape[self.axis]
@@ -46,9 +46,9 @@ class Sized:
         return {f"x{i}": array for i, array in enumerate(arrays) if array is not None}
 
     def model(self, symbol: str, constant: bool = False) -> onnx.ModelProto:
-        """The operator alone, that one extent a symbol.
+        """A model of the operator alone, in which the extent is a symbol.
 
-        `constant`: all inputs but the first and that one are constants, so that passes and kernels for those may apply.
+        `constant`: all inputs but the first and the `index`-th are constants, for passes and kernels that need those.
         """
         made = one_node_model(self.op, self.inputs, self.attrs, opset=self.opset)
         self.port(made).type.tensor_type.shape.dim[self.axis].dim_param = symbol
@@ -117,7 +117,7 @@ def test_an_extent_that_is_a_symbol_may_be_the_right_one(sized: Sized, constant:
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("sized", "wrong"), WRONG)
 def test_a_wrong_extent_of_the_batch_symbol_is_refused(sized: Sized, wrong: int, constant: bool) -> None:
-    """No kernel may take it that the batch is as large as the extent should be."""
+    """No kernel may assume that the batch size equals the required extent."""
     made = sized.model("N", constant)
     with lathe.compile(made.SerializeToString(), tune="off") as session:
         with pytest.raises(LatheError, match=rf"{sized.name} (is|are|has|expects)|W expects"):
@@ -140,12 +140,12 @@ def test_a_wrong_data_dependent_extent_is_refused(sized: Sized, wrong: int, cons
 
 
 def _given(made: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds that the model has inputs for."""
+    """The feeds that are inputs of the model."""
     return {value.name: feeds[value.name] for value in made.graph.input if value.name in feeds}
 
 
 def _computed(sized: Sized, constant: bool) -> onnx.ModelProto:
-    """The model with what `keep` leaves of that axis."""
+    """The model with a Compress, by `keep`, of the input along the axis."""
     made = sized.model("L", constant)
     port, node = sized.port(made), made.graph.node[0]
     made.graph.node.insert(0, helper.make_node("Compress", [port.name, "keep"], ["kept"], axis=sized.axis))

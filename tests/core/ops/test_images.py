@@ -99,7 +99,7 @@ def test_gray_is_repeated_and_transparency_dropped() -> None:
 @pytest.mark.parametrize("write", [png, bmp, pnm, tiff])
 def test_refuses_a_file_cut_anywhere(write: Callable[[Any], bytes]) -> None:
     data = write(IMAGE)
-    end = len(data) - (16 if write is png else 3 if write is bmp else 1)  # what follows carries no pixels
+    end = len(data) - (16 if write is png else 3 if write is bmp else 1)  # the rest of the file has no pixels
     for length in range(8, end, 7):
         with pytest.raises((FeedError, UnsupportedError)):
             decoded(data[:length])

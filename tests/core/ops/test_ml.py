@@ -128,7 +128,7 @@ def scores(x: Any, **attrs: Any) -> Any:
 
 
 def test_post_transforms() -> None:
-    """ONNX Runtime leaves out targets without a leaf here; the text of the operator does not."""
+    """ONNX Runtime ignores targets without a leaf here; the operator's specification does not."""
     x = floats(40, 2)
     plain = scores(x)
     powers = np.exp(plain)

@@ -141,7 +141,7 @@ def test_tree_regressor(mode: str, how: str) -> None:
 
 
 def test_trees_of_other_types() -> None:
-    """ONNX Runtime has the regressor for floats alone, the classifier for integers too."""
+    """ONNX Runtime supports only floats for the regressor, but also integers for the classifier."""
     attrs = trees("target", [0], [0.5, -2.0, 3.0], n_targets=1)
     agree([ml("TreeEnsembleRegressor", "x", **attrs)], {"x": X.astype(np.float64)}, "y")
     attrs = trees("class", [0, 1, 2], [0.5, 0.25, 3.0, 1.25, 0.75, 4.0, -1.0], classlabels_int64s=[7, 3, 5])

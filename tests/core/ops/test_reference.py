@@ -42,7 +42,7 @@ def test_inferred_types_are_those_of_the_results(case: Case) -> None:
 
 @every_case
 def test_inference_copes_with_unknown_ranks(case: Case) -> None:
-    """With the shape of one input hidden, and of all, what is inferred is still true, and the results are the same."""
+    """With the shapes of one input or of all hidden, inferred types stay correct and results equal."""
     expected, count = run_lathe(case), len(graph_of(case).inputs)
     for hidden in {*((index,) for index in range(count)), tuple(range(count))}:
         graph = graph_of(case)
@@ -64,7 +64,7 @@ def test_bound_parameters_give_the_same_results(case: Case) -> None:
 
 @every_case
 def test_inference_with_a_symbolic_batch_agrees_with_a_number(case: Case) -> None:
-    """With the leading extent as a symbol: its value put in gives the concrete types."""
+    """The leading extent is a symbol; substituting its value gives the concrete types."""
     first = next((i for i in range(len(case.inputs)) if _has_batch(case, i)), None)
     if first is None:
         return
@@ -108,7 +108,7 @@ def test_every_operator_of_these_families_has_a_case() -> None:
         "softmax",
     )
     operators = [registry.get(name) for name in registry.names()]
-    standard = [op for op in operators if op.domain != "lathe"]  # what only Lathe makes has tests of its own
+    standard = [op for op in operators if op.domain != "lathe"]  # other tests cover Lathe's own operators
     ours = {op.name for op in standard if type(op).__module__.split(".")[-1] in modules}
     assert ours - {case.op for case in ALL_CASES} == {"Scatter"}
 

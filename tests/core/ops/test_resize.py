@@ -1,5 +1,4 @@
-"""Resize against ONNX Runtime, and against ONNX's own reference where the two differ: in the corners of a size that is
-not whole."""
+"""Resize against ONNX Runtime, and against ONNX's reference where they differ: in corners of fractional sizes."""
 
 from __future__ import annotations
 

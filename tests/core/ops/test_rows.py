@@ -37,7 +37,7 @@ def placements(case: Case) -> Iterator[list[RowAxis]]:
 
 
 def answer(case: Case, axes: Sequence[RowAxis], bind: bool) -> tuple[Graph, Sequence[RowAxis] | MixesRows] | None:
-    """The case with `n` rows along these axes, and the rule's result; None if such types do not fit together."""
+    """The case with `n` rows along these axes, and the rule's result; None if these extents do not fit together."""
     extents = {case.inputs[i].shape[axis] for i, axis in enumerate(axes) if axis is not None}
     if len(extents) > 1 or 0 in extents:
         return None

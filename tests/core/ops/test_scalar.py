@@ -93,7 +93,7 @@ def test_composed_functions_are_exact_to_float64(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in registry.names() if registry.get(name).is_elementwise])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT64, DType.BOOL], ids=str)
 def test_an_input_that_others_may_not_exceed_is_declared(name: str, dtype: DType) -> None:
-    """Passes give any other input of an elementwise operator fewer elements, as long as one of them has all."""
+    """Passes may shrink every other input of an elementwise operator if one input has all elements."""
     op = registry.get(name)
     count = max(op.arity[0], 2)
     if op.arity[1] == 1 or not _is_inferred(op, dtype, [(2, 3)] * count):

@@ -88,7 +88,7 @@ def test_a_bound_is_right_on_both_of_its_sides(s: int) -> None:
 
 
 def test_a_clamped_extent_that_must_equal_the_whole_is_the_whole() -> None:
-    """No run succeeds where min(s, 64) is to be s, and s is more than 64. With 1 as its limit it may broadcast."""
+    """If min(s, 64) must equal s, no run with s > 64 succeeds. min(s, 1) may broadcast instead."""
     w = World(N, S, 4)
     rows, length = (w.build("Shape", w.x, start=i, end=i + 1) for i in (0, 1))
     least, one = (w.build("Min", length, w.c(limit)) for limit in (64, 1))
@@ -169,7 +169,7 @@ def test_the_first_element_of_a_symbolic_extent_is_supposed_to_exist() -> None:
 
 
 def test_bounds_of_a_slice_count_from_the_end() -> None:
-    """Flaubert's ids[:, -length:], and what a model keeps of a past."""
+    """As in Flaubert's ids[:, -length:], and where a model cuts its past."""
     w = World(N, S + 3)
     size = w.build("Sub", w.build("Shape", w.x, start=1), w.c(3))
     last = w.build("Neg", size)
@@ -203,7 +203,7 @@ def test_shapes_that_only_data_gives_keep_their_rank() -> None:
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 6])
 @pytest.mark.parametrize(("less", "divisor", "more"), [(3, 2, 3), (0, -2, 9), (1, 3, 1), (0, 2, 0), (5, 4, 2)])
 def test_quotients_of_counts_are_truncated(less: int, divisor: int, more: int, n: int) -> None:
-    """(n - less) / divisor + more, as the length of a tensor: rounded towards zero also where it is negative."""
+    """The length is (n - less) / divisor + more; the quotient is rounded towards zero, also if it is negative."""
     w = World(N, 3)
     rows = w.build("Sub", w.build("Shape", w.x, end=1), w.c(less))
     length = w.build("Add", w.build("Div", rows, w.c(divisor)), w.c(more))

@@ -50,7 +50,7 @@ def test_an_image_one_stride_too_small_has_no_windows(op: str) -> None:
 
 
 def test_no_window_is_made_up_where_the_formula_gives_none() -> None:
-    """floor((2 - 3) / 2 + 1) is 0. ONNX Runtime divides towards zero, and has a window that reads beyond the image."""
+    """floor((2 - 3) / 2 + 1) is 0. ONNX Runtime truncates the quotient, so it has a window beyond the image."""
     data, feeds = pooling("MaxPool", 3, 2, PADS[0], ceil=0), {"x": normal(1, 1, 2, 2)}
     assert theirs(data, feeds)["y"].shape == (1, 1, 1, 2)
     with lathe.compile(data, tune="off") as session, pytest.raises(FeedError, match="window of extent 3 is larger"):
@@ -60,7 +60,7 @@ def test_no_window_is_made_up_where_the_formula_gives_none() -> None:
 
 
 def check_axes(body: str, axes: tuple[int, ...], *shape: int) -> None:
-    """With axes of the model, and with axes that are fed."""
+    """Check a model with constant axes, and with axes that are fed."""
     x, count = normal(*shape), len(axes)
     signature = f"float[n,{','.join(map(str, shape[1:]))}] x"
     constant = model(f"{signature} => float y", body, f"int64[{count}] axes = {{{', '.join(map(str, axes))}}}")

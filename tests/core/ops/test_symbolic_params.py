@@ -24,7 +24,7 @@ CONSTANTS = """
 ONE_ROW, SOME_ROWS = (1,), (1, 2, 5)
 MEL = "MelWeightMatrix({}, {}, {}, {}, {})"
 
-# Operator and parameter -> nodes that end in y, and numbers of rows for which they mean something.
+# Operator and parameter -> nodes that compute y, and numbers of rows for which the parameter is valid.
 PARAMETERS: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {
     ("Clip", "min"): ("y = Clip(v, q)", SOME_ROWS),
     ("Clip", "max"): ("y = Clip(v, , q)", SOME_ROWS),

@@ -52,7 +52,7 @@ def trained_layers() -> Graph:
 
 
 def _learning(graph: Graph, *weights: str) -> Graph:
-    """The graph with some of its inputs as state."""
+    """The graph with these inputs turned into states."""
     rng = np.random.default_rng(0)
     for value in [value for value in graph.inputs if value.name in weights]:
         graph.inputs.remove(value)

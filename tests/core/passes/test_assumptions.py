@@ -16,7 +16,7 @@ def graph(text: str) -> Graph:
     return made
 
 
-# mask[row, place] for `place` up to past + new: the mask is as long as both, or longer
+# Reads mask[row, place] for places below past + new: the mask has this length, or is longer.
 DECODER = """
     input %ids : int64[batch,new]
     input %past : float32[batch,past,4]
@@ -79,7 +79,7 @@ def test_leading_dimensions_of_their_own_beside_it(exporter: str) -> None:
 
 
 def test_nothing_is_assumed_where_rows_meet_anyway() -> None:
-    """Every row meets every other one, whatever is equal."""
+    """Every row of one input meets every row of the other, also if their numbers are equal."""
     declared = graph("""
     input %a : float32[n,16]
     input %b : float32[k,16]
@@ -89,7 +89,7 @@ def test_nothing_is_assumed_where_rows_meet_anyway() -> None:
     together, proof = assume_one_batch(declared)
     assert together is declared
     assert not proof.batchable
-    assert "lead with different dimensions: k, n" in proof.reason
+    assert "different leading dimensions: k, n" in proof.reason
 
 
 TWO_KINDS = """

@@ -100,7 +100,7 @@ def test_attention_is_packed() -> None:
 
 
 def test_extents_that_only_agree_at_run_time() -> None:
-    """They run on the reference operator, which raises an error if they differ."""
+    """Such an Einsum runs on the reference operator, which raises an error if the extents do not fit."""
     data = model("float[N,A,4] x, float[N,B,4] z => float[] y", 'y = Einsum <equation = "nak,nak->n"> (x, z)')
     assert_like_onnx_runtime(data, *({"x": normal(2, a, 4), "z": normal(2, b, 4)} for a, b in ((3, 3), (1, 3), (3, 1))))
 
@@ -279,7 +279,7 @@ def test_norms_are_reductions(body: str, sizes: str) -> None:
 
 @pytest.mark.parametrize("kind", ["int64", "int32", "uint8"])
 def test_one_hot_gives_integers(kind: str) -> None:
-    """The masks of experts are made of them."""
+    """Models compute the masks of experts in this way."""
     data = model("int64[N,L] x => int64[] y", "h = OneHot (x, depth, values) y = Cast <to = 7> (h)",
                  f"int64[1] depth = {{5}}, {kind}[2] values = {{3, 7}}")  # fmt: skip
     feeds = {"x": np.random.default_rng(0).integers(-6, 7, (3, 9))}
@@ -291,8 +291,9 @@ def test_one_hot_gives_integers(kind: str) -> None:
 @pytest.mark.parametrize("axis", [-1, 0, 1])
 @pytest.mark.parametrize("kind", ["int64", "int32", "float"])
 def test_one_hot_is_a_comparison(axis: int, kind: str) -> None:
-    """Indices count from behind where they are negative, and mean nothing beyond the depth. ONNX Runtime takes int64
-    here; for the others the reference is the oracle."""
+    """Negative indices count from the end, and indices out of range give only the "off" value.
+
+    ONNX Runtime supports only int64 here; for the other types the reference is the oracle."""
     data = model(f"{kind}[N,L] x => float[] y", f"y = OneHot <axis = {axis}> (x, depth, values)",
                  "int64[1] depth = {5}, float[2] values = {-1.5, 2.5}")  # fmt: skip
     random = np.random.default_rng(0)

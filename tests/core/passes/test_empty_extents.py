@@ -47,7 +47,7 @@ def test_a_constant_beside_a_product_without_rows(
 
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_a_view_of_a_symbol_that_is_zero_copies_no_extent(n: int) -> None:
-    """Passes name extents of views in full, and a symbol among them may be 0: that is the extent, not a copied one."""
+    """The targets of views name all extents; a symbol that is 0 means the extent 0, not a copied extent."""
     graph = Graph("g")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (2, N)))

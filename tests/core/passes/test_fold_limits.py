@@ -39,7 +39,7 @@ def test_many_results_together_are_bounded() -> None:
 
 
 def test_a_chain_cannot_grow_without_end() -> None:
-    """Each node makes four times what it is given: allowed once or twice, not ten times."""
+    """Each node makes its input four times as large, which is allowed once or twice, but not ten times."""
     b = Builder(Graph("g"))
     x = b.constant(np.ones(256, np.float32))
     for _ in range(10):

@@ -56,8 +56,8 @@ def check(graph: Graph, shapes: Sequence[tuple[int, int]], capacity: int) -> Non
             np.testing.assert_allclose(outputs[name], expected, rtol=1e-4, atol=1e-5)
 
 
-# Programs. Each step makes a value [batch, sequence, 4] of such values; the last ones mix tokens in ways that have to
-# be detected, whatever comes before and after them.
+# Programs of steps. Each step computes a value [batch, sequence, 4] from two such values; the last steps (UNSAFE) mix
+# tokens in ways that must be detected, whatever comes before and after them.
 
 
 class Program:
@@ -131,7 +131,7 @@ def counted(p: Program, x: Value, y: Value) -> Value:
 
 
 def convolved(p: Program, x: Value, y: Value) -> Value:
-    """Of three tokens two places apart, in two groups; then of the token and three before it."""
+    """A grouped convolution of three tokens at a distance of two, then one of the token and the three before it."""
     channels = p.b("Transpose", x, perm=(0, 2, 1))
     wide = p.b("Conv", channels, p.weight(6, 2, 3), p.weight(6), group=2, dilations=(2,), pads=(2, 2))
     summed = p.b("Conv", p.b("Tanh", wide), p.weight(WIDTH, 6, 4), pads=(3, 0))
@@ -139,14 +139,14 @@ def convolved(p: Program, x: Value, y: Value) -> Value:
 
 
 def convolved_as_images(p: Program, x: Value, y: Value) -> Value:
-    """Lines of a picture are tokens, its columns overlap."""
+    """A 2-D convolution over lines that are tokens, with windows that overlap along the columns."""
     picture = p.b("Reshape", x, p.axes(0, 1, -1, WIDTH))
     sums = p.b("Conv", picture, p.weight(2, 1, 5, 3), pads=(2, 1, 2, 0), strides=(1, 2))
     return p.b("Add", p.b("Reshape", p.b("Transpose", sums, perm=(0, 2, 1, 3)), p.axes(0, 0, WIDTH)), y)
 
 
 def beside_others(p: Program, x: Value, y: Value) -> Value:
-    """The token after and the one before."""
+    """The next token of x times x, minus the previous token of y."""
     cut = p.b("Slice", x, p.axes(1), p.axes(2**40), p.axes(1))
     after = p.b("Pad", cut, p.axes(0, 0, 0, 0, 1, 0), p.b.constant(np.array(0.5, np.float32)))
     before = p.b("Pad", p.b("Slice", y, p.axes(0), p.axes(-1), p.axes(1)), p.axes(0, 1, 0, 0, 0, 0))
@@ -160,7 +160,7 @@ def moved_far(p: Program, x: Value, y: Value) -> Value:
 
 
 def cleared(p: Program, x: Value, y: Value) -> Value:
-    """All but the first token, in their places."""
+    """x with zeros for the first token, plus y."""
     cut = p.b("Slice", x, p.axes(1), p.axes(2**40), p.axes(1))
     return p.b("Add", p.b("Pad", cut, p.axes(0, 1, 0, 0, 0, 0)), y)
 
@@ -183,7 +183,7 @@ def correlated(p: Program, x: Value, y: Value) -> Value:
 
 
 def unmasked(p: Program, x: Value, y: Value) -> Value:
-    """Weights that are not zero between sequences."""
+    """Attention weights that are not zero between sequences: the exponential of a softmax."""
     scores = p.b("MatMul", x, p.b("Transpose", y, perm=(0, 2, 1)))
     return p.b("MatMul", p.b("Exp", p.b("Softmax", scores, axis=-1)), y)
 
@@ -201,13 +201,13 @@ def backwards(p: Program, x: Value, y: Value) -> Value:
 
 
 def chosen(p: Program, x: Value, y: Value) -> Value:
-    """x plus a table's row for the length."""
+    """x plus the row of a table that the length selects."""
     length = p.b("Unsqueeze", p.length, p.axes(0))
     return p.b("Add", x, p.b("Slice", p.weight(40, WIDTH), length, p.b("Add", length, p.axes(1)), p.axes(0)))
 
 
 def cut(p: Program, x: Value, y: Value) -> Value:
-    """x times a triangle of weights that begins at the length."""
+    """x times the lower triangle of a matrix, up to the diagonal that the length selects."""
     return p.b("MatMul", x, p.b("Trilu", p.weight(WIDTH, WIDTH), p.length, upper=0))
 
 
@@ -237,9 +237,7 @@ def pooled(p: Program, x: Value, kind: str) -> Value:
         return p.b("Gemm", end, p.weight(WIDTH, 3))
     if kind in ("greatest", "least"):
         number = p.b("Cast", p.b("Mul", p.x, p.b.constant(np.array(2, np.float32))), to=DType.INT64.onnx_code)
-        numbers = p.b(
-            "Gather", number, p.b.constant(0), axis=2
-        )  # not of `x`, which is rounded in other ways when packed
+        numbers = p.b("Gather", number, p.b.constant(0), axis=2)  # not of `x`, which is rounded differently when packed
         if kind == "greatest":
             at = p.b("ArgMax", numbers, axis=1, keepdims=0)
         else:

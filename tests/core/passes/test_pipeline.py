@@ -115,7 +115,7 @@ def assert_same_results(graph: Graph, optimized: Graph) -> None:
 def test_an_image_network_becomes_convolutions_with_epilogues() -> None:
     graph = image_net()
     optimized, _ = optimize(graph)
-    # Transpose: the border; Reshape: the flattened image, whose order went into the classifier's weight
+    # Transpose: of the input; Reshape: flattens the image, whose new order is in the classifier's weight
     assert operators(optimized) == {"Transpose": 1, "FusedConv": 4, "MaxPool": 1, "Reshape": 1, "FusedMatMul": 1}
     assert optimized.nodes[0].op == "Transpose"
     assert_same_results(graph, optimized)

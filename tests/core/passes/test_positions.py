@@ -111,7 +111,7 @@ def test_other_values_have_no_formula(lines: str) -> None:
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_random_arithmetic(data: st.DataObject) -> None:
-    """Whatever is found for random arithmetic on ranges and numbers is what the reference computes."""
+    """If a formula is found for random arithmetic on ranges and numbers, it gives the results of the reference."""
     lines, names = [], ["rows", "columns", "zero", "one", "two", "minus", "n", "m"]
     for index in range(data.draw(st.integers(1, 6))):
         a, b = data.draw(st.sampled_from(names)), data.draw(st.sampled_from(names))
@@ -130,7 +130,7 @@ def test_random_arithmetic(data: st.DataObject) -> None:
 
 
 def _fits(lines: list[str], name: str) -> bool:
-    """True if the reference computes it for all sizes."""
+    """True if the reference computes the value for all sizes."""
     try:
         graph, _ = of("\n".join(lines), name)
         for sizes in SIZES:

@@ -47,7 +47,7 @@ def product(b: Builder, x: Value, **attrs: Any) -> Value:
 
 
 def narrowed(graph: Graph, dtype: DType = BF16) -> dict[str, list[str]]:
-    """Operator -> element types of the outputs of such nodes, after the pass; results must stay close."""
+    """By operator the element types of its nodes' outputs after the pass; checks that results stay close."""
     copy = graph.clone()
     ConvertToNarrow(dtype).run(copy)
     verify(copy, "the pass")
@@ -63,7 +63,7 @@ def narrowed(graph: Graph, dtype: DType = BF16) -> dict[str, list[str]]:
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 def test_values_between_products_are_narrow_and_the_ends_float32(dtype: DType) -> None:
     found = narrowed(network(lambda b, x: product(b, b("Relu", product(b, x)))), dtype)
-    assert found["FusedElementwise"] == [str(dtype)] and found["Cast"] == [str(dtype)]  # the input's
+    assert found["FusedElementwise"] == [str(dtype)] and found["Cast"] == [str(dtype)]  # the cast of the input
     assert found["FusedMatMul"] == [str(dtype), "float32"]
 
 
@@ -73,7 +73,7 @@ def test_values_between_products_are_narrow_and_the_ends_float32(dtype: DType) -
         (lambda b, x: b("Mul", x, b("Sigmoid", x)), 1),
         (lambda b, x: b("Mul", x, x), 2),
         (lambda b, x: b("Div", x, b.constant(np.array(0.5, np.float32))), 1),
-        (lambda b, x: b("Div", x, b("Sigmoid", x)), inf),  # which comes as near to 0 as there are numbers
+        (lambda b, x: b("Div", x, b("Sigmoid", x)), inf),  # the divisor can be arbitrarily near to 0
         (lambda b, x: b("Reciprocal", b("Sigmoid", x)), inf),
         (lambda b, x: b("Exp", b("Tanh", x)), 0),
     ],

@@ -71,16 +71,18 @@ def floats(*shape: int) -> Array:
 
 
 def compiled(graph: Graph, integers: bool, precision: str = "float32") -> lathe.Session:
-    """As for a CPU that has an instruction for products of bytes, or for one that has not: the kernels for bytes run on
-    both, but the compiler chooses them on the first alone."""
+    """A session, compiled as for a CPU with an instruction for products of bytes (`integers`) or without one.
+
+    Kernels for bytes run on both, but the compiler chooses them only with the instruction."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_passes, "has_int8_dot", lambda target: integers)
         return lathe.compile(graph, threads=1, precision=precision)
 
 
 def check(graph: Graph, x: Array, quantum: float, kernels: str = "uint8") -> None:
-    """Compile, run, compare with the reference of the graph as it was written; most results are the same. `kernels` is
-    what must be among the kernels where the CPU multiplies bytes."""
+    """Compile, run, and compare with the reference on the original graph: 98% of the results are equal.
+
+    `kernels` must be among the kernels if the CPU multiplies bytes."""
     (want,) = interpret(graph, {"x": x}).values()
     for integers in (True, False):
         session = compiled(graph, integers)
@@ -136,7 +138,7 @@ def test_convolutions(dtype: Any, channels: int, kernel: tuple[int, int], attrs:
         )
         return quantized(b, b("Conv", pair(b, x, dtype=dtype, zero=17), w, bias, **attrs), 0.1, 9, dtype)
 
-    few = attrs.get("group") == channels  # channels of a group: too few for words
+    few = attrs.get("group") == channels  # one channel per group is too little for words
     made = "gemm uint8" if kernel == (1, 1) else "conv 3x3" if few else "conv uint8"
     check(network(write, channels, 13, 12), floats(2, channels, 13, 12), 1, made)
 

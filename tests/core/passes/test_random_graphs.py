@@ -178,7 +178,7 @@ def test_a_pass_that_reports_no_change_changes_nothing(seed: int) -> None:
     for step in optimizing_passes(
         Options(integers=seed % 2 == 0, precision="bfloat16" if seed % 3 == 0 else "float32")
     ):
-        graph.remove_dead()  # what every pass may do
+        graph.remove_dead()  # every pass may do this
         before = str(graph)
         if not step.run(graph).changed:
             assert str(graph) == before, step.name

@@ -19,11 +19,11 @@ from lathe.core.train.training_step import losses, optimizers
 from tests.core.train.models import batch, convolutional
 
 F32 = DType.FLOAT32
-ROW = 4000  # bytes of a value of the chains here
+ROW = 4000  # bytes of a value in `chain`
 
 
 def chain(length: int, op: str = "Exp") -> Graph:
-    """x -> op -> ... -> op, then the sum of all of them from the last to the first: all are alive at the turn."""
+    """x -> op -> ... -> op, then sums over all values from the last to the first: all are live after the last op."""
     b = Builder(Graph("chain"))
     values = [b.input("x", TensorType(F32, (ROW // 4,)))]
     for _ in range(length):
@@ -36,7 +36,7 @@ def chain(length: int, op: str = "Exp") -> Graph:
 
 
 def least(graph: Graph) -> int:
-    """The peak bytes without recomputation: the least limit for which the pass drops no value, by bisection."""
+    """The peak bytes without recomputation: the lowest limit at which the pass drops no value, by bisection."""
     low, high = 0, ROW * 100
     while high - low > 1:
         middle = (low + high) // 2

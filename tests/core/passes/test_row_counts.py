@@ -126,7 +126,7 @@ MISUSED = {
     ),
 }
 
-# An If whose branches differ in rank makes values of unknown rank; which one is taken, the width of x decides.
+# An If whose branches differ in rank makes values of unknown rank; the width of x selects the branch.
 UNKNOWN_RANK = """
     const %column : int64[] = [1]
     const %three : int64[] = [3]
@@ -228,12 +228,12 @@ RIGHT = {
         }}""",
 }
 
-# Earlier holes of the proof, put back: each changes one place.
+# Former errors ("holes") of the proof, restored for a test: each changes one place.
 Hole = Callable[[pytest.MonkeyPatch], None]
 
 
 def any_parameter(patch: pytest.MonkeyPatch) -> None:
-    """A count may be any parameter of any operator."""
+    """The proof accepts a count as any parameter of any operator."""
 
     class Anything(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
@@ -243,24 +243,24 @@ def any_parameter(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_size(patch: pytest.MonkeyPatch) -> None:
-    """Dimensions are not looked at, nor whether there are any."""
+    """The proof checks neither dimensions nor the number of steps per row."""
     patch.setattr(rows, "_check_steps", lambda node, axes: None)
     patch.setattr(rows, "_check_dims", lambda where, value, axis, batch: None)
 
 
 def any_body(patch: pytest.MonkeyPatch) -> None:
-    """Nested graphs may give counts to others."""
+    """The proof does not check whether a nested graph passes counts on."""
     patch.setattr(Counts, "check_body", lambda self, body, node: None)
 
 
 def any_measure(patch: pytest.MonkeyPatch) -> None:
-    """Shape and Size of what has no known rank are the same for all."""
+    """The proof accepts Shape and Size also of values of unknown rank."""
     check = Counts.check
     patch.setattr(Counts, "check", lambda self, node: node.op in ("Shape", "Size") or check(self, node))
 
 
 def any_rank(patch: pytest.MonkeyPatch) -> None:
-    """Inputs of unknown rank have no say in what is broadcast."""
+    """The proof gives the result of a broadcast no row axis if the rank of an input is unknown."""
 
     def broadcast(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
         return broadcast_rows(c, axes) if all(c.shape(i) is not None for i in range(len(axes))) else [None]
@@ -302,7 +302,7 @@ def test_an_unknown_rank_ends_the_proof(body: str) -> None:
 
 @pytest.mark.parametrize("label", HOLES)
 def test_a_batch_reveals_a_hole_in_the_proof(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer holes the proof still fails; with all of them it wrongly succeeds, and a batch shows that."""
+    """The proof fails until all holes of a case are made; then it wrongly succeeds, and a batch shows the error."""
     width = "m" if label in UNKNOWN else "4"
     body = UNKNOWN[label] if label in UNKNOWN else MISUSED[label][0]
     for hole in HOLES[label]:
@@ -312,7 +312,7 @@ def test_a_batch_reveals_a_hole_in_the_proof(label: str, monkeypatch: pytest.Mon
     assert session.batching.batchable, session.batching.reason
     with pytest.raises((RowsNotIndependent, FeedError)) as found:
         check_batching(session, {"x": np.random.default_rng(0).standard_normal((3, 4), np.float32)})
-    assert isinstance(found.value, RowsNotIndependent) or label == "the n greatest"  # there are not as many to take
+    assert isinstance(found.value, RowsNotIndependent) or label == "the n greatest"  # n is too large
 
 
 @pytest.mark.parametrize("body", RIGHT.values(), ids=RIGHT)
@@ -353,7 +353,7 @@ def test_rows_with_different_numbers_of_steps_do_not_combine() -> None:
 
 
 def test_a_scale_for_each_place_of_a_row_ends_the_proof() -> None:
-    """Three rows would fit, each with a scale of its own."""
+    """The scale would fit a batch of three rows, and each row would have a scale of its own."""
     body = """
         const %scale : float32[3,4] = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]
         %y : float32[*] = LayerNormalization(%x, %scale) {axis = 1} "norm" """
@@ -371,7 +371,7 @@ def test_a_rule_that_forgets_an_output_ends_the_proof(monkeypatch: pytest.Monkey
 
 
 def test_a_branch_that_does_not_fit_is_no_error() -> None:
-    """It serves another rank, and is never taken."""
+    """The branch is for another rank, and is never taken."""
     body = """
         const %f : bool[] = [1]
         const %c : float32[3] = [1.0, 2.0, 3.0]

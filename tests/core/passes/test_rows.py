@@ -310,7 +310,7 @@ MIXING = {
         input %z : float32[m,4]
         %y : float32[*] = Relu(%x)
         output %y""",
-        "the inputs lead with different dimensions: m, n",
+        "the inputs have different leading dimensions: m, n",
     ),
     "a fixed batch": (
         """

@@ -1,4 +1,4 @@
-"""What of selected rows is computed for all rows, and what is left as it is."""
+"""Which computations of selected rows are extended to all rows, and which stay as they are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(function: str, base: str = "zeros", reduction: str = "none") -> byte
 
 
 def rewritten(data: bytes, step: SelectedRows) -> Graph:
-    """The model with what it selects computed for all rows, if that may be."""
+    """The model after the passes: computations of selected rows are extended to all rows where that is allowed."""
     return run_passes(load(data), [*required_passes(Options()), step])[0]
 
 
@@ -55,8 +55,8 @@ def test_what_other_rows_hold_has_no_effect(reduction: str, value: float) -> Non
     [
         "f = Softmax<axis = 0>(r)",
         "mean = ReduceMean(r, first) f = Sub(r, mean)",
-        "h = Cast<to = 1>(i) q = Mul(h, half) j = Cast<to = 7>(q) f = GatherND(x, j)",  # rows of other places
-        "a = Abs(r) c = Cast<to = 7>(a) e = Gather(bias, c) f = Mul(e, r)",  # other rows are out of range
+        "h = Cast<to = 1>(i) q = Mul(h, half) j = Cast<to = 7>(q) f = GatherND(x, j)",  # rows at computed positions
+        "a = Abs(r) c = Cast<to = 7>(a) e = Gather(bias, c) f = Mul(e, r)",  # index is out of range for other rows
     ],
 )
 def test_what_mixes_rows_or_may_refuse_them_is_left(function: str) -> None:

@@ -40,7 +40,7 @@ GRAPHS: list[tuple[str, str, Graph]] = [
 ]
 each_graph = pytest.mark.parametrize(("name", "graph"), [(name, graph) for name, _, graph in GRAPHS],
                                      ids=[f"{name}: {title}" for name, title, _ in GRAPHS])  # fmt: skip
-# Of the largest element; others only round differently.
+# Relative to the largest element; all other passes change only the rounding.
 _TOLERANCES = {"bfloat16": 0.05, "float16": 0.01, "widen": 3e-3, "quantized": 0.06}
 # Cases where a result that is not finite may change, and why.
 _FINITE_ONLY = {
@@ -50,8 +50,8 @@ _FINITE_ONLY = {
     "bfloat16": "what is just finite in float32 may not be in bfloat16",
     "float16": "what is large in float32 is infinite in float16",
 }
-# Patterns for graphs of packed sequences (test_pack.py and runtime/test_packed.py run them),
-# what only a type of small range asks for, and what the compiler asks before.
+# Functions that no example reaches: patterns for packed sequences (test_pack.py and runtime/test_packed.py run them),
+# functions for types of a small range, and functions that the compiler calls before the pass.
 _ELSEWHERE = {
     "indexed_views": {"extents_to_equate"},
     "attention": {"_fuse_segments", "_have_tokens", "_has_tokens", "_compute_in_body", "_changes_leading_axes"},
@@ -92,7 +92,7 @@ def test_every_pattern_is_reached(name: str) -> None:
 
 
 def calls(run: Callable[[], None]) -> set[CodeType]:
-    """Records the code object of every Python function called in the block."""
+    """The code objects of all Python functions that `run` calls."""
     seen: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -109,7 +109,7 @@ def calls(run: Callable[[], None]) -> set[CodeType]:
 
 
 def functions(module: ModuleType) -> list[Any]:
-    """The functions a module defines, but for those that run when it is imported: decorators and makers of rules."""
+    """The functions of a module, without those that run on import: decorators and functions that make rules."""
     own = [each for each in vars(module).values() if inspect.isfunction(each) and each.__module__ == module.__name__]
     return [each for each in own if not _makes_patterns(each)]
 
@@ -161,7 +161,7 @@ def sample(rng: np.random.Generator, value: Value, kind: str, sizes: dict[str, i
 
 
 def assert_same(got: Array, want: Array, tolerance: float, label: str) -> None:
-    """Equal where not finite; elsewhere as near as the largest finite element allows."""
+    """Check that special values are equal, and others close, relative to the largest finite element."""
     assert (got.shape, got.dtype) == (want.shape, want.dtype), label
     if want.dtype.kind not in "fV":
         np.testing.assert_array_equal(got, want, err_msg=label)

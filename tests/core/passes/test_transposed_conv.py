@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 import lathe
 
-# Kernel, and what is not the default: X has 4 channels and 5 pixels along every axis.
+# Kernel, and attributes other than the defaults. X has 4 channels and 5 pixels along every axis.
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "windows side by side": ((2, 2), {"strides": [2, 2]}),
     "room behind windows side by side": ((2, 2), {"strides": [2, 2], "output_padding": [1, 1]}),

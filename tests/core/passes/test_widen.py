@@ -184,7 +184,7 @@ OTHER_PRODUCTS = {
 
 @pytest.mark.parametrize("name", OTHER_PRODUCTS)
 def test_a_float16_product_does_not_narrow_others(name: str) -> None:
-    """A product of float16 beside them does not make theirs narrow."""
+    """One float16 product in a graph does not make its other products narrow."""
     graph = load(model(
         "float16[N,8] x, float[S,1,8] z, bool t, float[1,4,8] w, float[1,4,4] r => float16[] u, float[] y",
         f"u = MatMul (x, c)  {OTHER_PRODUCTS[name]}", "float16[8,2] c = {" + ",".join(["15360"] * 16) + "}",

@@ -51,7 +51,7 @@ def test_a_gap_between_longer_lived_buffers_is_used() -> None:
 
 
 def test_the_highest_buffer_is_placed_first_if_sizes_mislead() -> None:
-    """By size the third lies above the second, so that the fourth has to go on top of the first and the third."""
+    """Placed by size, the third buffer lies above the second, and the fourth above the first and the third."""
     late, short = Buffer(Affine(a=320), 4, 6), Buffer(Affine(a=320), 1, 1)
     buffers = [late, short, Buffer(Affine(a=256), 1, 2), Buffer(Affine(a=192), 2, 4)]
     assert place(buffers).at(1) == 576 == lower_bound(buffers, 1)

@@ -107,14 +107,14 @@ def test_a_tensor_scattered_into_itself(op: str, shape: tuple[int, int], reducti
 
 
 def test_a_state_and_a_part_of_it() -> None:
-    """The next value of a state is not written over the old one while the kernel reads that in another order."""
+    """The next value of a state does not overwrite the old one while the kernel reads the old one in another order."""
     graph = Graph("g")
     writer = Writer(graph)
     x = writer.input("x", MATRIX)
     value = Value("s", MATRIX)
     graph.states = [State(value, value, np.arange(32, dtype=np.float32).reshape(4, 8))]
     state = writer.term(value)
-    sums = state.sum((1,))  # comes before the update, which custom_reader it
+    sums = state.sum((1,))  # runs before the update, which reads it
     graph.states[0].update = (state - state.slice(0, -1, -5, -1) + x * sums).value
     graph.outputs = [sums.value]
     expected = np.arange(32, dtype=np.float32).reshape(4, 8)
@@ -128,7 +128,7 @@ def test_a_state_and_a_part_of_it() -> None:
 
 
 def custom_reader(views: bool, pointwise: bool, *indices: int) -> tuple[KernelChoice, Node]:
-    """A node that reads some of: a value, itself again, its bytes as another value, another value."""
+    """A node that reads, by index: a value, the same value, a view of it if `views`, another value."""
     value, view, other = Value("a", MATRIX), Value("v", MATRIX), Value("b", MATRIX)
     look = Node("Identity", [value], [view])
     view.producer = look

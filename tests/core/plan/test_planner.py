@@ -94,7 +94,7 @@ def test_equal_constants_are_stored_once_and_aligned() -> None:
 
 
 def test_large_weights_are_packed_when_they_are_written() -> None:
-    """Their sizes are known before: no plan holds all of them in a kernel's layout."""
+    """A plan knows the sizes of packed weights, but does not hold their data in a kernel's layout."""
     b, graph = graph_of((N, 64))
     weight = np.arange(64 * 100, dtype=np.float32).reshape(64, 100)
     graph.outputs = [b("MatMul", graph.inputs[0], b.constant(weight))]
@@ -108,7 +108,7 @@ def test_large_weights_are_packed_when_they_are_written() -> None:
 
 
 def test_many_kernels_that_differ_only_in_sizes_share_code() -> None:
-    """Products of every depth, and sums of every width: one kernel each. Three are still made for their numbers."""
+    """Six products that differ only in depth share one kernel; three products have kernels for their own sizes."""
     for count, products in ((3, 3), (6, 1)):
         b, graph = graph_of((N, 64))
         parts, wide = [graph.inputs[0]], graph.inputs[0]
@@ -155,7 +155,7 @@ def test_a_plan_has_cut_points_where_one_value_is_live() -> None:
     b, graph = graph_of((N, 64, 64))
     first = b("Softmax", graph.inputs[0], axis=1)
     second = b("Softmax", first, axis=1)
-    total = b("Add", b("Softmax", second, axis=1), second)  # `second` crosses beside what is added to it
+    total = b("Add", b("Softmax", second, axis=1), second)  # `second` is live beside the value that is added to it
     graph.outputs = [b("Softmax", b("Softmax", total, axis=1), axis=1)]
     plan = plan_of(graph)
     assert [step.op for step in plan.steps] == ["Softmax"] * 3 + ["Add"] + ["Softmax"] * 2

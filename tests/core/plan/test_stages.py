@@ -107,7 +107,7 @@ def test_a_state_is_not_overwritten_beside_a_reader() -> None:
     graph.outputs = [builder("MatMul", old, x)]
     graph.states[0].update = builder("Add", old, x)
     plan = make_plan(graph, host(), 2).plan
-    assert not plan.copies  # the sum is written where the product's operand lies
+    assert not plan.copies  # the sum overwrites the product's operand
     assert [len(stage) for stage in runs(plan)] == [1, 1]
 
 

@@ -68,7 +68,7 @@ def test_states_are_copied_if_the_old_value_is_read_later(build: Callable[[Term,
 
 
 def assert_right(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
-    """Three runs of a session against NumPy on the graph's own formula."""
+    """Check three runs of a session against the interpreter on the same graph."""
     graph = with_state(build)
     session = lathe.compile(graph, threads=1)
     for run in range(3):
@@ -79,4 +79,4 @@ def assert_right(build: Callable[[Term, Term], tuple[Term, Term]]) -> None:
         expected = list(lathe.interpret(copy, {"x": x}).values())
         found = next(iter(session.run({"x": x}).values()))
         np.testing.assert_allclose(found, expected[0], 1e-5, 1e-5, err_msg=f"run {run}")
-        graph.states[0].initial = expected[-1]  # the only one, where the result is an output
+        graph.states[0].initial = expected[-1]  # also the first result, if the update is the output

@@ -90,7 +90,7 @@ def test_one_value_concatenated_twice() -> None:
 
 
 def test_one_value_concatenated_twice_that_is_a_part_of_another() -> None:
-    """Its stride along the axis is of no use: the extent there is 1."""
+    """The value's stride along the axis means nothing, because its extent there is 1."""
 
     def net(b: Builder, x: Value) -> list[Value]:
         y = b("Relu", x)

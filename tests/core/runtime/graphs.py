@@ -28,8 +28,9 @@ def mlp(seed: int = 0, hidden: int = 48) -> Graph:
 
 
 def sequence() -> Graph:
-    """[batch, length, 8] -> [batch, length + 2, 8], resampled: a model of two symbols. The kernel of a Resize that
-    smoothes needs known sizes, so there is no dynamic-shape code, not even for a part of it."""
+    """A model of two symbols: [batch, length, 8] -> [batch, length + 2, 8], resampled.
+
+    Resize with antialiasing has a kernel only for known sizes, so no part of the model has dynamic-shape code."""
     graph = Graph("sequence")
     b = Builder(graph)
     x = b.input("x", TensorType(DType.FLOAT32, (N, symbol("length"), 8)))

@@ -18,7 +18,7 @@ Started = list[tuple[Priority, bool, int]]
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """The started children, which only sleep: arguments, whether it is idle, and niceness of each."""
+    """The started children, which only sleep: the priority, whether it is SCHED_IDLE, and the niceness of each."""
     found: Started = []
 
     def noting(pid: int, priority: Priority) -> None:

@@ -71,11 +71,11 @@ def test_only_untouched_files_of_this_process_skip_the_check(tmp_path: Path) -> 
         with Bundle(path, known) as bundle:
             return bytes(bundle.section("first"))
 
-    path.write_bytes(damaged)  # the modification time shows it
+    path.write_bytes(damaged)  # the modification time has changed
     with pytest.raises(ArtifactError, match="is damaged: the digest of bytes 0 to 6 of its section 'first'"):
         seen(written)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert seen(written) == b"abcdeg"  # so it was not computed
+    assert seen(written) == b"abcdeg"  # the digest was not computed
     with pytest.raises(ArtifactError, match="is damaged"):
         seen(None)
     (tmp_path / "other").write_bytes(damaged)

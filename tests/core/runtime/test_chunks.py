@@ -69,7 +69,7 @@ def test_a_profile_sums_the_chunks() -> None:
 
 
 def test_weights_are_not_read_again_for_a_few_rows() -> None:
-    """A layer of many weights and few activations."""
+    """The model has many weights and few activations."""
     graph = graphs.mlp(hidden=40_000)
     assert rows_at_once(lathe.compile(graph, threads=1)) > 5
 
@@ -120,7 +120,7 @@ def test_small_chunks_before_a_cut_point_and_large_ones_after_it(threads: int) -
 
 
 def test_the_arena_fits_each_chunk_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last chunk after the cut point has fewer rows, which may be fewer chunks before it."""
+    """The last chunk after the cut point has fewer rows, and so may have fewer chunks before the cut point."""
     session = lathe.compile(parted(), threads=1)
     executable = code_of(session)
     assert executable._chunks.cut_point is not None

@@ -224,7 +224,7 @@ def test_bodies_stand_alone_and_return() -> None:
 
 
 def test_a_loop_ends_with_the_first_index_that_is_refused() -> None:
-    """However often it was to go round."""
+    """The number of requested iterations does not matter."""
     body = """h = Loop (m, go, x) <body = b (int64 i, bool c, float[n,4] hin) => (bool again, float[n,4] hout)
     {
         again = Identity(c)

@@ -50,7 +50,7 @@ each_decoder = pytest.mark.parametrize("decoder", DECODERS.values(), ids=list(DE
 
 
 def cross(dims: tuple[str, str, str, str] = ("batch", "length", "batch", "encoded")) -> onnx.ModelProto:
-    """Queries [batch, length, 32] look at what an encoder gave, [batch, encoded, 32]."""
+    """Cross-attention of x [batch, length, 32] to the output of an encoder, [batch, encoded, 32]."""
     w = OnnxWriter(3)
 
     def heads(x: str, turned: bool = False) -> str:
@@ -142,7 +142,7 @@ def test_queries_and_keys_of_two_lengths(builds: list[CodeBinding]) -> None:
 
 
 def test_sizes_that_break_an_assumption_get_code_of_their_own(builds: list[CodeBinding]) -> None:
-    """A decoder's mask is assumed to be as long as past and new tokens together; a mask that broadcasts is not."""
+    """Code assumes a decoder's mask as long as past and new tokens together; a mask that broadcasts is shorter."""
     decoder = Decoder()
     model = decoder.model()
     with opened(model, new_shapes="wait") as session:
@@ -183,8 +183,9 @@ def test_operands_of_one_row_broadcast(builds: list[CodeBinding]) -> None:
 
 
 def grouped(fed: str = "mask") -> onnx.ModelProto:
-    """Grouped queries with kept keys and values; the number of places is in the shape of a mask, or fed as a "number",
-    or as a "vector" of one."""
+    """Grouped-query attention with cached keys and values.
+
+    The total number of positions is the length of a "mask", or fed as a "number" or as a "vector" of one element."""
     w, int32 = OnnxWriter(4), TensorProto.INT32
     q, k, v = (w.op("MatMul", "x", w.weight(WIDTH, size)) for size in (HEADS * 16, 32, 32))
     last, total = "last", "total"
@@ -206,7 +207,7 @@ def grouped(fed: str = "mask") -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
-# Rows, new tokens, places of the past, and places of all: a past that grows, and one that is a buffer.
+# Rows, new tokens, positions of the past, total positions: for a past that grows, and for one that is a buffer.
 STEPS = [(1, 6, 0, 6), (1, 1, 6, 7), (2, 1, 20, 21), (1, 1, 32, 10), (1, 1, 32, 32), (1, 1, 9, 10), (2, 5, 12, 5)]
 
 
@@ -255,7 +256,7 @@ def test_numbers_that_are_no_lengths_are_refused() -> None:
 
 
 def network_of_nodes(names: tuple[str | None, str | None, str | None]) -> onnx.ModelProto:
-    """Two layers of a graph network: what each node has, and which ones are its neighbours."""
+    """Two layers of a graph network: the features of nodes, and a matrix of edges."""
     w = OnnxWriter(8)
     hidden = w.op("Relu", w.op("MatMul", "edges", w.op("MatMul", "nodes", w.weight(8, 16))))
     w.op("MatMul", "edges", w.op("MatMul", hidden, w.weight(16, 4)), name="y")
@@ -279,7 +280,7 @@ def test_a_graph_network_has_one_code_for_all_numbers_of_nodes(names: Any, build
 
 
 def two_sums() -> onnx.ModelProto:
-    """[a, b, 16] and [c, d, 16] times weights, and what is left of those joined along the tokens."""
+    """x [a, b, 16] and z [c, d, 16] times weights: concatenated along the tokens, and softmax of all pairs."""
     w = OnnxWriter(5)
     one, other = (w.op("MatMul", x, w.weight(16, 8)) for x in ("x", "z"))
     w.op("Concat", one, other, axis=1, name="joined")
@@ -349,7 +350,7 @@ def test_later_sessions_load_the_code_from_the_cache(tmp_path: Path, builds: lis
 
 
 def test_the_code_is_there_before_any_run(tmp_path: Path, builds: list[CodeBinding]) -> None:
-    """A decoder's mask is as long as past and tokens together, so inputs generated from symbols alone do not fit."""
+    """A decoder's mask is as long as past and new tokens together, so inputs of independent symbols do not fit."""
     model, path, cache = DECODERS["rotary"].model(), tmp_path / "model.onnx", tmp_path / "cache"
     path.write_bytes(model.SerializeToString())
     with lathe.compile(path, threads=1, cache_dir=cache, tune="off") as session:
@@ -386,7 +387,7 @@ def test_a_closed_session_refuses_runs() -> None:
         session.run(cross_feeds(1, 4, 6))
 
 
-# -- what it is not made for -------------------------------------------------------------------------------------------
+# -- models without it -------------------------------------------------------------------------------------------------
 
 
 def test_models_of_one_size_or_packed_sequences_have_none() -> None:
@@ -406,7 +407,7 @@ def test_a_node_that_needs_known_sizes_gets_code_per_shape() -> None:
             np.testing.assert_allclose(got, want, rtol=2e-5)
 
 
-# -- its parts ---------------------------------------------------------------------------------------------------------
+# -- its plans ---------------------------------------------------------------------------------------------------------
 
 
 def test_dimensions_are_evaluated_together() -> None:
@@ -445,7 +446,7 @@ def test_the_checker_finds_buffers_that_overlap_for_some_sizes(planned: list[tup
 
 
 def _together(operand: Address) -> Address:
-    """The address without its units: buffers begin where the one before them does."""
+    """The address without its units, so that all buffers begin at the same place."""
     return replace(operand, offset=Affine(operand.offset.a, operand.offset.b))
 
 
@@ -460,7 +461,7 @@ PICTURES = ("convolution", "groups", "depthwise", "max", "average", "padded aver
 
 
 def picture(kind: str, channels: int = 6) -> onnx.ModelProto:
-    """Images [batch, channels, height, width] through one kind of window, and what that gives through another one."""
+    """A model of images [batch, channels, height, width]: an operator of this kind, then another window."""
     w = OnnxWriter(5)
     pads = [1, 0, 2, 1]
     match kind:

@@ -45,8 +45,7 @@ def code_of(session: lathe.Session) -> PartitionedRunner:
 
 
 def merged(decoder: Decoder, narrow: bool = False) -> onnx.ModelProto:
-    """A decoder in each branch of an If, as Optimum writes them: one looks at a past, the other at the new tokens
-    alone."""
+    """A decoder in each branch of an If, as Optimum writes it: one branch attends to a past, the other has none."""
     whole = decoder.model().graph
     names = [output.name for output in whole.output]
     info = helper.make_tensor_value_info
@@ -107,7 +106,7 @@ def test_a_recurrent_layer_needs_no_separate_part(builds: list[CodeBinding]) -> 
 def test_a_decoder_with_two_branches_token_by_token(
     decoder: Decoder, builds: list[CodeBinding], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No token waits for a compilation, nor is answered by references alone; attention of both branches is fused."""
+    """No token waits for a compilation or runs on references alone; attention is fused in both branches."""
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("the references answered")
@@ -138,7 +137,7 @@ def test_a_data_dependent_extent_is_a_size_of_later_parts() -> None:
 
 
 def test_nothing_to_compute_behind_a_node_is_answered() -> None:
-    """No element is not zero: kernels are for extents of at least one, so the references answer."""
+    """All elements are zero, so NonZero returns an extent of 0; kernels need at least 1, so the references answer."""
     model = partial.non_zero()
     low = {"x": np.zeros((2, 5, partial.WIDTH), np.float32)}
     with opened(model) as session:
@@ -287,7 +286,7 @@ def test_arrays_of_a_wrong_declared_length_reach_no_kernel() -> None:
     with opened(partial.chosen()) as session:
         feeds = partial.feeds(2, 6)
         session.run(feeds)
-        call = code_of(session).dynamic_call([2, 7])  # by mistake
+        call = code_of(session).dynamic_call([2, 7])  # a call for the wrong length
         assert call is not None
         with pytest.raises(lathe.errors.SessionClosed):
             call([feeds["x"]])

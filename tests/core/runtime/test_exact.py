@@ -1,4 +1,4 @@
-"""`winograd=False`: every product by its definition, exact where results are small against what they are sums of."""
+"""`winograd=False`: every product follows its definition, so results far below their neighbours stay exact."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lathe.core.ir.build import Builder
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.ir.types import DType, TensorType, symbol
 
-BORDER = 10  # inside a tile of Winograd's: its results at 11 do not depend on what lies left of here
-OTHERWISE = ("winograd 4x4", "(AMX)")  # than by definition
-FAR = 1e4  # how much larger the values there are
+BORDER = 10  # lies in a Winograd tile, whose results from 11 on do not depend on pixels left of 10
+OTHERWISE = ("winograd 4x4", "(AMX)")  # kernels that do not follow the definition
+FAR = 1e4  # factor on the values left of the border
 
 
 def convolution(weight: Array) -> Graph:
@@ -37,7 +37,7 @@ def problem() -> tuple[Graph, Array, Array]:
 
 
 def error_of_near(session: lathe.Session, x: Array, exact: Array) -> float:
-    """The greatest error of results that only depend on the right part, against the largest of them."""
+    """The largest error of results that depend only on the right part, relative to the largest of these results."""
     [y] = session.run({"x": x}).values()
     return float(np.abs(y - exact)[..., BORDER + 1 :].max() / np.abs(exact[..., BORDER + 1 :]).max())
 
@@ -46,7 +46,7 @@ def test_small_results_beside_large_ones_are_exact_without_winograd(problem: tup
     graph, x, exact = problem
     fast, plain = (lathe.compile(graph, threads=1, winograd=choice) for choice in (True, False))
     assert error_of_near(plain, x, exact) < 2e-6
-    if "winograd 4x4" in fast.explain():  # otherwise by matrix tiles, which compute rows separately
+    if "winograd 4x4" in fast.explain():  # otherwise the kernel is for matrix tiles, which compute rows separately
         assert error_of_near(fast, x, exact) > 1e-4  # tiles reach across the border
 
 

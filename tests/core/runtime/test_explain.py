@@ -31,7 +31,7 @@ def step(label: str, flops: Affine, nbytes: Affine) -> Step:
 
 
 def two_steps() -> Plan:
-    """One bound by arithmetic, of a millisecond per row, and one bound by memory, of three."""
+    """A plan of two steps: one is bound by arithmetic (1 ms per row), the other by memory (3 ms per row)."""
     return Plan(
         inputs=(Port("x", TensorType(DType.FLOAT32, (4,)), 2),),
         states=(),

@@ -143,7 +143,7 @@ def opened(proto: onnx.ModelProto, form: str, tmp_path: Path, cache: Path) -> la
             return lathe.compile(proto.SerializeToString(), tune="off", cache_dir=cache)
         case "path":
             lathe.compile(file, tune="off", cache_dir=cache).close()
-            return lathe.compile(file, tune="off", cache_dir=cache)  # as the first one left it in the cache
+            return lathe.compile(file, tune="off", cache_dir=cache)  # the first session left its code in the cache
     options = lathe.core.compiler.options.make_options(tune="off", cache_dir=cache)
     lathe.core.compiler.compile.compile_to(artifact, load(proto), options)
     session = lathe.load_compiled(artifact, cache_dir=cache, tune="off")
@@ -166,7 +166,7 @@ def test_a_child_process_compiles_for_fed_defaults(new_shapes: Any, tmp_path: Pa
     with lathe.load_compiled(artifact, cache_dir=cache, new_shapes=new_shapes, tune="off") as session:
         check(session, scaled(), {"c": F([6])})
         assert session.settle(60)
-    assert set(cache.rglob("*.lathe")) == stored  # found there
+    assert set(cache.rglob("*.lathe")) == stored  # the code was found there
 
 
 def test_defaults_that_are_never_fed_cost_nothing(tmp_path: Path, cache: Path) -> None:
@@ -226,7 +226,7 @@ def test_many_choices_at_once_and_closing(cache: Path) -> None:
 
 
 def test_models_with_state_refuse_fed_defaults() -> None:
-    """A model that keeps state takes none: its state would be one of several."""
+    """Fed defaults run in other sessions, and each would have its own state."""
     graph = load(scaled())
     value = graph.add_constant(np.zeros(1, F), "count")
     graph.states.append(lathe.core.ir.graph.State(value, value, graph.constants.pop(value)))

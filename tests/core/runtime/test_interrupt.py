@@ -50,7 +50,7 @@ def endless(body: str = "") -> bytes:
 
 
 def interrupts_run(session: Session, running: Future[Any], pool: ThreadPoolExecutor) -> int:
-    """Break off the run that the pool's only thread is in. The answer is its number."""
+    """Interrupt the run of the pool's only thread; returns the number of the run."""
     (thread,) = pool._threads
     while thread.ident not in session.runs():
         assert not running.done()
@@ -86,7 +86,7 @@ def test_an_endless_loop_is_interrupted(body: str, native: bool, threads: int) -
         assert session.may_not_end
         few = session.run(FEW)["h"]
         interrupts_run(session, pool.submit(session.run, FEEDS), pool)
-        np.testing.assert_array_equal(session.run(FEW)["h"], few)  # none the worse
+        np.testing.assert_array_equal(session.run(FEW)["h"], few)  # the session is unharmed
 
 
 def test_an_interrupt_does_not_reach_the_next_run() -> None:

@@ -42,7 +42,7 @@ INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
 
 
 def read(text: str | bytes, dtype: object, shape: Sequence[int], around: bytes = b"") -> np.ndarray | None:
-    """The array, or None where the reader leaves the list to others; it must end where the list does."""
+    """The array, or None if the reader declines; checks that reading ends at the list's end."""
     text = text.encode() if isinstance(text, str) else text
     array = np.empty(tuple(shape), np.dtype(dtype))  # type: ignore[call-overload]
     assert json_lists().can_read(array.dtype, array.shape, 2 * array.size)
@@ -92,10 +92,10 @@ def any_word(rng: random.Random) -> str:
 
 
 def halfway(rng: random.Random) -> str:
-    """The number exactly between two float64, all digits of it, or one digit beside it."""
+    """All digits of the midpoint of two float64, or of a number that differs by 1 in the last digit."""
     low = abs(any_double(rng)) % 1e15 or 1.0
     middle = (Fraction(low) + Fraction(nextafter(low, inf))) / 2
-    scale = middle.denominator.bit_length() - 1  # the denominator is a power of two: as many decimals are exact
+    scale = middle.denominator.bit_length() - 1  # denominator 2**scale: `scale` decimals are exact
     number = middle.numerator * 5**scale + rng.choice([-1, 0, 0, 1])
     return f"{number}e-{scale}" if scale < 5_000 else "0"
 
@@ -139,7 +139,7 @@ def test_numbers_of_few_digits_between_all_kinds_of_spaces(separator: str) -> No
     rng = random.Random(separator)
     words = [FORMS[rng.choice(["few decimals", "few decimals", "rounded", "any"])](rng) for _ in range(5_000)]
     assert_reads(words, separator)
-    for count in range(1, 40):  # the last ones are too near to the end for a whole word
+    for count in range(1, 40):  # the last numbers are too near to the end to load a whole word
         assert_reads(words[:count], separator)
 
 
@@ -159,7 +159,7 @@ def test_invalid_numbers_are_not_parsed() -> None:
     for word in NO_NUMBERS.split():
         assert read(f"[{word}]", np.float64, [1]) is None, word
         assert read(f"[1,{word}, 2]", np.float32, [3]) is None, word
-        for start in ("", "0.", "-0.25"):  # with which some are numbers
+        for start in ("", "0.", "-0.25"):  # some words are numbers after such a start
             text = f"[0.5, {start}{word}, 1.25, 2.5, 3.5]"
             got = read(text, np.float64, [5])
             assert got is None or got.tolist() == json.loads(text)
@@ -265,7 +265,7 @@ def test_damaged_lists_longer_than_a_block_are_not_parsed(shape: tuple[int, ...]
     rng = random.Random(2)
     numbers: list[object] = [round(rng.uniform(-9, 9), rng.randint(1, 8)) for _ in range(30)]
     text = json.dumps(nested(numbers, shape), separators=(separator, ":"))
-    half = len(text) // 2  # the other one is partly read one by one
+    half = len(text) // 2  # part of the second half is read number by number
     damaged = {
         text[:at] + c + text[at + skip :]
         for at in range(half)
@@ -291,7 +291,7 @@ def assert_read_as_python_does(text: str, shape: tuple[int, ...]) -> None:
         expected = None
     is_good = expected is not None and expected.shape in (shape, (prod(shape),)) and bool(np.isfinite(expected).all())
     got = read(text.encode("latin-1"), np.float64, shape)
-    if got is not None or (is_good and "e" not in text):  # there may be too much behind an e
+    if got is not None or (is_good and "e" not in text):  # exponents may be too large for the reader
         assert is_good and got is not None and expected is not None, text
         assert bits(got) == bits(expected), text
 
@@ -311,7 +311,7 @@ def flat_or_nested(value: object) -> np.ndarray | None:
 
 
 def test_no_access_outside_of_the_text_and_the_array() -> None:
-    """The end of the text may come after any byte, and numbers that are too many go nowhere."""
+    """The text may end after any byte; superfluous numbers are not stored."""
     text = b"[[1.25, 22.5e1, -12345678.12345678], [4, 5, 6]]"
     for stop in range(len(text)):
         block = np.full(8, 7.0)
@@ -323,7 +323,7 @@ def test_no_access_outside_of_the_text_and_the_array() -> None:
 
 
 def test_a_list_of_many_hard_numbers_is_not_parsed() -> None:
-    """Each costs a step through Python, so that some are read and many are not."""
+    """Each needs a call of Python, so the reader accepts some of them, but not many."""
     hard = "9007199254740993" + "0" * 30 + "1e-31"
     assert_reads([hard] * 60)
     assert read("[" + ",".join([hard] * 100) + "]", np.float64, [100]) is None
@@ -340,7 +340,7 @@ def test_supported_arrays() -> None:
 
 
 def test_objects_are_compiled_once_per_machine(tmp_path: Path) -> None:
-    """The second process links what the first has left."""
+    """The second process links the object code of the first."""
     program = (
         "from lathe.core.runtime.host import json_lists as jsonlists; made = []\n"
         "compile_text = jsonlists.compile_text\n"

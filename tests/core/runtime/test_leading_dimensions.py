@@ -119,7 +119,7 @@ def test_missing_inputs_are_named() -> None:
 def test_a_mask_that_is_longer_than_its_tokens() -> None:
     """Exported decoders declare a separate length of the mask.
 
-    If it equals past and new tokens it is one batch; of a longer mask the first elements count.
+    If it equals past and new tokens, requests form a batch; of a longer mask only the first elements count.
     """
     declared = graph(DECODER.format(numbers=NUMBERS, gather=GATHERS["torchscript"]))
     with lathe.compile(declared, tune="off", new_shapes="wait") as session:
@@ -136,11 +136,11 @@ def test_a_mask_that_is_longer_than_its_tokens() -> None:
 
 
 def test_masks_of_texts_beside_images() -> None:
-    """No rows share a run, but a mask has the rows of its ids: nothing is left to the reference."""
+    """Requests do not share a run, but each mask has a row for each row of ids, so no node needs the reference."""
     declared = graph(TWO_KINDS.format(numbers=NUMBERS, seen=GATHERS["dynamo"], mask="bool[masks,m]"))
     with lathe.compile(declared, threads=1, tune="off", new_shapes="wait") as session:
         assert not session.batching.batchable
-        for texts, masks, images in ((3, 3, 2), (1, 1, 4), (2, 3, 5)):  # a mask of no text is not read
+        for texts, masks, images in ((3, 3, 2), (1, 1, 4), (2, 3, 5)):  # masks without a text are not read
             given = {
                 "ids": RANDOM.integers(0, 9, (texts, 4)),
                 "mask": RANDOM.random((masks, 4)) < 0.5,

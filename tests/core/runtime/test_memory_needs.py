@@ -23,7 +23,7 @@ def test_weights_and_the_arena_of_the_largest_batch(tmp_path: Path) -> None:
     assert memory is not None
     found = memory_needs(path)
     assert found.weights == memory.weights >= 4 * (20 * 48 + 48 + 48 * 7 + 7)
-    assert 7 * memory.peak <= found.run <= 8 * memory.peak  # compiled for batches of eight
+    assert 7 * memory.peak <= found.run <= 8 * memory.peak  # the memory is for batches of eight
 
 
 def test_a_model_compiled_per_shape_holds_its_graph_and_its_weights(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_agrees_with_onnx_runtime(name: str) -> None:
 
 
 class Classifier(nn.Module):
-    """Tokens and their mean, of an encoder that leaves out padding."""
+    """An encoder with a padding mask: its tokens, and a linear layer of their mean."""
 
     def __init__(self) -> None:
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu")
@@ -190,7 +190,7 @@ def test_models_that_cannot_be_packed_run_unpacked() -> None:
 
 
 def test_attention_for_all_pairs_is_not_packed() -> None:
-    """A model whose weights each head scales, or that is not to be optimized."""
+    """Each head scales its attention weights, which no fused kernel does; also without optimization."""
     model = Encoder(pools=()).model()
     softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
     product = next(node for node in model.graph.node if node.op_type == "MatMul" and softmax.output[0] in node.input)

@@ -204,7 +204,7 @@ def test_code_of_a_dropped_shape_is_freed(monkeypatch: pytest.MonkeyPatch) -> No
     with lathe.compile(graphs.sequence(), threads=1, tune="off", new_shapes="wait") as session:
         (first,) = session.run({"x": floats(1, 5, 8)}).values()
         (code,) = map(ref, session._shapes.made().values())
-        for length in range(6, 12):  # one more than once: what has run again has a second chance
+        for length in range(6, 12):  # enough lengths that even a repeated shape is dropped
             session.run({"x": floats(1, length, 8)})
         gc.collect()
         assert code() is None
@@ -233,7 +233,7 @@ def test_more_shapes_than_the_cache_holds(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_pool_closes_once_and_after_everything_is_returned() -> None:
-    """Threads take and return objects while the pool is closed: exactly one learns that it was the last."""
+    """Threads take and return objects while the pool closes; exactly one call learns that it was the last."""
     for _ in range(50):
         pool, ends, together = ContextPool(2), [], threading.Barrier(5)
 
@@ -333,7 +333,7 @@ def test_errors_of_fast_paths_are_explained_by_the_reference(graph: str) -> None
 
 
 def test_string_operators_run_after_native_code() -> None:
-    """A string that is looked up early would part native code."""
+    """A string lookup between native steps would split the native code into two parts."""
     proto = parse_model(
         """<ir_version: 8, opset_import: ["": 17]> g (float[n,3] x) => (string[n] word, float[n,3] y)
         {
@@ -351,7 +351,7 @@ def test_string_operators_run_after_native_code() -> None:
 
 
 def test_a_reference_before_native_code_writes_into_the_output() -> None:
-    """Before any native code has run: nothing has looked up the addresses of outputs for this run yet."""
+    """The reference runs before any native code has looked up the addresses of outputs for this run."""
     b = Builder(Graph("empty"))
     x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 0)))
     b.graph.outputs = [b("MatMul", x, b.constant(np.zeros((0, 3), np.float32)))]

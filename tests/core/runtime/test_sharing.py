@@ -102,7 +102,7 @@ def test_specialised_code_shares_weights_with_dynamic_shape_code(tmp_path: Path)
         for length in (17, 64, 256):
             x = rng.standard_normal((1, length, width), np.float32)
             (expected,) = lathe.interpret(graph, {"x": x}).values()
-            for _ in range(20):  # by dynamic-shape code, until there is specialised code
+            for _ in range(20):  # first by dynamic-shape code, then by specialised code
                 np.testing.assert_allclose(*session.run({"x": x}).values(), expected, rtol=1e-4, atol=1e-4)
             assert session.settle(timeout=60)
         assert len(session._shapes.made()) == 3 and "Strassen" not in session.explain()

@@ -22,7 +22,7 @@ def weight(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-# name -> shapes of x and y, what is made of them, a batch size that has a meaning, one that has none
+# name -> shapes of x and y, a function that builds the output, a valid batch size, an invalid one
 CASES: dict[str, tuple[tuple[object, ...], tuple[object, ...], Make, int, int]] = {
     "elementwise": ((N, 4), (3, 4), lambda b, x, y: b("Add", x, y), 1, 2),
     "fused": ((N, 4), (3, 4), lambda b, x, y: b("Relu", b("Mul", b("Add", b("Exp", x), y), y)), 1, 2),

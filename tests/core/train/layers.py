@@ -36,7 +36,7 @@ def feeds(graph: Graph, rows: int) -> dict[str, Any]:
 
 
 def conv(shape: tuple[int, ...], **attrs: Any) -> Layer:
-    """Two convolutions: the gradient of the second goes on through the first."""
+    """Two convolutions, so that the second one's gradient passes through the first."""
 
     def layer(w: Writer, x: Term) -> Term:
         inputs = x.shape[1]

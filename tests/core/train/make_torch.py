@@ -45,7 +45,7 @@ LOSSES: dict[str, Callable[[Any, Any, Any], Any]] = {  # of outputs, classes and
     "BinaryCrossEntropy": lambda y, c, t: functional.binary_cross_entropy_with_logits(y, t),
     "KullbackLeibler": lambda y, c, t: functional.kl_div(y, t / t.sum(1, keepdim=True), reduction="batchmean"),
 }
-SCHEDULES: dict[str, tuple[int, Callable[[Any], Any]]] = {  # how many rates, and what gives them
+SCHEDULES: dict[str, tuple[int, Callable[[Any], Any]]] = {  # the number of rates, and the scheduler
     "OneCycle": (19, lambda o: optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20)),
     "Cosine": (10, lambda o: optim.lr_scheduler.CosineAnnealingLR(o, 10, eta_min=0.01)),
     "Steps": (10, lambda o: optim.lr_scheduler.StepLR(o, 3, gamma=0.5)),
@@ -53,7 +53,7 @@ SCHEDULES: dict[str, tuple[int, Callable[[Any], Any]]] = {  # how many rates, an
 
 
 def parameters(name: str, start: Any, gradients: Any) -> dict[int, list[float]]:
-    """The parameters after some of the updates."""
+    """The parameters after the updates in `TOLD`."""
     x = torch.tensor(start, requires_grad=True)
     optimizer, found = OPTIMIZERS[name]([x]), {}
     for step, gradient in enumerate(gradients, 1):
@@ -85,7 +85,7 @@ def rates(name: str) -> list[float]:
 
 
 def curve(precision: str) -> list[float]:
-    """Losses of the model of mixed.py, each from before its update; products narrow where that is asked for."""
+    """The losses of the model of mixed.py, each before its update; products are computed in `precision`."""
     w0, b0, w1, b1, w2 = weights = [torch.tensor(mixed.weight(name), requires_grad=True) for name in mixed.SHAPES]
     optimizer, found = optim.SGD(weights, mixed.RATE, mixed.MOMENTUM), []
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "float16")
@@ -104,7 +104,7 @@ def curve(precision: str) -> list[float]:
 
 
 def scaling(name: str) -> list[Any]:
-    """Parameters and factor after each update with a given gradient, some of which no float holds."""
+    """The loss scale and parameters after each update; some gradients are infinite or NaN."""
     x = torch.tensor(mixed.scaled_start(), requires_grad=True)
     optimizer, found = OPTIMIZERS[name]([x]), []
     scaler = torch.amp.GradScaler("cpu", **mixed.SCALING)

@@ -34,12 +34,12 @@ SCALING = {"init_scale": 32.0, "growth_interval": 3}
 
 
 def scaled_start() -> Any:
-    """float32 [4]."""
+    """The initial parameters: float32 [4]."""
     return np.random.default_rng(4).normal(0, 1, 4).astype(np.float32)
 
 
 def scaled_gradients() -> Any:
-    """float32 [16, 4]: of some updates a gradient is infinite, or no number."""
+    """The gradients of 16 updates: float32 [16, 4], three of which have an infinite or NaN element."""
     found = np.random.default_rng(5).normal(0, 1, (16, 4)).astype(np.float32)
     found[[2, 3, 9], [0, 3, 1]] = np.inf, -np.inf, np.nan
     return found

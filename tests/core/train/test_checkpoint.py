@@ -79,7 +79,7 @@ class PulledPlug(BaseException):
 
 @pytest.fixture
 def plug(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`plug(n, error)`: the n-th call that changes the disk raises; returns how many there have been."""
+    """`plug(n, error)`: the n-th call that changes the disk raises; returns the number of calls so far."""
     made = {"calls": 0, "at": 0, "error": None}
 
     def counted(function: Any) -> Any:

@@ -102,7 +102,7 @@ def test_dropout_masks_are_the_same(made: Make) -> None:
 
 
 def test_states_are_updated_in_place_and_stay_on_the_device(made: Make) -> None:
-    """Another batch size, the other graph of accumulated gradients and an evaluation take no second copy of them."""
+    """Another batch size, the other graph of accumulated gradients, and evaluation use the same copy of the states."""
     graph, device = perceptron(), open_device(ON)
     learner = made(graph, ADAM, device=ON, accumulate=2, average=0.9)
     for number, rows in enumerate((8, 8, 3, 3)):
@@ -119,7 +119,7 @@ def test_states_are_updated_in_place_and_stay_on_the_device(made: Make) -> None:
 
 
 def test_another_batch_size_never_copies_the_states(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even for a moment: the largest parameter alone is larger than all that is asked for."""
+    """No allocation is as large as the largest parameter."""
     graph, space = perceptron(), open_device(ON).space  # type: ignore[attr-defined]
     learner = made(graph, ADAM, device=ON)
     learner.run(batch(graph, 8))
@@ -239,7 +239,7 @@ def test_a_batch_that_does_not_fit_changes_no_state(made: Make) -> None:
 
 
 def test_a_model_that_the_device_lacks_kernels_for_is_refused(made: Make) -> None:
-    """And nothing of it stays there."""
+    """The refused model leaves no memory allocated on the device."""
     graph = Graph("sums")
     writer = Writer(graph)
     x = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), 5)))

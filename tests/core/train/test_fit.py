@@ -65,7 +65,7 @@ def test_from_recipe_to_result(tmp_path: Path, data: Path) -> None:
 
 
 def test_the_result_is_the_best_epoch(tmp_path: Path, data: Path) -> None:
-    """With a rate that ruins what was learned, the weights from before stay."""
+    """A learning rate of 30 ruins later epochs: the weights of the best epoch stay."""
     for keep in ("best", "last"):
         what = asked(epochs=6, keep=keep, judge="loss", schedule=None, optimizer={"kind": "sgd", "rate": 30.0})
         fit(tmp_path / keep, what, data).run()
@@ -292,7 +292,7 @@ def images(path: Path) -> Path:
 
 
 def test_the_model_takes_raw_pixels_and_stores_class_names(tmp_path: Path) -> None:
-    """Preprocessing is part of the model; augmentation, in float32, is not; a child of it knows its classes."""
+    """Preprocessing is part of the model, augmentation (in float32) is not; a fine-tuned child knows its classes."""
     data = images(tmp_path / "bars.npz")
     what = asked(
         model={"architecture": "lenet5", "channels": [4, 4], "hidden": [8]},

@@ -37,8 +37,7 @@ def curve(precision: Any) -> tuple[list[float], Any]:
 
 @pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.02), ("float16", 0.003)])
 def test_losses_follow_float32_and_autocast(precision: str, error: float) -> None:
-    """And of three layers all products are narrow, but for the gradient with respect to the data, which nobody asks
-    for."""
+    """All eight products of three layers are narrow; the gradient with respect to the data is not computed."""
     narrow, learner = curve(precision)
     wide, _ = curve("float32")
     np.testing.assert_allclose(wide, TORCH["mixed"]["float32"], 1e-4)
@@ -52,7 +51,7 @@ def test_losses_follow_float32_and_autocast(precision: str, error: float) -> Non
 
 
 def test_odd_numbers_of_rows_train_too() -> None:
-    """A product over an odd number of rows is no product of pairs: it stays float32."""
+    """A product over an odd number of rows cannot use pairs, and stays float32."""
     learner = step(model(), losses.CrossEntropy(), optimizers.SGD(0.1), precision="bfloat16", threads=1)
     for rows in (1, 33):
         learner.run({name: array[:rows] for name, array in batch(0).items()})

@@ -27,7 +27,7 @@ DIGITS = Path(__file__).parents[3] / "model_repo" / "digits" / "2" / "model.onnx
 
 
 def linear(*, bias: bool = True, swapped: bool = False, tied: bool = False) -> Graph:
-    """x: float32[n,4] -> relu -> MatMul, Add -> float32[n,4] (or without what the flags say)."""
+    """A graph x: float32[n,4] -> Relu -> MatMul -> Add -> float32[n,4]; the flags vary it."""
     graph = Graph("linear")
     build = Builder(graph)
     x = build.input("x", TensorType(DType.FLOAT32, (symbol("n"), 4)))
@@ -59,7 +59,7 @@ def test_the_last_product_gets_new_weights(flags: dict[str, bool]) -> None:
 
 
 def test_layers_before_the_last_one_stay() -> None:
-    """A published model: convolutions, Gemm, Softmax behind it."""
+    """A bundled model: convolutions, then Gemm and Softmax."""
     before = lathe.load(DIGITS)
     after = with_new_head(before, 3, seed=0)
     kept = {value.name: array for value, array in before.constants.items()}
@@ -81,7 +81,7 @@ def test_models_that_cannot_get_a_new_last_layer() -> None:
 
 
 def test_finetuning_to_other_classes(tmp_path: Path) -> None:
-    """From four quadrants to two halves: refused without, learned with a new last layer, all other layers frozen."""
+    """From four quadrants to two halves: refused without a new last layer, learned with one and frozen other layers."""
     data = quadrants(tmp_path / "data")
     work_folder.prepare(tmp_path / "parent", asked())
     work_folder.run_training(tmp_path / "parent", Sources(data), Resources(threads=1))

@@ -16,7 +16,7 @@ from lathe.core.train.training_step import losses, optimizers, random_numbers
 
 
 def drawn(key: int, salt: int, shape: tuple[Any, ...], **sizes: int) -> Any:
-    """uint32 of `shape`, whose symbols are those of an input."""
+    """Random bits, uint32 of `shape`; `sizes` are the values of its symbols."""
     graph = Graph("bits")
     writer = Writer(graph)
     like = writer.input("like", TensorType(DType.FLOAT32, shape))
@@ -103,7 +103,7 @@ def feeds() -> dict[str, Any]:
 
 
 def dropping(ratio: float, seed: int, times: int = 1) -> Any:
-    """A step that gives x after dropout, and does not learn."""
+    """A training step with rate 0, whose output y is x after dropout."""
     graph = Graph("dropout")
     writer = Writer(graph)
     y = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), 80))) * writer.array(

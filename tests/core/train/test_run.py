@@ -115,7 +115,7 @@ class PulledPlug(BaseException):
 
 
 def crashed_at_each_call(folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch, first: int, every: int) -> int:
-    """Crash before the n-th call that changes the disk, for many n; returns how many calls a training makes."""
+    """Crash before the n-th call that changes the disk, for many n; returns the number of calls of a training."""
     what = asked(epochs=2)
     expected = expected_model(folder / "whole", what, data)
     calls, at = 0, 0

@@ -28,7 +28,7 @@ TORCH: dict[str, Any] = json.loads((Path(__file__).parent / "torch_results.json"
 
 @dataclass(frozen=True)
 class Total:
-    """The sum of all outputs, weighed."""
+    """A loss: the sum of all outputs, times the target."""
 
     def target(self, output: TensorType) -> TensorType:
         return TensorType(F32, ())
@@ -39,7 +39,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Weighed(losses.MeanSquaredError):
-    """The mean squared error, `size` times."""
+    """A loss: `size` times the mean squared error."""
 
     size: float = 1.0
 
@@ -48,7 +48,7 @@ class Weighed(losses.MeanSquaredError):
 
 
 def factors(start: Array) -> Graph:
-    """y = x * w: what comes in is the gradient."""
+    """The graph y = x * w, in which the input is the gradient of w."""
     graph = Graph("factors")
     writer = Writer(graph)
     x = writer.input("x", TensorType(F32, (symbol("n"), start.size)))
@@ -57,7 +57,7 @@ def factors(start: Array) -> Graph:
 
 
 def layers(width: int = 8) -> Graph:
-    """Two products of [64, width]: wide enough for float16."""
+    """Two layers of this width."""
     graph = Graph("layers")
     writer = Writer(graph)
     x = writer.input("x", TensorType(F32, (symbol("n"), width)))
@@ -101,7 +101,7 @@ def test_factors_and_parameters_are_those_of_pytorch(name: str, optimizer: Any, 
 
 
 def test_an_overflow_changes_no_state() -> None:
-    """Gradients of such targets are beyond float16 until the factor has come down far enough."""
+    """Gradients overflow float16 until the loss scale has become small enough."""
     one = learner(layers(), optimizer=optimizers.Adam(0.1), average=0.9)
     before, given = one.state(), rows(0, 1e5)
     scales = []
@@ -115,7 +115,7 @@ def test_an_overflow_changes_no_state() -> None:
     exact = step(layers(), losses.MeanSquaredError(), optimizers.Adam(0.1), threads=1)
     exact.run(given)
     for name, array in exact.parameters.items():
-        np.testing.assert_allclose(one.parameters[name], array, atol=2e-3, err_msg=name)  # of an update of 0.1
+        np.testing.assert_allclose(one.parameters[name], array, atol=2e-3, err_msg=name)  # updates are 0.1
 
 
 def test_running_statistics_skip_overflows() -> None:
@@ -145,7 +145,7 @@ def test_gradients_agree_with_central_differences(size: float) -> None:
 
 
 def central_differences(weights: dict[str, Array], name: str, given: dict[str, Array]) -> Array:
-    """Slopes of the mean squared error of `layers` with respect to one of its weights, in float64."""
+    """The central differences of the mean squared error of `layers` with respect to a weight, in float64."""
 
     def loss() -> float:
         return float(np.mean((np.tanh(given["x"] @ weights["a"]) @ weights["b"] - given["target"]) ** 2))

@@ -54,7 +54,7 @@ def test_a_step_agrees_with_the_reference(model: Any, rows: int, threads: int) -
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         scale = np.abs(array).max()
-        # Adam divides by the root of a mean square: where that is almost nothing, rounding shows in a whole step
+        # Adam divides by the root of a mean square: if that is near 0, rounding errors become errors of a whole step
         np.testing.assert_allclose(found[name], array, 2e-3, 2e-4 * scale, err_msg=name)
 
 

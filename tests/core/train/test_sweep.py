@@ -109,8 +109,8 @@ def test_importance_of_fields_is_reported_if_trials_suffice() -> None:
 
     decided = importance(study(lambda a, b: a + 0.01 * b, 20))
     assert decided["a"] > 0.8 and sum(decided.values()) == pytest.approx(1)
-    assert importance(study(lambda a, b: a, 3)) == {}  # too few
-    assert importance(study(lambda a, b: 1.0, 20)) == {}  # all the same
+    assert importance(study(lambda a, b: a, 3)) == {}  # too few trials
+    assert importance(study(lambda a, b: 1.0, 20)) == {}  # all merits are equal
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_fields_of_lists_and_whole_tables_can_be_varied() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
-    """A default that is poor on purpose: a rate far too low for so few epochs."""
+    """The default is poor on purpose: a learning rate far too low for the number of epochs."""
     digits = load_digits()
     np.savez(tmp_path / "digits.npz", x=digits.images.astype(np.uint8), y=digits.target)
     recipe = {
@@ -234,12 +234,12 @@ def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
     assert found["sweep"]["merit"] > max(tried[0].merits.values()) + 0.02
     assert found["metrics"]["accuracy"] > 0.95
     mattered = found["sweep"]["importance"]
-    # Which matters most depends on what is tried, and that on which trials end first:
-    # test_importance_of_fields_is_reported_if_trials_suffice has trials that are always the same.
+    # The most important field depends on the tried values, and these on which trials end first;
+    # test_importance_of_fields_is_reported_if_trials_suffice has fixed trials.
     assert set(mattered) == set(asked) and sum(mattered.values()) == pytest.approx(1)
     lives = [lived(tmp_path / "trials" / str(number)) for number in range(20)]
     accompanied = sum(any(began < birth < ended for began, ended in lives) for birth, _ in lives)
-    assert accompanied >= 15  # two at once, for two cores: whenever one begins another is under way, but for the first
+    assert accompanied >= 15  # two run at once: except for the first, another trial runs when a trial begins
 
 
 def lived(trial: Path) -> tuple[int, int]:

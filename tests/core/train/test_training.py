@@ -93,7 +93,7 @@ def test_an_object_holds_the_trained_weights(data: Path) -> None:
     before = net.state_dict()
     trained = fit(net, data, **QUICK)
     same = [name for name, array in net.state_dict().items() if np.array_equal(before[name], array)]
-    assert same == ["norm.num_batches_tracked"]  # which no output depends on, so it is not in the graph
+    assert same == ["norm.num_batches_tracked"]  # no output depends on it, so it is not in the graph
     x = arrays(data)["x"]
     with trained.compile(threads=1, tune="off") as session:
         np.testing.assert_allclose(session(x), net.eval()(x).numpy(), 1e-4, 1e-5)
@@ -109,7 +109,7 @@ def test_a_class_is_instantiated_with_the_seed(data: Path) -> None:
 
 
 def test_frozen_and_detached_parameters_do_not_change(data: Path) -> None:
-    """ONNX cannot say it, so a graph goes to the training in files of its own."""
+    """ONNX has no form for frozen parameters, so the training gets a graph in other files."""
 
     class Detached(Net):
         def forward(self, x: nn.Tensor) -> nn.Tensor:
@@ -144,7 +144,7 @@ def test_graphs_and_files_can_be_finetuned(place: Path, data: Path) -> None:
     (place / "points.onnx").write_bytes(lathe.export(graph))
     from_graph, from_file = fit(graph, data, **QUICK), fit(place / "points.onnx", data, **QUICK)
     assert (from_graph.folder, from_file.folder) == (Path("points"), Path("points-2"))
-    for name, array in from_graph.weights.items():  # ONNX counts the momentum of a norm from the other end
+    for name, array in from_graph.weights.items():  # ONNX's momentum of a norm is 1 minus that of PyTorch
         np.testing.assert_allclose(from_file.weights[name], array, 1e-4, 1e-6, err_msg=name)
     recipe = {"model": {"onnx": "any", "trainable": ["last.*"]}}
     only = fit("points.onnx", data, recipe, **QUICK)
@@ -185,7 +185,7 @@ def test_data_in_every_form(data: Path) -> None:
     made = [fit(Net, form, **QUICK) for form in forms]
     for trained in made[1:5]:
         assert model_bytes(trained.folder) == model_bytes(made[0].folder)
-    assert made[5].metrics == pytest.approx(made[0].metrics, abs=0.1)  # lists are float64 first
+    assert made[5].metrics == pytest.approx(made[0].metrics, abs=0.1)  # lists become float64 first
     numbers = fit(nn.Linear(2, 1), (x, x.sum(1)), **QUICK)
     assert numbers.classes is None
     assert "accuracy" not in numbers.metrics and numbers.metrics
@@ -261,7 +261,7 @@ fit(net, {str(data)!r}, epochs=300, batch=16, out=sys.argv[1], resume="resume" i
     assert model_bytes(place / "parts") == model_bytes(place / "whole")
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def refused() -> Iterator[tuple[str, dict[str, Any], str]]:

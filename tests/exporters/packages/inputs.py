@@ -69,18 +69,18 @@ def spectra(*shape: int) -> Floats:
 
 
 def ids(highest: int, *shape: int) -> NDArray[np.int64]:
-    """Tokens from 1 to `highest`, common ones more often."""
+    """Token ids from 1 to `highest`; low ones are more frequent."""
     return (1 + (highest * _random(highest, *shape).random(shape) ** 3).astype(np.int64)).clip(1, highest)
 
 
 def kept(n: int, steps: int) -> NDArray[np.bool_]:
-    """Which tokens of each sequence count: all of the first one, some fewer of every further one."""
+    """A mask of tokens: all tokens of the first sequence, and fewer of each further one."""
     lengths = np.maximum(steps - np.arange(n) * max(steps // (2 * n), 1), 1)
     return np.arange(steps) < lengths[:, None]
 
 
 def numbers(*shape: int) -> Floats:
-    """Normal ones."""
+    """Normally distributed numbers."""
     return _random(*shape, 4).normal(0, 1, shape).astype(np.float32)
 
 

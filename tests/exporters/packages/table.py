@@ -15,7 +15,7 @@ Feeds = dict[str, Array]
 
 @dataclass(frozen=True)
 class Model:
-    """A member of a wheel, and what to feed it for each of `sizes`."""
+    """A member of a wheel, and its feeds for each of `sizes`."""
 
     member: str
     feeds: Callable[..., Feeds]

@@ -1,4 +1,4 @@
-"""A value of a wanted element type and rank from one of another, where a graph has none."""
+"""Converts a value to an element type and rank of which a graph has no value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def adapted(
     f: Grower, dtypes: Sequence[np.dtype[Any]], ranks: Sequence[int] | None, where: Callable[[Item], bool]
 ) -> Item:
-    """A float32 value cast, compared or turned, with axes of extent 1 behind its own. Unfit where that is no use."""
+    """A float32 value converted to one of the types and ranks. UnfitNode if there is none, or if `where` is false."""
     dtype = f.of(dtypes)
     found = [v for v in f.visible() if v.dtype == F32 and v.exact and v.rank(f.alive) is not None]
     if not found or dtype in (STRING, BF16):
@@ -28,7 +28,7 @@ def adapted(
     if dtype == BOOL:
         x = f.one("Less", x, f.constant(0, np.float32))
     elif dtype != F32:
-        if dtype not in FLOATS:  # nothing outside of the narrowest type
+        if dtype not in FLOATS:  # all results are in the range of the narrowest type
             x = f.one("Mul", f.one("Tanh", x), f.constant(f.of((3, 20, 100)), np.float32))
         x = f.one("Cast", f.one("Abs", x) if dtype in UNSIGNED else x, to=tensor_type(np.zeros(0, dtype)))
     if not where(x):

@@ -23,13 +23,13 @@ class Differs(Exception):
 def check_batching(
     session: lathe.Session, cases: Sequence[Case], tolerance: Callable[[Array, Array], Array | float]
 ) -> None:
-    """Raise Differs where a row of a batch depends on the other rows, or on how many there are."""
+    """Raise Differs if a row of a batch depends on the other rows or on their number."""
     for case in cases:
         feeds = {name: case.feeds[name] for name in session.inputs}
         fixed = {name: case.feeds[name] for name in session.defaults if name in case.feeds}
         whole = session.run({**feeds, **fixed})
         allowed = {name: tolerance(array, case.shadows[name]) for name, array in whole.items()}
-        order = np.array([*range(0, case.rows, 2), *range(1, case.rows, 2)])[::-1]  # no rotation of the rows
+        order = np.array([*range(0, case.rows, 2), *range(1, case.rows, 2)])[::-1]  # not a rotation
         _compare("in another order", session.run({**_taken(feeds, order), **fixed}), _taken(whole, order), allowed)
         for row in {0, case.rows // 2, case.rows - 1}:
             alone = np.array([row])

@@ -1,4 +1,4 @@
-"""Graphs inside of graphs: the branches of If, the bodies of Loop and Scan."""
+"""Nested graphs: the branches of If, the bodies of Loop and Scan."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def body_of(inner: Grower, inputs: Sequence[Item], outputs: Sequence[Item]) -> onnx.GraphProto:
-    """The nodes of a body that its outputs need, as a graph."""
+    """A graph of the nodes that the outputs of a body need."""
     nodes = live(inner.nodes, [item.name for item in outputs])
     ports = [[_port(item) for item in items] for items in (inputs, outputs)]
     return helper.make_graph(nodes, inner.world.name("body"), *ports, inner.constants)
 
 
 def _port(item: Item) -> onnx.ValueInfoProto:
-    """The type of an input or output of a body, with its rank where that is the same in all cases."""
+    """The type of an input or output of a body; the rank and extents that differ between cases are unknown."""
     cases = list(item.arrays)
     rank = item.rank(cases)
     shape = None if rank is None else [item.fixed(axis, cases) for axis in range(rank)]

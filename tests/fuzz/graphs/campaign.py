@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[3]
 WORKER = "tests.fuzz.graphs.worker"  # the module that children run
 _PART = 100  # seeds for each child
 _SILENCE = 120.0  # seconds without output of a child, after which it counts as hanging
-_SCRIPTS = {"differs": 25, "rows": 12}  # for each kind of disagreement
-_FEW_SCRIPTS = 2  # for all others
-_BEYOND = 1000  # seeds beyond this many rounds of the table are for cells that others leave empty
+_SCRIPTS = {"differs": 25, "rows": 12}  # scripts for each of these kinds of disagreement
+_FEW_SCRIPTS = 2  # scripts for each other kind
+_BEYOND = 1000  # seeds above this many times the number of cells aim at cells that other seeds leave empty
 _OURS = "checks"  # the phase in which Lathe runs
 
 
@@ -69,7 +69,7 @@ def _worth_a_script(state: State) -> list[int]:
 
 
 def _parts(seeds: Sequence[int]) -> list[list[int]]:
-    """Seeds of one target each: a process has one target."""
+    """The seeds in parts of one target each, because a process has one target."""
     parts: list[list[int]] = []
     for first in range(0, len(seeds), 8 * _PART):
         groups: dict[str, list[int]] = {}
@@ -89,7 +89,7 @@ def environment(seed: int, folder: Path) -> dict[str, str]:
 
 
 def child(seeds: Sequence[int], folder: Path, end: float) -> Iterator[dict[str, Any]]:
-    """Results of one child: of all seeds, or up to the one that ended it."""
+    """The results of one child: for all seeds, or up to the seed that ended it."""
     command = [sys.executable, "-m", WORKER, *map(str, seeds)]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment(seeds[0], folder), text=True,
@@ -120,7 +120,7 @@ def child(seeds: Sequence[int], folder: Path, end: float) -> Iterator[dict[str, 
 
 
 class _Timer:
-    """Kills a child that writes nothing for too long."""
+    """Kills a child that writes nothing for `_SILENCE` seconds."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process, self.due_count = process, False
@@ -159,8 +159,7 @@ def _ended(at: dict[str, Any], seeds: Sequence[int], code: int, silent: bool, wo
 
 
 def aimed_at_empty(state: State, times: int) -> list[int]:
-    """For every cell of the table of coverage that is empty without a reason, the first seeds beyond all others that
-    aim at it, so many."""
+    """Seeds above all others: `times` seeds for each cell of the coverage table that is empty without a reason."""
     cells = coverage.aims()
     missing = coverage.unexplained(coverage.counted(list(state.results())))
     first = _BEYOND * len(cells)
@@ -168,7 +167,7 @@ def aimed_at_empty(state: State, times: int) -> list[int]:
 
 
 def minimised(seed: int, folder: Path) -> None:
-    """A small model and a script for the disagreement of a seed, in the folder."""
+    """Minimise the disagreement of a seed, and write a script for it to the folder."""
     command = [sys.executable, "-m", "tests.fuzz.graphs.minimise", str(seed), str(folder)]
     try:
         done = subprocess.run(
@@ -205,8 +204,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so long")
-    parser.add_argument("--fill", type=int, default=0, help="then aim so many times at each cell that is still empty")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after this many seconds")
+    parser.add_argument("--fill", type=int, default=0, help="then aim this many times at each cell that is still empty")
     parser.add_argument("--state", type=Path, default=ROOT / ".lathe" / "fuzz-graphs", help="the folder of results")
     parser.add_argument("--no-scripts", action="store_true", help="do not make disagreements small")
     parser.add_argument("--replay", type=int, help="make the disagreement of this seed small, and write its script")

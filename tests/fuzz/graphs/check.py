@@ -1,4 +1,4 @@
-"""The checks of a model: Lathe agrees with the oracles for every batch size, and declared-independent rows are."""
+"""The checks of a model: Lathe agrees with the oracles for every batch size, and batchable rows are independent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.graphs.exclusions import exclusion
 from tests.fuzz.graphs.generate import Case
 from tests.fuzz.graphs.values import BF16, F16, F32, F64, FLOATS, STRING, Array
 
-# Of the largest number of an output: what summing in another order, or narrower tables, may make of it.
+# Relative to the largest number of an output: errors of another summation order, or of narrower tables.
 _TOLERANCES = {F32: 1e-4, F64: 1e-9, F16: 1e-2, BF16: 6e-2}
 _SHADOWS = 30  # times the effect of small changes of every rounded number
 _LEAST_SCALE = 0.02
@@ -116,7 +116,7 @@ def _compiled(model: onnx.ModelProto, cases: Sequence[Case], config: Config) -> 
 
 
 def _packed(session: lathe.Session, cases: Sequence[Case]) -> None:
-    """Sequences of several lengths in one run give what each gives alone."""
+    """Check that sequences of several lengths in one packed run give the same results as alone."""
     feeds = [{name: case.feeds[name] for name in session.inputs} for case in cases]
     for case, got in zip(cases, session.run_packed(feeds), strict=True):
         for name, want in case.expected.items():
@@ -126,7 +126,7 @@ def _packed(session: lathe.Session, cases: Sequence[Case]) -> None:
 
 
 def tolerance(want: Array, shadow: Array) -> Array | float:
-    """The tolerance of each number."""
+    """The largest allowed absolute error of any element."""
     if want.dtype not in FLOATS or want.size == 0:
         return 0.0
     wide = want.astype(np.float64)

@@ -13,7 +13,7 @@ TARGETS = ("", "", "", "", "", "", "x86-64-v3", "plain")  # by seed; "" is the m
 
 @dataclass(frozen=True)
 class Config:
-    """`cache` bytes force large batches into chunks; `forced` lets the smallest run use all threads."""
+    """How a model is compiled. `cache`: cache bytes, which limit chunks; `forced`: small runs use all threads, too."""
 
     threads: int = 1
     max_batch: int = 32

@@ -1,4 +1,4 @@
-"""Rules for If, Loop, Scan, functions and sequences: graphs inside of graphs."""
+"""Rules for If, Loop, Scan, functions and sequences: nested graphs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def condition(f: Grower) -> Item:
 
 
 def _grow(inner: Grower, steps: int) -> None:
-    """Some nodes, as in any graph."""
+    """Add some nodes to a body, by the same rules as in other graphs."""
     rules = [each for each in RULES if each.op in _INSIDE and each.since <= inner.opset <= each.until]
     for _ in range(steps):
         try:
@@ -53,7 +53,7 @@ def _grow(inner: Grower, steps: int) -> None:
 
 
 def _formal(inner: Grower, item: Item) -> Item:
-    """An input of a body that holds what a value does: a name of its own."""
+    """An input of a body, with a name of its own and the arrays of a value."""
     made = Item(inner.world.name("i"), item.arrays, item.shadows, steps=item.steps, counted=item.counted)
     made.rankless = item.rankless
     inner.known[made.name] = made
@@ -62,7 +62,7 @@ def _formal(inner: Grower, item: Item) -> Item:
 
 
 def _own(inner: Grower, item: Item) -> Item:
-    """An output of a body has to be a value of its nodes: another's goes through Identity."""
+    """The value as an output of a body: if no node of the body computes it, through Identity."""
     made = {name for node in inner.nodes for name in node.output}
     return item if item.name in made and not item.static else inner.one("Identity", item)
 
@@ -108,7 +108,7 @@ def _other_rank(f: Grower, x: Item) -> Item:
 
 @rule("If", weight=1.5)
 def _rankless(f: Grower) -> None:
-    """A value whose rank the compiler cannot know, and a value computed from it."""
+    """Add a value whose rank the compiler cannot know, and a value computed from it."""
     if f.on_frequent(0.6):
         add_of_all(f)
         return
@@ -117,7 +117,7 @@ def _rankless(f: Grower) -> None:
 
 
 def add_of_all(f: Grower) -> None:
-    """The sum of a value and a number computed from another value of unknown rank."""
+    """Add the sum of a value and a number computed from another value, whose rank is hidden."""
     f.one("Add", f.pick((F32,)), of_all(f, f.pick((F32,), (1, 2, 3, 4))))
 
 
@@ -125,7 +125,7 @@ def add_of_all(f: Grower) -> None:
 def _loop(f: Grower) -> None:
     kinds = [
         kind for kind in (NUMBERS if f.on_frequent(0.2) else FLOATS) if kind != BF16
-    ]  # the reference stacks wrongly
+    ]  # ONNX's reference stacks bfloat16 wrongly
     carried = [f.pick(kinds) for _ in range(1 + f.choose(2))]
     inner = Grower(f.world, f)
     cases = range(len(f.world.cases))
@@ -148,7 +148,7 @@ def _loop(f: Grower) -> None:
     if len({item.name for item in results}) < len(results):
         raise UnfitNode("one value twice")
     body = body_of(inner, inputs, results)
-    most = f.whole(1 if scanned else 0, 3, scalar=True)  # of no steps, the shape of what is stacked is open
+    most = f.whole(1 if scanned else 0, 3, scalar=True)  # with 0 steps the shape of stacked values is undefined
     first = f.constant(True, bool) if f.on_frequent(0.7) else None
     f.emit("Loop", [most, first, *carried], outputs=len(after) + len(scanned), body=body)
     _merge(f, inner)
@@ -206,7 +206,7 @@ def _scan(f: Grower) -> None:
 
 @rule("function", since=8, weight=2)
 def _function(f: Grower) -> None:
-    """A function of the model, called once or twice."""
+    """Add a model-local function, called once or twice."""
     inputs = [f.pick((F32,)) for _ in range(1 + f.choose(2))]
     inner = Grower(f.world, f, closed=True)
     formal = [_formal(inner, item) for item in inputs]
@@ -233,7 +233,7 @@ def _function(f: Grower) -> None:
 
 @rule("SequenceConstruct", since=11, weight=0.8)
 def _sequence(f: Grower) -> None:
-    """Values put into a sequence and taken out again; the sequence itself is no array, so one node cannot show it."""
+    """Put values into a sequence and take them out, inside an If: the results of each node must be arrays."""
     x = f.pick((F32, I64), (1, 2, 3))
     parts = [x, *(f.pick((x.dtype,), (x.rank(f.alive) or 1,)) for _ in range(1 + f.choose(2)))]
     inner = Grower(f.world, f)

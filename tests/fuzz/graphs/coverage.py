@@ -20,7 +20,7 @@ Cells = Counter[tuple[str, int, str]]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why cells are empty: patterns of operators (whole names), of inputs by their number, and of kinds."""
+    """Why cells are empty: regular expressions for operators, input numbers and kinds, each for the whole text."""
 
     text: str
     operators: str
@@ -52,12 +52,12 @@ REASONS = (
     Reason("inside of an If, because a sequence is no array that one node could show", "SequenceConstruct"),
 )  # fmt: skip
 
-# Seeds aim at these cells all the same: a newer ONNX Runtime may take them.
+# Seeds aim at these cells nevertheless: a newer ONNX Runtime may accept them.
 REFUSED = (
     Reason("before opset 11 ONNX Runtime takes no branches of two ranks", "Scatter|Upsample", "\\d+", "unknown rank"),
 )
 
-# Whole operators that no rule draws.
+# Operators that no rule adds.
 UNDRAWN = (
     Reason("draws numbers: nothing to compare with", "Random\\w+|Bernoulli|Multinomial"),
     Reason("sequences and optionals run on the references alone, and have tests of their own",
@@ -75,7 +75,7 @@ UNDRAWN = (
 
 
 def counted(results: Sequence[dict[str, Any]]) -> Cells:
-    """Operands of nodes that some output needs, by operator, input position and kind."""
+    """The number of operands by operator, input position and kind; only nodes that an output needs count."""
     cells: Cells = Counter()
     for result in results:
         for key, count in result.get("kinds", {}).items():
@@ -85,7 +85,7 @@ def counted(results: Sequence[dict[str, Any]]) -> Cells:
 
 
 def _position(op: str, index: int) -> int:
-    """All but the first of an operator that takes any number of inputs count as one."""
+    """The position in the table: 0 or 1 if the operator takes any number of inputs."""
     return min(index, 1) if _inputs(op) is None else index
 
 
@@ -98,7 +98,7 @@ def _inputs(op: str) -> int | None:
 
 
 def rows(cells: Cells) -> list[tuple[str, int]]:
-    """Every input of the operators that rules draw, and other inputs that were reached."""
+    """The inputs of all operators that rules add, and other inputs that were reached."""
     found = {(op, index) for op, index, _ in cells}
     for op in {each.op for each in RULES}:
         most = _inputs(op)
@@ -107,12 +107,12 @@ def rows(cells: Cells) -> list[tuple[str, int]]:
 
 
 def aims() -> list[tuple[str, int, str]]:
-    """The cells that can be reached. Every seed aims at one, and the next seed at the next."""
+    """The cells that can be reached. Successive seeds aim at successive cells."""
     return [(*row, kind) for row in rows(Counter()) for kind in KINDS if not _unreachable(*row, kind)]
 
 
 def reason(op: str, index: int, kind: str) -> str:
-    """Why a cell may be empty; "" where it should not be."""
+    """Why a cell may be empty; "" if it should not be."""
     return _unreachable(op, index, kind) or next((each.text for each in REFUSED if each.explains(op, index, kind)), "")
 
 
@@ -126,7 +126,7 @@ def _unreachable(op: str, index: int, kind: str) -> str:
 
 
 def undrawn() -> dict[str, str]:
-    """The operators of ONNX that no rule draws, with the reason ("" for none)."""
+    """The operators of ONNX that no rule adds, with the reason ("" for none)."""
     drawn = {each.op for each in RULES}
     schemas = [schema for schema in onnx.defs.get_all_schemas() if not schema.deprecated and not schema.domain]
     names = sorted({schema.name for schema in schemas})

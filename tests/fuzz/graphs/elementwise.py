@@ -150,13 +150,14 @@ def _divide(f: Grower) -> None:
         if x.dtype in (F32, F64) and x.exact and f.on_frequent(0.6):
             x = _multiples(f, x, number)
         y = f.one("Div", x, number)
-        if x.dtype in FLOATS and x.exact and f.on_frequent(0.6):  # the numbers where a rounded quotient jumps
+        if x.dtype in FLOATS and x.exact and f.on_frequent(0.6):  # a rounded quotient may cross an integer
             f.one("Floor", y) if f.on_frequent(0.5) else f.one("Cast", y, to=helper.np_dtype_to_tensor_dtype(I64))
 
 
 def _multiples(f: Grower, x: Item, number: Item) -> Item:
-    """Whole numbers, some of them multiples of a number; or multiples alone, one where `x` is positive, else another.
-    Neither counts as rounded."""
+    """Whole numbers, some of which are multiples of `number`; or two multiples, selected by the sign of `x`.
+
+    Both are exact."""
     if f.opset < 9 or f.on_frequent(0.4):
         return f.one("Floor", f.one("Mul", x, f.constant(f.of((16, 32, 64)), x.dtype)))
     ones = [f.constant(number.at(f.alive[0]) * (1 + f.choose(9)), x.dtype) for _ in range(2)]
@@ -255,7 +256,7 @@ def _cast(f: Grower) -> None:
     x = f.pick((*NUMBERS, BOOL), where=lambda item: item.exact or f.on_frequent(0.3))
     types = [F32, F64, I32, I64, BOOL, F16, *INTS, *((BF16,) if f.opset >= 13 else ())]
     to = f.of(types)
-    if x.dtype in FLOATS and to in INTS:  # what lies outside of the type becomes anything
+    if x.dtype in FLOATS and to in INTS:  # numbers outside of the range of the type become arbitrary ones
         x = f.one("Abs", x) if to in UNSIGNED else x
         largest = np.iinfo(to).max
         if any(np.abs(x.at(case).astype(np.float64)).max(initial=0) > largest for case in f.alive):

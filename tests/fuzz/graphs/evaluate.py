@@ -21,7 +21,7 @@ _MOST_BYTES = 1 << 22
 
 
 def ir_version(opset: int) -> int:
-    """The oldest that a file of the opset may have; functions need 8."""
+    """The oldest IR version for files of the opset; functions need 8."""
     return max(8, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
 
 
@@ -56,7 +56,7 @@ class Evaluator:
     def node(
         self, node: onnx.NodeProto, constants: Mapping[str, Array], feeds: Sequence[Mapping[str, Array]]
     ) -> list[list[Array] | None]:
-        """The outputs for each feed, None where the feed is refused. Unfit where the node is."""
+        """The outputs for each feed; None if the feed is refused. UnfitNode if the node is invalid."""
         model = self._model(node, constants, feeds[0])
         narrow = [array for array in (*constants.values(), *feeds[0].values()) if array.dtype == BF16]
         if not narrow:
@@ -79,8 +79,9 @@ class Evaluator:
     def _compare(
         self, model: onnx.ModelProto, feeds: Sequence[Mapping[str, Array]], answers: Sequence[list[Array] | None]
     ) -> None:
-        """Unfit where ONNX's reference gives another answer to what ONNX Runtime is known to get wrong: text (Gather
-        copies one string of each row), and elements made of none (the mean of nothing is 0)."""
+        """UnfitNode if ONNX's reference gives other results in cases for which ONNX Runtime is known to be wrong.
+
+        These are text (Gather copies one string of each row) and results of empty inputs (their mean is 0)."""
         doubtful = [(feed, answer) for feed, answer in zip(feeds, answers, strict=True) if _is_doubtful(feed, answer)]
         if not doubtful:
             return
@@ -99,8 +100,9 @@ class Evaluator:
         feeds: Sequence[Mapping[str, Array]],
         answers: list[list[Array] | None],
     ) -> list[list[Array] | None]:
-        """The answers of the reference, those of bfloat16 as ONNX Runtime computes them in float32: the reference sums
-        in bfloat16, and knows only the newest form of some operators."""
+        """The results of the reference, with bfloat16 results replaced by ONNX Runtime's in float32, rounded.
+
+        The reference sums in bfloat16, and knows only the newest form of some operators."""
         if any(attribute.HasField("g") for attribute in node.attribute) or node.domain == LOCAL:
             return answers
         wide = [{name: _wide(array) for name, array in feed.items()} for feed in feeds]
@@ -147,7 +149,7 @@ class Evaluator:
             warnings.simplefilter("ignore")
             try:
                 evaluator = ReferenceEvaluator(model)
-            except Exception as error:  # it raises all kinds of errors for what it does not know
+            except Exception as error:  # it raises all kinds of errors for nodes that it does not know
                 raise UnfitNode(str(error)) from None
             results: list[list[Array] | None] = []
             for feed in feeds:
@@ -160,7 +162,7 @@ class Evaluator:
 
 
 def _is_doubtful(feed: Mapping[str, Array], answer: list[Array] | None) -> bool:
-    """True if a node processes strings, or makes elements of an empty input."""
+    """True if a node has strings, or an empty input but outputs that are not empty."""
     if answer is None:
         return False
     texts = any(array.dtype == object for array in (*feed.values(), *answer))
@@ -178,7 +180,7 @@ def _wide(array: Array) -> Array:
 
 
 def _rounded(found: list[Array] | None, answers: list[Array] | None) -> list[Array] | None:
-    """Results computed in float32, converted to the types of the answers."""
+    """The answers, with bfloat16 ones replaced by the results computed in float32, rounded to bfloat16."""
     if found is None or answers is None:
         return None
     pairs = list(zip(found, answers, strict=True))

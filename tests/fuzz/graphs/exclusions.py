@@ -59,7 +59,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
 
 
 def exclusion(kind: str, text: str, model: onnx.ModelProto) -> str:
-    """Why an outcome is not counted; "" where it is."""
+    """Why an outcome is not counted; "" if it is."""
     operators = {node.op_type for node in model.graph.node}
     for each in EXCLUSIONS:
         if (

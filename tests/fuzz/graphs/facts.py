@@ -1,4 +1,4 @@
-"""Facts about operators for the generator: exact results, shared memory, results that carry extents."""
+"""Facts about operators for the generator: exact results, shared memory, results computed from extents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Values that any two correct programs compute to the same bits.
+# Any two correct programs compute the same bits.
 EXACT = words(
     """
     Identity Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Gather GatherElements GatherND Concat Expand
@@ -22,13 +22,13 @@ EXACT = words(
 # One operation per number, rounded once.
 ONE_ROUNDING = words("Add Sub Mul Div Sqrt Reciprocal Cast CastLike")
 
-# Where products may be computed from other ones, whose numbers are larger.
+# Products may be computed from others with larger numbers.
 MANY_ROUNDINGS = words("Conv ConvTranspose LSTM GRU RNN InstanceNormalization MeanVarianceNormalization")
 
 VIEWS = words("Identity Reshape Flatten Squeeze Unsqueeze Dropout Transpose")
 WINDOWS = words("Slice Split Gather CenterCropPad")
 
-# Their results hold an extent that any of the inputs holds, or that the first one does.
+# If any input (JOINS) or the first one (CARRIES) is computed from an extent, so is the result.
 JOINS = words(
     """
     Add Sub Mul Div Mod Pow Max Min Sum Mean And Or Xor Equal Less Greater LessOrEqual GreaterOrEqual Where PRelu
@@ -43,7 +43,7 @@ CARRIES = words(
 )
 
 
-# Their results have a rank of their own, whatever that of the input is.
+# The rank of the results is known even if that of the input is not.
 FIXES_RANK = words(
     """
     Reshape Flatten Shape Size ConstantOfShape NonZero Range EyeLike Unique Conv MaxPool AveragePool

@@ -1,4 +1,4 @@
-"""Puts faults that Lathe once had back, one at a time, and checks that a random graph shows each of them.
+"""Restores former faults of Lathe, one at a time, and checks that a random graph shows each of them.
 
     python -m tests.fuzz.graphs.faults --first 30000 --count 2000
     python -m tests.fuzz.graphs.faults "slices that suppose nothing" --seconds 600
@@ -49,12 +49,12 @@ from tests.fuzz.graphs.check import check, confirmed
 from tests.fuzz.graphs.config import target_of
 from tests.fuzz.graphs.generate import Made, make
 
-Change = tuple[Any, str, Any]  # an object, the name of an attribute, and what it is while the fault is there
+Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its value while the fault is restored
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: `changes` bring it back, `about` describes it, `plans` means that every plan is checked."""
+    """A former fault: `changes` restore it, `about` describes it; if `plans`, every plan is checked."""
 
     name: str
     about: str
@@ -77,11 +77,11 @@ def _everywhere(function: Callable[..., Any], changed: Callable[..., Any]) -> tu
     return tuple((module, name, changed) for module in modules if vars(module).get(name) is function)
 
 
-# -- memory (C1) -------------------------------------------------------------------------------------------------------
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 def _over_any_operand(choice: KernelChoice, node: Node, index: int) -> bool:
-    """Over memory that another operand shares, as a view or a part; not over a value that is read once more."""
+    """Allows overwriting an operand that shares memory with another one (a view or a part), but is not read twice."""
     call, source = choice.calls.get(node), node.input(index)
     if call is None or index not in call.inplace or source is None or source in choice.windows:
         return False
@@ -89,14 +89,14 @@ def _over_any_operand(choice: KernelChoice, node: Node, index: int) -> bool:
 
 
 def _over_itself(choice: KernelChoice, node: Node, index: int) -> bool:
-    """Over an operand that is read once more, by kernels that are not pointwise, too."""
+    """Allows overwriting an operand that the node reads twice, also by kernels that are not pointwise."""
     call, source = choice.calls.get(node), node.input(index)
     if call is None or index not in call.inplace or source is None or source in choice.windows:
         return False
     return all(value is source or choice.root(value) is not choice.root(source) for value in node_reads(node))
 
 
-# -- rows (C2, C3) -----------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def _rank_is_known(value: Value | None) -> bool:
@@ -111,7 +111,7 @@ def _any_parameter(counts: Counts, node: Node) -> None:
 
 
 def _no_dimensions(where: str, value: Value, axis: RowAxis, batch: str) -> None:
-    """Look at no dimension of a value, but have them known."""
+    """Check no dimension of a value, but require that its rank is known."""
     if not _rank_is_known(value):
         raise ProofFailed(f"{where}: the rank of '{value.name}' is not known")
 
@@ -132,7 +132,7 @@ def _steps_of_known_ranks(node: Node, axes: dict[Value, RowAxis]) -> None:
 
 
 def _rows_where_ranks_are_known(node: Node, axes: dict[Value, RowAxis], counts: Counts) -> Sequence[RowAxis]:
-    """Rules of operators that need a rank answer no: rows are to be wrong, not refused."""
+    """The rows of a node; if its rule needs an unknown rank, the proof fails."""
     try:
         return _node_rows(node, axes, counts)
     except UnknownRankError as error:
@@ -168,7 +168,7 @@ _UNKNOWN_RANKS: tuple[Change, ...] = (
 
 
 def _cut_without_clamping(extent: Dim, start: Dim, end: Dim, step: int) -> SliceLength | None:
-    """The length is that of the bounds, whatever the extent is."""
+    """The length of a slice by its bounds alone, not clamped to the extent."""
     far = lathe.core.ops.tensor.slicing._FAR
     if all(isinstance(dim, int) for dim in (extent, start, end)):
         return SliceLength(len(range(*slice(start, end, step).indices(extent))))  # type: ignore[misc, arg-type]
@@ -184,7 +184,7 @@ def _cut_without_clamping(extent: Dim, start: Dim, end: Dim, step: int) -> Slice
 
 
 def _steps_are_one(c: Infer) -> bool:
-    """All that is asked of a slice that is dropped, but that its type is that of its input."""
+    """The conditions for dropping a slice, except that its type must equal that of its input."""
     return c.has_param("ends") and c.param("ends") is not None and all(step == 1 for step in c.param("steps") or (1,))
 
 
@@ -318,8 +318,9 @@ FAULTS: tuple[Fault, ...] = (
 
 @contextmanager
 def watched(faults: Collection[Fault]) -> Iterator[set[str]]:
-    """Without any fault: the names of the faults of which a function was called that would have answered otherwise. To
-    all others a run with the fault is the same, as these functions have no effects but their results."""
+    """The names of the faults whose functions would have returned other results for the calls in the block.
+
+    The block runs without faults. Every other fault changes nothing, since the functions have no side effects."""
     places: dict[tuple[int, str], tuple[Any, list[tuple[str, Any]]]] = {}
     for fault in faults:
         for place, attribute, changed in fault.changes:
@@ -367,7 +368,7 @@ def _alike(answer: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """A graph that shows a fault, the `after`-th of those that were made."""
+    """A graph that shows a fault: the `after`-th graph of the search."""
 
     fault: Fault
     seed: int
@@ -379,7 +380,7 @@ class Found:
 
 
 def search(faults: Collection[Fault], seeds: Sequence[int], seconds: float = float("inf")) -> Iterator[Found | int]:
-    """The first graph of each fault that is found; at the end, how many graphs were made. Each graph is made once."""
+    """The first graph that shows each fault, then the number of graphs. Each graph is generated only once."""
     left, end, count = list(faults), time.monotonic() + seconds, 0
     own = os.environ.get("LATHE_TARGET", "")
     for count, seed in enumerate(seeds, 1):
@@ -392,7 +393,7 @@ def search(faults: Collection[Fault], seeds: Sequence[int], seconds: float = flo
 
 
 def _shown(faults: Collection[Fault], made: Made) -> list[tuple[Fault, str]]:
-    """The faults that a graph shows, and the kinds of its disagreements; none where it disagrees without them."""
+    """The faults that a graph shows, and the kinds of its disagreements; none if it disagrees without faults."""
     cases, doubt = confirmed(made.model, made.cases)
     with watched(faults) as differ:
         outcome = check(made.model, cases, made.config, doubt)
@@ -410,7 +411,7 @@ def _shown(faults: Collection[Fault], made: Made) -> list[tuple[Fault, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 where every fault was found."""
+    """The exit status: 0 if every fault was found."""
     arguments = _parser().parse_args(argv)
     wanted = {name: _named(name) for name in arguments.names} or {fault.name: fault for fault in FAULTS}
     warnings.simplefilter("ignore", ShapeWarning)  # models declare wrong shapes on purpose

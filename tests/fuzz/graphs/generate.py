@@ -39,14 +39,14 @@ from tests.fuzz.graphs.values import (
 )
 
 OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
-ROWS, LENGTH, AS_MANY = "N", "M", "P"  # symbols; the last one stands for as many as there are rows
-_TRIES = 12  # for each step
+ROWS, LENGTH, AS_MANY = "N", "M", "P"  # symbols; the last one has the value of the first
+_TRIES = 12  # attempts for each node
 _MOST_OUTPUTS = 8
 
 
 @dataclass
 class Case:
-    """The feeds of one run, the expected outputs, and the tolerance of each."""
+    """The feeds of one run, the expected outputs, and their shadows (see `tests.fuzz.graphs.shadows`)."""
 
     rows: int
     feeds: dict[str, Array]
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass
 class Made:
-    """A model of a seed."""
+    """The model of a seed, with its cases and configuration."""
 
     seed: int
     model: onnx.ModelProto
@@ -67,8 +67,8 @@ class Made:
     nodes: int = 0
     types: list[str] = field(default_factory=list)
     values: dict[str, Item] = field(default_factory=dict)
-    alive: list[int] = field(default_factory=list)  # the cases, as `values` count them
-    rows: list[int] = field(default_factory=list)  # of all cases
+    alive: list[int] = field(default_factory=list)  # the indices of `cases` in the arrays of `values`
+    rows: list[int] = field(default_factory=list)  # number of rows of every case
 
 
 def make(seed: int) -> Made:
@@ -77,7 +77,7 @@ def make(seed: int) -> Made:
     aim = _aims()[seed % len(_aims())]
     forms = [rule for rule in RULES if rule.op == aim[0]]
     fit = [opset for opset in (*OPSETS, *OPSETS[6:]) if any(each.since <= opset <= each.until for each in forms)]
-    opset = rng.choice(fit or OPSETS)  # old forms are few
+    opset = rng.choice(fit or OPSETS)  # few opsets have old forms
     lengths = rng.random() < 0.12
     cases = [{ROWS: rows, AS_MANY: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
     world = SharedState(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
@@ -99,7 +99,7 @@ def _aims() -> list[Aim]:
 
 
 def _grow(f: Grower, nodes: int, aim: str) -> None:
-    """Add nodes up to a number; sometimes a node again with the same inputs, or the operator aimed at."""
+    """Add nodes up to this number; some repeat a node with the same inputs, some are the operator `aim`."""
     allowed = [each for each in RULES if each.since <= f.opset <= each.until]
     aimed = [each for each in allowed if each.op == aim]
     rules = _some(allowed, f)
@@ -125,7 +125,7 @@ def _grow(f: Grower, nodes: int, aim: str) -> None:
 
 
 def _some(rules: list[Rule], f: Grower) -> list[Rule]:
-    """Half of the graphs have few rules, so that these meet often: swarm testing (Groce et al., ISSTA 2012)."""
+    """All rules, or few in half of the graphs, so that these combine often (swarm testing, Groce et al., 2012)."""
     if f.on_frequent(0.5):
         return rules
     share = f.of((0.1, 0.2, 0.4))
@@ -133,13 +133,13 @@ def _some(rules: list[Rule], f: Grower) -> list[Rule]:
 
 
 def _rarity(rule: Rule) -> float:
-    """More for rules of few opsets."""
+    """A weight that is larger for rules of few opsets."""
     found = sum(rule.since <= opset <= rule.until for opset in OPSETS)
     return (len(OPSETS) / max(found, 1)) ** 0.8
 
 
 def _breadth(rule: Rule) -> float:
-    """More for operators of many inputs."""
+    """A weight that is larger for operators of many inputs."""
     if not onnx.defs.has(rule.op):
         return 1.0
     most = int(onnx.defs.get_schema(rule.op).max_input)
@@ -165,7 +165,7 @@ _OTHERS: tuple[tuple[Any, ...], ...] = ((), (4,), (2, 3), (3, 1, 5), (2, ROWS), 
 
 
 def _inputs(f: Grower, lengths: bool) -> dict[str, tuple[Any, ...]]:
-    """The inputs and their shapes. Of most models every input leads with the number of rows."""
+    """The shapes of the inputs. In most models every input has the number of rows as its first extent."""
     together = f.world.rowwise or f.on_frequent(0.5)
     shapes: dict[str, tuple[Any, ...]] = {}
     for index in range(2 + f.choose(3)):
@@ -196,12 +196,13 @@ def _inputs(f: Grower, lengths: bool) -> dict[str, tuple[Any, ...]]:
 
 
 def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]], aim: str) -> list[Item]:
-    """Ends of the graph, or values from its midst, or what the operator aimed at gives; now and then an input, or a
-    constant."""
+    """The outputs: values that no node reads, or any values, and results of the operator `aim`.
+
+    Some models also have an input or a constant as output."""
     found = [item for item in f.items if item.name not in inputs and all(case in item.arrays for case in f.alive)]
     read = {name for node in f.nodes for name in node.input}
     ends = [item for item in found if item.name not in read]
-    if f.world.rowwise:  # what is not one row per row would make the answer no
+    if f.world.rowwise:  # outputs without a row per row would make the model unbatchable
         rows = [f.world.cases[case][ROWS] for case in f.alive]
         by_row = [item for item in found if [shape[:1] for shape in item.shapes(f.alive)] == [(n,) for n in rows]]
         found = [item for item in by_row if not item.rankless or f.on_frequent(0.1)] or by_row or found
@@ -222,7 +223,7 @@ def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]], aim: str) -> list[It
 
 
 def _declared(f: Grower, item: Item, shaped: bool) -> onnx.ValueInfoProto:
-    """The type of an output; `shaped`: with its rank, if that is known, and its rows."""
+    """The declared type of an output; if `shaped`, with its rank, if that is known, and its rows."""
     rank = item.rank(f.alive)
     kind = tensor_type(item.at(f.alive[0]))
     if rank is None or item.rankless or not shaped:
@@ -231,7 +232,7 @@ def _declared(f: Grower, item: Item, shaped: bool) -> onnx.ValueInfoProto:
     for axis in range(rank):
         rows = item.extents(axis, f.alive) == [f.world.cases[case][ROWS] for case in f.alive]
         shape.append(ROWS if rows and axis == 0 else None)
-    if shape and f.on_frequent(0.05):  # a wrong one, of which ONNX Runtime warns; the nodes determine the real one
+    if shape and f.on_frequent(0.05):  # a wrong extent: ONNX Runtime warns, and the nodes determine the real shape
         shape[f.choose(rank)] = 77
     return helper.make_tensor_value_info(item.name, kind, shape)
 
@@ -239,7 +240,7 @@ def _declared(f: Grower, item: Item, shaped: bool) -> onnx.ValueInfoProto:
 def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs: list[Item], config: Config) -> Made:
     names = [item.name for item in outputs]
     nodes = live(f.nodes, names)
-    dead = [node for node in f.nodes if f.on_frequent(0.1)]  # some that no output needs stay
+    dead = [node for node in f.nodes if f.on_frequent(0.1)]  # some nodes that no output needs stay
     kept = [node for node in f.nodes if node in nodes or (node in dead)]
     kept = live(f.nodes, [*names, *(name for node in kept for name in node.output if name)])
     used = {name for node in kept for name in reads(node)} | set(names)
@@ -276,8 +277,9 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
 
 
 def _fed(f: Grower, constants: list[onnx.TensorProto]) -> list[str]:
-    """Names of initializers that are inputs, too, and are fed in every run: the model holds other numbers for them. Not
-    those that give factors of extents: with other ones the model would not be valid."""
+    """The names of initializers that are also inputs; every run feeds them, and the model gets other numbers.
+
+    None if the graph has factors of extents (Resize), since other factors would make the model invalid."""
     found: list[str] = []
     if not f.on_frequent(0.1) or any(node.op_type in ("Resize", "Upsample") for node in f.nodes):
         return found
@@ -290,7 +292,7 @@ def _fed(f: Grower, constants: list[onnx.TensorProto]) -> list[str]:
 
 
 def _all_made(node: onnx.NodeProto) -> list[str]:
-    """The results of a node, and of those inside it."""
+    """The names of the results of a node, and of nodes in its nested graphs."""
     names = list(node.output)
     for attribute in node.attribute:
         if attribute.HasField("g"):

@@ -1,8 +1,8 @@
-"""Grows graphs node by node. Every node is computed at once for every case, so shapes and numbers are always known.
+"""Grows graphs node by node. Each new node is computed for every case, so shapes and numbers are always known.
 
 A rule asks for operands, and the grower decides what they are: a constant, a value of the graph, the same value again,
-a part of it, something computed from an extent, something of unknown rank. What an oracle refuses, what is not finite,
-and what small changes of the inputs turn into something else is not kept (`UnfitNode`; see `shadows`).
+a part of it, something computed from an extent, something of unknown rank. A node is dropped (`UnfitNode`) if an oracle
+refuses it, if its results are not finite, or if small changes of the inputs change them much (see `shadows`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Grower:
     """One graph, or the body of one; a body may read the values of the graphs around it."""
 
     def __init__(self, world: SharedState, outer: Grower | None = None, closed: bool = False) -> None:
-        """`closed`: the body of a function, which has no constants of its own but nodes, and reads nothing outside."""
+        """`closed`: the body of a function, whose constants are nodes, and which reads no values from outside."""
         self.world, self.outer, self.closed = world, outer, closed
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
@@ -83,11 +83,12 @@ class Grower:
         self, op: str, inputs: Sequence[Item | None], outputs: int = 1, domain: str = "", keep: bool = True,
         names: Sequence[str] | None = None, **attrs: Any,
     ) -> list[Item]:  # fmt: skip
-        """A node and its results, now and then with operands in another form. Unfit where it is not valid, or its
-        results are of no use."""
+        """Add a node and return its results; some operands get another form (see `operand_forms`).
+
+        UnfitNode if the node is invalid or its results are not usable."""
         disguise = self.world.disguise
         if disguise is not None and disguise.wanted(self, op, len(inputs)):
-            self.world.disguise = None  # what a disguise adds has none of its own
+            self.world.disguise = None  # nodes that it adds keep their operands
             try:
                 with self.attempt():
                     return self._emit(op, disguise.inputs(self, op, inputs), outputs, domain, keep, names, attrs)
@@ -141,14 +142,14 @@ class Grower:
         """True if the results lead with the number of rows whenever an operand does."""
         rows = {case: self.world.cases[case]["N"] for case in results}
         if self.outer is not None or all(item.dtype == I64 and item.counted for item in sources):
-            return True  # arithmetic of extents, or a body: its results are looked at
+            return True  # arithmetic of extents; or a body, whose results are checked
         if any(item.rankless for item in sources):
-            return True  # a proof has to find out by itself how those are used
+            return True  # the proof of the compiler must handle values of unknown rank
         leads = any(all(item.at(case).shape[:1] == (n,) for case, n in rows.items()) for item in sources)
         return not leads or all(array.shape[:1] == (rows[case],) for case in results for array in results[case])
 
     def _carriers(self, op: str, domain: str, inputs: Sequence[Item | None], sources: Sequence[Item]) -> Sequence[Item]:
-        """The operands whose extents the result may hold."""
+        """The operands that, if computed from an extent, make the result count as computed from one."""
         if domain or op in _CONTROL:
             return sources
         given = inputs if op in JOINS else inputs[:1] if op in CARRIES else ()
@@ -195,15 +196,16 @@ class Grower:
             raise
 
     def without_empty(self, x: Item) -> None:
-        """Give up the cases in which a value has no numbers: where ONNX Runtime ends the process for them."""
+        """Drop the cases in which a value is empty, because ONNX Runtime would crash or its result is undefined."""
         left = [case for case in self.alive if x.at(case).size]
         if len(left) < 2:
             raise UnfitNode("empty")
         self.world.alive = left
 
     def _without_copied(self, x: Item | None, target: Item | None) -> None:
-        """Give up the cases in which an extent in the target of a Reshape happens to be 0, which then is no extent but
-        the order to copy that of the input. A compiler that knows the target as symbols takes it for the extent 0."""
+        """Drop the cases in which a computed extent in the target of a Reshape is 0.
+
+        A 0 there means "copy the input's extent", but a compiler that knows the target as symbols reads it as 0."""
         if x is None or target is None or not target.counted:
             return
         numbers = {case: target.at(case).tolist() for case in self.alive}
@@ -222,7 +224,7 @@ class Grower:
     # -- constants ----------------------------------------------------------------------------------------------------
 
     def constant(self, array: Any, dtype: Any = None) -> Item:
-        """A constant: an initializer, or a node. Sometimes there is an equal one already."""
+        """A new constant: an initializer, or a Constant node."""
         array = np.asarray(array, dtype)
         name = self.world.name("c")
         item = Item(name, dict.fromkeys(range(len(self.world.cases)), array), {}, static=True)
@@ -245,7 +247,7 @@ class Grower:
         return self.constant(list(numbers), dtype)
 
     def weight(self, dtype: np.dtype[Any], shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Item:
-        """A constant of any numbers that suit the element type."""
+        """A constant of random numbers of the element type."""
         if int(np.prod(shape)) > MOST_ELEMENTS:
             raise UnfitNode("large")
         return self.constant(random_array(self.world.numbers, dtype, shape, low, high))
@@ -253,7 +255,7 @@ class Grower:
     # -- operands -----------------------------------------------------------------------------------------------------
 
     def visible(self) -> list[Item]:
-        """The values that a node may read, those of the graphs around included; only with the cases still asked."""
+        """The values that a node may read, outer graphs included, if they exist in all remaining cases."""
         found = list(self.items)
         if self.outer is not None and not self.closed:
             found += self.outer.visible()
@@ -263,11 +265,11 @@ class Grower:
         self, dtypes: Sequence[np.dtype[Any]] = (F32,), ranks: Sequence[int] | None = None,
         where: Callable[[Item], bool] = lambda item: True,
     ) -> Item:  # fmt: skip
-        """A value of the graph; a young or unusual one rather than another. Unfit where there is none."""
+        """A value of the graph; recent and unusual values are likelier. UnfitNode if there is none."""
         fits = [item for item in self.visible() if item.dtype in dtypes and self._ranked(item, ranks) and where(item)]
         if not fits:
             return adapted(self, dtypes, ranks, where)
-        if I64 in dtypes and self.on_frequent(0.15):  # the type of parameters, with which it may share memory
+        if I64 in dtypes and self.on_frequent(0.15):  # the type of parameters, so that both may share memory
             fits = [item for item in fits if item.dtype == I64] or fits
         ages = range(len(fits))
         weights = [
@@ -283,7 +285,7 @@ class Grower:
         return self.pick(FLOATS, ranks, where)
 
     def like(self, x: Item, dtype: np.dtype[Any] | None = None) -> Item:
-        """Something that combines with `x` element by element."""
+        """An operand for an elementwise operator with `x`."""
         dtype = dtype or x.dtype
         if dtype != x.dtype:
             fits = [item for item in self.visible() if item.dtype == dtype and broadcast(x, item, self.alive)]
@@ -322,7 +324,7 @@ class Grower:
         return self.of(fits)
 
     def _constant_like(self, x: Item, dtype: np.dtype[Any]) -> Item:
-        """A constant that broadcasts, with the extents of `x` where they are fixed."""
+        """A constant that broadcasts to `x`: its extents are 1, or those of `x` that are fixed."""
         rank = x.rank(self.alive)
         if rank is None:
             return self.weight(dtype, ())
@@ -331,7 +333,7 @@ class Grower:
         return self.weight(dtype, shape[self.choose(rank + 1) :])
 
     def count_like(self, x: Item) -> Item:
-        """An extent as data: of the element type of `x`, small where that is a floating-point one."""
+        """An extent as data, in the element type of `x`; divided by 8 if that is a floating-point type."""
         if x.dtype not in (*FLOATS, I64) or self.opset < 9:
             raise UnfitNode("no such number")
         number = self.count(0, 60, scalar=self.on_frequent(0.5))
@@ -341,12 +343,13 @@ class Grower:
         return self.one("Mul", made, self.constant(0.125, x.dtype))
 
     def dying(self, x: Item) -> Item:
-        """Other numbers than `x`, if there are any, which no rule finds: the next node is the last that reads them, and
-        may take their memory."""
+        """Neg or Abs of `x` (or `x` if it is not floating-point), hidden from all rules.
+
+        The next node is its last reader, and so may take its memory."""
         return self.emit(self.of(("Neg", "Abs")), [x], keep=False)[0] if x.dtype in FLOATS else x
 
     def thin_part(self, x: Item) -> Item:
-        """One place along an axis, with which the whole can be combined: x[:, k:k+1]."""
+        """One position along an axis, such as x[:, k:k+1], which broadcasts to `x`."""
         rank = x.rank(self.alive)
         axes = [axis for axis in range(rank or 0) if min(x.extents(axis, self.alive)) > 0]
         if not axes:
@@ -369,7 +372,7 @@ class Grower:
         self, x: Item, axes: Sequence[int], starts: Sequence[int] | Item, ends: Sequence[int] | Item,
         steps: Sequence[int] | None = None,
     ) -> Item:  # fmt: skip
-        """Slice in the form of the opset. Bounds may be values of the graph from opset 10 on."""
+        """A Slice in the form of the opset. Bounds may be values from opset 10 on."""
         if self.opset < 10:
             if steps is not None or isinstance(starts, Item) or isinstance(ends, Item):
                 raise UnfitNode("bounds are attributes")
@@ -382,7 +385,7 @@ class Grower:
         return self.one("Slice", x, *bounds, self.vector(axes, kind), *last)
 
     def fit(self, dtype: np.dtype[Any], shape: Sequence[int], near: Item | None = None, low: float = -1.0) -> Item:
-        """An operand of just this shape: a constant, or made of values of the graph (of `near`, if it can be)."""
+        """An operand of exactly this shape: a constant, or computed from values of the graph (or from `near`)."""
         size = int(np.prod(shape))
         if size > MOST_ELEMENTS:
             raise UnfitNode("large")
@@ -400,7 +403,7 @@ class Grower:
             return self.weight(dtype, shape, low)
 
     def _carved(self, dtype: np.dtype[Any], shape: Sequence[int], size: int, near: Item | None) -> Item:
-        """The first numbers of a value, in another shape."""
+        """Consecutive elements of a value, in another shape."""
         source = near if near is not None and near.dtype == dtype and self.on_frequent(0.7) else self.pick((dtype,))
         flat = self.one("Reshape", source, self.vector([-1]))
         if min(len(flat.at(case)) for case in self.alive) < size:
@@ -415,13 +418,13 @@ class Grower:
             part = self.slice(flat, [0], first, last)
         else:
             part = self.slice(flat, [0], [start], [start + size])
-        seen = tuple(shape) == (size,) and self.on_frequent(0.2)  # otherwise a view shows the extent
+        seen = tuple(shape) == (size,) and self.on_frequent(0.2)  # otherwise a Reshape declares the extent
         return part if seen else self.one("Reshape", part, self.vector(shape))
 
     # -- numbers that are parameters ----------------------------------------------------------------------------------
 
     def extent(self, x: Item | None = None, scalar: bool = False) -> Item:
-        """An extent of a value, one that differs from case to case rather than another: [1], or a scalar."""
+        """An extent of a value, as a vector [1] or a scalar; extents that differ between cases are likelier."""
         seen = self.visible()
         if x is None or self.on_frequent(0.3):
             moving = [item for item in seen if len(set(item.shapes(self.alive))) > 1 and item.rank(self.alive)]
@@ -443,7 +446,7 @@ class Grower:
         return self.slice(shape, [0], [axis], [axis + 1])
 
     def count(self, low: int, high: int | Sequence[int], scalar: bool = False, x: Item | None = None) -> Item:
-        """A number computed from an extent, in this range (whose end may differ from case to case)."""
+        """A number computed from an extent, in this range, whose end may differ between cases."""
         n = self.extent(x, scalar)
         form = self.kind(plain=3, less=1, more=1, double=1, half=1, rest=1, modulo=1)
         small = self.constant(1 + self.choose(3) if scalar else [1 + self.choose(3)], np.int64)
@@ -465,8 +468,9 @@ class Grower:
         return n
 
     def nothing(self) -> Item:
-        """[0], of which only a run, or folding constants, shows that it is 0: computed from data, or from a constant
-        where rows have to stay apart."""
+        """The vector [0], known to be 0 only at run time or after constant folding.
+
+        It is computed from data, or from a constant if rows must stay independent."""
         found = [item for item in self.visible() if item.dtype == F32]
         if self.world.rowwise or not found:
             many = self.constant(np.full(UNKNOWN, 0.25), np.float32)
@@ -477,7 +481,7 @@ class Grower:
         return self.one("Cast", half, to=tensor_type(np.zeros(0, np.int64)))
 
     def drawn(self, low: int, high: int, scalar: bool = False) -> Item:
-        """A whole number that depends on data, in this range."""
+        """An integer in this range that depends on data."""
         if self.opset < 12 or high < low:
             raise UnfitNode("no Min and Max of whole numbers")
         source = self.pick((I64,), where=lambda item: all(item.at(case).size for case in self.alive))
@@ -487,7 +491,7 @@ class Grower:
         return self.one("Max", self.one("Min", one, top), bottom)
 
     def whole(self, low: int, high: int | Sequence[int], scalar: bool = False, x: Item | None = None) -> Item:
-        """A whole number in a range: a constant, from an extent, or from data."""
+        """An integer in this range: a constant, or computed from an extent or from data."""
         least = high if isinstance(high, int) else min(high)
         if least < low:
             raise UnfitNode("an empty range")
@@ -504,14 +508,14 @@ class Grower:
         return self.constant(number if scalar else [number], np.int64)
 
     def wholes(self, ranges: Sequence[tuple[int, int]], x: Item | None = None) -> Item:
-        """A vector of whole numbers, each in its range; some of them computed, if the opset lets them be joined."""
+        """A vector of integers, each in its range; some may be computed."""
         if self.on_frequent(0.4):
             return self.vector([low + self.choose(high - low + 1) for low, high in ranges])
         parts = [self.whole(low, high, x=x) for low, high in ranges]
         return parts[0] if len(parts) == 1 else self.one("Concat", *parts, axis=0)
 
     def index(self, x: Item, axis: int, scalar: bool = False) -> Item:
-        """A place along an axis of `x`."""
+        """An index along an axis of `x`."""
         extent = min(x.extents(axis, self.alive))
         if extent < 1:
             raise UnfitNode("nothing to take")
@@ -522,7 +526,7 @@ _CONTROL = ("If", "Loop", "Scan")
 
 
 def _ranked(op: str) -> int:
-    """The number of inputs that decide the rank of the result."""
+    """The number of inputs that determine the rank of the result."""
     return 99 if op in JOINS or op == "MatMul" else 1
 
 

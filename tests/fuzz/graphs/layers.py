@@ -20,12 +20,12 @@ def _width(f: Grower, x: Item, axis: int) -> int:
 
 
 def _tamed(f: Grower, x: Item) -> Item:
-    """A value bounded, mostly by Tanh, after an operator that may make it large."""
+    """The value, in half of the cases through Tanh, since the operator before may have made it large."""
     return f.one("Tanh", x) if f.on_frequent(0.5) else x
 
 
 def _residual(f: Grower, x: Item, y: Item) -> None:
-    """The result with what it was computed from, or a part of it: what kernels do at the end of their own."""
+    """Sometimes combine the result with the input that it was computed from, which kernels fuse."""
     if x.dtype == y.dtype and f.on_frequent(0.35):
         f.one(f.of(("Add", "Mul", "Sub")), y, x)
 
@@ -89,7 +89,7 @@ def _gemm(f: Grower) -> None:
         c = f.fit(x.dtype, (n,), x)
     elif kind == "scalar":
         c = f.fit(x.dtype, (), x) if rows else f.fit(x.dtype, (1, 1), x)
-    elif kind == "other":  # as many rows, which only a run shows
+    elif kind == "other":  # as many rows as the product, but known only at run time
         lines = f.one("Gather", f.one("Shape", x), f.vector([1 if turned_a else 0]), axis=0)
         lines = f.one("Add", lines, f.nothing())
         c = f.one("Expand", f.fit(x.dtype, (n,), x), f.one("Concat", lines, f.vector([n]), axis=0))
@@ -114,7 +114,7 @@ def _einsum(f: Grower) -> None:
 
 
 def _spatial(f: Grower, x: Item, op: str, **extra: Any) -> dict[str, Any]:
-    """Kernel, strides, pads and dilations along each axis behind the channels."""
+    """Random kernel, strides, pads and dilations for the axes after the channels."""
     count = (x.rank(f.alive) or 3) - 2
     sizes = [min(x.extents(axis + 2, f.alive)) for axis in range(count)]
     kernel = [f.of([k for k in (1, 2, 3) if k <= size] or [1]) for size in sizes]
@@ -172,7 +172,7 @@ def _conv_transpose(f: Grower) -> None:
 @rule("MaxPool", "AveragePool", "LpPool", weight=1.2)
 def _pool(f: Grower, op: str) -> None:
     x = f.pick((F32,), (3, 4))
-    f.without_empty(x)  # windows of nothing
+    f.without_empty(x)  # windows would be empty
     attrs = _spatial(f, x, op)
     if op == "MaxPool" and f.opset >= 10 and f.on_frequent(0.2):
         attrs["ceil_mode"] = 1
@@ -199,7 +199,7 @@ def _resize(f: Grower) -> None:
     if mode == "nearest":
         attrs["nearest_mode"] = "floor"
     region = None if f.opset >= 13 else f.constant([], np.float32)
-    if f.on_frequent(0.25):  # the one mode that reads it; ONNX Runtime does not crop along an axis whose extent stays
+    if f.on_frequent(0.25):  # only this mode reads `roi`; ONNX Runtime does not crop along an axis whose extent stays
         attrs["coordinate_transformation_mode"] = "tf_crop_and_resize"
         region = f.constant([0, 0, f.of((0, 0.125)), 0.25, 1, 1, f.of((0.75, 1)), 1], np.float32)
         f.one("Resize", x, region, f.constant([1, 1, f.of((2, 3)), 2], np.float32), **attrs)
@@ -214,7 +214,7 @@ def _resize(f: Grower) -> None:
 
 
 def _factors(f: Grower) -> Item:
-    """Of the extents of an image: one number, as an extent tells."""
+    """Factors for the extents of an image: one number for both, computed from an extent."""
     both = f.one("Expand", f.count(1, 3), f.vector([2]))
     moved = f.one("Cast", both, to=helper.np_dtype_to_tensor_dtype(F32))
     return f.one("Concat", f.constant([1, 1], np.float32), moved, axis=0)
@@ -288,7 +288,7 @@ def _layer_norm(f: Grower) -> None:
 
 @rule("LayerNormalization", weight=1.0)
 def _written_layer_norm(f: Grower) -> None:
-    """From its parts, as exporters wrote it once; then with the first of its tokens, or the value before it."""
+    """Layer normalization from its parts, as older exporters wrote it; in some graphs combined with another operand."""
     x = f.pick((F32,), (2, 3))
     axis = (x.rank(f.alive) or 2) - 1
     mean = _reduced(f, "ReduceMean", x, axis)
@@ -360,7 +360,7 @@ def _recurrent(f: Grower, op: str) -> None:
 
 
 def _lengths(f: Grower, x: Item) -> Item | None:
-    """How many steps of each row take part, at least one: constants, or one number for all, as an extent tells."""
+    """The sequence lengths of all rows, at least 1: constants, or one number for all rows that may be computed."""
     rows, least = x.fixed(1, f.alive), min(x.extents(0, f.alive))
     if rows and f.on_frequent(0.5):
         return f.constant(f.world.numbers.integers(1, least + 1, rows), np.int32)
@@ -374,9 +374,7 @@ def _lengths(f: Grower, x: Item) -> Item | None:
 def _quantize(f: Grower) -> None:
     x = f.pick((F32,))
     kind = f.of((U8, I8))
-    if kind == U8 and f.on_frequent(
-        0.3
-    ):  # NaN becomes 0, whatever the zero point; of int8 ONNX Runtime gives the least
+    if kind == U8 and f.on_frequent(0.3):  # NaN becomes 0 for any zero point; as int8 ONNX Runtime gives the minimum
         holes = f.world.numbers.uniform(-1, 1, 5).astype(np.float32)
         holes[f.choose(5)] = np.nan
         x = f.constant(holes)
@@ -396,7 +394,7 @@ def _dequantize(f: Grower) -> None:
 
 @rule("DynamicQuantizeLinear", since=11, weight=1.5)
 def _dynamic_quantize(f: Grower) -> None:
-    x = f.pick((F32,), where=lambda v: all(v.at(case).any() for case in f.alive))  # the range of zeros is arbitrary
+    x = f.pick((F32,), where=lambda v: all(v.at(case).any() for case in f.alive))  # the scale for zeros is arbitrary
     f.emit("DynamicQuantizeLinear", [x], outputs=3)
 
 
@@ -415,7 +413,7 @@ def _conv_integer(f: Grower) -> None:
     f.one("ConvInteger", x, w, *(f.constant(f.choose(5), U8) for _ in range(1 + f.choose(2))))
 
 
-# Of two factors and a result. No sum times them is a half, which may be rounded up or down: their order is open.
+# Scales of two factors and of the result: no scaled sum is a half, whose rounding depends on the order of products.
 _FACTORS = (0.02131, 0.03217, 0.29173)
 
 
@@ -452,13 +450,13 @@ _REDUCTIONS = (
 
 @rule(*_REDUCTIONS, weight=0.8)
 def _reduce(f: Grower, op: str) -> None:
-    # Of whole numbers some round, and then cut off; and products leave the type.
+    # Integer results of some operators are rounded and truncated, and products overflow.
     whole = op not in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd")
     x = f.pick((*FLOATS, *((I32, I64) if whole else ())), (1, 2, 3, 4))
     if op in ("ReduceL2", "ReduceLogSum"):
         x = f.one("Add", f.one("Abs", x), f.constant(0.5 if x.dtype in FLOATS else 1, x.dtype))
     if op == "ReduceMean":
-        f.without_empty(x)  # the mean of nothing is 0 in ONNX Runtime, and NaN in the reference
+        f.without_empty(x)  # an empty mean is 0 in ONNX Runtime, and NaN in the reference
     rank = x.rank(f.alive) or 1
     axes = sorted(f.world.rng.sample(range(rank), 1 + f.choose(min(rank, 2))))
     if f.opset >= 11 and f.on_frequent(0.3):
@@ -477,7 +475,7 @@ def _reduce(f: Grower, op: str) -> None:
 @rule("ArgMax", "ArgMin")
 def _arg(f: Grower, op: str) -> None:
     x = f.pick((F32, F64, I32), (1, 2, 3, 4), lambda v: v.exact or f.on_frequent(0.4))
-    f.without_empty(x)  # there is no largest of nothing; ONNX Runtime gives what was in memory
+    f.without_empty(x)  # without elements ONNX Runtime returns uninitialized memory
     extra = {"select_last_index": f.choose(2)} if f.opset >= 12 else {}
     f.one(op, x, axis=f.choose(x.rank(f.alive) or 1), keepdims=f.choose(2), **extra)
 
@@ -541,7 +539,7 @@ def _attention_node(f: Grower) -> None:
 
 @rule("RotaryEmbedding", since=23, weight=2)
 def _rotary(f: Grower) -> None:
-    """The operator: with the cosines of each row and step, or with a table of which places are taken."""
+    """The operator, with cosines for each row and step, or with a table and positions."""
     x = f.pick((F32,), (4,), lambda v: all((v.fixed(a, f.alive) or 0) > 0 for a in (1, 2, 3)))
     steps, width = _width(f, x, 2), _width(f, x, 3)
     if width % 2:
@@ -559,7 +557,7 @@ def _rotary(f: Grower) -> None:
 
 @rule("MatMul", weight=1.5)
 def _attention(f: Grower) -> None:
-    """Attention from its parts, over windows of one product as exporters cut it, with what came before added."""
+    """Attention from its parts; queries, keys and values are windows of one product, as exporters write it."""
     x = f.pick((F32,), (3,))
     d = _width(f, x, 2)
     product = f.one("MatMul", x, f.fit(F32, (d, 3 * d), x))
@@ -577,7 +575,7 @@ def _attention(f: Grower) -> None:
 
 @rule("RotaryEmbedding", weight=1.0)
 def _rotate_half(f: Grower) -> None:
-    """The halves of a value, turned: x * cos + [-x2, x1] * sin."""
+    """Rotary embedding from its parts, for x = [x1, x2]: x * cos + [-x2, x1] * sin."""
     x = f.pick((F32,), (2, 3, 4), lambda v: (v.fixed(-1, f.alive) or 1) % 2 == 0)
     width, axis = _width(f, x, -1), (x.rank(f.alive) or 2) - 1
     first, second = (f.slice(x, [axis], [s], [s + width // 2]) for s in (0, width // 2))

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.graphs.minimise SEED FOLDER
 
-Each trial runs in a process of its own, so a crash is a symptom as any other.
+Each trial runs in its own process, so a crash is a symptom like any other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.fuzz.graphs.script import script
 from tests.fuzz.graphs.values import Array, Item
 
 _SECONDS = 240.0  # for all trials
-_MOST_SECONDS = 60  # of processor time for one
+_MOST_SECONDS = 60  # of processor time for one trial
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Trial:
 
 
 def warm_up() -> None:
-    """Import the compiler, and let it set itself up, so that no trial has to; it starts no threads."""
+    """Import and initialize the compiler once, so that forked trials need not; this starts no threads."""
     graph = helper.make_graph(
         [helper.make_node("Neg", ["x"], ["y"])],
         "warm",
@@ -97,7 +97,7 @@ Way = Callable[[], Trial | None]
 def _reduced(
     trial: Trial, made: Made, ways: Callable[[Trial, Made], list[Way]], kind: str, text: str, end: float
 ) -> tuple[Trial, str]:
-    """Goes every way to a smaller trial that keeps the symptom. The ways of the smaller one go on at the same place."""
+    """The smallest trial with the symptom, and its message. After each success the search goes on with that trial."""
     at = 0
     while at < len(found := ways(trial, made)) and time.monotonic() < end:
         smaller = found[at]()
@@ -114,7 +114,7 @@ def _same(found: str, wanted: str) -> bool:
 
 
 def _one_output(trial: Trial, made: Made) -> list[Way]:
-    """With one output: one of them, or a value that comes before it."""
+    """Ways to one output: one of the outputs, or a value before it."""
     graph = trial.model.graph
     produced = [name for node in graph.node for name in node.output if name in made.values]
     present = [output.name for output in graph.output]
@@ -134,7 +134,7 @@ def _fewer_outputs(trial: Trial, made: Made) -> list[Way]:
 
 
 def _without_nodes(trial: Trial, made: Made) -> list[Way]:
-    """Without a node, whose results are fed instead; the last ones first, because what is before them goes, too."""
+    """Ways without a node, whose results are fed instead; last nodes first, since nodes before them become dead too."""
     nodes = list(trial.model.graph.node)
     outputs = [output.name for output in trial.model.graph.output]
     free = [node for node in nodes if node.op_type != "Constant" and not set(node.output) & set(outputs)]
@@ -160,7 +160,7 @@ def _without_input(trial: Trial, name: str) -> Trial:
 
 
 def _plainer(trial: Trial, made: Made) -> list[Way]:
-    """With a configuration that has one setting less."""
+    """Ways to a configuration with one more setting at its default."""
     changed = [field for field in fields(Config) if getattr(trial.config, field.name) != field.default]
     configs = [replace(trial.config, **{field.name: field.default}) for field in changed]
     return [partial(replace, trial, config=config) for config in configs]
@@ -171,14 +171,14 @@ def _one_case(trial: Trial, made: Made) -> list[Way]:
 
 
 def _rebuilt(trial: Trial, made: Made, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Trial:
-    """The model of these nodes; what none of them makes becomes an input."""
+    """The trial with these nodes; values that none of them computes become inputs."""
     kept = live(nodes, outputs)
     given = {name for node in kept for name in node.output}
     constants = {each.name for each in trial.model.graph.initializer}
     needed = list(dict.fromkeys([name for node in kept for name in reads(node)] + list(outputs)))
     free = [name for name in needed if name not in given and name not in constants]
     before = {port.name: port for port in trial.model.graph.input}
-    free = list(dict.fromkeys([*before, *free]))  # inputs that nothing reads stay: they may say what the rows are
+    free = list(dict.fromkeys([*before, *free]))  # unread inputs stay: they may determine the number of rows
     ports = [before[name] if name in before else _port(made.values[name], made) for name in free]
     graph = helper.make_graph(
         kept,
@@ -215,7 +215,7 @@ def _type(item: Item) -> int:
 
 
 def _port(item: Item, made: Made) -> onnx.ValueInfoProto:
-    """The type of a value as an input: its extents where they are fixed, and the number of rows."""
+    """The type of a value as an input: fixed extents as numbers, the others as symbols."""
     rank = item.rank(made.alive)
     if rank is None:
         return helper.make_tensor_value_info(item.name, _type(item), None)
@@ -229,7 +229,7 @@ def _port(item: Item, made: Made) -> onnx.ValueInfoProto:
 
 
 def _bypassed(trial: Trial, made: Made) -> list[Way]:
-    """Without a node, whose first input takes the place of its result; the oracle is asked again."""
+    """Ways without a node, whose first input replaces its result; the oracle computes the new results."""
     outputs = {output.name for output in trial.model.graph.output}
     nodes = enumerate(trial.model.graph.node)
     found = [i for i, node in nodes if len(node.output) == 1 and node.input and node.output[0] not in outputs]
@@ -259,7 +259,7 @@ def _bypass(trial: Trial, index: int) -> Trial | None:
 
 
 def _asked(model: onnx.ModelProto, case: Case) -> Case:
-    """The case with what ONNX Runtime gives now."""
+    """The case with the results of ONNX Runtime for this model."""
     feeds = {port.name: case.feeds[port.name] for port in model.graph.input}
     session = ort_session(model)
     names = [port.name for port in session.get_outputs()]

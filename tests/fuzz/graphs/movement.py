@@ -13,7 +13,7 @@ _ANY = ALL
 
 
 def _axis(f: Grower, x: Item, since: int = 11) -> tuple[int, int]:
-    """An axis, and how it may be written."""
+    """A random axis, and the same axis as an attribute, which may be negative."""
     rank = x.rank(f.alive)
     if not rank:
         raise UnfitNode("no axis")
@@ -35,7 +35,7 @@ def _slice(f: Grower) -> None:
             x, axes, starts, ends, [f.of((1, 2, 3)) for _ in axes] if f.opset >= 10 and f.on_frequent(0.3) else None
         )
         return
-    if f.on_frequent(0.25):  # along an axis and in steps that are computed
+    if f.on_frequent(0.25):  # the axis and the steps are computed
         axis, step = f.whole(0, rank - 1, x=x), f.whole(1, 3, x=x)
         f.one("Slice", x, f.whole(0, 2, x=x), f.whole(1, 5, x=x), axis, step)
         return
@@ -47,7 +47,7 @@ def _slice(f: Grower) -> None:
 
 @rule("Slice", since=10, weight=4)
 def _shifted(f: Grower) -> None:
-    """From a place to n and more: x[1:n+1], x[k:n], x[-k:], x[:2n], table[0:n]. What lies beyond the end is cut off."""
+    """Slices such as x[1:n+1], x[k:n], x[-k:], x[:2n] and table[0:n], whose ends may be beyond the extent."""
     x = f.weight(F32, (f.of((3, 5, 12)), 4)) if f.on_frequent(0.2) else f.pick(_ANY, (1, 2, 3, 4))
     axis, written = _axis(f, x, 10)
     moving = [a for a in range(x.rank(f.alive) or 1) if x.fixed(a, f.alive) is None]
@@ -70,7 +70,7 @@ def _shifted(f: Grower) -> None:
 
 @rule("Slice", since=10, weight=1.5)
 def _table_of_counts(f: Grower) -> None:
-    """Rows of a constant that the number of rows selects, with what they may be combined."""
+    """A row of a constant table, selected by a number computed from an extent, combined with a value."""
     x = f.pick((F32,), (2, 3))
     width = x.fixed(-1, f.alive)
     if width is None:
@@ -131,7 +131,7 @@ def _gather(f: Grower) -> None:
 
 
 def _indices(f: Grower, extent: int) -> Item:
-    """Whole numbers of the graph, brought below an extent."""
+    """Integers of the graph, from opset 10 on modulo the extent."""
     source = f.pick((I64, I32), (0, 1, 2))
     if f.opset >= 10:
         return f.one("Mod", source, f.constant(extent, source.dtype))
@@ -155,7 +155,7 @@ def _gather_elements(f: Grower) -> None:
 
 
 def _within(f: Grower, small: Item, large: Item, axis: int | None = None) -> bool:
-    """True if no extent is larger than the other's; for `axis`, than the one along it."""
+    """True if no extent of `small` exceeds that of `large`; if `axis` is given, its first extent that along `axis`."""
     shapes = [s if axis is None else s[axis : axis + 1] for s in large.shapes(f.alive)]
     pairs = zip(small.shapes(f.alive), shapes, strict=True)
     return all(a <= b for pair in pairs for a, b in zip(*pair, strict=True))
@@ -178,7 +178,7 @@ def _gather_nd(f: Grower) -> None:
 
 @rule("ScatterElements", since=11, weight=2)
 def _scatter_elements(f: Grower, op: str = "ScatterElements") -> None:
-    """Updates of any origin: the data itself, a part of it, or anything else of its shape."""
+    """ScatterElements whose updates are the data itself, a part of it, or other values."""
     x = f.pick((*NUMBERS, BOOL), (1, 2, 3))
     axis, written = _axis(f, x)
     rank = x.rank(f.alive) or 1
@@ -204,7 +204,7 @@ def _scatter_elements(f: Grower, op: str = "ScatterElements") -> None:
         line = [1] * rank
         line[axis] = width
         flat = f.constant(_along(order[:width], axis, line), np.int64)
-        if f.on_frequent(0.3):  # turned by an extent: each place still once
+        if f.on_frequent(0.3):  # rotated by an extent: the indices stay distinct
             flat = f.one("Mod", f.one("Add", flat, f.count(0, 60, scalar=True)), f.constant(extent, np.int64))
         indices = f.one("Expand", flat, f.one("Shape", updates))
     attrs = {"reduction": f.of(("none", "add", "max"))} if f.opset >= 18 and x.dtype in (F32, I64) else {}
@@ -260,7 +260,7 @@ def _tensor_scatter(f: Grower) -> None:
 
 
 def _filled(f: Grower, x: Item, axis: int, width: int) -> Item:
-    """A value of the shape of `x` except along one axis: constants if the shape is fixed, otherwise one number."""
+    """A value of the shape of `x`, but of `width` along `axis`; if the shape is not fixed, of one number."""
     fixed = [x.fixed(a, f.alive) for a in range(x.rank(f.alive) or 1)]
     if None not in fixed:
         return f.fit(F32, [width if a == axis else extent or 0 for a, extent in enumerate(fixed)], x)

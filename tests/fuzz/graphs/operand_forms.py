@@ -1,8 +1,8 @@
-"""Operands in another form: a window of something larger, of unknown rank, from data, moved by an extent, or shared.
+"""Other forms of operands: a window of a larger value, of unknown rank, from data, changed by an extent, or shared.
 
-A rule says which operands an operator takes; what is here changes how one of them comes about. The numbers stay the
-same, except under `_counted` and `_constant`, whose results the oracle has to accept. So every operand of every
-operator meets every kind, also where no rule thinks of it: axes that are computed, weights of unknown rank.
+A rule chooses the operands of an operator; this module changes how one of them is computed. The numbers stay the same,
+except under `_counted` and `_constant`, whose results the oracle has to accept. So every operand of every operator is
+tested with every kind, also if no rule has it: axes that are computed, weights of unknown rank.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ Aim = tuple[str, int, str]  # an operator, one of its inputs, and the kind of op
 _COMMON = words("Add Sub Mul Cast Concat Constant Gather Identity Mod Reshape Shape Size Slice Greater Tanh Abs Sin")
 _CHANCE, _CHANCE_OF_COMMON = 0.3, 0.02
 
-# Inputs that take no other value than the rule gives: what then happens is open, or ends ONNX Runtime.
+# Inputs that must keep the values of the rule: results of other values are undefined, or crash ONNX Runtime.
 _FIXED = {
-    "Div": "1", "Mod": "1",  # zero
-    "Scatter|ScatterElements|ScatterND": "1",  # two updates of one place have no order
+    "Div": "1", "Mod": "1",  # division by zero
+    "Scatter|ScatterElements|ScatterND": "1",  # two updates of one index have no order
     "RoiAlign": "1|2", "RNN|GRU|LSTM": "4", "Col2Im": "1|2",  # read without a check of the bounds
     "Resize|Upsample": "1|2|3",  # rows and channels are not resized, and fractions of pixels are rounded in many ways
-    "Dropout": "2",  # whether it trains
+    "Dropout": "2",  # the flag for training
     "TensorScatter": "2", "RotaryEmbedding": "3", "Attention": "6",  # read without a check of the bounds
 }  # fmt: skip
 
 
 def is_fixed(op: str, index: int) -> bool:
-    """True if an input must have the values that the rule gives it."""
+    """True if an input must keep the values of the rule."""
     return any(re.fullmatch(names, op) and re.fullmatch(places, str(index)) for names, places in _FIXED.items())
 
 
 class Operands:
-    """Changes one or two operands of a node now and then."""
+    """Changes the form of one or more operands of some nodes."""
 
     def __init__(self, aim: Aim, often: bool) -> None:
-        """`aim`: the operator, input and form that are tried wherever the operator comes. `often`: others, too."""
+        """`aim`: the form that is tried for this input of every such operator. `often`: change other operands, too."""
         self._aim, self._often = aim, often
 
     def wanted(self, f: Grower, op: str, inputs: int) -> bool:
@@ -53,7 +53,7 @@ class Operands:
         return f.on_frequent(max(chance, 0.8 * (op == self._aim[0])))
 
     def inputs(self, f: Grower, op: str, inputs: Sequence[Item | None]) -> Sequence[Item | None]:
-        """The inputs, one or two of them in another form. Unfit where that form does not exist."""
+        """The inputs, some of them in another form. UnfitNode if no other form is possible."""
         if op == self._aim[0]:
             try:
                 with f.attempt():
@@ -81,8 +81,8 @@ class Operands:
             "constant": _constant, "open": _open,
         }  # fmt: skip
         changed = list(inputs)
-        moved = op not in _COMMON  # rules count on what the small steps give that they are made of
-        apart = 0.3 if f.world.rowwise else 1.0  # what mostly makes the answer no whether rows are independent
+        moved = op not in _COMMON  # rules rely on the values of the simple operators that they use
+        apart = 0.3 if f.world.rowwise else 1.0  # forms that mostly make rows dependent are rarer
         fixed = any(item is not None and item.static for item in inputs)
         for _ in range(1 + f.choose(1 + len(given) // 2)):
             chosen = f.kind(
@@ -116,7 +116,7 @@ def _alike(f: Grower, inputs: list[Item | None], index: int) -> None:
 
 
 def _shareable(inputs: Sequence[Item | None]) -> list[int]:
-    """Inputs of whose element type there is another one."""
+    """The indices of inputs that share their element type with another input."""
     types = Counter(item.dtype for item in inputs if item is not None)
     return [index for index, item in enumerate(inputs) if item is not None and types[item.dtype] > 1]
 
@@ -128,11 +128,11 @@ def _at(inputs: Sequence[Item | None], index: int) -> Item:
     return item
 
 
-# -- from data ---------------------------------------------------------------------------------------------------------
+# -- data --------------------------------------------------------------------------------------------------------------
 
 
 def _data(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
-    """A constant as one of two that a condition selects, where the condition is known only at run time."""
+    """The constant, or another one, selected by a condition that is known only at run time and is true."""
     inputs[index] = _chosen(f, _at(inputs, index))
 
 
@@ -151,7 +151,7 @@ def _chosen(f: Grower, x: Item) -> Item:
 
 
 def _window(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
-    """One half of a tensor that holds the operand twice, or the operand and its negative."""
+    """One half of a tensor that contains the operand twice, or the operand and its negative."""
     x = _chosen(f, _at(inputs, index))
     rank = x.rank(f.alive)
     if rank is None:
@@ -170,7 +170,7 @@ def _window(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
 
 
 def _shared(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
-    """Two operands as neighbours in one tensor."""
+    """Two operands as adjacent parts of one tensor."""
     x = _at(inputs, index)
     others = [i for i, y in enumerate(inputs) if i != index and y is not None and y.dtype == x.dtype]
     second = f.of(others)
@@ -201,7 +201,7 @@ def _halves(f: Grower, x: Item, y: Item, axis: int) -> tuple[Item, Item]:
 
 
 def _common_axis(f: Grower, x: Item, y: Item) -> int | None:
-    """An axis along which both can be joined; not the one of rows, where those have to stay apart."""
+    """An axis along which both can be concatenated; not that of rows, if rows must stay independent."""
     rank = x.rank(f.alive)
     if not rank or y.rank(f.alive) != rank:
         return None
@@ -234,7 +234,7 @@ def _open(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
 
 
 def _counted(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
-    """Moved by an extent: floating-point numbers by up to a half, whole ones by up to 2, truth values turned."""
+    """The operand changed by an extent: floats by at most half, integers by at most 2, booleans negated."""
     x = _at(inputs, index)
     if x.dtype == STRING or is_fixed(op, index):
         raise UnfitNode("no extent moves it")

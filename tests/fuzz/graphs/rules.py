@@ -1,4 +1,4 @@
-"""The table of rules: what the generator can add to a graph, and for which opsets."""
+"""The table of rules: the operators that the generator can add to a graph, with their opsets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fuzz.graphs.grower import Grower
 
 @dataclass(frozen=True)
 class Rule:
-    """Adds one operator, and what it needs. `since` and `until` are opsets, both included."""
+    """Adds one operator and its operands. `since` and `until` are opsets, both included."""
 
     op: str
     build: Callable[[Grower], Any]
@@ -24,7 +24,7 @@ RULES: list[Rule] = []
 
 
 def rule(*ops: str, since: int = 1, until: int = 99, weight: float = 1.0) -> Callable[[Any], Any]:
-    """Registers a function of a grower; one that is given several operators takes the name as its second argument."""
+    """Register a function of a grower as a rule; for several operators its second argument is the operator."""
 
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         for op in ops:

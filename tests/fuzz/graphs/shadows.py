@@ -1,8 +1,7 @@
-"""Computes a node for every case, and its shadow: the same with noise of the size of rounding errors.
+"""Computes a node for every case, and its shadow: the result with noise of the size of rounding errors.
 
-A value that small changes of the inputs turn into something else is rejected (`UnfitNode`), because two correct
-programs
-may differ there.
+A node whose result small changes of the inputs change much is rejected (`UnfitNode`), because two correct programs may
+differ there.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from tests.fuzz.graphs.shared_state import SharedState
 from tests.fuzz.graphs.values import F32, FLOATS, ROUNDING, Array, Item, UnfitNode
 
 MOST_ELEMENTS = 3000
-MOST_SIZE = 200.0  # of floating-point numbers: products of larger ones leave the range in which rounding is small
-_MOST_CHANGE = 2e-3  # of a value under its shadow, relative to its largest number
+MOST_SIZE = 200.0  # the largest floating-point number: products of larger numbers have large rounding errors
+_MOST_CHANGE = 2e-3  # the largest difference of a shadow, relative to the largest number
 
 
 def computed(
     world: SharedState, node: onnx.NodeProto, sources: Sequence[Item]
 ) -> tuple[dict[int, list[Array]], dict[int, list[Array]], int]:
-    """The results by case, those of the shadows, and how many roundings are behind them."""
+    """The results by case, their shadows, and the count of rounded operations that they depend on."""
     cases = list(world.alive)
     constants = {item.name: item.at(cases[0]) for item in sources if item.static}
     moving = [item for item in sources if not item.static]
@@ -66,7 +65,7 @@ def _steps(node: onnx.NodeProto, sources: Sequence[Item]) -> int:
 
 
 def _shake(world: SharedState, array: Array, op: str, size: int) -> Array:
-    """Noise of the size of rounding: of each number where the operator works on each, else of the largest."""
+    """The array with noise of rounding size, relative to each number for simple operators, else to the largest."""
     rounding = ROUNDING.get(array.dtype)
     if rounding is None or array.size == 0:
         return array
@@ -83,7 +82,7 @@ def _has_body(node: onnx.NodeProto) -> bool:
 
 
 def _mirrored(item: Item, case: int) -> Array:
-    """The shadow on the other side of a value: one of the two crosses a step that the value stands at."""
+    """The shadow mirrored at the value: if the value is at a discontinuity, one of the two shadows crosses it."""
     array, shadow = item.at(case), item.shadows[case]
     if array.dtype not in ROUNDING:
         return array
@@ -91,7 +90,7 @@ def _mirrored(item: Item, case: int) -> Array:
 
 
 def _check(results: Sequence[Array], shadows: Sequence[Array]) -> None:
-    """Unfit unless the results are small and finite, and the shadows tell the same."""
+    """UnfitNode unless the results are small and finite, and close to the shadows."""
     for array, shadow in zip(results, shadows, strict=True):
         if array.size > MOST_ELEMENTS:
             raise UnfitNode("large")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Disguise(Protocol):
-    """Changes how operands come about: see `tests.fuzz.graphs.operand_forms`."""
+    """Changes how operands are computed: see `tests.fuzz.graphs.operand_forms`."""
 
     def wanted(self, f: Grower, op: str, inputs: int) -> bool: ...
 
@@ -28,7 +28,7 @@ class Disguise(Protocol):
 
 @dataclass
 class SharedState:
-    """The shared state."""
+    """The state that all graphs and bodies of a model share."""
 
     rng: random.Random
     numbers: np.random.Generator
@@ -36,9 +36,9 @@ class SharedState:
     cases: list[dict[str, int]]
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     count: int = 0
-    rowwise: bool = False  # what reads rows has to give rows: most of these models can be batched
-    settled: bool = False  # what a condition is does not depend on the inputs, as rows would not stay apart otherwise
-    hidden: str = ""  # what is taken of values of unknown rank: "extents", or "numbers" made of all of their elements
+    rowwise: bool = False  # nodes that read rows must return rows: most of these models can be batched
+    settled: bool = False  # conditions do not depend on the inputs, so that rows stay independent
+    hidden: str = ""  # values of unknown rank give "extents", or "numbers" from all their elements
     refused: Counter[str] = field(default_factory=Counter)
 
     disguise: Disguise | None = None

@@ -30,8 +30,9 @@ def own() -> str:
 
 @pytest.fixture(autouse=True)
 def as_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the check that tests make of every session: wrong rows are wanted here. Graphs of all seeds are checked,
-    so that the same ones show a fault whatever the target is."""
+    """Run as the command does: without the batching check of all tests, since wrong rows are expected here.
+
+    Graphs of all seeds are checked, so that the same graphs show a fault on every target."""
     monkeypatch.setattr(Session, "run", batching._unchecked_run)
     monkeypatch.setattr(faults, "target_of", lambda seed: own())
 
@@ -47,8 +48,9 @@ def as_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_fault_that_is_put_back_is_found(name: str, kind: str, first: int) -> None:
-    """One of the graphs from `first` on shows it soon. After changes of rules it may be another one:
-    `python -m tests.fuzz.graphs.faults NAME` tells which."""
+    """One of the 12 graphs from `first` on shows the fault.
+
+    After changes of rules it may be another graph: `python -m tests.fuzz.graphs.faults NAME` finds it."""
     found = next(search([NAMES[name]], range(first, first + 12)))
     assert isinstance(found, Found), f"not found in {found} graphs"
     assert kind in found.kind
@@ -95,7 +97,7 @@ def test_the_first_graph_that_shows_a_fault_is_named(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("size", [False, True], ids=["sum", "size"])
 def test_rows_of_unknown_rank_count_as_none_while_the_fault_is_there(size: bool) -> None:
-    """x plus the sum of all of x, or plus its size; x goes through an If whose branches have different ranks."""
+    """The model adds the sum or the size of x to x; x passes an If whose branches have different ranks."""
     branches = [
         helper.make_graph([node], f"branch{i}", [], [helper.make_tensor_value_info(node.output[0], 1, None)])
         for i, node in enumerate(

@@ -47,7 +47,7 @@ def test_graphs_are_valid_and_varied() -> None:
     models = [each.model for each in made]
     typed = [m for m in models if all(port.type.tensor_type.HasField("shape") for port in m.graph.output)]
     assert len(typed) > 3
-    for model in typed:  # an output of unknown rank has no shape, which is what the checker asks for
+    for model in typed:  # the checker requires shapes of outputs, and outputs of unknown rank have none
         onnx.checker.check_model(model)
     kinds = Counter(kind for each in made for _, _, kind in each.kinds)
     assert min(kinds[kind] for kind in coverage.KINDS) > 5, kinds
@@ -57,7 +57,7 @@ def test_graphs_are_valid_and_varied() -> None:
 
 
 def agreeing() -> tuple[onnx.ModelProto, list[Case]]:
-    """A model that is right, with its cases."""
+    """A model whose cases have correct outputs, with these cases."""
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Tanh", ["x"], ["y"]), onnx.helper.make_node("ArgMax", ["y"], ["z"], axis=1)],
         "right",
@@ -99,7 +99,7 @@ def test_a_tolerance_grows_with_the_effect_of_small_changes() -> None:
 
 
 class Rows:
-    """A session whose rows depend on how many there are, or on the one before."""
+    """A fake session whose rows depend on the number of rows, or on the previous row."""
 
     inputs, defaults = ("x",), ()
 
@@ -124,7 +124,7 @@ def test_dependent_rows_are_noticed(kind: str, found: str) -> None:
 
 
 def test_every_way_to_fail_is_noticed_and_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Seeds that crash, exit and raise, in place of the real worker; a second run asks for the rest alone."""
+    """Seeds that crash, exit and raise, in place of the real worker; another campaign reads the stored results."""
     monkeypatch.setattr(campaign, "WORKER", "tests.fuzz.graphs.faulty")
     monkeypatch.setattr("tests.fuzz.graphs.config.TARGETS", ("",))
     state = State(tmp_path)

@@ -18,8 +18,9 @@ UNKNOWN = 300  # elements: more than type inference computes with (`lathe.core.o
 
 
 def holds(f: Grower) -> Item:
-    """A condition that is true but not known from its node alone: from data or a size; where rows have to stay
-    apart, mostly from constants (`World.settled`)."""
+    """A true condition that its node alone does not reveal: computed from data or a size.
+
+    If rows must stay independent, it is mostly computed from constants (`SharedState.settled`)."""
     if f.world.settled and f.opset >= 9:
         many = f.constant(np.full(UNKNOWN, f.of((0.25, 4.0))), np.float32)
         number = f.one(f.of(("ReduceL1", "ReduceMean")), many, keepdims=0, keep=False)
@@ -35,7 +36,7 @@ def holds(f: Grower) -> Item:
 
 
 def rankless(f: Grower, x: Item, flag: Item) -> Item:
-    """The output of an If whose other branch has another rank. Rows lead in both branches or in none."""
+    """`x` through an If whose other branch has another rank."""
     then, other = type(f)(f.world, f), type(f)(f.world, f)
     ends = [then.one("Identity", x), other.one("Reshape", x, other.vector([-1, 1] if x.rank(f.alive) == 1 else [-1]))]
     made = f.emit("If", [flag], then_branch=body_of(then, [], ends[:1]), else_branch=body_of(other, [], ends[1:]))[0]
@@ -44,11 +45,11 @@ def rankless(f: Grower, x: Item, flag: Item) -> Item:
 
 
 def of_all(f: Grower, x: Item) -> Item:
-    """A number that all elements of `x` decide, or the first one, or how many there are, after its rank was lost."""
+    """A number computed from `x` with its rank hidden: from all elements, the first one, or their number."""
     if x.dtype not in FLOATS:
         raise UnfitNode("no floating-point numbers")
     y = rankless(f, x, holds(f))
-    if f.world.rowwise or f.on_frequent(0.5):  # of no known rank either
+    if f.world.rowwise or f.on_frequent(0.5):  # the rank of the result is unknown, too
         y = f.one("Mul", y, f.constant(0.5, y.dtype)) if f.on_frequent(0.5) else f.one(f.of(("Neg", "Tanh", "Abs")), y)
     sizes = 0.0 if f.world.hidden == "numbers" else 0.5
     use = f.kind(reduce=2, first=1, shape=sizes, size=sizes)

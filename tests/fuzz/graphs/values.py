@@ -24,7 +24,7 @@ INTS = (*SIGNED, *UNSIGNED)
 NUMBERS = (*FLOATS, *INTS)
 ALL = (*NUMBERS, BOOL, STRING)
 
-# Relative to the largest number: what two correct programs may differ by after one operator.
+# The largest difference of two correct programs after one operator, relative to the largest number.
 ROUNDING = {F32: 1e-6, F64: 1e-13, F16: 1e-3, BF16: 8e-3}
 
 
@@ -34,10 +34,10 @@ class UnfitNode(Exception):
 
 @dataclass(eq=False)
 class Item:
-    """A value: its arrays by case, and the same after small changes of everything that is rounded (`shadows`).
+    """A value: its arrays by case, and the arrays after small changes of all rounded values (`shadows`).
 
-    `root` names the value whose memory this one may share: views and windows keep the root of what they are taken from.
-    `steps` counts rounded operations behind it: 0 and 1 mean that correct programs agree in every bit.
+    `root` names the value whose memory this one may share: views and windows keep the root of their source. `steps`
+    counts the rounded operations that it depends on: 0 and 1 mean that correct programs agree in every bit.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Item:
         return [self.arrays[case].shape for case in cases]
 
     def rank(self, cases: Sequence[int]) -> int | None:
-        """None where it differs from case to case."""
+        """The rank; None if it differs between cases."""
         ranks = {len(shape) for shape in self.shapes(cases)}
         return ranks.pop() if len(ranks) == 1 else None
 
@@ -72,7 +72,7 @@ class Item:
         return [shape[axis] for shape in self.shapes(cases)]
 
     def fixed(self, axis: int, cases: Sequence[int]) -> int | None:
-        """The extent along an axis, where it is the same in all cases."""
+        """The extent along an axis; None if it differs between cases."""
         extents = set(self.extents(axis, cases))
         return extents.pop() if len(extents) == 1 else None
 
@@ -84,7 +84,7 @@ class Item:
 def random_array(
     rng: np.random.Generator, dtype: np.dtype[Any], shape: Sequence[int], low: float = -1.0, high: float = 1.0
 ) -> Array:
-    """Numbers, whole ones from -4 to 9, words or truth values."""
+    """Random floats, integers from -4 (unsigned: 0) to 9, strings or booleans."""
     if dtype in FLOATS:
         return rng.uniform(low, high, shape).astype(dtype)
     if dtype == np.bool_:
@@ -100,7 +100,7 @@ def same_shape(a: Item, b: Item, cases: Sequence[int]) -> bool:
 
 
 def broadcast(a: Item, b: Item, cases: Sequence[int]) -> list[tuple[int, ...]] | None:
-    """The shapes of a result of both, None where they do not fit."""
+    """The broadcast shape in each case; None if the shapes do not broadcast."""
     try:
         pairs = zip(a.shapes(cases), b.shapes(cases), strict=True)
         return [np.broadcast_shapes(left, right) for left, right in pairs]

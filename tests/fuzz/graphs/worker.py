@@ -27,7 +27,7 @@ def say(**fields: Any) -> None:
 
 
 def work(seed: int) -> None:
-    """Grow and check the graph of a seed, and say what came of it."""
+    """Grow and check the graph of a seed, and write the result."""
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     start = time.process_time()
     say(seed=seed, phase="grows")

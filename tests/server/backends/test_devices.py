@@ -1,4 +1,4 @@
-"""Models on devices behind the server; `simulated` is a device that every machine has."""
+"""Models on devices, served by the server; `simulated` is a device that every machine has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lathe's own engine behind the server: compiled models answer as ONNX Runtime does."""
+"""Lathe's own engine as a backend of the server: compiled models give the results of ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_a_trial_can_be_cancelled_and_another_started(tmp_path: Path) -> None:
             first = trial(w)
             await w.rollout.trials.cancel("m", NOBODY)
             assert await ask_many(w, 20) == {1: 20}
-            with pytest.raises(NotFound, match="no candidate on trial"):
+            with pytest.raises(NotFound, match="has no canary"):
                 await w.rollout.trials.cancel("m", NOBODY)
             await w.rollout.trials.start("m", CanaryPlan(2, weight=0.5), NOBODY)
             assert trial(w) is not first
@@ -237,8 +237,7 @@ def test_a_trial_survives_a_restart_and_is_seen_by_other_servers(tmp_path: Path)
 
 
 def test_a_late_verdict_changes_nothing(tmp_path: Path) -> None:
-    """Two servers reach a verdict; the second finds that the trial has ended, even if an equal one has started
-    since."""
+    """Two servers reach a verdict; the second finds that the trial has ended, even if an equal one has begun."""
 
     async def scenario() -> None:
         async with with_trial(tmp_path, toy(float("nan")), weight=0.5) as w, world(tmp_path) as other:

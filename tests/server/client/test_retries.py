@@ -34,8 +34,7 @@ def refusal(seconds: int | None, status: str = "503 Service Unavailable") -> byt
 
 @contextmanager
 def scripted(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that gives these answers, one per connection (b"": it closes the connection); yields its URL and
-    requests."""
+    """A server with one answer per connection (b"": it closes the connection); yields its URL and its requests."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         heard: list[bytes] = []
 

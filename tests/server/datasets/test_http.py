@@ -1,5 +1,4 @@
-"""Datasets over a real connection, through the client and with raw requests; the real child process checks the
-files."""
+"""Datasets over a real connection, by the client and by raw requests; the real child process checks the files."""
 
 from __future__ import annotations
 

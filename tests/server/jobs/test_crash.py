@@ -32,8 +32,7 @@ class Server:
     client: Client
 
     def kill(self) -> None:
-        """Simulate a power failure, except for the disk's caches; the processes that the server started are killed
-        too."""
+        """Simulate a power failure, except for the disk's caches; the server's child processes die too."""
         self.process.kill()
         self.process.wait()
         self.client.close()

@@ -191,8 +191,7 @@ def urgently(folder: Path, *contents: bytes, limits: Limits = ROOMY) -> list[obj
 
 
 def test_at_the_start_each_model_has_its_own_forked_process(tmp_path: Path) -> None:
-    """A model cannot affect the processes of other models, and limits hold for each. The forks need no imports of
-    their own."""
+    """A model cannot affect the processes of other models, and limits hold for each; the forks import nothing."""
     limits = Limits(seconds=1.5, memory=200 << 20, patience=2.0, processes=3)
     bad = {
         "crash": (Unprocessable, "SIGSEGV"),

@@ -266,7 +266,7 @@ def test_a_log_of_an_older_release_is_continued(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_line_is_of_its_stored_bytes(tmp_path: Path) -> None:
-    """Whatever order and spacing of fields the older release wrote; the chain of digests continues behind it."""
+    """Whatever order and spacing of fields the older release wrote; the chain of digests continues after it."""
     body = json.dumps(json.loads(record(1).dump().partition(b" ")[2]), sort_keys=True, indent=None).encode()
     assert body != record(1).dump().partition(b" ")[2][:-1]
     path = tmp_path / "m.log"

@@ -55,8 +55,7 @@ class Load:
             await asyncio.sleep(0.001)
 
     async def change(self, work: Awaitable[Any], before: float, after: float) -> None:
-        """Make a change and check the answers: before or after the change until it is acknowledged, then only after
-        it."""
+        """Make a change and check the answers: once it is acknowledged, all answers are those after the change."""
         await self.wait_for_answers(30)
         begun, made = len(self.answers), monotonic()
         await work

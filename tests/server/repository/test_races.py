@@ -201,8 +201,9 @@ def test_a_version_published_while_the_watcher_reads_the_disk_stays(
 
 @pytest.mark.parametrize("is_good", [True, False])
 def test_no_older_version_answers_while_the_aliased_one_is_loading(tmp_path: Path, is_good: bool) -> None:
-    """As after a crash: the alias was moved and acknowledged, so no answer may come from an older version, even if
-    that is loaded first. Only if the alias's version cannot be loaded does the older one answer."""
+    """The alias was moved and acknowledged before a restart, so no answer may come from an older version.
+
+    That holds even if the older one is loaded first. It answers only if the alias's version cannot be loaded."""
 
     async def scenario() -> None:
         async with world(tmp_path) as w:

@@ -13,8 +13,9 @@ from lathe.server.telemetry.gpus import GpuMetrics, management_library
 
 
 class FakeNvml:
-    """Two GPUs; the second one does not report its power. Units as in NVML's reference: percent, bytes, milliwatts
-    and millijoules."""
+    """Two GPUs; the second one does not report its power.
+
+    Units are those of NVML's reference: percent, bytes, milliwatts and millijoules."""
 
     class NVMLError(Exception):
         pass

@@ -31,7 +31,7 @@ os.execv(sys.executable, [sys.executable, "-m", "lathe.core.train.data", *sys.ar
 
 
 def child(path: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    """Exit status and line of JSON of a process that may have 512 MiB."""
+    """The exit status and the JSON line of a process with a memory limit of 512 MiB."""
     command = [sys.executable, "-c", LIMIT, "describe", str(path), *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert len(result.stdout.splitlines()) == 1, result.stderr

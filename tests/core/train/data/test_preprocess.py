@@ -30,7 +30,7 @@ def integers(*shape: int) -> Any:
 
 
 def doubling(rows: dict[str, Column]) -> Graph:
-    """A model of one constant, which shows what comes out of preprocessing."""
+    """A model that doubles its inputs, so that its outputs show the results of preprocessing."""
     graph = Graph("doubling")
     writer = Writer(graph)
     inputs = [writer.input(name, TensorType(row.dtype, (symbol("batch"), *row.shape))) for name, row in rows.items()]
@@ -39,7 +39,7 @@ def doubling(rows: dict[str, Column]) -> Graph:
 
 
 def seen(given: Examples, *steps: Step, rows: Any = None) -> Any:
-    """All rows as the model after the steps gets them."""
+    """All rows after the steps, as the model gets them."""
     ready = plan(steps, given, np.arange(N) if rows is None else rows)
     graph = ready.write(doubling(ready.rows))
     verify(graph, "preprocess")

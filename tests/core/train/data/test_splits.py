@@ -41,7 +41,7 @@ def test_three_parts_and_their_sizes() -> None:
 def test_seeds_decide() -> None:
     assert np.array_equal(split(DIGITS, seed=7).test, split(DIGITS, seed=7).test)
     assert not np.array_equal(split(DIGITS, seed=7).test, split(DIGITS, seed=8).test)
-    assert split(labelled([0, 1] * 10), seed=1, held_out=0.3).test.tolist() == [3, 4, 5, 9, 12, 14]  # as ever
+    assert split(labelled([0, 1] * 10), seed=1, held_out=0.3).test.tolist() == [3, 4, 5, 9, 12, 14]  # pinned
 
 
 def test_rare_classes_stay_in_training() -> None:

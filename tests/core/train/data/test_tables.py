@@ -1,4 +1,4 @@
-"""CSV and Parquet: what columns become, and errors that say where."""
+"""CSV and Parquet: the types of columns, and errors that name the place."""
 
 from __future__ import annotations
 

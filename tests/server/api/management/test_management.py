@@ -467,7 +467,7 @@ def test_a_candidate_is_tried_watched_and_cancelled(client: Client) -> None:
     ended = client.cancel_canary("m")
     assert (ended.action, ended.version, ended.actor) == ("cancelled", 2, "127.0.0.1")
     assert {client.infer("m", {"x": ROW}).version for _ in range(20)} == {1}
-    with pytest.raises(ApiError, match="no candidate on trial") as refused:
+    with pytest.raises(ApiError, match="has no canary") as refused:
         client.canary("m")
     assert refused.value.status == 404
 

@@ -81,9 +81,9 @@ def attempts(requests: Any, more: list[Any]) -> Callable[[], None]:
     return test
 
 
-# Where a valid request may be refused: no schema can say what is in a file, that a digest is the body's, that a length
-# is that of its JSON, what a recipe needs besides its fields, that steps exclude a weight, or that a key is new. Where
-# a server error is right: 501 for unsupported extensions, 503 for a version that is not loaded.
+# Statuses with which valid requests may be refused: no schema can describe the content of a file, that a digest or a
+# length is that of the body, further conditions on a recipe, that steps exclude a weight, or that a key is new. Server
+# errors may be right: 501 for unsupported extensions, 503 for a version that is not loaded.
 EXPECTED = """
 [[operations]]
 include-path-regex = "^/api/v1/(datasets/[^/]+|models/[^/]+/versions)$"

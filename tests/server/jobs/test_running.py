@@ -53,7 +53,7 @@ def test_a_result_is_published(tmp_path: Path) -> None:
     [
         ("refuse", r"row 3, column 'x': expected a number, got 'a'"),
         ("crash", r"SIGSEGV \(3 times in a row"),
-        ("exit", r"exit code 9; the job's log"),
+        ("exit", r"exit code 9; see the job's log"),
         ("no result", r"ended without a result"),
     ],
 )

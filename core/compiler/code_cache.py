@@ -35,6 +35,7 @@ from lathe.core.runtime.artifact.compiled import Compiled, Partitioned, Split
 from lathe.core.runtime.artifact.store import open_store
 from lathe.core.runtime.device.devices import open_device
 from lathe.core.runtime.host.executable import Executable
+from lathe.core.runtime.session.dynamic_shapes import warn_of_failure
 from lathe.core.runtime.session.partitioned import PartitionedRunner
 from lathe.core.runtime.session.run_inputs import CodeBinding, batching_for
 from lathe.core.runtime.session.runner import Runner
@@ -48,8 +49,10 @@ def compile_dynamic(
     binding, chosen = description.any_size, dynamic_options(replace(options, findings=()))
     if not binding or source.place(binding, chosen).exists():
         return
-    with suppress(Exception):  # any error: a stand-in that fails must not make the model fail
+    try:
         _compile_into(source, graph, description, binding, chosen, ahead)
+    except Exception as error:  # any error: a stand-in that fails must not make the model fail
+        warn_of_failure(error)
 
 
 def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:

@@ -6,6 +6,7 @@ Its kernels read the sizes of the inputs from a table: the batch size, sequence 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -49,11 +50,12 @@ class DynamicShapeCode:
         self._making = threading.Lock()
         self._code: DynamicRunner | None = None
         self._runs: dict[tuple[int, ...], Call | PartitionedCall | None] = {}
-        self._failed = self._closed = False
+        self._failure: str | None = None
+        self._closed = False
 
     @property
     def prepared(self) -> bool:
-        return self._failed or self.quick
+        return self._failure is not None or self.quick
 
     @property
     def is_cached(self) -> bool:
@@ -65,7 +67,11 @@ class DynamicShapeCode:
 
     @property
     def is_lasting(self) -> bool:
-        return not self._failed
+        return self._failure is None
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
 
     @property
     def name(self) -> str:
@@ -83,8 +89,9 @@ class DynamicShapeCode:
             with self._making:
                 if not self._closed and self._code is None:
                     self._code = self._make()
-        except Exception:  # any error: a stand-in that fails must not make the model fail
-            self._failed = True
+        except Exception as error:  # any error: a stand-in that fails must not make the model fail
+            self._failure = f"{type(error).__name__}: {error}"
+            warn_of_failure(error)
 
     def run(self, given: RunInputs, enough: Callable[[], bool]) -> list[Any] | None:
         code = self._code
@@ -125,6 +132,15 @@ class DynamicShapeCode:
             code, self._code = self._code, None
         if code is not None:
             code.close()
+
+
+def warn_of_failure(error: Exception) -> None:
+    """Warn that dynamic-shape code failed to compile: then each shape is compiled separately, which takes longer."""
+    warnings.warn(
+        f"no dynamic-shape code, so each shape is compiled separately: {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _run_recorded(code: DynamicRunner, run: Call | PartitionedCall, arrays: Sequence[Any], record: Record) -> list[Any]:

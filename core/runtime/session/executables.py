@@ -59,6 +59,10 @@ class StandIn(Protocol):
         """Whether shapes keep using it once it is quick: only a frequent shape gets code of its own."""
 
     @property
+    def failure(self) -> str | None:
+        """Why `prepare` failed; None if it did not."""
+
+    @property
     def name(self) -> str:
         """Its name in reports for people."""
 
@@ -301,6 +305,10 @@ class ShapeCache:
         """The prepared call of the lasting stand-in for these sizes, if it answers for the shape."""
         general = self._maker.general
         return general.call(given) if general is not None and shape.standing is not None else None
+
+    def stand_in_failure(self) -> str | None:
+        """Why the stand-in could not be prepared; None if it was, or if nobody needed it yet."""
+        return self._maker.general.failure if self._maker.general is not None else None
 
     def standing(self) -> tuple[Runner, ...]:
         """The runners of a lasting stand-in, which serve most shapes."""

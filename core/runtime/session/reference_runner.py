@@ -41,6 +41,7 @@ class ReferenceRunner:
 
     prepared, is_cached, quick, is_lasting = True, True, False, False
     name = "the reference runner"
+    failure: str | None = None
     runners: tuple[Runner, ...] = ()
 
     def __init__(self, graph: Graph) -> None:

@@ -369,6 +369,8 @@ class Session:
                 lines += executables[binding].explain(batch)
         for runner in self._shapes.standing():
             lines += ["dynamic-shape code:", *runner.explain(batch)]
+        if failure := self._shapes.stand_in_failure():
+            lines.append(f"no dynamic-shape code, so each shape is compiled separately: {failure}")
         for fed, session in self._variants.made().items():
             lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
         for ranks, session in self._ranked.made().items():

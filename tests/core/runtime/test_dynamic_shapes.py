@@ -16,6 +16,7 @@ import lathe
 from lathe.core.check.dynamic_shapes import check_dynamic_shape_plan
 from lathe.core.codegen.target import host
 from lathe.core.compiler import compile as compile_module
+from lathe.core.compiler import pipeline
 from lathe.core.compiler.options import make_options
 from lathe.core.errors import FeedError, PlanError
 from lathe.core.ir.dim import evaluate, parse_dim, symbol
@@ -127,9 +128,10 @@ def test_if_it_cannot_be_made_each_shape_gets_its_code(monkeypatch: pytest.Monke
         general = session._shapes._maker.general
         assert isinstance(general, DynamicShapeCode)
         monkeypatch.setattr(general, "_make", lambda: 1 / 0)
-        for length in (3, 4, 3):
-            agree(model, session, cross_feeds(2, length, 6))
-        assert session.settle(60)
+        with pytest.warns(RuntimeWarning, match="each shape is compiled separately: ZeroDivisionError"):
+            for length in (3, 4, 3):
+                agree(model, session, cross_feeds(2, length, 6))
+            assert session.settle(60)
         assert "length=3: compiled" in session.explain()
 
 
@@ -507,3 +509,23 @@ def test_images_of_any_extents(kind: str, threads: int, builds: list[CodeBinding
             x = np.random.default_rng((rows, height, width)).standard_normal((rows, 6, height, width))
             agree(model, session, {"x": x.astype(np.float32)})
     assert len(builds) == 1
+
+
+def test_a_failure_of_dynamic_shape_code_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model still answers; a warning and `explain` say why each shape is compiled separately."""
+    build = pipeline.build
+
+    def failing_build(graph: Any, options: Any, batching: Any, binding: CodeBinding, *rest: Any) -> Any:
+        if is_dynamic(binding):
+            raise ValueError("no plan today")
+        return build(graph, options, batching, binding, *rest)
+
+    monkeypatch.setattr(pipeline, "build", failing_build)
+    model, feeds = cross(), cross_feeds(2, 3, 4)
+    reason = "no dynamic-shape code, so each shape is compiled separately: ValueError: no plan today"
+    with opened(model, threads=1, new_shapes="wait") as session:
+        with pytest.warns(RuntimeWarning, match=reason):
+            got = session.run(feeds)
+        assert reason in session.explain()
+    expected = plain_session(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_allclose(got["y"], expected[0], 1e-4, 1e-5)

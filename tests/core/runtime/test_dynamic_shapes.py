@@ -129,10 +129,14 @@ def test_if_it_cannot_be_made_each_shape_gets_its_code(monkeypatch: pytest.Monke
         assert isinstance(general, DynamicShapeCode)
         monkeypatch.setattr(general, "_make", lambda: 1 / 0)
         with pytest.warns(RuntimeWarning, match="each shape is compiled separately: ZeroDivisionError"):
-            for length in (3, 4, 3):
-                agree(model, session, cross_feeds(2, length, 6))
-            assert session.settle(60)
+            assert _agree_at_lengths(model, session, (3, 4, 3)).settle(60)
         assert "length=3: compiled" in session.explain()
+
+
+def _agree_at_lengths(model: onnx.ModelProto, session: lathe.Session, lengths: tuple[int, ...]) -> lathe.Session:
+    for length in lengths:
+        agree(model, session, cross_feeds(2, length, 6))
+    return session
 
 
 def test_queries_and_keys_of_two_lengths(builds: list[CodeBinding]) -> None:

@@ -1,8 +1,8 @@
-"""The server side of one ASGI request: uvicorn's `RequestResponseCycle` with three additions.
+"""The server side of one ASGI request: uvicorn's `RequestResponseCycle` with four additions.
 
 HTTP/1.0 clients may keep the connection, and get no chunked answers. A connection that closes after an answer first
-discards what its client still sends; otherwise the client might never read the answer. And the application may allow a
-body more time and bytes than the default.
+discards what its client still sends; otherwise the client might never read the answer. The application may allow a
+body more time and bytes than the default. And the application may start later: a request waits for its turn.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from urllib.parse import unquote
 
 import httptools
 from uvicorn._types import ASGISendEvent, HTTPScope
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from lathe.server.access.authority import Caller
 
 UPLOAD = "lathe.upload"  # the ASGI extension: a function that applies the limits of file uploads to a request's body
 _NO_BODY = (204, 304)
@@ -46,7 +48,7 @@ class AsgiCycle(RequestResponseCycle):
         expects_continue: bool,
         keep_alive: bool,
         on_response: Callable[[], None],
-        on_upload: Callable[[RequestResponseCycle], None],
+        on_upload: Callable[[AsgiCycle], None],
     ) -> None:
         super().__init__(
             scope=scope,
@@ -61,9 +63,45 @@ class AsgiCycle(RequestResponseCycle):
             keep_alive=keep_alive,
             on_response=on_response,
         )
+        self.is_started = False  # the application runs, or has run
         self._unsized = False  # the answer has no length: it ends when the connection closes
         extensions: dict[str, Any] = {UPLOAD: lambda: on_upload(self)}
         scope["extensions"] = extensions
+
+    @property
+    def has_valid_key(self) -> bool:
+        """Whether the application has found a valid key in the request."""
+        caller = self.scope.get("state", {}).get("caller")
+        return isinstance(caller, Caller) and caller.key is not None
+
+    @property
+    def has_buffered_enough(self) -> bool:
+        """Whether the application has not yet read more of the body than should be buffered, and more will come."""
+        return self.more_body and not self.response_complete and len(self.body) > HIGH_WATER_LIMIT
+
+    def add_body(self, part: bytes) -> None:
+        """Hand a part of the body to the application, or drop it if the request is already answered."""
+        if self.response_complete:
+            return
+        self.body += part
+        if len(self.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.message_event.set()
+
+    def end_body(self) -> None:
+        """Tell the application that the body is complete."""
+        if not self.response_complete:
+            self.more_body = False
+            self.message_event.set()
+
+    def disconnect(self) -> None:
+        """Tell the application that its client has left, and never send `100 Continue` for it.
+
+        The transport may be closed, and a `100 Continue` after the answer would look like a second answer.
+        """
+        self.disconnected = True
+        self.waiting_for_100_continue = False
+        self.message_event.set()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send one message of the application."""

@@ -21,7 +21,7 @@ Close: TypeAlias = Callable[[], object]
 
 
 class Connection(Protocol):
-    """What the limits need to know of a connection that has sent a request."""
+    """A connection that has sent a request, with the properties that decide whether it may be evicted."""
 
     @property
     def is_spare(self) -> bool:
@@ -66,6 +66,7 @@ class ConnectionSlot:
     def free(self) -> None:
         """Give the slot back; further calls do nothing."""
         slots, self._slots = self._slots, None
+        self.connection = None  # which refers to this slot
         if slots is not None:
             slots.on_freed(self)
 

@@ -12,8 +12,7 @@ from lathe.server.errors import BadRequest, ServerError, Unsupported, Unsupporte
 
 Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
 
-# Headers that may occur once: this server or a proxy in front acts on them. `lathe.server.api.connection.hosts` checks
-# `host`.
+# Headers that may occur at most once, because this server or a proxy acts on them. `host` is checked in hosts.py.
 SINGLE_HEADERS = frozenset(
     {
         b"authorization",
@@ -117,7 +116,7 @@ def parser_error(reason: str, received: bytes, headers: Headers, *, in_head: boo
         return BadRequest(f"headers: {reason}")
     if received.startswith(b"\x16\x03"):
         return BadRequest("expected HTTP, got TLS: this port speaks http://, not https://")
-    return BadRequest(f"request line: expected HTTP/1.1, got something else ({reason})")
+    return BadRequest(f"request line: not valid HTTP/1.1 ({reason})")
 
 
 def _shown(value: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A template of a request: a later request that begins with the same bytes needs no parsing but of its tensors."""
+"""A template of a request: of a later request that begins with the same bytes, only the tensors are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS writes in slices, because a TLS transport encrypts all that is written at once, on the event loop.
+"""TLS writes in slices, because a TLS transport encrypts each write as a whole, on the event loop.
 
 Encrypting 64 MiB would block all other clients for 50 ms and more, and would hold the bytes twice. Therefore a large
 answer is passed to the transport in slices, one per iteration of the event loop, while its client reads.
@@ -55,7 +55,7 @@ class SlicedTransport:
     # the transport's interface
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write at most `SLICE` bytes at once, and more in slices; bytes behind waiting slices wait, too."""
+        """Write at most `SLICE` bytes at once, and more in slices; bytes written after waiting slices wait, too."""
         if self._waiting:
             self._add(data)
         elif len(data) <= SLICE:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class UploadRate:
     """The deadlines of one upload, in loop time: for the whole body, between two reads, and by a minimum rate.
 
-    The last one follows MinRate of Apache's mod_reqtimeout: `pause` seconds at first, and one more for every `rate`
-    bytes.
+    The minimum rate is that of MinRate in Apache's mod_reqtimeout: `pause` seconds at first, and one more for every
+    `rate` bytes.
     """
 
     began: float

@@ -196,7 +196,7 @@ def test_an_upgrade_is_ignored(server: Running) -> None:
 @pytest.mark.parametrize(
     ("data", "status", "message"),
     [
-        (b"nonsense\r\n\r\n", 400, "expected HTTP/1.1"),
+        (b"nonsense\r\n\r\n", 400, "request line: not valid HTTP/1.1"),
         (b"GET /v2 HTTP/1.1\r\n\r\n", 400, "expected one Host, got 0"),
         (b"GET /v2 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "expected one Host, got 2"),
         (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431, "at most 8192 bytes"),

@@ -16,7 +16,7 @@ import pytest
 
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
-from lathe.server.api.connection import connection_slots, protocol
+from lathe.server.api.connection import connection_slots, protocol, receive_deadline
 from lathe.server.api.connection.connection_slots import ConnectionSlot, ConnectionSlots
 from lathe.server.api.connection.transfer_rates import AnswerRate
 from lathe.server.processes.descriptors import SPARE_CONNECTIONS
@@ -32,7 +32,7 @@ ESTABLISHED = 1  # the code in /proc/net/tcp
 
 @contextmanager
 def busy_connections(running: Running, model: FakeModel, sources: list[str]) -> Iterator[list[Raw]]:
-    """Open connections from these addresses that each wait for an answer of `doubler`; at the end the model goes on."""
+    """Open connections from these addresses, each waiting for `doubler`; the model runs again at the end."""
     model.gate.clear()
     servable = running.registry.resolve("doubler")
     with ExitStack() as stack:
@@ -241,7 +241,7 @@ def test_garbage_instead_of_a_handshake_gives_the_slot_back() -> None:
 
 
 def test_a_body_below_the_minimum_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "ALLOWANCE", 0.5)
+    monkeypatch.setattr(receive_deadline, "ALLOWANCE", 0.5)
     data = infer_request("doubler", rows(100))
     heads = [data, data, request("POST", "/v2/repository/index", b" " * 2000)]  # the second head is remembered
     with small_server(min_receive_rate=1000.0) as (running, _):

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
-from lathe.server.api.connection import pipelining
+from lathe.server.api.connection import receive_deadline
 from lathe.server.api.connection.asgi_cycle import AsgiCycle, ResponseTransport
 from lathe.server.api.connection.transfer_rates import UploadRate
 from tests.server.access.test_tls import SERVER, trusting
@@ -49,8 +49,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer a client has one second, and half a second between two reads."""
-    monkeypatch.setattr(pipelining, "LINGER", 1.0)
-    monkeypatch.setattr(pipelining, "LINGER_PAUSE", 0.5)
+    monkeypatch.setattr(receive_deadline, "LINGER", 1.0)
+    monkeypatch.setattr(receive_deadline, "LINGER_PAUSE", 0.5)
 
 
 def port_of(running: Service) -> int:
@@ -140,8 +140,7 @@ def test_a_refused_client_that_sends_its_whole_body_reads_the_answer(tls: bool) 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("refused_by", ["its head", "a deadline"])
 def test_a_refusal_waits_for_the_answers_before_it(refused_by: str) -> None:
-    """The first request still runs when the second is refused, and the client goes on sending: it reads both
-    answers."""
+    """The first request still runs when the second is refused; the client keeps sending, and reads both answers."""
     model = doubler()
     model.gate.clear()
     with serving({"doubler": model}, header_timeout=0.5, body_timeout=30) as running, Raw(running.port) as raw:
@@ -158,7 +157,7 @@ def test_a_refusal_waits_for_the_answers_before_it(refused_by: str) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_nothing_is_read_after_a_refusal_instead_of_100_continue(guarded: tuple[Service, str]) -> None:
-    """The client may send the body or not, so the bytes behind the head are neither a request nor a body."""
+    """The client may send the body or not, so the server must not interpret the bytes after the head."""
     with Raw(port_of(guarded[0])) as raw:
         raw.send(SILENT[0].replace(b"Host", b"Expect: 100-continue\r\nHost"))
         answer = raw.answer()
@@ -279,8 +278,10 @@ def test_http_1_0_gets_no_chunked_answers(version: str, coded: bytes) -> None:
 
 
 def test_a_refused_request_gets_no_100_continue(caplog: pytest.LogCaptureFixture) -> None:
-    """Its body broke a rule in the same bytes as its head. The application, already started, asked for 100 Continue
-    when nothing could be written any more: each such request left a traceback in the log."""
+    """The invalid body arrives together with the head.
+
+    The application, already started, once asked for 100 Continue when nothing could be written any more: each such
+    request left a traceback in the log."""
     head = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
     head += b"Transfer-Encoding: chunked\r\n\r\n"
     with caplog.at_level(logging.ERROR), serving({"doubler": doubler()}) as server:

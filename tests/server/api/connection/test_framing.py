@@ -38,7 +38,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, s
 
 
 def test_a_key_in_a_trailer_is_ignored(keyed: tuple[Running, str]) -> None:
-    """A line behind the body must not bypass a proxy that checks or strips the head."""
+    """A line after the body must not bypass a proxy that checks or strips headers."""
     running, shown = keyed
     for target in (b"GET /metrics", b"POST /v2/repository/index", b"POST /v2/models/doubler/infer?x"):
         head = target + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -139,7 +139,7 @@ def test_a_whole_url_names_the_host(server: Running, target: bytes, status: int)
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "expected HTTP/1.1 or HTTP/1.0, got HTTP/2"),
         (INFER + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, "headers: Duplicate Content-Length"),
         (INFER + b"A b: c\r\n\r\n", 400, "headers: Invalid header token"),
-        (b"BREW /pot HTTP/1.1\r\n\r\n", 400, "request line: expected HTTP/1.1, got something else (Invalid method"),
+        (b"BREW /pot HTTP/1.1\r\n\r\n", 400, "request line: not valid HTTP/1.1 (Invalid method"),
     ],
 )
 def test_the_refusal_of_a_bad_head_says_what_is_wrong(server: Running, sent: bytes, status: int, message: str) -> None:
@@ -178,8 +178,9 @@ def test_an_upgrade_offer_changes_nothing_else(server: Running) -> None:
 
 
 def test_proxy_connection_does_not_keep_the_connection_open(server: Running) -> None:
-    """The parser treats Proxy-Connection as Connection, unlike other servers (RFC 9112, appendix C.2.2): behind such
-    a request of HTTP/1.0 they saw the end of the connection, and Lathe saw another request."""
+    """The parser treats Proxy-Connection as Connection, unlike other servers (RFC 9112, appendix C.2.2).
+
+    After such a request of HTTP/1.0 they saw the end of the connection, and Lathe saw another request."""
     head = GET.replace(b"1.1", b"1.0") + b"Proxy-Connection: Keep-Alive\r\n"
     with server.connect() as raw:
         raw.send(head + b"\r\n" + GET + b"\r\n")

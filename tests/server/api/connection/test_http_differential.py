@@ -24,9 +24,9 @@ SHORT, PIECE = 2000, 97
 # What Lathe refuses although both others accept it: the beginning of its error, and the reason.
 REFUSED_ALONE = {
     "request line: CONNECT is not supported": "Lathe is no proxy",
-    "request line: expected HTTP/1.1, got something else (Invalid method": "llhttp knows the registered methods only",
-    "request line: expected HTTP/1.1, got something else (Expected": "methods of other protocols",
-    "request line: expected HTTP/1.1, got something else (Invalid HTTP version": "HTTP/1.2 and the like",
+    "request line: not valid HTTP/1.1 (Invalid method": "llhttp knows the registered methods only",
+    "request line: not valid HTTP/1.1 (Expected": "methods of other protocols",
+    "request line: not valid HTTP/1.1 (Invalid HTTP version": "HTTP/1.2 and the like",
     "request line: expected a path": "fragments, other schemes, users before the host, and targets that are no path",
     "request line: expected the host that the Host header names": "a whole URL for another host than Host names",
     "expected HTTP/1.1 or HTTP/1.0, got HTTP/2": "PRI is the preface of HTTP/2",
@@ -62,7 +62,7 @@ def conflict(mine: Reading, other: Reading) -> str:
 
 
 def goes_on_alone(mine: Reading, *others: Reading) -> bool:
-    """Whether all others closed the connection after a request, and Lathe read another one behind it."""
+    """Whether all others closed the connection after a request, and Lathe read another request after it."""
     return all(other.end is End.CLOSED and len(other.requests) < len(mine.requests) for other in others)
 
 

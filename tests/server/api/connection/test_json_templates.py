@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lathe.server.api.connection.json_template import JsonTemplate, TextAround, text_around
+from lathe.server.api.connection.template_matcher import TemplateMatcher
 from lathe.server.api.inference.reader_threads import INLINE_BYTES
 from lathe.server.types import Tensors, TensorSpec
 from tests.server.api.codec.test_json_bodies import GOOD, NUMBERS, ODD, document, mutate, tensor
@@ -38,6 +39,13 @@ LEFT = [
 ]  # fmt: skip
 
 
+class NoTemplates(TemplateMatcher):
+    """Makes no templates."""
+
+    def observe(self, *given: object) -> None:
+        pass
+
+
 class Pair:
     """A connection for which the server has a template, and one for which it has none."""
 
@@ -61,10 +69,10 @@ class Pair:
         """The connection without templates."""
         if self._other is None:
             self._other = self.running.connect()
-            port, connections = self._other.socket.getsockname()[1], self.running.server.server_state.connections
+            port, connections = self._other.socket.getsockname()[1], self.running.hub.connections
             wait_for(lambda: any(each.client and each.client[1] == port for each in tuple(connections)))
             found = next(each for each in tuple(connections) if each.client and each.client[1] == port)
-            found._expect_again = lambda *given: None  # type: ignore[union-attr]
+            found.inbox.templates = NoTemplates()  # type: ignore[union-attr]
         return self._other
 
     def compare(self, data: bytes) -> bool:
@@ -299,7 +307,7 @@ def test_connections_with_equal_requests_share_a_template(template_hits: list[bo
                 for each in (raw, other):
                     each.send(request("POST", PATH, with_list(f"[{start}.5,2,3,4]")))
                     assert each.answer().json["outputs"][0]["data"][0] == 2 * start + 1
-            templates = {connection.json_template for connection in one.running.server.server_state.connections}  # type: ignore[attr-defined]
+            templates = {each.templates.json_template for each in one.running.server.server_state.connections}  # type: ignore[attr-defined]
             assert len(templates) == 1
 
 
@@ -359,5 +367,5 @@ def test_large_answers_are_written_on_threads(template_hits: list[bool]) -> None
     with pair(template_hits, model=model) as both:
         for text in TAKEN[:2]:
             assert both.compare(request("POST", PATH, with_list(text)))
-        templates = [each.json_template for each in both.running.server.server_state.connections]  # type: ignore[attr-defined]
+        templates = [each.templates.json_template for each in both.running.server.server_state.connections]  # type: ignore[attr-defined]
         assert [each.repeated_requests for each in templates if each is not None] == [None]

@@ -16,12 +16,15 @@ import pytest
 
 from lathe.server.access.quotas import Quota, Quotas
 from lathe.server.access.scopes import Scope
-from lathe.server.api.connection.protocol import LatheProtocol
+from lathe.server.api.connection.outbox import Outbox
 from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.batching.admission import Admission
-from lathe.server.batching.batcher import SINGLE_BATCHES, Batcher
+from lathe.server.batching.batcher import Batcher
 from lathe.server.batching.entry import DirectEntry, Outcome
+from lathe.server.batching.inline_budget import InlineBudget
+from lathe.server.batching.mode import Mode
 from lathe.server.batching.signature import Signature
+from lathe.server.batching.single_batches import SINGLE_BATCHES
 from lathe.server.errors import Forbidden, Unauthorized
 from lathe.server.scheduling.pool import WorkerPool
 from lathe.server.telemetry.statistics import Statistics
@@ -34,13 +37,13 @@ from tests.server.running import RequestMaker, each_form, request, rows, serving
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[RequestTemplate]:
     """The templates of the requests that were recognised as repeated."""
     found: list[RequestTemplate] = []
-    repeat = LatheProtocol._repeat
+    repeat = Outbox.repeat
 
-    def noting(connection: LatheProtocol, template: RequestTemplate, data: bytes, request: bytes) -> None:
+    def noting(outbox: Outbox, template: RequestTemplate, data: bytes, request: bytes) -> None:
         found.append(template)
-        repeat(connection, template, data, request)
+        repeat(outbox, template, data, request)
 
-    monkeypatch.setattr(LatheProtocol, "_repeat", noting)
+    monkeypatch.setattr(Outbox, "repeat", noting)
     return found
 
 
@@ -234,7 +237,8 @@ def test_many_deadlines_that_pass_in_the_queue_leave_nothing() -> None:
     assert (len(batcher.queue), batcher.queue.rows, batcher.admission.items) == (0, 0, 0)
 
 
-def test_consecutive_single_requests_run_in_the_submitting_call() -> None:
+def test_consecutive_single_requests_run_in_the_submitting_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InlineBudget, "allows", lambda budget, rows: True)  # however long the machine takes
     model = doubler()
 
     async def scenario(batcher: Batcher, signature: Signature) -> None:
@@ -245,7 +249,6 @@ def test_consecutive_single_requests_run_in_the_submitting_call() -> None:
             batcher.submit(kind(x, signature.group_of(x), outcomes.append))
             return len(outcomes)
 
-        batcher._can_run_inline = lambda rows: True  # type: ignore[method-assign]  # however long the machine takes
         for number in range(SINGLE_BATCHES):
             assert submit() == number
             await asyncio.sleep(0.001)
@@ -280,7 +283,7 @@ def test_waiting_for_the_interpreter_lock_does_not_count_as_cost(devices: tuple[
             outcomes: list[Outcome] = []
             x = {"x": rows(1)}
             batcher.submit(DirectEntry(x, signature.group_of(x), outcomes.append))
-            await asyncio.to_thread(wait_for, lambda: outcomes and not batcher._pool.busy)  # noqa: B023 (waited for)
+            await asyncio.to_thread(wait_for, lambda: outcomes and batcher.mode is Mode.IDLE)  # noqa: B023 (waited for)
 
     with_batcher(scenario, model, inline=0.01)
     assert threads[0] != threading.get_ident()  # no cost was known then

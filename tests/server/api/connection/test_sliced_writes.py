@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,13 +136,14 @@ def test_clients_that_stop_reading_are_dropped_and_disconnected_ones_forgotten()
     with serving({"wide": wide(WIDTH)}, write_timeout=1.0, **SERVER) as running:
         with tls_connection(running) as connection:
             connection.sendall(infer(0))
-            wait_for(lambda: running.server.server_state.connections)
-            (served,) = running.server.server_state.connections
-            wait_for(lambda: served.slices._waiting)
-            left = served.transport.get_write_buffer_size()
-            assert 0 < left <= WIDTH * 4 + (1 << 12)
+            wait_for(lambda: running.hub.connections)
+            (served,) = running.hub.connections
+            wait_for(lambda: served.outbox.slices._waiting)
+            left: Future[int] = Future()  # read by the loop's thread, which moves slices between the two buffers
+            served.loop.call_soon_threadsafe(lambda: left.set_result(served.transport.get_write_buffer_size()))
+            assert 0 < left.result(10) <= WIDTH * 4 + (1 << 12)
             wait_for(lambda: not running.server.server_state.connections)
-            assert not served.slices._waiting
+            assert not served.outbox.slices._waiting
         with tls_connection(running) as connection:
             connection.sendall(infer(0))
             wait_for(lambda: running.server.server_state.connections)

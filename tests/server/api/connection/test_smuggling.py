@@ -1,4 +1,4 @@
-"""Heads that two parsers could read differently are refused, and no request is read behind them.
+"""Heads that two parsers could read differently are refused, and no request is read after them.
 
 The cases follow the request smuggling literature (RFC 9112, section 11.2; Linhart et al., 2005; Kettle, 2019)."""
 

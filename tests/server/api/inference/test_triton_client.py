@@ -172,7 +172,7 @@ def test_classes_with_labels_are_named(client: triton.InferenceServerClient, ser
 
 def test_classification_of_outputs_that_are_no_numbers_is_refused(client: triton.InferenceServerClient) -> None:
     wanted = [triton.InferRequestedOutput("y", class_count=2)]
-    with pytest.raises(InferenceServerException, match="expected an output of numbers, this one is BYTES"):
+    with pytest.raises(InferenceServerException, match="expected an output of numbers, got BYTES"):
         client.infer("echo_BYTES", [tensor("x", DATATYPES["BYTES"], "BYTES")], outputs=wanted)
 
 

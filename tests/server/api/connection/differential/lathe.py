@@ -15,8 +15,12 @@ from unittest.mock import patch
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
 
 from lathe.server.api.codec.call_head import CallHead
-from lathe.server.api.connection.pipelining import AsgiTurn
+from lathe.server.api.connection import protocol
+from lathe.server.api.connection.hub import Hub
+from lathe.server.api.connection.inbox import BODY, CLOSED, COLLECTING, DISCARDING, HEAD, IDLE, Inbox, Phase
+from lathe.server.api.connection.outbox import Outbox
 from lathe.server.api.connection.protocol import LatheProtocol
+from lathe.server.api.connection.request_head import RequestHead
 from lathe.server.api.connection.request_template import RequestTemplate
 from lathe.server.api.inference.infer import InferCall
 from lathe.server.errors import ServerError
@@ -27,6 +31,11 @@ from tests.server.fakes import application, doubler
 from tests.server.server_thread import in_a_thread
 
 PATIENCE = 60.0  # seconds for all streams of a batch to be read and answered
+CHANGES = (
+    {(IDLE, HEAD), (HEAD, BODY), (BODY, IDLE), (IDLE, COLLECTING), (COLLECTING, IDLE)}
+    | {(phase, DISCARDING) for phase in (HEAD, BODY, COLLECTING)}
+    | {(phase, CLOSED) for phase in Phase}
+)  # the transitions of `Phase`
 _ANSWER = re.compile(rb"HTTP/1\.[01] (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 
 
@@ -39,20 +48,83 @@ class Seen:
     body: bytes | None = None
 
 
-class Observed(LatheProtocol):
-    """Records each accepted request, and can read its bytes in small pieces."""
+class ObservedOutbox(Outbox):
+    """Records each accepted request."""
 
-    by_port: ClassVar[dict[int, Observed]] = {}
-    pieces: ClassVar[dict[int, int]] = {}  # by client port: how many bytes to read at once
     calls: ClassVar[dict[int, Seen]] = {}  # by the identity of a call that has not been started
     targets: ClassVar[dict[int, tuple[CallHead, bytes]]] = {}  # of heads that may be remembered
 
-    def connection_made(self, transport: Any) -> None:
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self.seen: list[Seen] = []
-        self.received = 0
+        self.parsed: RequestHead | None = None  # while its turn is opened
+
+    def open(self, head: CallHead) -> InferCall:
+        call = super().open(head)
+        if head.model:  # otherwise the head belongs to the answer of a refused request
+            if self.parsed is not None:
+                self.targets[id(head)] = head, self.parsed.target
+            self.calls[id(call)] = self._note(b"POST", self.targets[id(head)][1])
+        return call
+
+    def repeat(self, template: RequestTemplate, data: bytes, request: bytes) -> None:
+        self._note(b"POST", self.targets[id(template.head)][1]).body = request[request.find(b"\r\n\r\n") + 4 :]
+        super().repeat(template, data, request)
+
+    def open_cycle(self, cycle: Any) -> None:
+        assert self.parsed is not None
+        cycle.scope["seen"] = self._note(self.parsed.method, self.parsed.target)
+        super().open_cycle(cycle)
+
+    def _note(self, method: bytes, target: bytes) -> Seen:
+        self.seen.append(Seen(method, target))
+        return self.seen[-1]
+
+
+class ObservedInbox(Inbox):
+    """Hands each parsed head to the observed outbox, and records the first refusal and all changes of phase."""
+
+    changes: ClassVar[set[tuple[Phase, Phase]]] = set()
+
+    @property  # type: ignore[override]
+    def phase(self) -> Phase:
+        return self._phase
+
+    @phase.setter
+    def phase(self, new: Phase) -> None:
+        before, self._phase = getattr(self, "_phase", new), new
+        if new is not before:
+            self.changes.add((before, new))
+
+    def __init__(self, hub: Hub, outbox: ObservedOutbox, *others: Any) -> None:
+        super().__init__(hub, outbox, *others)
+        self.outbox = outbox
         self.refused: ServerError | None = None
+
+    def on_head(self, head: RequestHead) -> None:
+        self.outbox.parsed = head
+        super().on_head(head)
+        self.outbox.parsed = None
+
+    def reject(self, error: ServerError) -> None:
+        self.outbox.parsed = None
+        self.refused = self.refused or error
+        super().reject(error)
+
+
+class Observed(LatheProtocol):
+    """Can read its bytes in small pieces, and says how it has read them."""
+
+    by_port: ClassVar[dict[int, Observed]] = {}
+    pieces: ClassVar[dict[int, int]] = {}  # by client port: how many bytes to read at once
+    inbox: ObservedInbox
+    outbox: ObservedOutbox
+
+    def connection_made(self, transport: Any) -> None:
+        self.received = 0
         self.lost = False
-        super().connection_made(transport)
+        with patch.object(protocol, "Inbox", ObservedInbox), patch.object(protocol, "Outbox", ObservedOutbox):
+            super().connection_made(transport)
         assert self.client is not None
         self.by_port[self.client[1]] = self
 
@@ -67,39 +139,11 @@ class Observed(LatheProtocol):
             super().data_received(data[at : at + step])
         self.received += len(data)
 
-    def reject(self, error: ServerError) -> None:
-        self.refused = self.refused or error
-        super().reject(error)
-
-    def _open(self, head: CallHead) -> InferCall:
-        call = super()._open(head)
-        if head.model:  # otherwise the head belongs to the answer of a refused request
-            if self.in_message:
-                self.targets[id(head)] = head, self.url
-            self.calls[id(call)] = self._note(b"POST", self.targets[id(head)][1])
-        return call
-
-    def _repeat(self, template: RequestTemplate, data: bytes, request: bytes) -> None:
-        self._note(b"POST", self.targets[id(template.head)][1]).body = request[request.find(b"\r\n\r\n") + 4 :]
-        super()._repeat(template, data, request)
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        cycle.scope["seen"] = self._note(self.parser.get_method(), self.url)
-        super()._start_asgi_task(cycle, app)
-
-    def _note(self, method: bytes, target: bytes) -> Seen:
-        self.seen.append(Seen(method, target))
-        return self.seen[-1]
-
     @property
     def is_settled(self) -> bool:
         """Whether reading has no further effects: all is answered but the request that is still being received."""
-        if self.lost or not self.turns:
-            return True
-        turn = self.turns[0]
-        return self.is_receiving and (
-            turn.cycle is self.receiving_cycle if isinstance(turn, AsgiTurn) else turn is self.receiving
-        )
+        turns = self.outbox.turns
+        return self.lost or not turns or (self.inbox.is_receiving and turns[0] is self.inbox.request)
 
     def between_calls(self, size: int) -> Reading | None:
         """The result for a stream of `size` bytes; None while it may still change.
@@ -118,16 +162,16 @@ class Observed(LatheProtocol):
     def reading(self) -> Reading:
         """How Lathe read the stream."""
         whole = []
-        for seen in self.seen:
+        for seen in self.outbox.seen:
             if seen.body is None:
                 break
             whole.append(request(seen.method, seen.target, seen.body))
-        if self.refused is not None:
+        if self.inbox.refused is not None:
             end = End.REFUSED
         elif self.lost or self.transport.is_closing():
             end = End.CLOSED
         else:
-            end = End.WAITING if self.is_receiving else End.IDLE
+            end = End.WAITING if self.inbox.is_receiving else End.IDLE
         return Reading(tuple(whole), end)
 
 
@@ -174,8 +218,7 @@ class Lathe:
     port: int
 
     def read(self, streams: Sequence[bytes], pieces: Sequence[int] = ()) -> list[Outcome]:
-        """Send each stream over a connection of its own, all at once; `pieces`: bytes per read of each, where not
-        all at once."""
+        """Send each stream over its own connection; `pieces` limits the bytes per read of each connection."""
         clients = [socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) for _ in streams]
         try:
             ports = [client.getsockname()[1] for client in clients]
@@ -199,7 +242,7 @@ class Lathe:
             assert time.monotonic() < end, f"not read and answered in time: {data[:200]!r}"
             time.sleep(0.0005)
         del Observed.by_port[port]
-        reading, refused = found, observed.refused
+        reading, refused = found, observed.inbox.refused
         if refused is None:
             return Outcome(reading)
         answers = b""
@@ -218,9 +261,10 @@ def observed_lathe() -> Iterator[Lathe]:
     start = InferCall.start
 
     def noted(call: InferCall, body: bytes | bytearray) -> None:
-        if (seen := Observed.calls.pop(id(call), None)) is not None:
+        if (seen := ObservedOutbox.calls.pop(id(call), None)) is not None:
             seen.body = bytes(body)
         start(call, body)
 
     with patch.object(InferCall, "start", noted), in_a_thread(make_server(Recorder(app), settings, Observed)) as port:  # type: ignore[arg-type]
         yield Lathe(port)
+    assert ObservedInbox.changes <= CHANGES

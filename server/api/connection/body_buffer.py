@@ -1,0 +1,31 @@
+"""The body of one inference request while it arrives."""
+
+from __future__ import annotations
+
+from lathe.server.api.inference.memory_ledger import MemoryClaim
+
+
+class BodyBuffer:
+    """Collects a body, and counts its bytes in the server's memory ledger until it is taken."""
+
+    __slots__ = ("_bytes", "_claim")
+
+    def __init__(self, claim: MemoryClaim) -> None:
+        """`claim`: an empty claim, which the first body replaces by its own."""
+        self._claim = claim
+        self._bytes = bytearray()
+
+    def begin(self, claim: MemoryClaim) -> None:
+        """Start a body whose bytes this claim counts."""
+        self._claim = claim
+
+    def add(self, part: bytes) -> None:
+        """Keep a part of the body; Overloaded if the server or the client holds too many bytes."""
+        self._claim.add(len(part))
+        self._bytes += part
+
+    def take(self) -> bytearray:
+        """Return what has arrived, release its claim, and start again."""
+        body, self._bytes = self._bytes, bytearray()
+        self._claim.release()
+        return body

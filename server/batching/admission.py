@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 from lathe.server.errors import Overloaded
@@ -35,7 +36,7 @@ class DrainRate:
 class Admission:
     """The number and bytes of the requests that wait or run, with their bounds."""
 
-    __slots__ = ("_defaults", "drain", "items", "max_bytes", "max_items", "nbytes")
+    __slots__ = ("_defaults", "_drained", "drain", "items", "max_bytes", "max_items", "nbytes")
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         self._defaults = (max_items, max_bytes)
@@ -44,6 +45,7 @@ class Admission:
         self.items = 0
         self.nbytes = 0
         self.drain = DrainRate()
+        self._drained: asyncio.Event | None = None  # while a caller waits for it
 
     def limit(self, max_items: int | None, max_bytes: int | None) -> None:
         """Change the bounds; None: the initial bound. Admitted requests stay."""
@@ -90,9 +92,17 @@ class Admission:
         """Count out `items` requests with `nbytes` in total."""
         self.items -= items
         self.nbytes -= nbytes
+        if self._drained is not None and not self.items:
+            self._drained.set()
+            self._drained = None
+
+    async def drained(self) -> None:
+        """Wait until all requests are counted out."""
+        if self.items:
+            self._drained = self._drained or asyncio.Event()
+            await self._drained.wait()
 
     def retry_after(self, now: float) -> float:
-        """The seconds until all present requests are answered at the measured rate, at most `LONGEST_WAIT`; 1 if no
-        rate is known."""
+        """The seconds to answer all present requests at the measured rate, at most `LONGEST_WAIT`; 1 without a rate."""
         rate = self.drain.per_second(now)
         return min(LONGEST_WAIT, self.items / rate) if rate > 0 else 1.0

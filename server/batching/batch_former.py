@@ -25,9 +25,12 @@ class BatchFormer:
     def __init__(
         self, queue: Queue, cost: CostModel, limit: int, refuse: RefuseEntries, released: dict[str, int]
     ) -> None:
-        """`limit`: the most rows that the model takes; `refuse` answers dropped requests with an error; `released`
-        counts the batches by the reason of their size."""
+        """`limit`: the most rows that the model takes. `refuse` answers dropped requests with an error.
+
+        `released` counts the batches by the reason why they are not larger.
+        """
         self.policy = BatchPolicy()
+        self.has_delay = self.policy.has_delay
         self.max_rows = limit
         self._limit = limit
         self._queue = queue
@@ -39,6 +42,7 @@ class BatchFormer:
     def configure(self, policy: BatchPolicy) -> None:
         """Apply a policy to the batches that follow."""
         self.policy = policy
+        self.has_delay = policy.has_delay
         self.max_rows = min(policy.max_rows or self._limit, self._limit)
         target, interval, before = policy.delay_target, policy.delay_interval, self._delay
         if target is None:
@@ -54,7 +58,9 @@ class BatchFormer:
 
     def form(self, wait: float) -> list[Entry]:
         """Take the next batch, which will start in `wait` seconds; empty if nothing waits."""
-        while batch := self._queue.take(self._max_rows_next(), monotonic()):
+        while batch := self._queue.take(
+            self._preferred_rows() if self.policy.preferred else self.max_rows, monotonic()
+        ):
             if self._delay is not None and self._shed(self._delay, batch):
                 continue
             deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
@@ -81,10 +87,8 @@ class BatchFormer:
         needed = 2 * self._cost.bound(entry.work) + TIMER_SLACK
         return min([entry.since + self.policy.max_delay, *(end - needed for end in ends)])
 
-    def _max_rows_next(self) -> int:
-        """The most rows that the next batch may have."""
-        if not self.policy.preferred:
-            return self.max_rows
+    def _preferred_rows(self) -> int:
+        """The most rows that the next batch may have, if some sizes are preferred."""
         waiting = self._queue.next(monotonic())
         return self.policy.most((entry.rows for entry in waiting), self.max_rows)
 

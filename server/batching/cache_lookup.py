@@ -26,16 +26,17 @@ class CacheLookup:
     def __init__(
         self, max_bytes: int, stats: Statistics, queue: Callable[[Entry], None], beside: set[asyncio.Task[None]]
     ) -> None:
-        """`queue` takes a request after a miss; an error that it raises for a large request becomes its outcome.
-        `beside` holds the tasks of large requests and answers, and may hold other tasks of the version."""
+        """`queue` takes a request after a miss; for a large request, an error that it raises becomes the outcome.
+
+        The tasks of large requests and answers are added to `beside`, which may hold other tasks of the version.
+        """
         self.cache = ResponseCache(max_bytes)
         self._stats = stats
         self._queue = queue
         self._tasks = beside
 
     def submit(self, entry: Entry) -> None:
-        """Answer a request from the cache with `call_soon`, or queue it; for small requests, raises what `queue`
-        raises."""
+        """Answer a request from the cache with `call_soon`, or queue it; a small request raises what `queue` raises."""
         started = monotonic()
         if entry.nbytes > INLINE_BYTES:
             entry.state = State.RUNNING  # not queued yet: cancelling must not remove it from the queue

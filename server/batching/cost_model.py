@@ -85,6 +85,10 @@ class CostModel:
         """The mean work of `rows` rows."""
         return rows * self._sn / self._rows if self._rows else rows
 
+    def is_expected_within(self, work: float, seconds: float) -> bool:
+        """Whether there are enough samples for a prediction, and it is at most this time."""
+        return self.samples >= MIN_SAMPLES and self.fixed + self.each * work <= seconds
+
     def predict(self, work: float) -> float:
         """The expected seconds for this work; 0 before the first measurement."""
         return self.fixed + self.each * work

@@ -9,7 +9,8 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-from lathe.server.backends.base import LoadedModel, with_recording
+from lathe.server.backends.base import LoadedModel, as_endless, with_recording
+from lathe.server.batching.abandoned_runs import AbandonedRuns
 from lathe.server.batching.cost_model import CostModel
 from lathe.server.batching.entry import DONE, STAGED, Entry
 from lathe.server.batching.execution import BatchResult, Execute, RecordedKernels, run_padded
@@ -47,7 +48,7 @@ class Dispatcher:
         self.instances = 1
         self.running = 0  # workers with a job of this model, at most `instances`
         self.staged: deque[list[Entry]] = deque()  # batches that wait for a worker, at most one
-        self._model = model
+        self.model = model
         self._cost = cost
         self._pool = pool
         self._execute = execute
@@ -56,6 +57,8 @@ class Dispatcher:
         self._tenant = tenant
         # By the id of a batch: its start (monotonic seconds), its work, its thread and its entries.
         self._running: dict[int, tuple[float, int, int, list[Entry]]] = {}
+        endless = as_endless(model)
+        self._abandoned = None if endless is None else AbandonedRuns(endless, self)
 
     @property
     def is_idle(self) -> bool:
@@ -82,6 +85,8 @@ class Dispatcher:
         self.staged.append(batch)
         if self.is_idle:
             self._submit_job()
+        if self._abandoned is not None:
+            self._abandoned.watch()
 
     def share(self, share: float | None) -> None:
         """Set the model's share of the workers' time under contention; see `scheduling.tenants`."""
@@ -148,7 +153,7 @@ class Dispatcher:
         execute = self._execute_recorded if traced else self._execute
         if padded:
             execute = partial(run_padded, execute, [entry.padded for entry in entries])
-        return FinishedBatch(batch, entries, late, execute(self._model, tensors, [entry.rows for entry in entries]))
+        return FinishedBatch(batch, entries, late, execute(self.model, tensors, [entry.rows for entry in entries]))
 
     def _execute_recorded(self, model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
         kernels = RecordedKernels()

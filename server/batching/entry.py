@@ -20,10 +20,13 @@ OnDone: TypeAlias = Callable[[Outcome], None]
 
 
 class State(Enum):
-    """WAITING -> STAGED -> RUNNING -> DONE; cancelling, expiring and refusing go to DONE at once."""
+    """WAITING -> STAGED -> RUNNING -> DONE; cancelling, expiring and refusing go to DONE at once.
+
+    A batch that runs on the event loop's thread is not staged.
+    """
 
     WAITING = auto()  # in a queue; may still be taken out
-    STAGED = auto()  # part of the batch that runs next
+    STAGED = auto()  # taken out of the queue: part of the batch that runs next, or about to be refused
     RUNNING = auto()
     DONE = auto()  # answered, or cancelled by its caller
 
@@ -111,7 +114,7 @@ class Entry:
 
     def start(self) -> None:
         """Mark the request as running, unless its caller has left."""
-        if self.state is STAGED:
+        if self.state is not DONE:
             self.state = RUNNING
 
     def finish(self, outcome: Outcome) -> None:
@@ -147,8 +150,10 @@ class DirectEntry(Entry):
 
 
 def _size(inputs: Tensors) -> int:
-    """The bytes of the inputs. Of BYTES tensors it counts only the references: a tensor may have many elements, and the
-    code that made them passes their size as `text`."""
+    """The bytes of the inputs, without the texts of BYTES tensors: the code that made them passes their size as `text`.
+
+    Summing the texts here would take too long, because a tensor may have many elements.
+    """
     nbytes = 0
     for array in inputs.values():
         nbytes += array.size * ELEMENT_OVERHEAD if array.dtype.hasobject else array.nbytes

@@ -12,7 +12,7 @@ from lathe.server.scheduling.fair_share import FairShares
 
 
 class FairQueue:
-    """A fair queue: first come, first served within a client; between clients, the least `Shares.turn` is next."""
+    """A fair queue: first come, first served within a client; between clients, the least `FairShares.turn` is next."""
 
     __slots__ = ("_count", "_shares", "_turns", "_waiting", "plain")
 
@@ -58,7 +58,7 @@ class FairQueue:
         self.plain.append(entry)
 
     def push(self, entry: Entry) -> None:
-        """Add an entry behind the other entries of its client."""
+        """Add an entry after the other entries of its client."""
         own = self._waiting.get(entry.client)
         if own is None:
             self._waiting[entry.client] = deque((entry,))

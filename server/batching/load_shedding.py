@@ -6,7 +6,7 @@ from __future__ import annotations
 class ControlledDelay:
     """Distinguishes standing queues from bursts: B. Maurer, "Fail at Scale" (ACM Queue 13(8), 2015), after CoDel.
 
-    A queue that was empty within the last `interval` is a burst and drains without help. Otherwise the queue stands: it
+    A queue that was empty within the last `interval` is a burst and drains without help. Otherwise it is standing: it
     only makes all requests late, so requests that waited longer than `target` are dropped. Times are monotonic seconds.
     """
 

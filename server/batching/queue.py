@@ -114,8 +114,10 @@ class Queue:
     def entry_to_drop(self, *, by_bytes: bool) -> Entry | None:
         """The newest of the least urgent entries of the client with most of the queue.
 
-        None if that client's entries are all at the fronts of their groups. Requests of several clients must wait.
+        None if that client's entries are all at the fronts of their groups, or no other client waits.
         """
+        if self._client is not None or not len(self):
+            return None
         client, found = self._backlog.largest_client(by_bytes=by_bytes), list[Entry]()
         for group in self._groups.values():
             entry, dropped = group.newest(client)

@@ -95,7 +95,7 @@ class Signature:
         return prod(shape if spec.any_rank else (shape[axis] for axis in self._dynamic_axes[spec.name]))
 
     def without_batching(self) -> Signature:
-        """The same signature without batching: the leading dimension is no batch dimension."""
+        """The same signature without batching: the leading dimension is not a batch dimension."""
         inputs, outputs, optional = self.inputs.values(), self.outputs.values(), self.optional.values()
         return Signature(list(inputs), list(outputs), batchable=False, optional=list(optional))
 

@@ -70,7 +70,7 @@ class DataPlane:
         self.tracing: Tracing | None = None
         self.regions = Regions()  # of shared memory
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
-        self.refusing_ticks = 0  # ticks of the clock until refusals are no longer expected; see `crowded`
+        self.refusing_ticks = 0  # ticks of the clock until refusals are no longer expected
         self.started = False  # set once each live version of the repository is loaded or has failed
         self.missing_versions: Callable[[], Sequence[MissingVersion]] = (
             tuple  # returns the live versions that are not in memory
@@ -133,7 +133,7 @@ class DataPlane:
         return True
 
     def tick(self) -> None:
-        """Count down `turning_away`; called at each tick of the clock."""
+        """Count down `refusing_ticks`; called at each tick of the clock."""
         self.refusing_ticks = max(0, self.refusing_ticks - 1)
 
     async def infer(self, request: InferRequest) -> InferResult:

@@ -38,10 +38,12 @@ _AGAIN = 0.05  # seconds between two attempts to interrupt them
 class Executor(Protocol):
     """Runs requests on a model: the batcher of a compiled model, or the runner of a pipeline."""
 
-    stats: Statistics
     admission: Admission
-    policy: BatchPolicy
 
+    @property
+    def stats(self) -> Statistics: ...
+    @property
+    def policy(self) -> BatchPolicy: ...
     @property
     def cost(self) -> CostModel | None:
         """The cost model; None for a pipeline, whose steps have their own."""

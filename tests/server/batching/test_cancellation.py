@@ -97,8 +97,7 @@ def test_a_request_cancelled_before_the_worker_begins_does_not_harm_the_batch() 
 
 
 def test_ten_thousand_cancelled_requests_leave_nothing() -> None:
-    """Cancelled while they wait, while they are staged and while they run; their deadlines' timers are cancelled
-    too."""
+    """Requests are cancelled while they wait, are staged or run; the timers of their deadlines are cancelled too."""
     model = doubler(max_batch=8)
     generator = np.random.default_rng(0)
 

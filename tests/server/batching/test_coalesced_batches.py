@@ -69,8 +69,7 @@ class RepeatingClients:
 
     @contextmanager
     def coalesced(self) -> Iterator[None]:
-        """Requests sent in the block arrive before the event loop polls again: it is running the first one's
-        request."""
+        """Requests sent in the block arrive before the event loop polls again, because it runs a first request."""
         self.model.entered.clear()
         self.model.gate.clear()
         self.ask(0, 0)
@@ -79,7 +78,7 @@ class RepeatingClients:
             yield
         finally:
             # otherwise the next request also runs at once
-            self.running.registry.resolve("doubler").batcher._single_batches = 0
+            self.running.registry.resolve("doubler").batcher._singles.reset()
             self.model.gate.set()
 
     def expect(self, index: int, start: int, factor: int = 2) -> None:
@@ -167,7 +166,10 @@ def test_requests_of_disconnected_clients_are_not_run(
     def joining(repeats: RepeatedRequests, call: InferCall, template: RequestTemplate, data: bytes) -> None:
         join(repeats, call, template, data)
         if here.model.batches[-1] == 3 and template.rows in leaving:
-            call.deliver.__self__.connection_lost(None)  # type: ignore[attr-defined]
+            outbox = call.deliver.__self__  # type: ignore[attr-defined]
+            connection = next(each for each in here.running.hub.connections if each.outbox is outbox)  # type: ignore[attr-defined]
+            connection.connection_lost(None)
+            connection.connection_lost = lambda exc: None  # by the transport
 
     with repeating_clients([3, 1, 2, 4], forms=forms) as here:
         stats = here.running.registry.resolve("doubler").stats

@@ -17,8 +17,8 @@ import pytest
 
 from lathe.server.app import create_app
 from lathe.server.backends.graph import GraphModel
-from lathe.server.batching import batcher
-from lathe.server.batching.batcher import Batcher
+from lathe.server.batching import abandoned_runs
+from lathe.server.batching.abandoned_runs import AbandonedRuns
 from lathe.server.batching.execution import Execute, gather, run, run_packed
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.errors import ExecutionInterrupted
@@ -73,7 +73,7 @@ FOREVER = rows(1, start=7)
 
 def test_an_execution_that_no_caller_waits_for_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller disconnected or its deadline passed; other requests of the batch are not run again because of it."""
-    monkeypatch.setattr(batcher, "_INTERRUPT_DELAY", 0.05)
+    monkeypatch.setattr(abandoned_runs, "INTERRUPT_DELAY", 0.05)
     model = Endless()
 
     async def scenario(bench: Bench) -> None:
@@ -90,8 +90,8 @@ def test_an_execution_that_no_caller_waits_for_is_interrupted(monkeypatch: pytes
 
 
 def test_an_execution_that_a_caller_waits_for_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batcher, "_WATCH_INTERVAL", 0.01)
-    monkeypatch.setattr(batcher, "_INTERRUPT_DELAY", 0.05)
+    monkeypatch.setattr(abandoned_runs, "WATCH_INTERVAL", 0.01)
+    monkeypatch.setattr(abandoned_runs, "INTERRUPT_DELAY", 0.05)
     model = Endless()
 
     async def scenario(bench: Bench) -> None:
@@ -107,7 +107,7 @@ def test_an_execution_that_a_caller_waits_for_continues(monkeypatch: pytest.Monk
 
 def test_a_batch_that_waits_for_a_worker_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may begin at any moment."""
-    monkeypatch.setattr(batcher, "_WATCH_INTERVAL", 0.01)
+    monkeypatch.setattr(abandoned_runs, "WATCH_INTERVAL", 0.01)
     model, free = Endless(), threading.Event()
     interrupts: list[int | None] = []
     model.interrupt = interrupts.append  # type: ignore[method-assign]
@@ -176,9 +176,9 @@ def test_the_interruption_does_not_hit_the_threads_next_batch() -> None:
 
 def test_a_model_whose_runs_always_end_has_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every busy model would have a timer."""
-    looks: list[Batcher] = []
-    monkeypatch.setattr(batcher, "_WATCH_INTERVAL", 0.01)
-    monkeypatch.setattr(Batcher, "_interrupt_abandoned", lambda self: looks.append(self))
+    looks: list[AbandonedRuns] = []
+    monkeypatch.setattr(abandoned_runs, "WATCH_INTERVAL", 0.01)
+    monkeypatch.setattr(AbandonedRuns, "_interrupt", lambda self: looks.append(self))
 
     async def scenario(bench: Bench) -> None:
         bench.model.gate.clear()

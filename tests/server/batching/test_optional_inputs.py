@@ -155,8 +155,7 @@ def test_requests_that_override_defaults_run_alone(model: GraphModel) -> None:
 
 
 def test_overrides_never_run_on_the_event_loop(model: GraphModel) -> None:
-    """Code for them may have to be compiled, even if other requests were short; and their times are not used for
-    others."""
+    """A request with overrides may need a compilation; its time does not count for the cost of other requests."""
     threads: list[str] = []
 
     class Watched(GraphModel):

@@ -1,0 +1,155 @@
+"""Decides which requests enter the queue of one version, and refuses the requests that do not run."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from lathe.server.batching.admission import Admission
+from lathe.server.batching.backlog import displaced
+from lathe.server.batching.batch_former import Reason, timeout_passed
+from lathe.server.batching.cost_model import CostModel
+from lathe.server.batching.dispatcher import Dispatcher
+from lathe.server.batching.entry import DONE, STAGED, WAITING, Entry
+from lathe.server.batching.policy import BatchPolicy
+from lathe.server.batching.queue import Queue
+from lathe.server.batching.signature import BatchGroup
+from lathe.server.errors import DeadlineExceeded, Overloaded, ServerError
+from lathe.server.telemetry.statistics import Statistics
+
+
+class AdmissionControl:
+    """The checks of new requests, and the requests that leave the queue without having run.
+
+    A refused request leaves the queue before its callback is called: the callback may cancel or submit other requests.
+    """
+
+    __slots__ = ("_admission", "_cost", "_dispatch", "_max_rows", "_policy", "_queue", "_stats", "skips_checks")
+
+    def __init__(
+        self, admission: Admission, queue: Queue, cost: CostModel, dispatch: Dispatcher, stats: Statistics
+    ) -> None:
+        self._admission = admission
+        self._queue = queue
+        self._cost = cost
+        self._dispatch = dispatch
+        self._stats = stats
+        self._max_rows = 1
+        self._policy = BatchPolicy()
+        self.skips_checks = self._policy.needs_no_checks  # of requests without a deadline, while there is room
+
+    def configure(self, policy: BatchPolicy, max_rows: int) -> None:
+        """Apply a policy to the requests that follow; `max_rows`: the most rows of one batch."""
+        self._policy = policy
+        self._max_rows = max_rows
+        self.skips_checks = policy.needs_no_checks
+
+    def admit(self, entry: Entry, now: float) -> None:
+        """Count a request in, and start the timer of its deadline; Overloaded or DeadlineExceeded if it is refused."""
+        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
+        if refusal is None and not self._make_room(entry.nbytes):
+            refusal = self._admission.refusal(entry.nbytes, now)
+        if refusal is not None:
+            raise refusal
+        if entry.deadline is not None:
+            wait = max(0.0, entry.deadline - now)
+            entry.timer = asyncio.get_running_loop().call_later(wait, self._expire, entry)
+        entry.priority = self._policy.level(entry.priority)
+        self._admission.enter(entry.nbytes)
+
+    def turn_away(
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+    ) -> ServerError | None:
+        """The error that refuses a request at this time, counted in the statistics; None if it may be queued."""
+        refusal = self._refusal(group, nbytes, deadline, now, client)
+        if refusal is not None:
+            self._stats.refused(refusal.code)
+        return refusal
+
+    def _refusal(
+        self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
+    ) -> ServerError | None:
+        admission = self._admission
+        full = admission.refusal(nbytes, now)
+        if full is not None and self._queue.is_entitled(client, nbytes, admission):
+            full = None  # other clients make room
+        target = self._policy.latency_target
+        if full is not None or (deadline is None and target is None):
+            return full
+        expected = self.expected(group.rows or 1, group.work)
+        if deadline is not None and now + expected > deadline:
+            return DeadlineExceeded(
+                "the request's timeout is shorter than its wait and execution are expected to take",
+                retry_after=admission.retry_after(now),
+            )
+        if target is not None and admission.items and expected > target:  # later requests would be late as well
+            return Overloaded(
+                f"the request would be answered after {expected * 1e3:.0f} ms, the model's latency target is "
+                f"{target * 1e3:.0f} ms",
+                retry_after=admission.retry_after(now),
+            )
+        return None
+
+    def expected(self, rows: int, work: float | None = None) -> float:
+        """The seconds until a request of `rows` (at least 1) that is queued now would be answered.
+
+        Assumes that everything queued runs before it, in full batches of equal shapes. `work` is the request's work;
+        None: the mean work of that number of rows.
+        """
+        cost, queue = self._cost, self._queue
+        waiting = queue.rows + rows
+        work_per_row = (queue.work + (cost.mean_work(rows) if work is None else work)) / waiting
+        batches, rest = divmod(waiting, self._max_rows)
+        own = batches // self._policy.instances * cost.bound(self._max_rows * work_per_row)
+        own += cost.bound(rest * work_per_row) if rest else 0.0
+        own += max(0, queue.shapes - batches - bool(rest)) * cost.bound(0)  # more batches, as shapes do not mix
+        return self._dispatch.remaining(monotonic()) + own
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Drop requests of the clients with most of the queue until `nbytes` more fit; False if they do not."""
+        while not self._admission.has_room(nbytes):
+            missing, _ = self._admission.missing(nbytes)
+            entry = self._queue.entry_to_drop(by_bytes=missing <= 0)
+            if entry is None:
+                return False
+            self._refuse_waiting(entry, displaced)
+        return True
+
+    def cancel(self, entry: Entry) -> None:
+        """Cancel a request whose caller left: a waiting one leaves the queue, a running one is not answered."""
+        for part in entry.parts:
+            self.cancel(part)
+        if entry.state is DONE:
+            return
+        is_queued = entry.state is WAITING and not entry.parts
+        self._stats.cancelled += 1
+        entry.abandon()
+        if is_queued:
+            self._queue.forget(entry)
+            self._admission.leave(entry.nbytes)
+
+    def refuse(self, entries: list[Entry], reason: Reason) -> None:
+        """Answer requests that are no longer queued with an error; they are still counted."""
+        for entry in entries:
+            if entry.state is WAITING:
+                entry.state = STAGED  # the callback of another one may cancel it: it must not leave the queue again
+        after = self._admission.retry_after(monotonic())
+        for entry in entries:
+            if entry.state is not DONE:
+                error = reason(after)
+                self._stats.refused(error.code)
+                entry.finish(error)
+
+    def refuse_taken(self, entries: list[Entry], reason: Reason) -> None:
+        """Answer requests that were taken out of the queue with an error, and count them out."""
+        self.refuse(entries, reason)
+        self._admission.leave(sum([entry.nbytes for entry in entries]), len(entries))
+
+    def _refuse_waiting(self, entry: Entry, reason: Reason) -> None:
+        entry.state = STAGED
+        self._queue.forget(entry)
+        self.refuse_taken([entry], reason)
+
+    def _expire(self, entry: Entry) -> None:
+        if entry.state is WAITING:  # a running request is answered, even if late
+            self._refuse_waiting(entry, timeout_passed)

@@ -1,0 +1,42 @@
+"""Decides which batches are short enough to run on the event loop's thread."""
+
+from __future__ import annotations
+
+from lathe.server.backends.base import LoadedModel, PlacedModel, as_endless
+from lathe.server.batching.cost_model import CostModel
+from lathe.server.scheduling.pool import WorkerPool
+
+
+class InlineBudget:
+    """The seconds that a batch may take on the event loop's thread, and what batches of one model take there.
+
+    It has a cost model of its own, because the times of a worker contain waits for the interpreter lock: small models
+    would seem large and stay on the workers.
+    """
+
+    __slots__ = ("_cost", "_is_host_only", "_pool", "_seconds")
+
+    def __init__(self, model: LoadedModel, pool: WorkerPool, seconds: float) -> None:
+        """`seconds`: the budget of a model whose runs always end and never need a compilation; others have none."""
+        self._seconds = seconds if has_known_shapes(model) and as_endless(model) is None else 0.0
+        self._pool = pool
+        self._cost = CostModel()
+        self._is_host_only = isinstance(model, PlacedModel) and not model.devices
+
+    def allows(self, rows: int) -> bool:
+        """Whether a batch of `rows` runs on the event loop's thread: it is expected to be short, no worker is busy (its
+        run could hold the compute thread pool), and no model has a promised share of the workers' time."""
+        pool = self._pool
+        if not self._seconds or pool.busy or pool.shared:
+            return False
+        return self._cost.is_expected_within(rows, self._seconds)
+
+    def add(self, rows: int, seconds: float, busy: float) -> None:
+        """Learn from one execution; `busy`: the CPU seconds of its thread."""
+        if self._seconds:
+            self._cost.add(rows, min(seconds, busy) if self._is_host_only else seconds)
+
+
+def has_known_shapes(model: LoadedModel) -> bool:
+    """Whether the number of rows is the only dynamic extent; otherwise a new shape may need a compilation."""
+    return all(-1 not in spec.shape[1 if model.batchable else 0 :] for spec in model.inputs)

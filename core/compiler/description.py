@@ -15,14 +15,16 @@ from lathe.core.passes.lowering.length_inputs import with_length_inputs
 from lathe.core.passes.proofs.assumptions import assume_one_batch
 from lathe.core.passes.proofs.batch_info import BatchInfo
 from lathe.core.passes.proofs.rows import rows
+from lathe.core.passes.proofs.size_inputs import size_inputs
 from lathe.core.runtime.session.session import Description
 
 
 def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, PassResult | None]:
-    """The graph to compile, its description, and its form after the passes if dynamic-shape code is whole.
+    """The graph to compile, its description, and the graph after the passes with their reports.
 
-    The graph may assume more of its inputs than the model declares (`passes/proofs/assumptions.py`). Then the
-    description keeps the declared types, too.
+    The third result is None unless each node has a kernel in dynamic-shape code. The graph to compile may assume more
+    of its inputs than the model declares (`passes/proofs/assumptions.py`), and then the description keeps the declared
+    types, too. It may also have length inputs (`passes/lowering/length_inputs.py`).
     """
     together, proof = assume_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
@@ -34,17 +36,20 @@ def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, 
         if found.whole:
             together, description, sized = shaded, other, found
     in_parts = bool(sized.binding) and not sized.whole
-    description = replace(description, declared=declared, any_size=sized.binding, in_parts=in_parts)
+    fed_sizes = size_inputs(together) if not sized.whole and not options.devices else ()
+    description = replace(
+        description, declared=declared, any_size=sized.binding, in_parts=in_parts, size_inputs=fed_sizes
+    )
     return together, description, sized.pass_result
 
 
 def describe(graph: Graph, options: Options) -> Description:
-    """The description of a graph that is compiled as it is."""
+    """The description of a graph without changes to its inputs, and without a search for dynamic-shape code."""
     return _describe_proven(graph, options, rows(graph))
 
 
 def _describe_proven(graph: Graph, options: Options, proof: BatchInfo) -> Description:
-    """The description of a model whose shapes are not known yet."""
+    """The description of a graph, given the proof whether its rows are independent (`rows`, `assume_one_batch`)."""
     symbol = proof.symbol or leading_symbol(graph)
     batching = replace(proof, symbol=symbol, supposed=code_assumptions(graph, symbol))
     inputs = {value.name: value.type for value in graph.inputs}

@@ -17,7 +17,7 @@ from lathe.core.compiler.packing import make_packed_maker
 from lathe.core.compiler.pipeline import compile_executable, load_code
 from lathe.core.compiler.specialise import CompileSource, Make, NewShapes, make_shape_compiler, note_of
 from lathe.core.ir.graph import Graph
-from lathe.core.passes.lowering.input_variants import with_default_inputs, with_ranks, with_types
+from lathe.core.passes.lowering.input_variants import with_constants, with_default_inputs, with_ranks, with_types
 from lathe.core.runtime.artifact import artifact
 from lathe.core.runtime.artifact.bundle import FileIdentity
 from lathe.core.runtime.artifact.compiled import Compiled, Split
@@ -26,13 +26,13 @@ from lathe.core.runtime.session.executables import ShapeCode, ShapeCompiler
 from lathe.core.runtime.session.run_inputs import CodeBinding
 from lathe.core.runtime.session.runner import Runner
 from lathe.core.runtime.session.session import Description, Session
-from lathe.core.runtime.session.variants import FedDefaults, Ranks
+from lathe.core.runtime.session.variants import FedDefaults, Ranks, Sizes, values_of
 
 
 def make_session(
     description: Description, content: Compiled | Split | Graph, graph: Graph, options: Options, new_shapes: NewShapes
 ) -> Session:
-    """A session without an artifact: compiled code, or the graph, stays in memory."""
+    """A session without an artifact. `content` is compiled code, or the graph if code is compiled for each shape."""
     batching = description.batching
     others = session_makers(lambda: graph, description, options, new_shapes, None)
     if not isinstance(content, Graph):
@@ -47,11 +47,16 @@ def make_session(
 
 
 class _SessionMakers(TypedDict, total=False):
-    """The arguments of a session that make further sessions, for runs with other inputs."""
+    """Arguments of `Session`: functions that make further sessions, for runs whose inputs the session's code excludes.
+
+    `variant`: fed defaults; `declared`: inputs that break the assumptions of the code; `ranked`: ranks left open;
+    `sized`: values of size inputs.
+    """
 
     variant: Callable[[FedDefaults], Session]
     declared: Callable[[], Session]
     ranked: Callable[[Ranks], Session]
+    sized: Callable[[Sizes], Session]
 
 
 def session_makers(
@@ -61,27 +66,38 @@ def session_makers(
     new_shapes: NewShapes,
     source: CompileSource | None,
 ) -> _SessionMakers:
-    """The functions that make sessions for runs with other inputs; empty if no run needs other code."""
+    """The functions with which a session makes further sessions, as keyword arguments of `Session`.
+
+    Each is present only if a run may need it: the model has defaults, is compiled under assumptions about its inputs,
+    leaves ranks open (and no device is named), or has size inputs.
+    """
     others: _SessionMakers = {}
     if description.defaults:
         others["variant"] = variant_maker(graph, options, new_shapes, source)
     if description.declared:
         others["declared"] = lambda: _declared_session(with_types(graph(), description.declared), options)
     if description.rankless and not options.devices:
-        others["ranked"] = lambda ranks: _ranked_session(with_ranks(graph(), dict(ranks)), options, new_shapes)
+        others["ranked"] = lambda ranks: _narrowed_session(with_ranks(graph(), dict(ranks)), options, new_shapes)
+    if description.size_inputs:
+        others["sized"] = lambda sizes: _narrowed_session(
+            with_constants(graph(), values_of(sizes)), options, new_shapes
+        )
     return others
 
 
 def _declared_session(graph: Graph, options: Options) -> Session:
-    """A session without assumptions about its inputs. Runs that need it are rare, so its code is not cached."""
+    """A session of `graph`, which has the declared input types, so that the code assumes no more about them.
+
+    Runs that need it are rare, so its code is not cached, and every run waits for its shape.
+    """
     chosen = _without_packing(options)
     description = describe(graph, chosen)
     make = partial(cached_runner, lambda: graph, description, source=None)
     return Session(description, make_maker(graph, description, make, chosen, "wait", None))
 
 
-def _ranked_session(graph: Graph, options: Options, new_shapes: NewShapes) -> Session:
-    """A session of a graph with the ranks of a run, for a model that leaves ranks open."""
+def _narrowed_session(graph: Graph, options: Options, new_shapes: NewShapes) -> Session:
+    """A session of `graph`, a copy of a model in which open ranks, or the values of size inputs, are those of a run."""
     chosen = _without_packing(options)
     opened_up, description, _ = describe_model(graph, chosen)
     make = partial(cached_runner, lambda: opened_up, description, source=None)
@@ -90,14 +106,17 @@ def _ranked_session(graph: Graph, options: Options, new_shapes: NewShapes) -> Se
 
 
 def _without_packing(options: Options) -> Options:
-    """Options for runs that share nothing with other runs."""
+    """The options without packing, for runs that share no packed run with others."""
     return replace(options, packing=0)
 
 
 def variant_maker(
     graph: Callable[[], Graph], options: Options, new_shapes: NewShapes, source: CompileSource | None
 ) -> Callable[[FedDefaults], Session]:
-    """A function that makes sessions with fed defaults as inputs; they compile or load code when they run."""
+    """A function that makes a session in which the defaults of given names are inputs that a run feeds.
+
+    The session compiles or loads its code when it first runs.
+    """
     chosen = _without_packing(options)  # a fed default belongs to one request, so its rows share no run
 
     def variant(fed: FedDefaults) -> Session:
@@ -117,8 +136,9 @@ def load_artifact(
     source: CompileSource | None = None,
     written: FileIdentity | None = None,
 ) -> Session:
-    """A session from an artifact, with those of the options that an artifact does not hold.
+    """A session from an artifact; of `options`, only threads, cache folder and tuning count.
 
+    ArtifactError if the artifact is damaged, or was made for another machine or version.
     `source`: the file it was compiled from, if it is to be tuned in the background. `written`: the identity of the
     file, if this process has just written it.
     """
@@ -149,7 +169,11 @@ def make_maker(
     new_shapes: NewShapes,
     source: CompileSource | None,
 ) -> ShapeCompiler:
-    """The maker of a session's code. Models with state, and code for other devices, have no stand-in."""
+    """The compiler of code for the shapes of a session, with a stand-in that answers while code for a shape is missing.
+
+    `make` compiles or loads code for one binding. There is no stand-in, and every run waits for its shape, for models
+    with state, for code of other devices, and with `new_shapes="wait"` unless all nodes have dynamic kernels.
+    """
     if graph.states or options.devices:
         return make_shape_compiler(make, options, "wait", None, source)
     general = None

@@ -1,14 +1,16 @@
-"""Variants of a graph with changed inputs: defaults turned into inputs, or inputs of other types or ranks."""
+"""Variants of a graph: defaults turned into inputs, inputs into constants, or inputs of other types or ranks."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
 
+import numpy as np
+
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.dim import symbol
-from lathe.core.ir.graph import Graph
-from lathe.core.ir.types import TensorType, ValueType
+from lathe.core.ir.graph import Array, Graph
+from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ir.verify import verify
 from lathe.core.ops.opdef.inference import forget_types, infer_graph
 
@@ -32,8 +34,22 @@ def with_default_inputs(graph: Graph, names: Collection[str]) -> Graph:
     return _infer_again(copy, "feeding defaults")
 
 
+def with_constants(graph: Graph, values: Mapping[str, Array]) -> Graph:
+    """A copy of `graph` in which these inputs are constants, by name. ModelError if a node does not take the values."""
+    copy = graph.clone()
+    for value in [value for value in copy.inputs if value.name in values]:
+        copy.inputs.remove(value)
+        copy.constants[value] = array = np.array(values[value.name])
+        array.setflags(write=False)
+        value.type = TensorType(DType.from_numpy(array.dtype), array.shape)
+    return _infer_again(copy, "giving inputs their values")
+
+
 def with_types(graph: Graph, types: Mapping[str, ValueType]) -> Graph:
-    """A copy of `graph` whose inputs have the given types, by name; other inputs keep theirs."""
+    """A copy of `graph` whose inputs have the given types, by name; other inputs keep theirs.
+
+    All types are inferred again. ModelError or VerifyError if the graph does not accept the types.
+    """
     copy = graph.clone()
     for value in copy.inputs:
         value.type = types.get(value.name, value.type)

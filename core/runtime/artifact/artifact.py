@@ -53,7 +53,7 @@ from lathe.core.runtime.session.placed import Wiring
 from lathe.core.runtime.session.runner import Runner
 from lathe.core.runtime.session.session import Description, PackInfo
 
-SCHEMA = 10
+SCHEMA = 11
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,10 @@ def save(
 
 
 def _part_facts(part: Compiled, sections: dict[str, Chunks], prefix: str) -> dict[str, Any]:
-    """The facts of the code for one device. Adds its sections to `sections`."""
+    """The header entries of one part: its plan, code spans and device.
+
+    Adds its sections to `sections`, with names that begin with `prefix`.
+    """
     sections |= {
         f"{prefix}code": [part.objects[symbol] for symbol in sorted(part.objects)],
         f"{prefix}weights": part.weights(),
@@ -150,7 +153,7 @@ def load(path: Path, threads: int, written: FileIdentity | None = None) -> Loade
 
 
 def load_graph(path: Path) -> Graph:
-    """The graph of an artifact without its code. ArtifactError as for `load`, and if it holds none."""
+    """The graph of an artifact (its section `source`). ArtifactError as for `load`, and if it holds no graph."""
     with Bundle(path) as bundle:
         _check_origin(bundle)
         return _read_graph(bundle, "source")
@@ -176,7 +179,7 @@ def _check_origin(bundle: Bundle) -> None:
 
 
 def _runner(bundle: Bundle, threads: int, description: Description) -> Runner | None:
-    """The code in a bundle, ready to run; None if it holds a graph."""
+    """The code in a bundle, ready to run; None if it holds only a graph, which is compiled per shape."""
     facts, independent, max_batch = bundle.facts, description.batching.is_divisible, description.max_batch
     if "plan" in facts:
         part, weights = _read_part(bundle, facts, "")
@@ -206,7 +209,10 @@ def _parts_runner(
 
 
 def _read_part(bundle: Bundle, facts: Mapping[str, Any], prefix: str) -> tuple[Compiled, DeduplicatedWeights]:
-    """The code of one device, and its weights, mapped from the file."""
+    """The code of one device, and its weights, mapped from the file. `prefix`: the start of the names of its sections.
+
+    ArtifactError if a section is damaged, or if the code cannot run on the device (see `_check_device`).
+    """
     if facts["device"] != HOST:
         _check_device(bundle, facts["made_for"], open_device(facts["device"]))
     plan = plan_from_json(facts["plan"], _read_graph(bundle, f"{prefix}fallbacks"))
@@ -222,7 +228,11 @@ def _read_arrays(bundle: Bundle, name: str) -> dict[str, Array]:
 
 
 def _check_device(bundle: Bundle, made_for: str, device: Device) -> None:
-    """Binaries run on their own generation; PTX, if present, on every later one."""
+    """ArtifactError unless `device` has the architecture `made_for`, or both are NVIDIA's and the device's is newer.
+
+    Binaries run on their own generation, and PTX on every later one; whether a binary has PTX is checked when it is
+    loaded.
+    """
     mine = device.target.key
     later = made_for.startswith("sm_") and mine.startswith("sm_") and int(made_for[3:]) <= int(mine[3:])
     if made_for != mine and not later:
@@ -230,7 +240,7 @@ def _check_device(bundle: Bundle, made_for: str, device: Device) -> None:
 
 
 def _object_spans(objects: dict[str, bytes]) -> dict[str, tuple[int, int]]:
-    """The start of each object file in the code section, and its size."""
+    """The start and size of each symbol's object file in the code section, which holds them sorted by symbol."""
     places: dict[str, tuple[int, int]] = {}
     at = 0
     for symbol in sorted(objects):
@@ -240,7 +250,7 @@ def _object_spans(objects: dict[str, bytes]) -> dict[str, tuple[int, int]]:
 
 
 def _as_constants(arrays: Mapping[str, Array]) -> Graph:
-    """A graph that only holds arrays."""
+    """A graph without nodes whose constants are `arrays`, by name."""
     constants = {
         Value(name, TensorType(DType.from_numpy(array.dtype), array.shape)): array for name, array in arrays.items()
     }
@@ -273,9 +283,10 @@ def _graph_sections(name: str, graph: Graph) -> dict[str, Chunks]:
 
 
 def _read_graph(bundle: Bundle, name: str) -> Graph:
-    """The graph in a section. Its constants are read when they are used.
+    """The graph in the sections `name`.lir (text) and `name`.bin (constants), which are read when they are used.
 
-    Their pages, which checking the digests has read, are released, because child processes do most of the compiling.
+    The pages of the constants, which checking the digests has read, are released, because child processes do most of
+    the compiling. ArtifactError if a section is missing or damaged.
     """
     text, constants = bundle.section(f"{name}.lir"), bundle.section(f"{name}.bin")
     graph = parse_graph(bytes(text).decode(), constants)
@@ -297,6 +308,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "packing": astuple(description.packing) if description.packing is not None else None,
         "any_size": [[name, str(dim)] for name, dim in description.any_size],
         "in_parts": description.in_parts,
+        "size_inputs": list(description.size_inputs),
     }
 
 
@@ -315,6 +327,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
             any_size=tuple((str(name), parse_dim(dim)) for name, dim in data["any_size"]),
             in_parts=bool(data["in_parts"]),
+            size_inputs=tuple(map(str, data["size_inputs"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"description is malformed: {type(error).__name__} {error}") from error

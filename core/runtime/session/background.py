@@ -23,7 +23,7 @@ _instances: WeakSet[Background] = WeakSet()
 
 
 class Background:
-    """Does jobs in the order of submission, in a thread that exists while there are jobs."""
+    """Does jobs one after the other, in the order of submission, in a thread that exists while there are jobs."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -48,17 +48,17 @@ class Background:
                 self._thread.start()
 
     def run_child(self, arguments: Sequence[str], patient: bool = False) -> bool:
-        """Run a stage of child_stages.py to its end; whether it succeeded. SessionClosed after `close`.
+        """Run a stage of child_stages.py in a child process to its end; returns whether it succeeded.
 
         The child gets a share of the processors. A `patient` stage, for which no run waits, first runs at idle
-        priority, and again with a share if it starves.
+        priority, and again with a share if it starves. SessionClosed after `close`.
         """
         if patient and (done := self._attempt(arguments, Priority.IDLE)) is not None:
             return done
         return bool(self._attempt(arguments, Priority.SHARED))
 
     def _attempt(self, arguments: Sequence[str], priority: Priority) -> bool | None:
-        """Whether the stage succeeded; None if an idle child was starved of processor time."""
+        """Run a stage in a child; returns whether it succeeded, or None if an idle child was starved and killed."""
         with self._start(arguments, priority) as child:
             # Its standard input stays open: the child exits when it closes (--while-stdin).
             if priority is Priority.IDLE and not _wait_for_idle(child):
@@ -87,7 +87,10 @@ class Background:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def close(self) -> None:
-        """Drop the queued jobs, kill the child, and wait for the current job, unless that job calls `close`."""
+        """Drop the queued jobs, kill the child, and wait at most 30 seconds for the current job.
+
+        If the current job itself calls this, it does not wait.
+        """
         with self._changed:
             self._closed = True
             self._work.clear()
@@ -108,7 +111,7 @@ class Background:
 
 
 def _wait_for_idle(child: subprocess.Popen[bytes]) -> bool:
-    """Wait for the end of an idle child. False as soon as it is starved."""
+    """Wait for the end of an idle child: True. False as soon as it is starved of processor time, and still runs."""
     while True:
         try:
             child.wait(_CHECK_INTERVAL)
@@ -121,6 +124,6 @@ def _wait_for_idle(child: subprocess.Popen[bytes]) -> bool:
 
 @atexit.register
 def _close_all() -> None:
-    """No thread may be inside LLVM when the process tears it down."""
+    """At exit, close all of them: no thread may be inside LLVM when the process tears it down."""
     for background in list(_instances):
         background.close()

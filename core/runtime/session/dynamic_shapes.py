@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from lathe.core.errors import SessionClosed
+from lathe.core.errors import LatheError, SessionClosed
 from lathe.core.runtime.host.executable import Executable
 from lathe.core.runtime.session.background import Background
 from lathe.core.runtime.session.executables import StandIn
@@ -39,7 +39,7 @@ class DynamicShapeCode:
         compile_beside: Callable[[Background], None] = lambda background: None,
         waits: bool = False,
     ) -> None:
-        """`batch`: the symbol of the batch size.
+        """`make` loads or compiles the code. `batch`: the symbol of the batch size, if there is one.
 
         `at_hand`: whether `make` only has to load the code. `compile_beside` compiles most of it in a child process of
         the background. `waits`: runs of sizes that the code does not serve wait for code of their own; otherwise the
@@ -82,7 +82,10 @@ class DynamicShapeCode:
         return (self._code,) if self._code is not None else ()
 
     def prepare(self, background: Background | None = None) -> None:
-        """Load the code, or compile it, in a child process of the background if there is one."""
+        """Load the code, or compile it, in a child process of the background if there is one.
+
+        An error is kept as `failure` and becomes a warning.
+        """
         try:
             if background is not None and not self.is_cached:
                 self._compile_beside(background)
@@ -109,14 +112,14 @@ class DynamicShapeCode:
         return self._call_for(self._code, self._sizes(self._code, given)) if self._code is not None else None
 
     def _sizes(self, code: DynamicRunner, given: RunInputs) -> tuple[int, ...]:
-        """The values of the code's size table."""
+        """The values of the code's size table for this run, in the order of its names."""
         known = dict(given.binding)
         if self._batch is not None:
             known[self._batch] = given.rows
         return tuple([known[name] for name in (code.sizes if isinstance(code, PartitionedRunner) else code.plan.sizes)])
 
     def _call_for(self, code: DynamicRunner, sizes: tuple[int, ...]) -> Call | PartitionedCall | None:
-        """The call for these values; None if the code does not serve them."""
+        """The call for these values of the size table, cached; None if the code does not serve them."""
         try:
             return self._runs[sizes]  # one lookup, because another thread may clear the cache at any time
         except KeyError:
@@ -135,16 +138,17 @@ class DynamicShapeCode:
 
 
 def warn_of_failure(error: Exception) -> None:
-    """Warn that dynamic-shape code failed to compile: then each shape is compiled separately, which takes longer."""
-    warnings.warn(
-        f"no dynamic-shape code, so each shape is compiled separately: {type(error).__name__}: {error}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    """Warn that dynamic-shape code failed to compile: then each shape is compiled separately, which takes longer.
+
+    Lathe's own errors, such as too little memory, are no reason for a warning: code for a shape has them as well.
+    """
+    if not isinstance(error, LatheError):
+        message = f"no dynamic-shape code, so each shape is compiled separately: {type(error).__name__}: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _run_recorded(code: DynamicRunner, run: Call | PartitionedCall, arrays: Sequence[Any], record: Record) -> list[Any]:
-    """A run that reports its kernels to `record`."""
+    """The outputs of `run` for these inputs; reports its kernels to `record`."""
     if isinstance(run, PartitionedCall):
         return run.recorded(arrays, record)
     times = StepTimes(code.shares[0].plan)

@@ -27,7 +27,7 @@ _FREQUENT_RUNS = 16  # runs of a shape by a lasting stand-in before the shape ge
 
 @dataclass(frozen=True)
 class ShapeCode:
-    """Code for one shape. `note` describes it to people. If it is not `last`, better code will follow."""
+    """Code for one shape. `note` describes it in reports for people. If it is not `last`, better code will follow."""
 
     executable: Runner
     note: str = ""
@@ -40,11 +40,11 @@ Stage: TypeAlias = Callable[
 
 
 class StandIn(Protocol):
-    """Answers for shapes that have no code of their own yet. Any number of threads may run it."""
+    """Code that answers for shapes that have none of their own yet. Any number of threads may run it."""
 
     @property
     def prepared(self) -> bool:
-        """Whether `prepare` has nothing to do."""
+        """Whether `prepare` has nothing left to do, or has failed."""
 
     @property
     def is_cached(self) -> bool:
@@ -52,11 +52,11 @@ class StandIn(Protocol):
 
     @property
     def quick(self) -> bool:
-        """Whether it is about as fast as code for the shape."""
+        """Whether it is about as fast as code for the shape; only once it is prepared."""
 
     @property
     def is_lasting(self) -> bool:
-        """Whether shapes keep using it once it is quick: only a frequent shape gets code of its own."""
+        """Whether shapes keep using it once it is quick, so that only a frequent shape gets code of its own."""
 
     @property
     def failure(self) -> str | None:
@@ -68,16 +68,20 @@ class StandIn(Protocol):
 
     @property
     def runners(self) -> tuple[Runner, ...]:
-        """The code that it runs."""
+        """The compiled code that it runs; empty if there is none, or none yet."""
 
     def call(self, given: RunInputs) -> Run | None:
-        """`run` for just these sizes, prepared; None if there is nothing to prepare."""
+        """A prepared function from inputs of the sizes in `given` to outputs; None if there is nothing to prepare."""
 
     def prepare(self, background: Background | None = None) -> None:
         """Do the slow work (compiling) in advance; with a background, in its child processes."""
 
     def run(self, given: RunInputs, enough: Callable[[], bool]) -> list[Any] | None:
-        """Outputs in the model's order; None if it does not answer, or after `enough` returned true."""
+        """Outputs in the model's order.
+
+        None if it does not answer for these sizes, or stopped because `enough`, which it asks now and then, returned
+        true.
+        """
 
     def close(self) -> None:
         """Free its resources once no thread runs it."""
@@ -89,8 +93,8 @@ class ShapeCompiler:
 
     `now` compiles in the calling thread. The stages of `later` run in the background and replace each other, each one
     better; without any stage, every run waits for its shape. `is_cached` says whether `now` only has to load cached
-    code. `general` is the stand-in, if there is one. `first`: the first shape of a session may be compiled in the
-    background, too, instead of making its run wait. The same holds if `general` is quick.
+    code. `general` is the stand-in, if there is one. The first run of a session waits for the code of its shape, unless
+    `first` is true or the stand-in is quick.
     """
 
     now: Callable[[CodeBinding], ShapeCode]
@@ -102,7 +106,7 @@ class ShapeCompiler:
 
 @dataclass(eq=False)
 class _Held:
-    """Code with the number of threads that use it. Once it is dropped, the last user closes it."""
+    """Code and the number of runs that use it. Once it is dropped, the last of them closes it."""
 
     made: ShapeCode
     users: int = 0
@@ -115,7 +119,7 @@ class _Held:
 
 @dataclass(eq=False)
 class Shape:
-    """A cache entry: the code of one shape, its stand-in, and its users."""
+    """An entry of `ShapeCache`: the code of one shape (`held`), its stand-in, and the number of its users."""
 
     binding: CodeBinding
     compile_lock: threading.Lock = field(
@@ -138,18 +142,19 @@ class Shape:
 
     @property
     def can_answer(self) -> bool:
-        """Whether this shape has code that answers, or will have."""
+        """Whether this shape has no code yet, or code that is more than a placeholder (`serves_none`)."""
         return self.held is None or not serves_none(self.held.made.executable)
 
     @property
     def wanted(self) -> bool:
-        """Whether a run uses this shape, or may still ask for it."""
+        """Whether a run uses this shape now, or may still ask for it, because it is in the cache."""
         return self.users > 0 or not self.dropped
 
     def note_run(self, runner: object) -> bool:
-        """Record a run; returns whether `runner` is still this shape's code, or its stand-in while there is no code.
+        """Count a run by `runner`; returns whether that is still the code of this shape.
 
-        The `_FREQUENT_RUNS`th run by the stand-in requests code for this shape.
+        While there is no code, the stand-in counts as the code, and its `_FREQUENT_RUNS`th run requests code for this
+        shape.
         """
         self.used = True
         held = self.held
@@ -161,11 +166,11 @@ class Shape:
         return runner is self.standing
 
     def is_current(self, runner: object) -> bool:
-        """Whether this runner is the current code, or the stand-in, and nothing has replaced it."""
+        """Whether the shape is still cached, and `runner` is its code, or its stand-in while there is no code."""
         return not self.dropped and runner is (self.held.made.executable if self.held is not None else self.standing)
 
     def state(self, meanwhile: str, coming: bool) -> str:
-        """The state of the shape, for people.
+        """The state of the shape in words, such as "being compiled".
 
         `meanwhile`: the name of the stand-in, "" if there is none. `coming`: whether code that answers is being
         compiled.
@@ -177,17 +182,17 @@ class Shape:
         return self.held.made.note + ("; being tuned in the background" if self.pending else "")
 
     def hold(self, made: ShapeCode) -> _Held | None:
-        """Replace the code. Returns the previous code if no thread uses it, so that the caller closes it."""
+        """Replace the code by `made`. Returns the previous code if no run uses it, for the caller to close."""
         before, self.held = self.held, _Held(made)
         return _mark_dropped(before)
 
     def drop(self) -> _Held | None:
-        """Mark the shape as evicted. Returns its code if that can be closed."""
+        """Mark the shape as evicted. Returns its code if no run uses the shape, for the caller to close."""
         self.dropped = True
         return self.code_to_close()
 
     def code_to_close(self) -> _Held | None:
-        """The code, if it can be closed because no run will ask for this shape again."""
+        """The code, if the shape is evicted and neither it nor its code is in use; otherwise None."""
         return None if self.wanted else _mark_dropped(self.held)
 
 
@@ -198,10 +203,13 @@ def _mark_dropped(held: _Held | None) -> _Held | None:
 
 
 class ShapeCache:
-    """A small cache of executables. Compiling one blocks only the runs that want the same shape."""
+    """An LRU cache of executables by shape. Compiling one blocks only the runs that want the same shape."""
 
     def __init__(self, maker: ShapeCompiler, limit: int, fixed: ShapeCode | None = None) -> None:
-        """`fixed` is the code of a model whose only symbol is the batch size: its binding is empty."""
+        """`limit`: the most shapes. `fixed`: the code of a model whose only symbol is the batch size.
+
+        The binding of `fixed` is empty.
+        """
         self._maker = maker
         self._limit = limit
         self._shapes: OrderedDict[CodeBinding, Shape] = OrderedDict()
@@ -221,7 +229,10 @@ class ShapeCache:
 
     @contextmanager
     def enter(self, binding: CodeBinding) -> Iterator[Shape]:
-        """The cache entry for these values, which stays valid inside the block. SessionClosed after `close`."""
+        """The cache entry for these values of symbols, made if missing; it stays valid inside the block.
+
+        SessionClosed after `close`.
+        """
         if binding not in self._shapes:
             self._prepare(binding)
         shape = self._enter(binding)
@@ -232,9 +243,9 @@ class ShapeCache:
 
     @contextmanager
     def executable(self, shape: Shape) -> Iterator[Runner]:
-        """Code that stays usable inside the block, whatever replaces or drops it meanwhile.
+        """Context manager: the code of a shape, which stays usable inside the block even if it is replaced or dropped.
 
-        Waits until there is some, and raises whatever compiling raises.
+        Waits until it is compiled, or compiles it in this thread; raises whatever compiling raises.
         """
         with shape.compile_lock:
             held = self._acquire_code(shape)
@@ -247,7 +258,7 @@ class ShapeCache:
             self._release_code(held)
 
     def stand_in_answer(self, shape: Shape, given: RunInputs) -> list[Any] | None:
-        """The answer of the stand-in while there is no code; None if it does not answer.
+        """The outputs of the stand-in, if there is no code for the shape and the stand-in answers; otherwise None.
 
         A stand-in that is not quick answers one run at a time, and then rests for as long as that run took, so that the
         processors are free for compiling. The other runs wait until a quick stand-in is prepared.
@@ -277,7 +288,10 @@ class ShapeCache:
         return general.run(given, lambda: False) if general.quick and not shape.ready else None
 
     def _run_slow(self, general: StandIn, shape: Shape, given: RunInputs) -> list[Any] | None:
-        """The answer of a stand-in that is not quick, after a rest; None once there is code, or it is quick."""
+        """The outputs of a stand-in that is not quick, after its rest; None if it does not answer.
+
+        It stops, and returns None, once the shape has code or the stand-in has become quick.
+        """
 
         def enough() -> bool:
             return shape.ready or general.quick
@@ -291,38 +305,38 @@ class ShapeCache:
         return results
 
     def made(self) -> dict[CodeBinding, Runner]:
-        """The code that exists now by binding, the most recently used last."""
+        """The code that cached shapes have now, by binding, the most recently used last."""
         with self._changed:
             return {binding: s.held.made.executable for binding, s in self._shapes.items() if s.held is not None}
 
     def runners(self) -> list[Runner]:
-        """All code that exists now, including replaced, dropped or closed code that threads still run."""
+        """All code that exists now, the stand-in's, too; includes replaced, dropped or closed code that runs use."""
         general = self._maker.general
         with self._changed:
             return [*self._runners, *(general.runners if general is not None else ())]
 
     def stand_in_call(self, shape: Shape, given: RunInputs) -> Run | None:
-        """The prepared call of the lasting stand-in for these sizes, if it answers for the shape."""
+        """The stand-in's prepared call for these sizes, if a lasting stand-in answers for the shape; otherwise None."""
         general = self._maker.general
         return general.call(given) if general is not None and shape.standing is not None else None
 
     def stand_in_failure(self) -> str | None:
-        """Why the stand-in could not be prepared; None if it was, or if nobody needed it yet."""
+        """Why the stand-in could not be prepared; None if it was, if that was not tried yet, or without one."""
         return self._maker.general.failure if self._maker.general is not None else None
 
     def standing(self) -> tuple[Runner, ...]:
-        """The runners of a lasting stand-in, which serve most shapes."""
+        """The runners of a lasting stand-in, which serve most shapes; empty without such a stand-in."""
         general = self._maker.general
         return general.runners if general is not None and general.is_lasting else ()
 
     def states(self) -> dict[CodeBinding, str]:
-        """The state of every shape, for people."""
+        """The state of every cached shape in words, by binding: see `Shape.state`."""
         name = self._maker.general.name if self._maker.general is not None else ""
         with self._changed:
             return {binding: shape.state(name, self._is_coming(shape)) for binding, shape in self._shapes.items()}
 
     def prepare(self) -> None:
-        """Load the stand-in if that takes negligible time."""
+        """Prepare the stand-in if that only loads it from a cache."""
         general = self._maker.general
         if general is not None and general.is_cached and not self._closed:
             general.prepare()
@@ -351,7 +365,11 @@ class ShapeCache:
     # -- one shape ------------------------------------------------------------------------------------------------
 
     def _prepare(self, binding: CodeBinding) -> None:
-        """Prepare the stand-in before a new shape begins: in this run, or in the background if runs must not wait."""
+        """Prepare the stand-in, if necessary, before a new shape begins.
+
+        This happens in the background if the maker allows that (`first`) and the stand-in is not cached, otherwise in
+        this thread.
+        """
         general = self._maker.general
         if general is None or general.prepared or self._closed or self._maker.is_cached(binding):
             return
@@ -388,7 +406,10 @@ class ShapeCache:
         return shape
 
     def _evict(self) -> Shape:
-        """Evict the least recently entered shape; one that runs have used since gets a second chance."""
+        """Take the least recently entered shape out of the cache and return it.
+
+        A shape that runs have used through the call cache since the last pass is spared once.
+        """
         while True:
             binding, shape = self._shapes.popitem(last=False)
             if not shape.used:
@@ -396,7 +417,11 @@ class ShapeCache:
             shape.used, self._shapes[binding] = False, shape
 
     def _add_shape(self, binding: CodeBinding) -> None:
-        """Add a shape. Its code is compiled in the background unless the first run should wait for it."""
+        """Add a shape, and compile its code in the background where that is right.
+
+        It is not if the first run should wait for the code, if the code is cached, or if a lasting stand-in answers or
+        is being prepared.
+        """
         general = self._maker.general
         served = any(shape.can_answer for shape in self._shapes.values())
         waits = not served and not self._maker.first and (general is None or not general.quick)
@@ -407,13 +432,13 @@ class ShapeCache:
             self._submit(shape, 0)
 
     def _on_frequent(self, shape: Shape) -> None:
-        """Request code for a shape that comes often."""
+        """Have code compiled in the background for a shape that comes often, unless it has code or that has begun."""
         with self._changed:
             if not shape.ready and not shape.pending and not shape.dropped:
                 self._submit(shape, 0)
 
     def _is_coming(self, shape: Shape) -> bool:
-        """Whether code that answers for the shape is being compiled in the background."""
+        """Whether code that answers for the shape is being compiled in the background: its own or a stand-in's."""
         general = self._maker.general
         return shape.pending or (self._preparing and general is not None and general.is_lasting)
 
@@ -428,13 +453,13 @@ class ShapeCache:
         _close(idle)
 
     def _submit(self, shape: Shape, stage: int) -> None:
-        """Submit this stage to the background, if there is such a stage."""
+        """Submit stage number `stage` of the shape to its background; `pending` says whether there is one."""
         shape.pending = stage < len(self._backgrounds)
         if shape.pending:
             self._backgrounds[stage].submit(lambda: self._improve(shape, stage))
 
     def _improve(self, shape: Shape, stage: int) -> None:
-        """In the background: compile one stage, and submit the next.
+        """In the background: compile one stage of the shape, replace its code, and submit the next stage.
 
         Errors are dropped here: the next run compiles by itself, and raises the error to its caller.
         """
@@ -453,13 +478,13 @@ class ShapeCache:
             self._changed.notify_all()
 
     def _compile_now(self, shape: Shape) -> None:
-        """Compile in the run that needs the code."""
+        """Compile the shape's code in the calling thread, whose run needs it, and submit the next stage."""
         made = self._maker.now(shape.binding)
         self._replace(shape, made)
         self._submit_next(shape, made, 1)
 
     def _replace(self, shape: Shape, made: ShapeCode) -> None:
-        """Replace the code of a shape."""
+        """Give a shape new code, and close the previous code once no run uses it."""
         with self._changed:
             before = shape.hold(made)
             self._runners.add(made.executable)
@@ -468,7 +493,10 @@ class ShapeCache:
         _close(before, idle)
 
     def _acquire_code(self, shape: Shape) -> _Held | None:
-        """The code, after waiting for the background; None if this thread has to compile it."""
+        """The shape's code, counted as used, after waiting for the background; None if this thread has to compile it.
+
+        SessionClosed if there is no code and the cache was closed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: shape.held is not None or not shape.pending or self._closed)
             if shape.held is not None:

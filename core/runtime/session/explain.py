@@ -17,7 +17,10 @@ _BAR = 48  # characters for the lifetime of a region
 
 
 def explain_plan(plan: Plan, n: int, peaks: Peaks, device: str = "cpu") -> list[str]:
-    """The lines for a batch of `n` rows. `peaks`: the rates of one CPU thread, or of a whole device."""
+    """The lines of the report for a batch of `n` rows, or for typical sizes if the plan has dynamic ones.
+
+    `peaks`: the rates of one CPU thread, or of a whole device.
+    """
     of = f"sizes of {TYPICAL_SIZE}" if plan.sizes else f"n = {n}"
     where = f"{of}; one thread" if device == "cpu" else f"{of}; {device}"
     compiled = f"steps: {len(plan.steps)} compiled, {len(plan.fallbacks.nodes)} on the reference"
@@ -55,7 +58,7 @@ def _roofline_seconds(step: Step, n: int, peaks: Peaks) -> float:
 
 
 def _memory_map(regions: tuple[Region, ...], n: int) -> Iterator[str]:
-    """A line per region, by address: its place, its lifetime, and the values in it."""
+    """A line per region of the arena, by address: offset, size, lifetime as a bar, and the values in it."""
     positions = max((region.last for region in regions), default=0) + 1
     for region in sorted(regions, key=lambda region: (region.offset.at(n), region.first)):
         first = region.first * _BAR // positions
@@ -66,7 +69,7 @@ def _memory_map(regions: tuple[Region, ...], n: int) -> Iterator[str]:
 
 
 def _scaled(value: float, unit: str) -> str:
-    """With the unit prefix that leaves at most three digits before the point."""
+    """A number as text with a unit prefix, such as `1.5 MFLOP`: at most three digits before the point up to G."""
     for prefix in ("", "k", "M", "G"):
         if value < 1000:
             return f"{value:.0f} {unit}" if not prefix else f"{value:.1f} {prefix}{unit}"

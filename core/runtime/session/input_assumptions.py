@@ -10,7 +10,7 @@ from lathe.core.ir.types import TensorType, ValueType
 
 
 class InputAssumptions:
-    """The assumed extents of inputs, prepared for a fast check, because every run of such a model is checked."""
+    """Checks the extents that code assumes of inputs; prepared, because every run of such a model is checked."""
 
     def __init__(self, declared: Mapping[str, ValueType], assumed: Mapping[str, ValueType]) -> None:
         places: dict[str, int] = {}
@@ -33,7 +33,10 @@ class InputAssumptions:
         self._count = len(places)
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether inputs of these shapes satisfy the assumptions. True also if they do not fit the declared types."""
+        """Whether inputs of these shapes, by name, satisfy the assumptions.
+
+        True also if an input is missing or has another rank than declared: other checks find that.
+        """
         values = [0] * self._count
         for name, rank, found in self._declared:
             shape = shapes.get(name)
@@ -46,5 +49,5 @@ class InputAssumptions:
 
 
 def _is_plain(dim: Dim) -> bool:
-    """Whether a dimension is a symbol."""
+    """Whether a dimension is just one symbol, without arithmetic."""
     return isinstance(dim, SymDim) and symbols(dim) == {str(dim)}

@@ -28,7 +28,7 @@ class InputChecks:
         self._fast_checks = [_fast_checks(name, type_) for name, type_ in inputs.items()]
 
     def of(self, feeds: Mapping[str, Any]) -> tuple[list[Any], Symbols]:
-        """The arrays in the order of the inputs, contiguous, and the values of the symbols.
+        """The arrays in the order of the inputs, contiguous, and the values of the symbols of their dimensions.
 
         FeedError for an input that is missing or does not fit its type.
         """
@@ -40,7 +40,10 @@ class InputChecks:
         return [self._check_full(name, type_, feeds, values) for name, type_ in self._inputs.items()], values
 
     def _check_fast(self, check: _FastCheck | None, feeds: Mapping[str, Any], values: Symbols) -> NDArray[Any] | None:
-        """The array if the fast check accepts it; otherwise None, and the full check decides."""
+        """The fed array if the fast check accepts it; otherwise None, and the full check decides.
+
+        Enters the values of symbols in `values`.
+        """
         if check is None:
             return None
         name, dtype, rank, numbers, plain = check
@@ -79,7 +82,7 @@ def _fast_checks(name: str, type_: ValueType) -> _FastCheck | None:
 def check_input(name: str, type_: ValueType, feed: Any, values: Symbols) -> Any:
     """The feed as a contiguous array of the declared type; enters the values of symbols in `values`.
 
-    FeedError if it does not fit.
+    FeedError if it does not fit. Feeds for sequences and optionals are returned unchecked.
     """
     if not isinstance(type_, TensorType):
         return feed
@@ -96,7 +99,11 @@ def check_input(name: str, type_: ValueType, feed: Any, values: Symbols) -> Any:
 
 
 def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, ...], values: Symbols) -> None:
-    """Check one dimension. A symbol gets its value from the first dimension that shows it."""
+    """Check that an extent `size` fits the declared dimension `dim`; FeedError if not.
+
+    A symbol gets its value in `values` from the first dimension that shows it. Dimensions of several symbols are not
+    checked.
+    """
     if isinstance(dim, int):
         if dim != size:
             raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
@@ -114,7 +121,7 @@ def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, 
 
 @lru_cache(maxsize=4096)  # called for every dimension of every input in every run
 def _linear_form(dim: SymDim) -> tuple[str, int, int] | None:
-    """The only symbol of a dimension, its factor and the added constant; None for other forms."""
+    """(symbol, factor, constant) of a dimension that is linear in its only symbol; None for any other."""
     names = symbols(dim)
     parts = affine(dim, next(iter(names))) if len(names) == 1 else None
     return (next(iter(names)), *parts) if parts is not None else None

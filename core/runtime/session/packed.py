@@ -26,7 +26,7 @@ from lathe.core.runtime.session.record import Record, run_recorded
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Rows `first` to `last` of a feed, all `length` tokens long."""
+    """Sequences `first` to `last` (exclusive) of the feed with index `feed`, all `length` tokens long."""
 
     feed: int
     first: int
@@ -44,7 +44,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The input of one caller: arrays by input, `rows` sequences of `length` tokens."""
+    """The input of one caller: arrays by input, with `rows` sequences of `length` tokens each."""
 
     arrays: Mapping[str, NDArray[Any]]
     rows: int
@@ -56,10 +56,16 @@ class Feed:
 
 
 class PackedRuns:
-    """The code for tokens, and the code for whole sequences. Any number of threads may use it."""
+    """Runs packed sequences: first the code for tokens, then the code for whole sequences, if there is any.
+
+    Any number of threads may use it.
+    """
 
     def __init__(self, tokens: Executable, sequences: Executable | None, outputs: Sequence[str], capacity: int) -> None:
-        """`capacity`: the most tokens of a run; longer sequences run alone."""
+        """`outputs`: the names of the model's outputs. `capacity`: the most tokens of a run.
+
+        A longer sequence runs alone.
+        """
         self.tokens, self.sequences, self.capacity = tokens, sequences, capacity
         self._outputs = tuple(outputs)
         self._axes = {port.name: _token_axis(port.type) for port in (*tokens.plan.inputs, *tokens.plan.outputs)}
@@ -86,7 +92,7 @@ class PackedRuns:
             self.sequences.close()
 
     def arrays(self, feeds: Sequence[Feed], items: Sequence[Item]) -> tuple[int, list[NDArray[Any]]]:
-        """The number of tokens of these items, and the inputs of the code for tokens."""
+        """The number of tokens of these items, and the inputs for a run of the code for tokens, in its order."""
         lengths = np.repeat([item.length for item in items], [item.rows for item in items])
         marks = _packing_arrays(lengths)
         ports = self.tokens.plan.inputs
@@ -103,7 +109,10 @@ class PackedRuns:
                 found.pools.setdefault(port.name, []).append((items, result[:rows]))
 
     def _concatenate(self, feeds: Sequence[Feed], items: Sequence[Item], name: str) -> NDArray[Any]:
-        """The tokens of all items along one axis; the axis of the batch, the first one, has extent 1."""
+        """The input `name` of all items as one array, their tokens one after the other along the token axis.
+
+        Its first axis, that of the batch, has extent 1.
+        """
         axis = self._axes[name]
         parts = [_flatten_rows(feeds[item.feed].arrays[name][item.first : item.last], axis) for item in items]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
@@ -116,7 +125,7 @@ class PackedRuns:
             start += item.tokens
 
     def _run_sequences(self, feeds: Sequence[Feed], found: _Results, record: Record | None) -> None:
-        """One run for the sequences of all feeds, in the order of the feeds."""
+        """Run the code for whole sequences once for all feeds, in their order, and add its outputs to `found`."""
         assert self.sequences is not None
         total = sum(feed.rows for feed in feeds)
         firsts = np.cumsum([0, *(feed.rows for feed in feeds)])
@@ -149,7 +158,7 @@ class LazyPacked:
         self.made: PackedRuns | None = None
 
     def get(self) -> PackedRuns:
-        """The code. Raises whatever compiling raises, and SessionClosed after `close`."""
+        """The packed code; the first call compiles it, and raises whatever that raises. SessionClosed after `close`."""
         if self.made is None:
             with self._lock:
                 if self._closed:
@@ -165,7 +174,7 @@ class LazyPacked:
 
 
 class _Results:
-    """Results so far: parts of the outputs, and values with one row per sequence (`pools`)."""
+    """Results so far: by feed, parts of the outputs (`parts`), and values with one row per sequence (`pools`)."""
 
     def __init__(self, feeds: int) -> None:
         self.parts: list[dict[str, list[tuple[int, NDArray[Any]]]]] = [{} for _ in range(feeds)]
@@ -177,7 +186,10 @@ class _Results:
 
 
 def split_feeds(feeds: Sequence[Feed], capacity: int) -> list[Item]:
-    """The feeds as items. A feed with too many tokens is divided into several, each as many rows as fit."""
+    """The feeds as items of at most `capacity` tokens: a larger feed is divided into items of as many rows as fit.
+
+    A single row with more tokens than `capacity` is an item of its own.
+    """
     items = []
     for index, feed in enumerate(feeds):
         rows = max(capacity // feed.length, 1)
@@ -186,7 +198,10 @@ def split_feeds(feeds: Sequence[Feed], capacity: int) -> list[Item]:
 
 
 def pack_bins(items: Sequence[Item], capacity: int) -> list[list[Item]]:
-    """The items in bins by first-fit decreasing: at most 11/9 of the optimum plus a constant (Johnson 1973)."""
+    """The items in bins of at most `capacity` tokens, by first-fit decreasing; a larger item has a bin of its own.
+
+    The number of bins is at most 11/9 of the optimum plus a constant (Johnson 1973).
+    """
     if sum(item.tokens for item in items) <= capacity:
         return [list(items)]
     bins: list[list[Item]] = []
@@ -202,7 +217,11 @@ def pack_bins(items: Sequence[Item], capacity: int) -> list[list[Item]]:
 
 
 def _packing_arrays(lengths: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """The inputs that describe the packing: offsets, starts, ends, sequence numbers and positions, all int64."""
+    """The inputs that describe the packing of sequences of these lengths: int64 arrays by name.
+
+    There are the offsets of the sequences, padded to one more than the number of tokens, and for each token the start
+    and the last token of its sequence, the number of its sequence, and its position in it.
+    """
     total = int(lengths.sum())
     ends = np.cumsum(lengths, dtype=np.int64)
     offsets = np.full(total + 1, total, np.int64)
@@ -218,14 +237,14 @@ def _packing_arrays(lengths: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
 
 
 def _flatten_rows(array: NDArray[Any], axis: int) -> NDArray[Any]:
-    """[rows, ..., length, ...] to [1, ..., rows * length, ...]."""
+    """[rows, ..., length, ...] to [1, ..., rows * length, ...], contiguous; `axis`: that of the length."""
     moved = np.moveaxis(array, 0, axis - 1)
     shape = (*moved.shape[: axis - 1], moved.shape[axis - 1] * moved.shape[axis], *moved.shape[axis + 1 :])
     return np.ascontiguousarray(moved.reshape(shape))[None]
 
 
 def _restore_rows(array: NDArray[Any], axis: int, item: Item) -> NDArray[Any]:
-    """The inverse of `_flatten_rows` for one item."""
+    """The inverse of `_flatten_rows` for the tokens of one item."""
     split = array[0].reshape(*array.shape[1:axis], item.rows, item.length, *array.shape[axis + 1 :])
     return np.moveaxis(split, axis - 1, 0)
 
@@ -233,7 +252,11 @@ def _restore_rows(array: NDArray[Any], axis: int, item: Item) -> NDArray[Any]:
 def _rows_in_feed_order(
     parts: Sequence[tuple[Sequence[Item], NDArray[Any]]], firsts: NDArray[Any], total: int, port: Port
 ) -> NDArray[Any]:
-    """One row per sequence, in the order of the feeds: the input of the code for whole sequences."""
+    """An input of the code for whole sequences: one row per sequence, in the order of the feeds.
+
+    `parts`: the items of each run of the code for tokens, and a value with one row for each sequence of them. `firsts`:
+    the number of sequences before each feed. `total`: the number of all sequences.
+    """
     order = [
         row
         for items, _ in parts
@@ -253,5 +276,5 @@ def _concatenate_rows(parts: list[tuple[int, NDArray[Any]]]) -> NDArray[Any]:
 
 
 def _token_axis(type_: ValueType) -> int:
-    """The axis of the tokens."""
+    """The axis of a tensor type whose extent depends on the number of tokens."""
     return next(axis for axis, dim in enumerate(type_.dims) if TOKENS in symbols(dim))  # type: ignore[union-attr]

@@ -30,11 +30,14 @@ _MAX_CALLS = 64  # cached sizes of a part with their layouts; at the limit, all 
 
 
 class UnservedSizes(SessionClosed):
-    """The code does not serve these sizes, or the sizes that a run computes, so other code must answer."""
+    """The code does not serve the sizes of the inputs, or sizes that a run computes, so other code must answer."""
 
 
 class PartitionedRunner:
-    """Runs a script. `close` frees its parts once the last run in flight has ended."""
+    """Runs a script: its nodes on the references, its parts in native code.
+
+    `close` frees the parts once the last run in flight has ended.
+    """
 
     def __init__(
         self, script: Graph, parts: Sequence[Executable], sizes: Sequence[str], supposed: Sequence[Dim],
@@ -42,7 +45,7 @@ class PartitionedRunner:
     ) -> None:  # fmt: skip
         """`sizes`: the names of the values of its size table, which are the symbols size0, size1, ... of the script.
 
-        `supposed`: dimensions that must not be negative for these values.
+        `supposed`: dimensions that must not be negative for these values. `notes`: lines for `explain`.
         """
         self.sizes = tuple(sizes)
         self._script, self._parts, self._supposed, self._notes = script, tuple(parts), tuple(supposed), tuple(notes)
@@ -73,9 +76,10 @@ class PartitionedRunner:
         return PartitionedCall(self, known)
 
     def run_script(self, inputs: Sequence[Any], known: Mapping[str, int], code: Mapping[Node, RunCode]) -> list[Any]:
-        """Outputs in the model's order, freshly allocated.
+        """Outputs in the model's order, freshly allocated. `known`: the sizes; `code` runs instead of some nodes.
 
-        UnservedSizes if a part does not serve the sizes that the run computes.
+        UnservedSizes if a part does not serve the sizes that the run computes, if a size is unknown, or for any
+        FeedError or ModelError of a script with parts in subgraphs, whose assumptions may be violated.
         """
         environment: dict[Value, Any] = dict(zip(self._script.inputs, inputs, strict=True))
         with self._running() as check:
@@ -105,16 +109,16 @@ class PartitionedRunner:
 
     @property
     def code(self) -> Mapping[Node, RunCode]:
-        """The code that runs each part."""
+        """The code that runs each part, by the part's node in the script."""
         return self._code
 
     def runs(self) -> dict[int, int]:
-        """The number of the current run by thread identifier."""
+        """The number of each run in flight, by thread identifier."""
         with self._guard:
             return {thread: number for number, (thread, _) in self._in_flight.items()}
 
     def interrupt(self, run: int | None = None) -> None:
-        """Make the loops of a run, or of all current runs, end soon with Interrupted."""
+        """Make the loops of run number `run` (see `runs`), or of all current runs, end soon with Interrupted."""
         with self._guard:
             for number, (_, ended) in self._in_flight.items():
                 if run in (None, number):
@@ -122,9 +126,9 @@ class PartitionedRunner:
 
     @contextmanager
     def _running(self) -> Iterator[Callable[[], object]]:
-        """A check for loops to call at each iteration: it raises Interrupted once the run is to end.
+        """Context manager around a run: gives a function for loops to call at each iteration.
 
-        SessionClosed after `close`.
+        The function raises Interrupted once the run is to end. SessionClosed after `close`.
         """
         ended, number = threading.Event(), next(RUN_NUMBERS)
         with self._guard:
@@ -141,14 +145,14 @@ class PartitionedRunner:
                 self._free()
 
     def run(self, n: int, inputs: Sequence[Any], times: Sequence[StepTimes] | None = None) -> list[Any]:
-        """UnsupportedError: a batch size is not enough, see `dynamic_call`."""
+        """Always raises UnsupportedError: a batch size is not enough, see `dynamic_call`."""
         raise UnsupportedError("dynamic-shape code needs all sizes, not only a batch size")
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
         raise KeyError(name)
 
     def state(self, name: str) -> NDArray[Any]:
-        """KeyError: such code has no state."""
+        """Always raises KeyError: such code has no state."""
         raise KeyError(name)
 
     def settle(self, timeout: float | None = None) -> bool:
@@ -181,7 +185,7 @@ class PartitionedCall:
     """Runs a script for given sizes."""
 
     def __init__(self, runner: PartitionedRunner, known: Mapping[str, int]) -> None:
-        """`known`: the values of the symbols of the inputs."""
+        """`known`: the values of the script's symbols size0, size1, ..."""
         self._runner, self._known = runner, known
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
@@ -200,14 +204,14 @@ class _ReadyPart:
 
 
 class _NotCached:
-    """Marks sizes that are not in the cache."""
+    """The type of a sentinel for sizes that are not in the cache, because None stands for sizes that are not served."""
 
 
 _NOT_CACHED = _NotCached()
 
 
 class _PartCode:
-    """Runs a part of a script."""
+    """Runs a part of a script by its native code; caches the calls by sizes."""
 
     def __init__(self, node: Node, code: Executable) -> None:
         self._executable, self._supposed = code, _dims(node.attrs["supposed"])
@@ -227,7 +231,7 @@ class _PartCode:
     def recorded(
         self, taken: list[tuple[DeviceShare, StepTimes]], arrays: Sequence[Any], known: Mapping[str, int]
     ) -> list[Any]:
-        """As `__call__`; `taken` receives the time of each step."""
+        """As `__call__`; the times of the part's steps are appended to `taken`."""
         ready, inputs = self._ready_for(arrays, known)
         times = StepTimes(self._executable.plan)
         results = ready.call(inputs, times.stamps)
@@ -262,7 +266,10 @@ class _PartCode:
 def _run_timed(
     node: Node, taken: list[KernelRun], fed: bool, arguments: Sequence[Any], known: Mapping[str, int]
 ) -> list[Any]:
-    """Run a node without subgraphs on its reference; `taken` receives the times."""
+    """Run a node without subgraphs on its reference and return its outputs; appends its begin and end to `taken`.
+
+    `fed`: see `run_node`.
+    """
     began = perf_counter_ns()
     results = run_node(node, arguments, {}, known, fed=fed)
     taken.append(KernelRun(node.name, node.op, REFERENCE, "cpu", began, perf_counter_ns()))
@@ -275,7 +282,7 @@ def _check(ended: threading.Event) -> None:
 
 
 def _parts_of(script: Graph) -> Iterator[Node]:
-    """The nodes of a script and its subgraphs that stand for parts."""
+    """The nodes of a script, and of its subgraphs, that stand for parts."""
     for node in script.nodes:
         if node.op == PART:
             yield node
@@ -284,7 +291,7 @@ def _parts_of(script: Graph) -> Iterator[Node]:
 
 
 def _always_ends(nodes: Sequence[Node]) -> bool:
-    """Whether every run of these nodes ends by itself. The native code of parts always does."""
+    """Whether every run of these nodes and their bodies ends by itself. The native code of parts always does."""
     bodies = [body.nodes for node in nodes for body in node.subgraphs]
     return all(node.op == PART or not get(node.op).open_ended for node in nodes) and all(map(_always_ends, bodies))
 

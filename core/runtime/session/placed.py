@@ -28,8 +28,9 @@ from lathe.core.runtime.session.runner import DeviceShare, Interruptible, Runner
 class Wiring:
     """How values get from part to part, by name.
 
-    `states`: the states that several parts use, each with the name of its next value. `constants`: outputs of the model
-    that nothing computes.
+    `inputs` and `outputs`: those of the model. `states`: the states that several parts use, each with the name of its
+    next value. `constants`: outputs of the model that nothing computes. `crossings`: the values that go between parts,
+    for reports.
     """
 
     inputs: tuple[str, ...]
@@ -40,10 +41,10 @@ class Wiring:
 
 
 class DirectTransfers:
-    """The values that go directly from device to device, found once for all runs."""
+    """Which values go directly from device to device, found once for all runs."""
 
     def __init__(self, parts: Sequence[Runner], plans: Sequence[Plan], kept: frozenset[str]) -> None:
-        """`kept`: values that the host needs in any case."""
+        """`kept`: values that the host needs in any case, so that they are copied to it, too."""
         self.makers = {port.name: index for index, plan in enumerate(plans) for port in plan.outputs}
         self.taken = [self._direct_inputs(index, parts, plan) for index, plan in enumerate(plans)]  # names, by part
         host = {port.name for plan, taken in zip(plans, self.taken, strict=True) for port in plan.inputs
@@ -57,7 +58,7 @@ class DirectTransfers:
         self.ending = [[maker for maker, at in last.items() if at == index] for index in range(len(parts))]
 
     def _direct_inputs(self, index: int, parts: Sequence[Runner], plan: Plan) -> frozenset[str]:
-        """The inputs that a part reads directly from the device that made them."""
+        """The inputs that part `index` reads directly from the device that made them; empty for a part on the host."""
         part = parts[index]
         if not isinstance(part, DeviceExecutable):
             return frozenset()
@@ -70,10 +71,13 @@ class DirectTransfers:
 
 
 class PlacedRunner:
-    """Runs the parts of a model. Runs with shared state are serialized; others run concurrently."""
+    """Runs the parts of a model, one after the other.
+
+    Runs of a model with states that several parts use are serialized; others run concurrently.
+    """
 
     def __init__(self, parts: Sequence[Runner], wiring: Wiring, states: Mapping[str, Array]) -> None:
-        """`states` are the initial values of the states that belong to no single part."""
+        """`states`: the initial values of the states that several parts use."""
         self._parts = tuple(parts)
         self._wiring = wiring
         self._states = {name: np.array(array) for name, array in states.items()}
@@ -88,7 +92,7 @@ class PlacedRunner:
 
     @property
     def whole(self) -> Runner | None:
-        """The only part, if it does everything and keeps all states; otherwise None."""
+        """The only part, if the model has just one and all states are in it; otherwise None."""
         return self._parts[0] if len(self._parts) == 1 and not self._wiring.states else None
 
     @property
@@ -128,7 +132,7 @@ class PlacedRunner:
         return values
 
     def _inputs_of(self, index: int, values: Mapping[str, Any], held: Mapping[int, HeldRun]) -> Iterator[Any]:
-        """The inputs of a part: arrays, or their places on a device."""
+        """The inputs of part `index`: arrays, or `Resident` for values that it reads from another device."""
         for port in self._plans[index].inputs:
             if port.name in self._direct.taken[index]:
                 maker = self._direct.makers[port.name]
@@ -138,14 +142,14 @@ class PlacedRunner:
                 yield values[port.name]
 
     def _release(self, index: int, values: dict[str, Any], held: Mapping[int, HeldRun]) -> None:
-        """Release the values that no later part reads."""
+        """After part `index`: delete the arrays, and free the device values, that no later part reads."""
         for maker in self._direct.ending[index]:
             held[maker].close()
         for name in self._last_reads[index]:
             del values[name]
 
     def _outputs(self, values: Mapping[str, Any]) -> list[Any]:
-        """The results; none of them shares memory with an array of the caller or another output."""
+        """The model's outputs; arrays among them share no memory with an array of the caller or another output."""
         passed = {*self._wiring.inputs, *self._wiring.constants, *self._wiring.states}
         results = []
         for name in self._wiring.outputs:

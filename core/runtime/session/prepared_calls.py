@@ -41,7 +41,7 @@ _SLOTS = int(ContextWord.SLOTS)
 
 
 class Host(Protocol):
-    """The code that a call runs."""
+    """The code that a call runs, as `Executable` implements it."""
 
     def new_context(self) -> Context: ...
 
@@ -50,20 +50,20 @@ class Host(Protocol):
     ) -> list[Any]: ...
 
     def view(self, context: Context, n: int, name: str) -> Any:
-        """The array of a value that native code has written."""
+        """The array over the memory of the value `name` that native code has written in this run."""
         ...
 
     def refusal(self, status: int) -> Exception:
-        """The exception for a driver status other than 0."""
+        """The exception for a status other than 0 that the driver returned."""
         ...
 
     def free(self) -> None: ...
 
 
 class ContextSetup:
-    """Sets up a context for all runs of a call: the batch size, the number of steps, the arena's bytes, the ports.
+    """Sets up a context for all runs of one call: the batch size, the number of steps, the arena's bytes, the ports.
 
-    A context is set up once, and again after another call has used it.
+    A context is set up when the call first takes it, and again after another call has used it.
     """
 
     def __init__(self, n: int, steps: int, arena: int, ports: int) -> None:
@@ -81,7 +81,7 @@ class ContextSetup:
 
 
 class DynamicContextSetup(ContextSetup):
-    """The same for dynamic-shape code: the word of the batch size holds the address of the size table."""
+    """The same for dynamic-shape code, whose word for the batch size holds the address of the size table."""
 
     def __init__(self, layout: Layout, steps: int, ports: int, threads: int) -> None:
         super().__init__(address_of(layout.sizes), steps, layout.arena, ports)
@@ -94,7 +94,10 @@ class DynamicContextSetup(ContextSetup):
 
 
 class Call:
-    """All steps of a plan on the caller's thread, as one native call."""
+    """A function from inputs to outputs: all steps of a plan for fixed shapes, as one native call.
+
+    The steps run on the caller's thread, for dynamic-shape code with much work on the thread pool, too.
+    """
 
     def __init__(
         self, host: Host, contexts: ContextPool, team: ThreadPool, setting: ContextSetup, outputs: Sequence[ArraySpec]
@@ -105,7 +108,10 @@ class Call:
         self._outputs = tuple(outputs)
 
     def __call__(self, inputs: Sequence[NDArray[Any]], stamps: NDArray[np.int64] | None = None) -> list[Any]:
-        """The outputs, freshly allocated. `stamps` receive the driver's clock: at the start and after each step."""
+        """The outputs, freshly allocated; FeedError if a kernel refuses its data, or if memory is too small.
+
+        `stamps` receives the driver's clock in nanoseconds: at the start and after each step.
+        """
         contexts = self._contexts
         try:
             context = contexts.take(self._host.new_context)
@@ -139,7 +145,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class Tail(NamedTuple):
-    """Nodes without kernels that run on their references after the native code."""
+    """Nodes without kernels that run after all native code, by the functions that `OpDef.quickly` gives for them."""
 
     # Functions of their arguments (see OpDef.quickly), names of these, or "" and a constant, and the result's name.
     steps: Sequence[tuple[Callable[..., Any], Sequence[tuple[str, Any]], str]]
@@ -147,7 +153,7 @@ class Tail(NamedTuple):
 
 
 class CallWithTail:
-    """As `Call`, followed by a tail of simple nodes that run on their references."""
+    """As `Call`, followed by a tail of simple nodes that run on their references (see `Tail`)."""
 
     def __init__(
         self,
@@ -158,7 +164,7 @@ class CallWithTail:
         outputs: Sequence[ArraySpec | None],
         tail: Tail,
     ) -> None:
-        """`outputs`: None for the outputs that a reference makes."""
+        """`outputs`: the shape and dtype of each output, or None for an output that a reference makes."""
         self._host, self._contexts, self._setting = host, contexts, setting
         self._enter, self._team = team.enter, team.handle
         self._outputs, self._tail = tuple(outputs), tail
@@ -184,9 +190,9 @@ class CallWithTail:
             raise out_of_memory_error(setting.n, error) from error
 
     def _run_with_tail(self, context: Context, outputs: list[Any], tail: Tail) -> bool:
-        """Run the native code and the tail; whether both succeeded.
+        """Run the native code and the tail, which fill `outputs`; False if a node of the tail failed.
 
-        If not, the caller runs the schedule, whose references report the error.
+        Then the caller runs the schedule, whose references report the error. FeedError if a kernel refuses its data.
         """
         if status := self._enter(self._team, context.handle):
             raise self._host.refusal(status)
@@ -217,14 +223,14 @@ class Runner(Protocol):
 
 
 class CodeSource(Protocol):
-    """The origin of a shape's code: see executables.py."""
+    """The shape whose code a cached call runs: see `Shape` in executables.py."""
 
     def note_run(self, runner: object) -> bool:
-        """Record a run that did not enter the shape; returns whether this runner is still the code of the shape."""
+        """Count a run that did not enter the shape; returns whether `runner` is still the code of the shape."""
         ...
 
     def is_current(self, runner: object) -> bool:
-        """Whether this runner is still the code of the shape."""
+        """Whether `runner` is still the code of the shape, and the shape has not been evicted."""
         ...
 
 
@@ -233,7 +239,7 @@ Prepare: TypeAlias = Callable[[int], Run]  # for a batch size
 
 @dataclass(slots=True)
 class _CachedCall:
-    """How a shape runs. The call is prepared when the shape occurs again: many shapes occur only once."""
+    """How feeds of some shapes run. The call is prepared when they occur again: many shapes occur only once."""
 
     n: int
     runner: Runner
@@ -252,7 +258,7 @@ class _CachedCall:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The shape of an input whose only unknown extent may be the number of rows."""
+    """The expected shape of an input: rows first if `lead`, then the fixed extents `rest`."""
 
     lead: bool
     rest: tuple[int, ...]
@@ -273,7 +279,7 @@ class CallCache:
     """
 
     def __init__(self, inputs: Mapping[str, ValueType], outputs: Sequence[str], batch: str | None) -> None:
-        """`batch`: the symbol of the rows."""
+        """`inputs`: the declared types. `outputs`: names. `batch`: the symbol of the number of rows, or None."""
         self._expected = [(name, type_.dtype.numpy) for name, type_ in inputs.items() if isinstance(type_, TensorType)]
         self._outputs = tuple(outputs)
         # Inputs of sequence type have no shape, so they cannot be looked up.
@@ -285,10 +291,10 @@ class CallCache:
         self._lock = threading.Lock()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Outputs by name.
+        """Outputs by name, from the call that was cached for feeds of these shapes.
 
-        None for feeds that are not contiguous arrays of exactly the right dtypes, or have new shapes: then the caller
-        has to check them in full.
+        None for feeds that are not contiguous arrays of exactly the right dtypes and names, if no call is cached for
+        their shapes, or if its code was replaced or closed: then the caller has to check them in full.
         """
         if len(feeds) != len(self._expected):
             return None
@@ -315,9 +321,10 @@ class CallCache:
     def keep(
         self, arrays: Sequence[Any], n: int, runner: Runner, source: CodeSource, prepare: Prepare, every: bool
     ) -> None:
-        """Cache how feeds of these shapes run. The entry is used as long as `runner` is the code of `source`.
+        """Cache how feeds with the shapes of `arrays` run, as long as `runner` is the code of `source`.
 
-        `every`: the code is valid for every number of rows.
+        `prepare` makes the call for batches of `n` rows. `every`: the code is valid for every number of rows. No effect
+        for models with inputs that are no tensors.
         """
         if not self._has_only_tensors:
             return

@@ -18,7 +18,7 @@ from lathe.core.runtime.session.runner import DeviceShare, Runner, StepTimes
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """One step: median nanoseconds of the measured runs, its work, and the least time for that work (roofline)."""
+    """One step or fallback: median nanoseconds of the measured runs, its work, and the least time for it (roofline)."""
 
     label: str
     op: str
@@ -36,12 +36,12 @@ class NodeTime:
 
     @property
     def gigabytes(self) -> float:
-        """10^9 bytes per second, for the least memory traffic."""
+        """10^9 bytes per second, if the step moves only the least number of bytes that it must."""
         return self.bytes / self.nanoseconds if self.nanoseconds else 0.0
 
     @property
     def roofline(self) -> float:
-        """Fraction of the machine's peak. Above 1: a better algorithm (Winograd), or data in a cache."""
+        """The least time divided by the measured one. Above 1: a better algorithm (Winograd), or data in a cache."""
         return self.least / self.nanoseconds if self.nanoseconds else 0.0
 
 
@@ -55,16 +55,16 @@ class Profile:
 
     @property
     def total(self) -> int:
-        """Nanoseconds of all steps."""
+        """Nanoseconds of all steps together."""
         return sum(node.nanoseconds for node in self.nodes)
 
     @property
     def roofline(self) -> float:
-        """Fraction of the machine's peak for all steps together."""
+        """The sum of the least times of all steps, divided by their measured time."""
         return sum(node.least for node in self.nodes) / self.total if self.total else 0.0
 
     def top(self, count: int = 10) -> tuple[NodeTime, ...]:
-        """The steps that took longest."""
+        """The `count` steps that took longest, the longest first."""
         return tuple(sorted(self.nodes, key=lambda node: -node.nanoseconds)[:count])
 
     def share(self, node: NodeTime) -> float:
@@ -72,7 +72,7 @@ class Profile:
         return node.nanoseconds / self.total if self.total else 0.0
 
     def table(self, count: int = 10) -> str:
-        """The slowest steps as aligned text."""
+        """The `count` slowest steps as lines of aligned text, with a header and a line for the total."""
         rows = [f"{'us':>9} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7} {'of peak':>8}  node"]
         rows += [
             f"{node.nanoseconds / 1e3:9.1f} {self.share(node):6.1%} {node.gflops:8.1f} {node.gigabytes:7.1f} "
@@ -97,7 +97,7 @@ class Profile:
 
 
 def profile(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], runs: int) -> Profile:
-    """Median times of `runs` runs, after one warm-up run."""
+    """The median time of every step over `runs` runs on the inputs `arrays`, after one warm-up run."""
     runner.run(n, arrays)
     samples = []
     for _ in range(runs):
@@ -112,7 +112,7 @@ def profile(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], runs: int) -
 
 
 def _nodes(share: DeviceShare, n: int, samples: Sequence[StepTimes]) -> list[NodeTime]:
-    """The times of all nodes in the order of the schedule."""
+    """The median times of all steps and fallbacks of a share, in the order of its plan's schedule."""
     steps = np.median([times.steps for times in samples], axis=0).astype(np.int64).tolist()
     fallbacks = np.median([times.fallbacks for times in samples], axis=0).astype(np.int64).tolist()
     plan, machine, nodes = share.plan, share.peaks(), []

@@ -33,7 +33,7 @@ Record: TypeAlias = Callable[[KernelRun], None]
 
 
 def run_recorded(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], record: Record) -> list[Any]:
-    """As `Runner.run`; reports each kernel to `record`, in order.
+    """As `Runner.run`; calls `record` with each kernel after the run, in the order in which they began.
 
     The threads synchronise after every step, so that its end is known. A run without a record does so only where it
     must.
@@ -47,7 +47,7 @@ def run_recorded(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], record:
 def report_kernels(
     taken: Sequence[tuple[DeviceShare, StepTimes]], record: Record, others: Sequence[KernelRun] = ()
 ) -> None:
-    """Report to `record`, in order, the kernels of the shares and the runs in `others`."""
+    """Call `record` with the kernels in `taken` and those in `others`, in the order in which they began."""
     found = [*others, *(run for share, times in taken for run in _runs(share, times))]
     for run in sorted(found, key=lambda run: run.began):
         record(run)

@@ -59,14 +59,14 @@ class ReferenceRunner:
         """No effect: there is nothing to free."""
 
     def call(self, given: RunInputs) -> Run | None:
-        """None: nothing is prepared."""
+        """Always None: nothing is prepared."""
         return None
 
     def run(self, given: RunInputs, enough: Callable[[], bool]) -> list[Any] | None:
         """Outputs in the model's order.
 
-        None if the work exceeds `MAX_OPERATIONS`, once `enough` returns true, and on any error, which compiled code
-        then reports.
+        None if the estimated work exceeds `MAX_OPERATIONS`, once `enough` returns true, and on any error, which
+        compiled code then reports.
         """
         environment: dict[Value, Any] = dict(zip(self._graph.inputs, given.arrays, strict=True))
         try:
@@ -102,7 +102,7 @@ def _stop_if(enough: Callable[[], bool]) -> None:
 def copy_borrowed(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Results in the form of compiled code: contiguous, writable, and not shared with `given` or each other.
 
-    `given`: the arrays of the caller. Arrays that the run has allocated itself are not copied.
+    `given`: the arrays of the caller. Arrays that the run has allocated itself in this form are not copied.
     """
     taken = set(map(id, given))
     found = []
@@ -114,16 +114,16 @@ def copy_borrowed(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 def _copy_of(result: Any) -> Any:
-    """A copy of a result in C order, also of the items of a sequence."""
+    """A copy of an array in C order, or of a list with copies of its items; anything else as it is."""
     if isinstance(result, list):
         return [_copy_of(item) for item in result]
     return np.array(result, order="C") if isinstance(result, np.ndarray) else result
 
 
 def operation_count(graph: Graph, known: Mapping[str, int]) -> float:
-    """The estimated number of operations of the references; infinity if it cannot be estimated.
+    """The estimated number of operations that the references take; infinity if it cannot be estimated.
 
-    The types of the graph must be inferred.
+    `known`: the values of the graph's symbols. The types of the graph must be inferred.
     """
     values = _values_of(graph) if any(node.op == "Loop" for node in graph.nodes) else {}
     return _Work(known, values, inf).of(graph.nodes)
@@ -132,16 +132,18 @@ def operation_count(graph: Graph, known: Mapping[str, int]) -> float:
 def script_operation_count(script: Graph, known: Mapping[str, int]) -> float:
     """The estimated number of operations of the nodes that a script leaves to the references (see script.py).
 
-    Nodes with unknown sizes count nothing: code for given sizes would leave them to the references, too.
+    Nodes with unknown sizes count nothing, and loops of unknown length once: code for given sizes would leave them to
+    the references, too.
     """
     return _Work(known, {}, 0).of([node for node in script.nodes if node.op != PART])
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Counts operations.
+    """Estimates numbers of operations; `of` adds up those of nodes.
 
-    `values`: constants that inference knows. `unknown`: the count of a node whose sizes only a run shows.
+    `known`: values of symbols. `values`: constants that inference knows. `unknown`: the count of a node whose sizes
+    only a run shows.
     """
 
     known: Mapping[str, int]
@@ -175,14 +177,14 @@ class _Work:
         return _ELEMENT_OPERATIONS * size * max([len(body.nodes) for body in node.subgraphs], default=1)
 
     def _recurrent(self, node: Node) -> float:
-        """Every row of every step multiplies the weights, in a Python loop over time."""
+        """The operations of a recurrent layer: products with the weights, and a Python loop over time."""
         given, weights = self._shape(node.inputs[0]), [self._shape(value) for value in node.inputs[1:3] if value]
         steps = given[1 if node.attrs.get("layout", 0) and node.op != "RecurrentSteps" else 0]
         directions = weights[0][0]
         return directions * steps * _NODES_PER_STEP * _NODE_OPERATIONS + 2 * prod(given[:2]) * sum(map(prod, weights))
 
     def _iterations(self, node: Node) -> float:
-        """The most iterations of a node's body; if unknown, a number that gives the work `unknown`."""
+        """The most iterations of a control flow node's body: 1 for If; if unknown, the larger of `unknown` and 1."""
         view = registry.Infer(registry.get(node.op), node, self.values)
         match node.op:
             case "If":
@@ -195,7 +197,10 @@ class _Work:
         return max(self.unknown, 1)
 
     def _loop_iterations(self, view: registry.Infer) -> float:
-        """The iterations of a Loop: its known trip count, or the length of its scan outputs."""
+        """The iterations of a Loop: its known trip count, otherwise the longest of its scan outputs.
+
+        If neither is there, the larger of `unknown` and 1.
+        """
         limit, stacked = view.value(0), view.node.outputs[max(len(view.node.inputs) - 2, 0) :]
         if limit is not None and limit.size == 1:
             return evaluate(limit.reshape(-1)[0], self.known)

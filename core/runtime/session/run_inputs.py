@@ -16,12 +16,15 @@ CodeBinding: TypeAlias = tuple[tuple[str, Dim], ...]  # the same for code: numbe
 
 
 def is_dynamic(binding: CodeBinding) -> bool:
-    """Whether a binding is that of dynamic-shape code."""
+    """Whether a binding gives symbols sizes of a table (size0, ...) instead of numbers: that of dynamic-shape code."""
     return any(has_only_sizes(dim) for _, dim in binding)
 
 
 def batching_for(batching: BatchInfo, binding: CodeBinding) -> BatchInfo:
-    """What a model's batching is in the code for a binding: code for any sizes has no `n` that counts rows."""
+    """The batching of a model as the code for a binding sees it: code for any sizes has no `n` that counts rows.
+
+    For dynamic-shape code that is "not batchable", otherwise `batching` itself.
+    """
     return BatchInfo(False, "the rows are one of the sizes") if is_dynamic(binding) else batching
 
 

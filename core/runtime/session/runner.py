@@ -16,14 +16,14 @@ from lathe.core.runtime.host.machine import Peaks
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """Consecutive steps: the index of the first, when it began, and when each ended (`perf_counter_ns`)."""
+    """Consecutive steps: the index of the first, and the clock (`perf_counter_ns`) before it and after each step."""
 
     first: int
     stamps: NDArray[np.int64]
 
 
 class StepTimes:
-    """Nanoseconds and timestamps of a run, per step and per fallback of a plan, summed over all chunks of the batch."""
+    """Times of a run in nanoseconds, per step and per fallback of a plan, summed over all chunks of the batch."""
 
     def __init__(self, plan: Plan) -> None:
         self.steps = np.zeros(len(plan.steps), np.int64)
@@ -33,19 +33,22 @@ class StepTimes:
         self.nodes: list[tuple[int, int, int]] = []  # of fallbacks: index, begin, end
 
     def add_steps(self, first: int, stamps: NDArray[np.int64]) -> None:
-        """Add the times of consecutive steps, the first of which has index `first`."""
+        """Add the times of consecutive steps, the first of which has index `first`.
+
+        `stamps`: the clock in nanoseconds, before the first step and after each step.
+        """
         self.laps.append(Lap(first, stamps))
         self.steps[first : first + len(stamps) - 1] += np.diff(stamps)
 
     def node(self, index: int, began: int, ended: int) -> None:
-        """Add the time of a fallback."""
+        """Add the time of fallback `index`, from its begin and end in nanoseconds."""
         self.nodes.append((index, began, ended))
         self.fallbacks[index] += ended - began
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """The part of a run that one device does. `peaks` are the rates of one of its `threads`."""
+    """The part of a run that one device does: its name, plan and threads. `peaks` gives the rates of one thread."""
 
     device: str
     plan: Plan
@@ -60,11 +63,11 @@ class Interruptible(Protocol):
     def may_not_end(self) -> bool: ...
 
     def runs(self) -> dict[int, int]:
-        """The number of the current run by thread identifier, if runs may not end by themselves."""
+        """The number of each run in flight by thread identifier; may be empty if every run ends by itself."""
         ...
 
     def interrupt(self, run: int | None = None) -> None:
-        """Make a run, or all current runs, end soon with Interrupted."""
+        """Make run number `run` (see `runs`), or all current runs, end soon with Interrupted."""
         ...
 
 
@@ -87,8 +90,8 @@ class Runner(Protocol):
     def run(self, n: int, inputs: Sequence[Any], times: Sequence[StepTimes] | None = None) -> list[Any]:
         """Outputs in the model's order, freshly allocated, for a batch of `n`.
 
-        `inputs` are contiguous arrays of the right types. `times`, one for each share, receive the duration of every
-        step.
+        `inputs` are contiguous arrays of the declared types. `times`: a list of one `StepTimes` for each of `shares`,
+        to which the time of every step is added.
         """
         ...
 
@@ -99,7 +102,7 @@ class Runner(Protocol):
         ...
 
     def explain(self, n: int) -> list[str]:
-        """What a run of `n` rows does, for people."""
+        """A report for people on what a run of `n` rows does, line by line."""
         ...
 
     def settle(self, timeout: float | None = None) -> bool:
@@ -110,7 +113,7 @@ class Runner(Protocol):
 
 
 def batch_assumptions(runner: Runner) -> tuple[Dim, ...]:
-    """The assumptions of its plans about the batch size: see `lathe.core.plan.plan.Plan.supposed`."""
+    """Expressions in the batch size that must not be negative for the runner's code: see `Plan.supposed`."""
     return tuple(dim for share in runner.shares for dim in share.plan.supposed)
 
 
@@ -120,7 +123,7 @@ def serves_none(runner: Runner) -> bool:
 
 
 def memory_of(runner: Runner) -> Memory:
-    """The memory of its plans on all devices, added up."""
+    """The memory of the runner's plans on all devices, each figure added up."""
     each = [share.plan.memory for share in runner.shares]
     return Memory(
         peak=sum(memory.peak for memory in each),

@@ -13,10 +13,10 @@ from lathe.core.runtime.session.session import Session
 
 
 def sample_inputs(session: Session, rows: int) -> dict[str, NDArray[Any]]:
-    """Random inputs, the same on every call: floats from 0 to 1, integers from 0 to 8.
+    """Random inputs by name, the same on every call: floats from 0 to 1, integers from 0 to 8, booleans.
 
-    The batch axis has `rows`, other dynamic axes 1. FeedError for inputs that are no tensors of numbers, or whose ranks
-    are unknown.
+    The batch axis has extent `rows`, other symbols have the value 1. FeedError for inputs that are no tensors of
+    numbers, or whose ranks are unknown.
     """
     random = np.random.default_rng(0)
     feeds = {}

@@ -29,7 +29,7 @@ from lathe.core.runtime.session.record import Record, run_recorded
 from lathe.core.runtime.session.run_inputs import Binding, CodeBinding, RunInputs
 from lathe.core.runtime.session.runner import Interruptible, Runner, batch_assumptions, memory_of
 from lathe.core.runtime.session.shadow_inputs import ShadowInputs
-from lathe.core.runtime.session.variants import FedDefaults, Ranks, SessionCache
+from lathe.core.runtime.session.variants import FedDefaults, Ranks, SessionCache, SizedSessions, Sizes, describe_size
 
 _MAX_REFUSED = 64  # remembered ranks that the nodes do not take; at the limit, all of them are forgotten
 _MAX_VARIANTS = 4  # cached sessions, each for one set of fed defaults or one choice of open ranks
@@ -38,7 +38,7 @@ _MAX_VARIANTS = 4  # cached sessions, each for one set of fed defaults or one ch
 _MAX_SHAPES = 8
 
 
-_Choice = TypeVar("_Choice", FedDefaults, Ranks)
+_Choice = TypeVar("_Choice", FedDefaults, Ranks, Sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,18 @@ class Description:
     defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
     any_size: CodeBinding = ()  # the sizes of dynamic-shape code by input symbol; empty if there is no such code
     in_parts: bool = False  # the dynamic-shape code is partitioned: references run between its parts
+    size_inputs: tuple[str, ...] = ()  # inputs whose elements decide extents (`passes/proofs/size_inputs.py`)
     # The inputs as the model declares them, if `inputs` assumes more (`passes/proofs/assumptions.py`).
     declared: Mapping[str, ValueType] = field(default_factory=dict)
 
     @property
     def has_variants(self) -> bool:
-        """Whether some runs need other code, which is compiled from the graph."""
-        return bool(self.defaults or self.declared or self.rankless)
+        """Whether some runs need other code than the artifact's, which is compiled from the graph.
+
+        These are runs that feed defaults, violate assumptions, choose ranks that the model leaves open, or feed size
+        inputs.
+        """
+        return bool(self.defaults or self.declared or self.rankless or self.size_inputs)
 
     @property
     def rankless(self) -> tuple[str, ...]:
@@ -83,7 +88,7 @@ class Description:
 
 
 def _refuse_shapes(binding: CodeBinding) -> ShapeCode:
-    """The maker of a session with fixed code, which must never be asked for other shapes."""
+    """Always raises UnsupportedError: the compiler of a session with fixed code, which has one set of shapes."""
     raise UnsupportedError(f"the model has one set of shapes, not {binding}")
 
 
@@ -93,6 +98,10 @@ def _refuse_declared() -> Session:
 
 def _refuse_variant(fed: FedDefaults) -> Session:
     raise UnsupportedError(f"the model has no defaults {', '.join(sorted(fed))}")
+
+
+def _refuse_sizes(sizes: Sizes) -> Session:
+    raise UnsupportedError(f"the session has no code for the sizes {', '.join(name for name, *_ in sizes)}")
 
 
 def _refuse_ranks(ranks: Ranks) -> Session:
@@ -111,13 +120,15 @@ class Session:
         variant: Callable[[FedDefaults], Session] | None = None,
         declared: Callable[[], Session] | None = None,
         ranked: Callable[[Ranks], Session] | None = None,
+        sized: Callable[[Sizes], Session] | None = None,
     ) -> None:
         """A session gets its code from one of two sources.
 
         `fixed` is the code of a model whose only symbol is the batch size. Otherwise `maker` compiles code for given
         values of the other symbols, and `packed` compiles code that takes packed sequences of all lengths. `variant`
         makes a session that takes some defaults as inputs, and compiles when it first runs. `declared` makes one for
-        inputs that violate what the code assumes, `ranked` one for ranks that the model leaves open.
+        inputs that violate what the code assumes, `ranked` one for ranks that the model leaves open, `sized` one for
+        the values of size inputs.
         """
         self.description = description
         self._shapes = ShapeCache(maker or ShapeCompiler(_refuse_shapes), _MAX_SHAPES, fixed)
@@ -125,6 +136,9 @@ class Session:
         self._variants = SessionCache(variant or _refuse_variant, _MAX_VARIANTS)
         self._declared: SessionCache[FedDefaults, Session] = SessionCache(lambda _: (declared or _refuse_declared)(), 1)
         self._ranked = SessionCache(ranked or _refuse_ranks, _MAX_VARIANTS)
+        types = {name: description.inputs[name] for name in description.size_inputs if sized is not None}
+        sizes = {name: type_ for name, type_ in types.items() if isinstance(type_, TensorType)}
+        self._sized = SizedSessions(sized or _refuse_sizes, sizes)
         self._refused: set[Ranks] = set()
         self._rankless = description.rankless if ranked is not None else ()
         self._shadows = ShadowInputs(description.inputs)
@@ -173,9 +187,9 @@ class Session:
 
     @property
     def memory(self) -> Memory | None:
-        """The memory of the plan: for the shape used last, otherwise for the dynamic-shape code.
+        """The memory of the plan: of the packed code if it is used, else of the shape used last.
 
-        None before there is any code.
+        If no shape has code of its own, it is that of the dynamic-shape code; None before there is any code.
         """
         packed = self._packed.made if self._packed is not None else None
         if packed is not None:
@@ -204,9 +218,13 @@ class Session:
         A default that is fed replaces the model's own value for this run. `record` is called with each kernel that ran
         and its begin and end (`lathe.core.runtime.session.record.KernelRun`).
 
-        FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
+        FeedError when an input is missing, unknown, does not fit its type, or is refused by a node; SessionClosed after
+        `close`; Interrupted after `interrupt`.
         """
         try:
+            if self._sized.names and (sizes := self._sized.choice(feeds)):
+                others = {name: feed for name, feed in feeds.items() if name not in self._sized.names}
+                return self._run_variant(self._sized.sessions, sizes, others, record)
             whole = self._shadows.beside(feeds)
             if record is None and (results := self._calls.run(whole)) is not None:
                 return results
@@ -234,9 +252,10 @@ class Session:
         return next(iter(results.values())) if len(results) == 1 else results
 
     def run_packed(self, feeds: Sequence[Mapping[str, Any]], record: Record | None = None) -> list[dict[str, Any]]:
-        """The outputs for each of many feeds, whose sequences may have different lengths.
+        """The outputs by name for each of many feeds, whose sequences may have different lengths.
 
-        The results are those of `run` for each feed, computed together without padding. `record`: as for `run`.
+        The results are those of `run` for each feed, computed together without padding where possible. `record`: as for
+        `run`.
 
         UnsupportedError if the model was compiled without `packing` or cannot be packed; otherwise the errors of `run`.
         """
@@ -254,11 +273,11 @@ class Session:
         return self._packed.get().run(bound, record)
 
     def _packed_feed(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> Feed:
-        """The feed of a packed run. The only dimension besides the batch is the sequence length."""
+        """The inputs of one caller for packed code; the only symbol besides the batch is the sequence length."""
         return Feed(dict(zip(self.inputs, arrays, strict=True)), n, binding[0][1])
 
     def _fed_defaults(self, feeds: Mapping[str, Any]) -> FedDefaults:
-        """The names of the defaults among the feeds."""
+        """The names in `feeds` of inputs that have defaults."""
         return frozenset(feeds.keys() & self.defaults.keys()) if self.defaults else frozenset()
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -276,7 +295,10 @@ class Session:
         return not self._assumed.fits({name: np.shape(feed) for name, feed in feeds.items()})
 
     def _open_ranks(self, feeds: Mapping[str, Any]) -> Ranks:
-        """The ranks of the inputs that the model leaves open; empty if there is no code for them."""
+        """The ranks that `feeds` give to the inputs whose ranks the model leaves open.
+
+        Empty if there are no such inputs, if one is missing, or if the model does not compile for these ranks.
+        """
         if not self._rankless or any(name not in feeds for name in self._rankless):
             return ()
         ranks = tuple((name, np.ndim(feeds[name])) for name in self._rankless)
@@ -294,7 +316,7 @@ class Session:
 
     def _other_sessions(self) -> list[Session]:
         """The sessions that exist now for runs with other inputs."""
-        kinds = (self._variants.made(), self._declared.made(), self._ranked.made())
+        kinds = (self._variants.made(), self._declared.made(), self._ranked.made(), self._sized.sessions.made())
         return [session for made in kinds for session in made.values()]
 
     def _run_variant(
@@ -307,7 +329,10 @@ class Session:
                 raise SessionClosed("the session is closed")
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
-        """Run with the code of this shape, or with its stand-in while that code is being compiled."""
+        """The outputs in the model's order, by the code of this shape, or by its stand-in while that is being compiled.
+
+        If that code does not serve the batch size, code for just this batch size runs.
+        """
         given = RunInputs(n, arrays, binding, record)
         with self._shapes.enter(binding) as shape:
             results = self._shapes.stand_in_answer(shape, given)
@@ -332,7 +357,7 @@ class Session:
             self._calls.keep(given.arrays, given.rows, shape.standing, shape, lambda n: run, False)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
-        """Median time of every step over `runs` runs, and the least time that this machine needs (roofline)."""
+        """The median time of every step over `runs` runs, with the least time that this machine needs (roofline)."""
         if fed := self._fed_defaults(feeds):
             return self._variants.get(fed).profile(feeds, runs)
         if self._violates_assumptions(feeds):
@@ -354,7 +379,8 @@ class Session:
         """A report for people about a batch of `batch` rows.
 
         It names what the passes did, the kernel of each node and its share of the work, the nodes that fall back to the
-        reference and why, and the memory.
+        reference and why, and the memory. For packed code, `batch` is a number of tokens; that code is compiled now if
+        it was not yet.
         """
         lines = [f"model {self.description.name}"]
         lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
@@ -375,6 +401,8 @@ class Session:
             lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
         for ranks, session in self._ranked.made().items():
             lines += [f"for {', '.join(f'{name} of rank {rank}' for name, rank in ranks)}:", session.explain(batch)]
+        for sizes, session in self._sized.sessions.made().items():
+            lines += [f"with {', '.join(map(describe_size, sizes))}:", session.explain(batch)]
         for session in self._declared.made().values():
             lines += ["with inputs as the model declares them:", session.explain(batch)]
         return "\n".join(lines)
@@ -404,14 +432,14 @@ class Session:
         return own and all(session.settle(timeout) for session in self._other_sessions())
 
     def runs(self) -> dict[int, int]:
-        """The number of the current run by thread identifier, for sessions with `may_not_end`.
+        """The number of each run in flight by thread identifier; empty unless the session `may_not_end`.
 
         No two runs of a process have the same number. One call of `run` may take several of them, one after the other.
         """
         return {thread: run for host in self._interruptible() for thread, run in host.runs().items()}
 
     def interrupt(self, run: int | None = None) -> None:
-        """Interrupt this run (see `runs`), or all current runs.
+        """Interrupt run number `run` (see `runs`), or all current runs.
 
         The run raises Interrupted at the next iteration of a loop. No effect if it has ended. A call of `run` may start
         another run afterwards, so callers repeat this until the call returns.
@@ -420,11 +448,12 @@ class Session:
             host.interrupt(run)
 
     def _interruptible(self) -> list[Interruptible]:
-        """The runners whose runs may not end, also those that better code has replaced meanwhile."""
+        """The code whose runs may go on for ever, also code that better code has replaced but runs still use."""
         packed = self._packed.made if self._packed is not None else None
         runners = [*self._shapes.runners(), *(packed.runners if packed is not None else ())]
         own = [host for runner in runners for host in _interruptible(runner)]
-        variants = [*self._variants.alive(), *self._declared.alive(), *self._ranked.alive()]
+        caches = (self._variants, self._declared, self._ranked, self._sized.sessions)
+        variants = [session for cache in caches for session in cache.alive()]
         return own + [host for session in variants for host in session._interruptible()]
 
     def close(self) -> None:
@@ -437,6 +466,7 @@ class Session:
         self._variants.close()
         self._declared.close()
         self._ranked.close()
+        self._sized.sessions.close()
 
     def __enter__(self) -> Session:
         return self
@@ -460,15 +490,18 @@ class Session:
         return n, arrays, others
 
     def _bind_batch(self, n: int, binding: Binding, reason: str) -> Binding:
-        """The binding of code for a batch of just `n` rows. `reason`: why other code does not fit."""
+        """The values of all symbols, with the batch size `n` among them, for code that serves just this batch size.
+
+        `reason`: why other code does not fit. FeedError if the session cannot compile such code.
+        """
         values = {**dict(binding), self.batching.symbol or "": n}
         self._single_batch(values, reason)
         return tuple(sorted(values.items()))
 
     def _single_batch(self, values: Mapping[str, int], reason: str) -> int:
-        """The batch size of a run whose code is bound to that one batch size.
+        """The batch size in `values`, for a run whose code is compiled for just that batch size.
 
-        FeedError if the session cannot compile code for it.
+        FeedError, which gives `reason`, if the session cannot compile such code.
         """
         n = values[self.batching.symbol or ""]
         if self._is_fixed or self._packed is not None:
@@ -482,7 +515,7 @@ class Session:
 
     @contextmanager
     def _code_of(self, shape: Shape) -> Iterator[Runner]:
-        """As `ShapeCache.executable`, but FeedError if the fed sizes turn out not to fit the model."""
+        """As `ShapeCache.executable`, but FeedError if compiling shows that the fed sizes do not fit the model."""
         with ExitStack() as stack:
             try:
                 executable = stack.enter_context(self._shapes.executable(shape))
@@ -501,5 +534,5 @@ def _call_of(runner: Runner, n: int) -> Run:
 
 
 def _interruptible(runner: Runner) -> list[Interruptible]:
-    """The hosts of a runner whose runs may go on for ever."""
+    """The parts of a runner on the host whose runs may go on for ever."""
     return [host for host in runner.hosts if host.may_not_end]

@@ -18,17 +18,17 @@ _MAX_LENGTH = 2**31 - 1  # kernels never read the elements, so the pages of a lo
 
 
 class ShadowInputs:
-    """The inputs of callers, and the shadow inputs that are made from them."""
+    """Makes the shadow inputs of a model from the inputs that callers feed (`caller_inputs`)."""
 
     def __init__(self, inputs: Mapping[str, ValueType]) -> None:
         self._sources = length_inputs_of(inputs)
         self.caller_inputs = {name: type_ for name, type_ in inputs.items() if name not in self._sources}
 
     def beside(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The feeds, with a shadow for each number that has one.
+        """The feeds, and a shadow input for each fed number that has one: a uint8 array of that length.
 
-        FeedError for a shadow that is fed, and for a number that is too large for a length. The other checks find
-        numbers that are missing or of the wrong type.
+        FeedError for a shadow that is fed, and for a number above 2^31 - 1. The other checks find numbers that are
+        missing or of the wrong type.
         """
         if not self._sources:
             return feeds

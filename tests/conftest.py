@@ -76,6 +76,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = items[::stride]
 
 
+_counted: dict[str, int] = {}  # cases of a function with the mark `sample` that were collected
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of a function with the mark `sample(n)`, every nth case runs in `make test`; the others are slow."""
+    mark = item.get_closest_marker("sample")
+    if mark is not None:
+        name = item.nodeid.partition("[")[0]
+        count = _counted[name] = _counted.get(name, -1) + 1
+        if count % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+
+
 _died: list[str] = []  # workers of this run that died
 
 
@@ -83,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.batching import Tally  # imported here because it imports NumPy
 
     config.stash[_TALLY] = Tally()
+    config.addinivalue_line("markers", "sample(n): every nth case runs in `make test`, all cases in `make test-all`")
     if (path := config.getoption("--fast-record")) is not None and not hasattr(config, "workerinput"):
         from tests.fast import Recorder
 

@@ -73,6 +73,7 @@ def check(path: Path, quantum: float) -> None:
         assert np.abs(ours - theirs).max() <= quantum * np.abs(theirs).max()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", [QuantFormat.QDQ, QuantFormat.QOperator])
 @pytest.mark.parametrize("activation", [QuantType.QUInt8, QuantType.QInt8])
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -138,6 +138,7 @@ def expected(model: Any, x: Any) -> list[Any]:
     return [answer.reshape(len(x), -1)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers(name: str) -> None:
     """Lathe agrees with ONNX Runtime in all outputs, and with scikit-learn in the first."""

@@ -31,6 +31,7 @@ def fitted(model: Any, x: Any, y: Any) -> Any:
         return model.fit(x, y)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("kernel", ["rbf", "linear", "poly", "sigmoid"])
 @pytest.mark.parametrize("classes", [2, 3, 6])

@@ -22,6 +22,7 @@ def test_more_memory_or_time_than_allowed_is_named() -> None:
     assert replace(GOOD, peak=281 * MB).broken(None) == ["m takes 281 MB, expected at most 280"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_one_command_measures_with_feeds_and_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], beside: bool

@@ -33,6 +33,7 @@ def test_a_broken_promise_is_named(change: dict[str, float], complaint: str) -> 
     assert replace(GOOD, **change).broken == [complaint]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_one_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["footprint", "--models", "mlp", "--json", str(tmp_path / "out.json")])
     (row,) = json.loads((tmp_path / "out.json").read_text())

@@ -65,6 +65,7 @@ def run_json_scenario(server: Lenet) -> Report:
     return run(json, server.handle, seconds=SECONDS)
 
 
+@pytest.mark.slow
 def test_json_at_more_than_half_the_speed_keeps_the_promise() -> None:
     server = Lenet(json_costs=1.5)
     report = run_json_scenario(server)
@@ -80,6 +81,7 @@ def test_json_at_more_than_half_the_speed_keeps_the_promise() -> None:
     assert len({id for _, id in server.forms}) > 8  # the ids of requests differ
 
 
+@pytest.mark.slow
 def test_json_at_a_third_of_the_speed_breaks_it() -> None:
     report = run_json_scenario(Lenet(json_costs=3.0))
     (broken,) = [verdict for verdict in report.verdicts if not verdict.held]

@@ -11,6 +11,7 @@ from loadtest import starting
 from loadtest.__main__ import main
 
 
+@pytest.mark.slow
 def test_a_server_starts_cold_and_again_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -250,6 +250,7 @@ def test_help_covers_what_the_tasks_take_from_the_shell(project: Path) -> None:
     assert from_toml("\n".join(recipe.splitlines()[1:]).encode()).epochs == 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_ten_tasks_work_as_written(project: Path, terminal: Terminal) -> None:
     output: dict[str, list[str]] = {}

@@ -19,6 +19,7 @@ PAGE = "docs/lab.md"
 URL = "http://127.0.0.1:8080"  # the address that the page uses
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_lab_ends_with_a_served_version(project: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (project / PAGE).read_text(), re.DOTALL | re.MULTILINE)

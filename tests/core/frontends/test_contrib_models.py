@@ -167,6 +167,7 @@ def decoder() -> bytes:
     return proto_of(nodes, inputs, ["y", "k2", "v2"], {**weights, **angles(SIZE // 2), "one": np.array([1], np.int64)})
 
 
+@pytest.mark.slow
 def test_a_decoder_generates_step_by_step() -> None:
     """Every step runs compiled code: a prompt, then tokens after the cached keys and values."""
     data = decoder()

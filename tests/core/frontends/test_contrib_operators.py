@@ -503,6 +503,7 @@ NEWER = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("draw", NEWER, ids=lambda draw: draw.__name__)
 def test_parts_of_newer_decoders(draw: Callable[[Generator], Case], seed: int) -> None:

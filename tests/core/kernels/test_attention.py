@@ -83,6 +83,7 @@ def test_special_numbers(target: Target) -> None:
             compiled.check(q, k, v, mask)
 
 
+@pytest.mark.sample(3)
 @each_target
 @pytest.mark.parametrize(("queries", "keys"), [(1, 4), (2, 33), (3, 130), (5, 16), (7, 131), (9, 23)])
 def test_few_queries(target: Target, queries: int, keys: int) -> None:
@@ -95,6 +96,7 @@ def test_few_queries(target: Target, queries: int, keys: int) -> None:
             sweep("FusedAttention", q, k, v, mask, target=target, batches=(2,), epilogue=scaled(1), perm_k=perm)
 
 
+@pytest.mark.sample(4)
 @each_target
 @pytest.mark.parametrize("queries", [3, 5])
 @pytest.mark.parametrize("mask", ["n,1,1,37", "Q,37", "n,2,Q,37", "1,1,Q,1", "2,1,37"])

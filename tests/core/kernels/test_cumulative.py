@@ -17,6 +17,7 @@ from tests.core.small_models import assert_like_onnx_runtime, model
 from tests.core.targets import each_target, vectors
 
 
+@pytest.mark.sample(5)
 @each_target
 @pytest.mark.parametrize("op", ["CumSum", "CumProd"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])

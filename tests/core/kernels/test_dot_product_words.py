@@ -68,6 +68,7 @@ def test_sizes_in_words_are_integers_for_every_batch() -> None:
     assert count_in_words(N * 8 + 2, U8) is None
 
 
+@pytest.mark.sample(4)
 @each_target
 @each_narrow
 @pytest.mark.parametrize(("depth", "columns"), [(2, 1), (6, 17), (64, 48), (130, 100)])

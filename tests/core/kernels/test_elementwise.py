@@ -97,6 +97,7 @@ def test_limits_are_reached(target: Target, op: str) -> None:
     np.testing.assert_array_equal(got[reached], want[reached])
 
 
+@pytest.mark.sample(5)
 @each_target
 @pytest.mark.parametrize("source", DTYPES)
 @pytest.mark.parametrize("to", ["float32", "int64", "bool"])

@@ -28,6 +28,7 @@ def numbers(kind: str, *shape: int) -> Any:
     return found.astype({"float": "float32", "double": "float64"}.get(kind, kind))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("upper", [0, 1])
 @pytest.mark.parametrize("diagonal", [None, -3, 0, 2, 2**40, -(2**40)])
 @pytest.mark.parametrize("kind", ["float", "double", "int64", "bool"])

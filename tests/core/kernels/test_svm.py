@@ -54,6 +54,7 @@ def test_regressors(target: Target, kernel: str, one_class: int) -> None:
         machine.check(rows(count), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(5)
 @each_target
 @pytest.mark.parametrize("kernel", PARAMETERS)
 @pytest.mark.parametrize("sizes", [(5, 40), (17, 1, 30), (1,) * 7, (0, 9, 0, 4)])

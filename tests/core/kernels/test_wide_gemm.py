@@ -31,6 +31,7 @@ _OPERANDS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(5)
 @each_target
 @pytest.mark.parametrize("dtype", _WIDE)
 @pytest.mark.parametrize(("a", "b", "perms"), _OPERANDS, ids=str)
@@ -59,6 +60,7 @@ def test_bytes(target: Target) -> None:
         sweep("FusedMatMul", f"uint8[{a}]", f"int8[{b}]", target=target, batches=_SIZES)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("sizes", [("5,21", "21,13"), ("M,K", "K,N"), ("B,M,K", "K,N"), ("B,M,K", "B,K,N")])
 @pytest.mark.parametrize("left", ["uint8", "int8"])
 @pytest.mark.parametrize("right", ["uint8", "int8"])

@@ -22,6 +22,7 @@ def pooling(op: str, window: int, stride: int, pads: str, ceil: int) -> bytes:
     return model("float[1,1,n,m] x => float[1,1,a,b] y", f"y = {op} <{attributes}> (x)", opset=22)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("pads", PADS)
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
 def test_ceil_mode_counts_a_window_beyond_the_padded_image(op: str, pads: str) -> None:

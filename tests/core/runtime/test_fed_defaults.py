@@ -120,6 +120,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("form", ["graph", "bytes", "path", "artifact"])
 def test_a_fed_default_affects_only_its_run(name: str, form: str, tmp_path: Path, cache: Path) -> None:

@@ -37,6 +37,7 @@ def as_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "target_of", lambda seed: own())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("name", "kind", "first"),

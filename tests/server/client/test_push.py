@@ -225,6 +225,7 @@ assert not {"torch", "sklearn", "skl2onnx", "onnxscript"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", script, tmp_path / "m.onnx"], check=True)
 
 
+@pytest.mark.slow
 def test_the_command_line_names_the_missing_package(tmp_path: Path) -> None:
     program = torch_archive(tmp_path / "m.pt2", "archive_format")
     said = run_lathe("push", "m", str(program), "--url", "http://127.0.0.1:9", fails=True)

@@ -251,6 +251,7 @@ def loop_stays_responsive(running: Running) -> Iterator[None]:
     assert pulse.longest < LONGEST
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("tail", ["", "?a"], ids=["direct", "asgi"])
 @pytest.mark.parametrize("name", ANSWERS)
 def test_large_answers_over_http_do_not_occupy_the_loop(name: str, tail: str, answering: tuple[Running, str]) -> None:

@@ -42,7 +42,10 @@ def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequenc
 
 
 def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -> list[Value | None]:
-    """The gradients of the sum of all elements of the values `of`, written at the end of the graph; None for zero."""
+    """The gradient of the sum of all elements of the values `of` with respect to each target; None where it is zero.
+
+    The nodes that compute the gradients are appended to the writer's graph.
+    """
     seeds: list[Value | None] = [writer.fill(1, value.dtype, value.shape).value for value in of]
     return differentiate(writer, of, seeds, targets)
 
@@ -50,7 +53,11 @@ def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -
 def differentiate(
     writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
 ) -> list[Value | None]:
-    """The gradients with respect to `targets`, given those with respect to `results`: the `seeds` (None: zero)."""
+    """The gradient with respect to each value in `targets`, by backpropagation from `results`; None where it is zero.
+
+    `seeds` are the gradients with respect to `results`, one for each (None: zero). The nodes that compute the gradients
+    are appended to the writer's graph. UnsupportedError for an operator that cannot be differentiated.
+    """
     nodes = list(writer.graph.nodes)
     sweep = _Sweep(writer, targets)
     sweep.mark_active(nodes)
@@ -79,13 +86,19 @@ class _Sweep:
         self._totals: dict[Value, Value] = {}
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Visit `nodes`, which are in topological order, from the last to the first."""
+        """Backpropagate through `nodes`, which are in topological order, from the last to the first.
+
+        Skipped are nodes that depend on no target, and nodes whose outputs have no gradient yet.
+        """
         for node in reversed(nodes):
             if any(output in self._parts for output in node.outputs) and self._reads_active(node):
                 self._visit(node)
 
     def contribute(self, value: Value, gradient: Term) -> None:
-        """Add a term to the gradient of a value."""
+        """Add a term to the gradient of a value, summed over broadcast axes to the value's shape.
+
+        Ignored if the value depends on no target, or is no tensor of floats.
+        """
         if is_differentiable(value) and value in self._active:
             self._parts.setdefault(value, []).append(gradient.fit(value.shape))
             self._totals.pop(value, None)
@@ -104,7 +117,7 @@ class _Sweep:
         return self._totals[value]
 
     def mark_active(self, nodes: Sequence[Node]) -> None:
-        """Mark the outputs of all nodes that depend on a target."""
+        """Mark the float outputs of all nodes that depend on a target; `nodes` are in topological order."""
         for node in nodes:
             if self._reads_active(node):
                 self._active.update(filter(is_differentiable, node.outputs))

@@ -28,7 +28,7 @@ class ShapeWarning(UserWarning):
 
 
 class UnsupportedError(ModelError):
-    """A valid model that needs an operator, dtype or feature Lathe does not have."""
+    """A valid model or option that needs an operator, dtype, device or feature that Lathe or this machine lacks."""
 
 
 class UnknownRankError(UnsupportedError, ValueError):
@@ -49,11 +49,11 @@ class PlanError(LatheError):
 
 
 class FeedError(LatheError):
-    """Arrays given to `Session.run` that do not fit the model's inputs."""
+    """Inputs of a run that the model does not accept: missing, unknown, ill-typed, or refused by a node."""
 
 
 class ArtifactError(LatheError):
-    """A compiled artifact that is missing, damaged, or made for another machine or version."""
+    """A compiled artifact or cached file that is missing, damaged, writable by others, or made for another machine."""
 
 
 class TargetError(LatheError):
@@ -61,7 +61,7 @@ class TargetError(LatheError):
 
 
 class DeviceError(LatheError):
-    """A call of a device's driver that failed: the call, the driver's code and what it says."""
+    """A call of a device's driver or library has failed: the message names the call, its error code and its text."""
 
 
 class DeviceMemoryError(DeviceError):
@@ -80,7 +80,7 @@ class Interrupted(LatheError):
 
 
 class SessionClosed(LatheError):
-    """`run` was called on a session after `close`."""
+    """A session or its code was used after `close`."""
 
 
 class DataError(LatheError):

@@ -20,5 +20,5 @@ class ExitStatus(IntEnum):
 
 
 def is_out_of_space(error: OSError) -> bool:
-    """Whether the disk or the user's quota is full, or a file would exceed its limit: see OUT_OF_SPACE."""
+    """Whether the disk or the user's quota is full, or a file would exceed its limit (ENOSPC, EDQUOT, EFBIG)."""
     return error.errno in _OUT_OF_SPACE

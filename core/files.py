@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, durable: bool = False, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """A new file to write into. It takes the place of `path` when the block ends; an error leaves `path` as it was.
+    """Context manager: a new file, which replaces `path` when the block ends; an error leaves `path` as it was.
 
     `durable`: the file and its name are on disk when this returns, even if the machine stops then. `mode`: permissions
     of the new file, less the umask. OSError when the folder cannot be written.
@@ -34,13 +34,13 @@ def replacing(path: Path, durable: bool = False, mode: int = 0o644) -> Iterator[
 
 
 def replace_file(path: Path, content: bytes, durable: bool = False, mode: int = 0o644) -> None:
-    """Write a whole file with `replacing`."""
+    """Write `content` to `path` atomically; `durable`, `mode` and errors are those of `replacing`."""
     with replacing(path, durable, mode) as file:
         file.write(content)
 
 
 def sync_folder(path: Path) -> None:
-    """Put the names in a folder on disk, so that they are there after the machine stops."""
+    """Flush a folder to disk (fsync), so that names created or replaced in it survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -25,16 +25,16 @@ _OPTIONS = ("precision", "threads", "max_batch", "optimize", "cache_dir", "tune"
 
 
 class LatheRep(BackendRep):
-    """A prepared model."""
+    """A compiled model behind ONNX's interface `BackendRep`."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs in the model's order. `inputs` is one array, a sequence in the model's order, or a mapping.
+        """The outputs in the model's order. `inputs`: one array, a sequence in the model's order, or a mapping by name.
 
         An ONNX sequence is a list of arrays, an absent optional is None. Element types that NumPy lacks are those of
-        ml_dtypes.
+        ml_dtypes. Further arguments are ignored.
         """
         by_name = isinstance(inputs, Mapping)
         feeds = inputs if by_name else dict(zip(self.session.inputs, _as_list(inputs), strict=False))
@@ -46,7 +46,7 @@ class LatheBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model loads."""
+        """Whether Lathe can load the model, and `device` is a CPU. Nothing is compiled."""
         try:
             lathe.load(model.SerializeToString())
         except lathe.errors.ModelError:
@@ -75,9 +75,11 @@ class LatheBackend(Backend):
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on arrays and lists of arrays; the result is a named tuple of its outputs.
+        """Run one node on its present inputs; returns a named tuple of its outputs.
 
-        The opset is `opset_version`, or the newest one of the node's domain.
+        `inputs` are arrays, or lists of arrays for ONNX sequences. The opset is the argument `opset_version`, by
+        default the newest one of the node's domain that Lathe knows. `outputs_info` and all other arguments are
+        ignored.
         """
         names = [name for name in node.input if name]
         arrays = _as_list(inputs)
@@ -104,7 +106,10 @@ def _single_node_model(node: onnx.NodeProto, arrays: Mapping[str, Any], opset: i
 
 
 def _type_of(value: Any) -> onnx.TypeProto:
-    """The type of a tensor, or of a list of tensors of one element type. ValueError for an empty list."""
+    """The ONNX type of an array (with its shape), or of a list of arrays: a sequence of tensors of unknown shape.
+
+    The first array of a list gives the element type; ValueError for an empty list.
+    """
     if isinstance(value, list):
         if not value:
             raise ValueError("sequence: expected at least one tensor, which gives the element type, got an empty list")

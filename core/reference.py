@@ -17,9 +17,10 @@ from lathe.core.passes.lowering.input_variants import with_default_inputs
 
 
 def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Run `graph` on NumPy arrays by name, and return its outputs by name. States have their initial values.
+    """Run `graph` on `feeds`, NumPy arrays by input name, and return the outputs by name.
 
-    The feeds may also replace defaults (`Graph.defaults`). FeedError for a missing, unknown or ill-typed input.
+    States have their initial values, and their next values are dropped. The feeds may also replace defaults
+    (`Graph.defaults`). FeedError for a missing, unknown or ill-typed input.
     """
     check_feeds(feeds, [value.name for value in graph.inputs])
     fed = {value.name for value in graph.defaults} & feeds.keys()
@@ -48,10 +49,10 @@ def run_nodes(
     check: Callable[[], object] = bool,
     code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> None:
-    """Run all nodes of a graph whose inputs are in `environment`.
+    """Run all nodes of a graph in order; its inputs, states and captured values are in `environment`.
 
-    Adds the results to `environment`, and the symbols that the shapes of results determine to `known`. `check` and
-    `code` are those of `run_node`; `code` also replaces nodes of this graph.
+    Adds constants and results to `environment`, and the symbols that the shapes of results determine to `known`.
+    `check` and `code` are those of `run_node`; `code` also replaces nodes of this graph.
     """
     environment.update(graph.constants)
     for node in graph.nodes:
@@ -67,7 +68,10 @@ def run_nodes(
 
 
 def depends_on_feeds(node: Node, constants: Container[Value]) -> bool:
-    """Whether the results of a node may depend on the feeds: it reads a value that is not constant, or a size."""
+    """Whether results of a node may depend on the feeds.
+
+    True if it reads a value that is not in `constants`, or if an attribute contains a symbolic dimension.
+    """
     return any(value not in constants for value in node_reads(node)) or any(map(_has_size, node.attrs.values()))
 
 
@@ -84,12 +88,12 @@ def run_node(
     fed: bool = True,
     code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> list[Any]:
-    """The outputs of one node. `environment` has the values that its bodies capture.
+    """The outputs of one node, computed by its reference. `environment` has the values that its bodies capture.
 
-    `check` is called before each run of a body, and by operators that may run for long: an error that it raises ends
-    the node. `code` replaces some of the nodes of its bodies. FeedError if the node cannot process its inputs, for
-    example if extents do not fit each other. With `fed` false, all inputs are the model's own constants, and the error
-    is a ModelError (see `depends_on_feeds`).
+    `known`: the values of the symbols of dimensions. `check` is called before each run of a body, and by operators that
+    may run for long: an error that it raises ends the node. `code` replaces some of the nodes of its bodies. FeedError
+    if the node cannot process its inputs, for example if extents do not fit each other. With `fed` false, all inputs
+    are the model's own constants, and the error is a ModelError (see `depends_on_feeds`).
     """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
@@ -114,7 +118,11 @@ def run_node(
 
 
 def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> dict[str, int]:
-    """The values of the symbols in the shapes of the given tensors. FeedError when two dimensions disagree."""
+    """The values of the symbols in the declared shapes of `values`, found from their arrays in `environment`.
+
+    Only dimensions that are linear in a single symbol are used. FeedError when two of them give a symbol different
+    values.
+    """
     bound: dict[str, int] = {}
     for value in values:
         for name, size in _solutions(value, environment[value]):
@@ -124,7 +132,10 @@ def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> d
 
 
 def bind_result_symbols(node: Node, results: Sequence[Any], known: dict[str, int]) -> None:
-    """Add to `known` the symbols that only the shapes of results determine, such as the number of nonzero elements."""
+    """Add to `known` the symbols that the shapes of a node's results determine, unless `known` has them already.
+
+    Some symbols are known only then, such as the number of nonzero elements.
+    """
     _bind_new_symbols(node.outputs, results, known)
 
 
@@ -137,7 +148,7 @@ def _bind_new_symbols(values: Sequence[Value], results: Sequence[Any], known: di
 def determined_symbols(type_: ValueType) -> frozenset[str]:
     """The symbols whose values follow from the shape of an array of this type.
 
-    That is so where a dimension has a single symbol and is linear in it.
+    These are the symbols of dimensions with a single symbol, in which the dimension is linear.
     """
     dims = type_.shape or () if isinstance(type_, TensorType) else ()
     alone = [(min(symbols(dim)), dim) for dim in dims if len(symbols(dim)) == 1]
@@ -145,7 +156,10 @@ def determined_symbols(type_: ValueType) -> frozenset[str]:
 
 
 def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
-    """The symbols of a tensor's declared shape with their values, from the dimensions that have a single symbol."""
+    """The symbols of a tensor's declared shape with their values, from dimensions linear in a single symbol.
+
+    Empty if `value` is no tensor, or if the rank of `array` is not the declared one.
+    """
     if not isinstance(value.type, TensorType) or value.type.shape is None or np.ndim(array) != len(value.type.shape):
         return []  # the values in bodies of fused nodes, for example, are declared with rank 0
     found = []
@@ -158,7 +172,10 @@ def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
 
 
 def _check_feed(value: Value, feed: Any) -> Any:
-    """The feed of an input as an array. FeedError if its dtype or shape does not fit."""
+    """The feed of a tensor input as an array; feeds of other types are returned unchecked.
+
+    FeedError if its dtype or shape does not fit.
+    """
     if not isinstance(value.type, TensorType):
         return feed
     array = np.asarray(feed)
@@ -176,7 +193,10 @@ def _fits(shape: tuple[int, ...], type_: TensorType) -> bool:
 
 
 def _check_result(node: Node, value: Value, result: Any) -> Any:
-    """The result of a reference as an array. An error if its dtype or shape is not the declared one."""
+    """The result of a reference as an array; sequences and None are returned as they are.
+
+    ModelError if its dtype is not the declared one, FeedError if its shape does not fit the declared shape.
+    """
     if not isinstance(value.type, TensorType) or result is None:
         return result
     array: Array = np.asarray(result)

@@ -24,7 +24,7 @@ PARTS = ("Slice", "Split", "Gather")
 
 
 class Aliases:
-    """The box of every value for one batch size."""
+    """For one batch size, the box of every value: the bytes that it occupies in the memory of its home."""
 
     def __init__(self, facts: Facts, sizes: Sizes) -> None:
         self._facts, self._sizes = facts, sizes
@@ -49,7 +49,11 @@ class Aliases:
     # -- Concat: its inputs may lie inside its output ------------------------------------------------------------------
 
     def _join(self, node: Node, step: StepFacts | None) -> None:
-        """Set the boxes of those inputs of a Concat that are parts of its output's home, and of their view sources."""
+        """Set the boxes of the inputs of a Concat that lie inside its output, as parts of the output's memory.
+
+        An input that is a view gets no box here; the source of the view does. `step` is the step that runs the Concat:
+        only inputs that are in place by the addresses of its operands count. None if no step runs it: then all do.
+        """
         if step is None and (node in self._facts.runs or all(map(self._is_part, node.inputs))):
             return
         if node.output not in self._boxes and (own := self._whole(node.output)) is not None:
@@ -65,7 +69,7 @@ class Aliases:
         self.inside[node] = frozenset(found)
 
     def _joined_parts(self, node: Node, joined: Box) -> Iterator[tuple[Value, Box]]:
-        """Yield the inputs of a Concat with their boxes inside the output."""
+        """Yield each input of a Concat with its part of `joined`, the box of the output; ends at an unknown shape."""
         axis, first = _attr(node, "axis") % len(joined.shape), 0
         for value in node.inputs:
             shape = self._sizes.shape(value) if value is not None else None
@@ -75,7 +79,10 @@ class Aliases:
             first += shape[axis]
 
     def _is_inside(self, step: StepFacts, index: int, joined: Box, part: Box) -> bool:
-        """Whether an input of a Concat is already inside the output, by the addresses of the step's operands."""
+        """Whether input `index` of a Concat is at the address of `part` inside the output, so that no copy is needed.
+
+        The addresses are those of the step's operands. `joined` is the box of the output.
+        """
         operands = dict(zip(step.call.operands, step.step.operands, strict=True))
         source, target = operands.get(In(index)), operands.get(Out(0))
         if source is None or target is None or source.base != target.base:
@@ -83,7 +90,10 @@ class Aliases:
         return self._sizes.at(source) - self._sizes.at(target) == part.start - joined.start
 
     def _set_origin_box(self, value: Value, box: Box) -> None:
-        """Set the box of a value, or of the source of which it is a view."""
+        """Set the box of the value from which `value` is computed by views alone; that is `value` itself without views.
+
+        `box` is the box of `value`. A box that is set already stays.
+        """
         chain = [value]
         while (producer := chain[-1].producer) is not None and self._is_view(producer):
             chain.append(producer.inputs[0])  # type: ignore[arg-type]
@@ -93,7 +103,11 @@ class Aliases:
             self._boxes.setdefault(chain[-1], origin)
 
     def _is_part(self, value: Value | None) -> bool:
-        """Whether a value is part of another one: of its producer's input, or of the output of a later Concat."""
+        """Whether a value, or the source of which it is a view, lies inside another value.
+
+        It is part of its producer's input if that is a Slice, Split or Gather that no step runs. It is part of the
+        output of a later Concat if it has a box already.
+        """
         while value is not None and value.producer is not None and self._is_view(value.producer):
             value = value.producer.inputs[0]
         producer = value.producer if value is not None else None
@@ -124,7 +138,11 @@ class Aliases:
             self._boxes[value] = box
 
     def _part_of(self, node: Node, value: Value, source: Box, shape: tuple[int, ...]) -> Box | None:
-        """The part of its first input that a view, Slice, Split or Gather without a step returns; None if unknown."""
+        """The part of `source` that `value` is; None if that is unknown.
+
+        `node` is a view, Slice, Split or Gather that no step runs, `source` the box of its first input, and `value` one
+        of its outputs, with `shape`. A Gather counts only with one constant index.
+        """
         if node.op in VIEWS:
             return source.reshaped(shape)
         if node.op == "Slice":
@@ -159,7 +177,7 @@ class Aliases:
 
 
 def slice_box(node: Node, source: Box, sizes: Sizes) -> Box | None:
-    """The part of `source` that a Slice returns, by ONNX's rules; None if that is only known in a run."""
+    """The part of `source` that a Slice returns, by ONNX's rules; None if its bounds are inputs, not attributes."""
     starts, ends = _numbers(node, "starts", sizes), _numbers(node, "ends", sizes)
     if starts is None or ends is None or len(node.inputs) != 1:
         return None
@@ -181,7 +199,7 @@ def _numbers(node: Node, name: str, sizes: Sizes) -> list[int] | None:
 
 
 def _attr(node: Node, name: str) -> Any:
-    """The value of an attribute, or its default."""
+    """The value of an attribute, or the operator's default; None if the operator has no such attribute."""
     if name in node.attrs:
         return node.attrs[name]
     op = registry.get(node.op)

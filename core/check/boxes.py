@@ -41,7 +41,7 @@ class Spans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Elements of `itemsize` bytes; the first one is at byte `start`. `strides` are in bytes."""
+    """A strided array: elements of `itemsize` bytes, the first at byte `start`; `strides` are in bytes."""
 
     start: int
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Layout:
 
     @property
     def loops(self) -> list[tuple[int, int]]:
-        """The extents and strides of all axes whose extent is not 1."""
+        """The extent and stride of each axis, outermost first, without axes of extent 1."""
         return [(extent, stride) for extent, stride in zip(self.shape, self.strides, strict=True) if extent != 1]
 
     @property
@@ -62,7 +62,7 @@ class Layout:
         return self.loops == dense.loops
 
     def is_same_as(self, other: Layout) -> bool:
-        """Whether every index refers to the same bytes in both layouts."""
+        """Whether both have the same elements in the same order at the same bytes; axes of extent 1 do not matter."""
         if 0 in self.shape:
             return other.shape == self.shape
         mine, theirs = (self.start, self.loops, self.itemsize), (other.start, other.loops, other.itemsize)
@@ -84,7 +84,7 @@ class Layout:
         return replace(self, shape=tuple(self.shape[k] for k in perm), strides=tuple(self.strides[k] for k in perm))
 
     def spans(self) -> Spans:
-        """The bytes of all elements. Elements must not overlap."""
+        """The byte ranges of all elements, as few as possible. Elements must not overlap; strides may be negative."""
         if 0 in self.shape:
             return Spans([], 0)
         start, length = self.start, self.itemsize
@@ -110,19 +110,19 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Box(Layout):
-    """The elements of a value as part of `home`, the value that owns the memory, row-major from byte 0 on."""
+    """The place of a value's elements in the memory of `home`: a value that owns memory, row-major from byte 0 on."""
 
     home: Value
 
     def cut(self, axis: int, first: int, step: int, count: int) -> Box:
-        """The box with `count` indices of an axis: `first`, `first + step`, and so on."""
+        """The part of the box with `count` indices along `axis`: `first`, `first + step`, and so on."""
         shape, strides = list(self.shape), list(self.strides)
         start = self.start + (first * strides[axis] if count else 0)
         shape[axis], strides[axis] = count, strides[axis] * step
         return replace(self, start=start, shape=tuple(shape), strides=tuple(strides))
 
     def picked(self, axis: int, place: int) -> Box:
-        """The box at index `place` of an axis, without that axis."""
+        """The part of the box at index `place` of `axis`, with that axis removed."""
         one = self.cut(axis, place, 1, 1)
         return replace(
             one, shape=one.shape[:axis] + one.shape[axis + 1 :], strides=one.strides[:axis] + one.strides[axis + 1 :]
@@ -153,7 +153,7 @@ class Box(Layout):
 
 
 def _groups(loops: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The loops, outermost first, with adjacent ones merged if one stride covers both."""
+    """The loops (extent, stride), outermost first, with adjacent loops merged where one stride covers both."""
     found: list[tuple[int, int]] = []
     for extent, stride in loops:
         if found and found[-1][1] == stride * extent:

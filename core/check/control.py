@@ -59,7 +59,7 @@ class Body:
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether the `n` of the body is a number of rows of its own."""
+        """Whether `n` in the body is not the batch size, but the number of selected rows (MapSelected)."""
         return isinstance(self.step.call.spec, SelectedSpec)
 
     @property
@@ -69,7 +69,7 @@ class Body:
 
 
 def bodies_of(facts: Facts) -> Iterator[Body]:
-    """Yield every body with its tape. PlanError for a step that lacks plans for its bodies."""
+    """Yield every body of all steps that run control flow. PlanError for a step without one plan for each body."""
     for each in facts.steps:
         spec = each.call.spec
         if isinstance(spec, BranchSpec):
@@ -89,7 +89,10 @@ def bodies_of(facts: Facts) -> Iterator[Body]:
 
 
 def check_body(facts: Facts, body: Body) -> None:
-    """PlanError unless the tape is that of the body's plan, and its bases are the operands of the node."""
+    """PlanError unless the tape makes the calls and final copies of the body's plan, at the same addresses.
+
+    Also unless its bases are what the node requires (see `_expected_bases`), with the weights of the body's plan.
+    """
     plan, tape, call = body.planned.plan, body.tape, body.step.call
     given = [(called.symbol, [_place_numbers(place) for place in called.operands]) for called in tape.calls]
     planned = [(step.symbol, [_address_numbers(operand) for operand in step.operands]) for step in plan.steps]
@@ -114,7 +117,10 @@ def check_body(facts: Facts, body: Body) -> None:
 
 
 def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
-    """PlanError unless the parts of the function's scratch memory are disjoint and slices are inside their operands."""
+    """PlanError unless parts of the step's scratch memory are disjoint, and row slices are inside their operands.
+
+    Checked for the batch size of `sizes`; the parts must also lie within the scratch memory.
+    """
     each, spec, plan = body.step, body.step.call.spec, body.planned.plan
     at_least_one = Sizes(BLOCK if body.has_own_rows else max(sizes.n, 1))
     parts = [(0, LINE), *_FLAGS, (TABLE, 8 * max((len(step.operands) for step in plan.steps), default=0))]
@@ -141,7 +147,7 @@ def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
 
 
 def _check_slice(each: StepFacts, spec: object, base: Slice, sizes: Sizes) -> None:
-    """PlanError unless the slices of all iterations are rows of the operand, and their size is that of a row."""
+    """PlanError unless `base`, one row of an operand per iteration, has the size of a row, and rows suffice."""
     value = each.values[base.index]
     shape = sizes.shape(value) if value is not None else None
     if value is None or shape is None or not shape:
@@ -159,7 +165,10 @@ def _check_slice(each: StepFacts, spec: object, base: Slice, sizes: Sizes) -> No
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedSlice:
-    """A base that is one row of operand `whole` in every iteration."""
+    """An expected base: in iteration i, row i of the operand `whole`, counted from its end if `backward`.
+
+    `row` is the value in the body that has the row.
+    """
 
     whole: Asked
     row: Value
@@ -167,9 +176,9 @@ class _ExpectedSlice:
 
 
 def _expected_bases(facts: Facts, body: Body) -> Iterator[Base | Asked | _ExpectedSlice]:
-    """The bases of the body's inputs, of captured values, and of outputs.
+    """Yield the bases that the tape must have for the body's inputs, then its captured values, then its outputs.
 
-    A base that is memory of the node is given as the operand of the call.
+    A base that is an operand of the node is given as that operand of the kernel call (`In`, `Out` or `Outer`).
     """
     inputs, outputs = _ports(body)
     yield from inputs
@@ -179,7 +188,10 @@ def _expected_bases(facts: Facts, body: Body) -> Iterator[Base | Asked | _Expect
 
 
 def _ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], list[Base | Asked | _ExpectedSlice]]:
-    """The expected bases of the body's inputs and of its outputs."""
+    """The expected bases of the body's inputs and of its outputs, by the operator: If, MapSelected, Loop or Scan.
+
+    PlanError if types of values outside and inside the body differ.
+    """
     node, results = body.step.node, body.closed.graph.outputs
     if node.op == "If":
         _same_types(body, node.outputs, results)
@@ -205,7 +217,10 @@ def _ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], list[Base |
 
 
 def _selected_ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], list[Base | Asked | _ExpectedSlice]]:
-    """The ports of a MapSelected. PlanError unless the spec has the sizes of the node, and a source for each input."""
+    """The expected bases of the inputs and outputs of a MapSelected's body, all in the step's scratch memory.
+
+    PlanError unless the kernel spec has the sizes of the node, and one source of rows for each input of the body.
+    """
     node, spec, operands = body.step.node, body.step.call.spec, body.step.call.operands
     assert isinstance(spec, SelectedSpec)
     base, mask = node.required_input(0), node.required_input(1)
@@ -225,7 +240,10 @@ def _selected_ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], li
 
 
 def _check_carried(body: Body, initial: Sequence[int], before: Sequence[Value], after: Sequence[Value]) -> None:
-    """PlanError unless carried values start as inputs of the node, end as its first outputs, and keep their types."""
+    """PlanError unless loop-carried values start as node inputs `initial`, end as its first outputs, and keep types.
+
+    `before` and `after` are the body's inputs and outputs for the carried values.
+    """
     node, spec, operands = body.step.node, body.step.call.spec, body.step.call.operands
     carried: tuple[CarriedValue, ...] = spec.carried if isinstance(spec, RepeatSpec) else ()
     _same_types(body, [node.inputs[index] for index in initial], before)

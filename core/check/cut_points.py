@@ -26,7 +26,7 @@ def cross_cut_point(run: SymbolicRun, seam: CutPoint) -> int:
     """Remove from the arena everything that does not cross the cut point; return the size of the next arena.
 
     The copy moves row `i` of a chunk to row `i` of the value in the next arena. So only values whose rows have the size
-    that the cut point states cross it; all others are removed.
+    that the cut point states cross it; all others are removed. PlanError if the copied bytes are outside an arena.
     """
     n = max(run.n, 1)
     place, nbytes, extent = seam.place.at(n), seam.row * run.n, seam.arena.at(n)
@@ -49,9 +49,10 @@ def cross_cut_point(run: SymbolicRun, seam: CutPoint) -> int:
 def _keeps_rows(
     run: SymbolicRun, home: Value | str, byte: Offsets, at: Offsets, length: Offsets, row: int
 ) -> NDArray[np.bool_]:
-    """For each range of a tensor, whether the copy puts it into the row with the same index.
+    """For each byte range of the tensor `home`, whether the copy at the cut point puts it into the row of equal index.
 
-    A range has `length` bytes. It starts at `byte` of the tensor, and `at` bytes after the start of the copied bytes.
+    Range i has `length[i]` bytes; it starts at byte `byte[i]` of the tensor and `at[i]` bytes after the start of the
+    copied bytes. `row` is the size of a copied row. All False for scratch memory and for a tensor without n rows.
     """
     box = run.aliases.box(home) if isinstance(home, Value) else None
     if box is None or not box.shape or box.shape[0] != run.n:

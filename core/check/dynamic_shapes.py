@@ -25,7 +25,10 @@ _SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (7, 5, 3, 2), (3, 16, 17, 4), (1, 40, 1, 3
 
 
 def check_dynamic_shape_plan(graph: Graph, planned: PlannedGraph, target: Target | GpuTarget, winograd: bool) -> None:
-    """`check_plan` for several values of the sizes, except those for which a value is empty or an assumption fails."""
+    """`check_plan` with numbers in place of the sizes (dynamic dimensions), for up to seven sets of numbers.
+
+    Sets for which a value is empty, or an assumption of the graph fails, are skipped.
+    """
     inputs = [value.type for value in graph.inputs if isinstance(value.type, TensorType)]
     places = {name: place for type_ in inputs for name in type_.symbols if (place := size_index(name)) is not None}
     twin = graph.clone()
@@ -38,7 +41,7 @@ def check_dynamic_shape_plan(graph: Graph, planned: PlannedGraph, target: Target
 
 
 def _is_empty(type_: ValueType) -> bool:
-    """Whether an extent is less than 1. Dynamic-shape code does not serve such sizes."""
+    """Whether a tensor has an extent less than 1. Dynamic-shape code does not serve such sizes."""
     dims = type_.shape or () if isinstance(type_, TensorType) else ()
     return any(isinstance(dim, int) and dim < 1 for dim in dims)
 
@@ -63,7 +66,7 @@ def is_dynamic_shape_graph(graph: Graph) -> bool:
 
 
 def _with_numbers(value: Any, env: Mapping[str, Dim]) -> Any:
-    """A copy of dataclasses, tuples and dicts in which numbers replace the sizes."""
+    """A copy of dataclasses, tuples and dicts in which numbers replace sizes, also inside them; not inside graphs."""
     match value:
         case SymDim():
             return substitute(value, env)

@@ -16,7 +16,7 @@ from lathe.core.plan.plan import WEIGHTS, Address, Fallback, Plan, PlannedGraph,
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """A step, the node that it runs, and the kernel's call."""
+    """A step of a plan (one kernel launch), the node that it runs, and the kernel call with its operands."""
 
     index: int
     step: Step
@@ -30,9 +30,10 @@ class StepFacts:
 
 @dataclass
 class Facts:
-    """A plan and its graph. `alone` is false for the plan of a control-flow body.
+    """A plan and its graph, with facts that `check_facts` adds. `alone` is false for the plan of a control-flow body.
 
-    `offered` is false if its kernels need not be among those that the catalog offers for the nodes of the graph.
+    `offered`: whether kernels must be among those that the catalog offers for the nodes. `target` and `winograd` are
+    the arguments of `make_plan`. `names` has the values of the graph by name.
     """
 
     graph: Graph
@@ -71,7 +72,10 @@ class Facts:
 
 
 def check_facts(facts: Facts) -> Facts:
-    """Fill in `steps`, `runs` and `names`, and return `facts`. PlanError if a claim of the plan is wrong."""
+    """Fill in `steps`, `runs` and `names`, and return the same `facts`.
+
+    PlanError if steps, fallbacks, schedule or ports do not match the graph, or a node runs more than once.
+    """
     graph, plan = facts.graph, facts.plan
     facts.names = {value.name: value for value in graph.values()}
     facts.steps = tuple(_steps(facts))
@@ -93,7 +97,7 @@ def captured_values(node: Node, graph: Graph) -> list[Value]:
 
 
 def operand_values(node: Node, call: KernelCall, graph: Graph) -> Iterator[Value | None]:
-    """The value of each operand of a call; None for weights, scratch memory and flags."""
+    """Yield the value of each operand of a call; None for packed weights, scratch memory, flags and absent inputs."""
     captured = captured_values(node, graph) if any(isinstance(each, Outer) for each in call.operands) else []
     for operand in call.operands:
         match operand:
@@ -135,7 +139,7 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
 
 
 def _is_shared_code_right(call: KernelCall, target: Target | GpuTarget) -> bool:
-    """Whether the shared code of a call, with the numbers in its last operand, does what the kernel's spec says."""
+    """Whether the code that several specs share, with the numbers in the last operand, is that of the kernel's spec."""
     block = call.operands[-1]
     found = call.spec.general(target, len(call.operands) - 1) if isinstance(target, Target) else None
     if found is None or call.shared is None or not isinstance(block, Block):
@@ -167,7 +171,10 @@ def _check_schedule(plan: Plan) -> None:
 
 
 def _check_ports(facts: Facts) -> None:
-    """PlanError unless inputs, states and outputs are those of the graph, with consecutive bases, and flags differ."""
+    """PlanError unless the plan has the inputs, states and outputs of the graph, with consecutive base numbers.
+
+    Also unless each step whose kernel sets a flag has a flag of its own.
+    """
     graph, plan = facts.graph, facts.plan
     states = [state.value for state in graph.states]
     for ports, values in ((plan.inputs, graph.inputs), (plan.states, states), (plan.outputs, graph.outputs)):
@@ -187,7 +194,7 @@ def all_ports(plan: Plan) -> tuple[Port, ...]:
 
 
 def base_name(plan: Plan, base: int) -> str:
-    """The name of a base in messages: the arena, the weights, or a port."""
+    """The name of base number `base` in messages: the arena, the weights, an input, state or output, or "base 7"."""
     if base <= WEIGHTS:
         return ("the arena", "the weights")[base]
     kinds = ["input"] * len(plan.inputs) + ["state"] * len(plan.states) + ["output"] * len(plan.outputs)
@@ -214,7 +221,11 @@ class Sizes:
         return self._known[dim]
 
     def shape(self, value: Value) -> tuple[int, ...] | None:
-        """The shape of a value; None for strings, sequences and data-dependent shapes, which have no planned memory."""
+        """The shape of a value as numbers; None if it has no planned memory.
+
+        That is so for strings, for values that are no tensors, and for shapes that are unknown, data-dependent or have
+        a negative extent.
+        """
         type_ = value.type
         if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
             return None

@@ -50,10 +50,10 @@ def may_run_in_place(node: Node, spec: KernelSpec, index: int, source: Layout, o
 def _access_layouts(
     node: Node, spec: KernelSpec, index: int, source: Layout, output: int, target: Layout
 ) -> tuple[Layout, Layout] | None:
-    """The layouts of input and output in the order of access, or None.
+    """Layouts (of the input, of the output) such that each input element is read before the output at the same index.
 
-    The kernel reads the input at each index of the first layout before it writes the output at the same index of the
-    second. None if it reads the input in another order.
+    Both have the shape over which the kernel iterates: an input that broadcasts is given broadcast. None if the kernel
+    reads the input in another order, or if that is not known.
     """
     family = spec.family
     is_simulated = family == _SIMULATED
@@ -85,7 +85,10 @@ def _broadcast(source: Layout, target: Layout) -> tuple[Layout, Layout] | None:
 
 
 def _product_layout(node: Node, target: Layout) -> Layout:
-    """The layout of a product's output before `perm_y`, to whose shape epilogue inputs broadcast."""
+    """The layout of a product's output with its axes as before the output permutation `perm_y`.
+
+    Inputs of the epilogue (fused elementwise nodes) broadcast to that shape.
+    """
     perm = node.attrs.get("perm_y")
     if not isinstance(perm, tuple):
         return target

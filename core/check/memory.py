@@ -15,7 +15,7 @@ _FEW = 16  # up to this number, ranges are inserted one by one; each insertion m
 
 
 class Ranges(NamedTuple):
-    """Disjoint byte ranges in ascending order, with a number for each."""
+    """Disjoint byte ranges [low, high) in ascending order, each with a number, `kind`, for its content."""
 
     low: NDArray[np.int64]
     high: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Memory:
         self._shift: list[int] = []
 
     def write(self, spans: Spans, shift: int) -> None:
-        """Record that these bytes hold those of the tensor with this shift."""
+        """Record that the bytes in `spans` now hold bytes of the tensor with this shift; earlier contents are lost."""
         if len(spans.starts) <= _FEW:
             for start in spans.starts:
                 self._put(start, start + spans.length, shift)
@@ -57,7 +57,7 @@ class Memory:
             self.wipe(high, max(self._high[-1], high))
 
     def lacks(self, spans: Spans, shift: int) -> tuple[int, int] | None:
-        """The first of these ranges that does not fully hold the bytes with this shift; None if all do."""
+        """The first range (start, end) in `spans` that does not hold the tensor with this shift everywhere, or None."""
         starts: Iterable[int] = spans.starts
         if len(spans.starts) > _FEW:
             starts = self._ranges_to_check(spans)
@@ -83,7 +83,7 @@ class Memory:
         return i, j, outside
 
     def _put(self, low: int, high: int, shift: int) -> None:
-        """Insert one run, merged with adjacent runs of the same shift."""
+        """Insert one run in place of what was there, merged with adjacent runs of the same shift."""
         i, j, around = self._overlapping(low, high)
         if i and self._high[i - 1] == low and not (around and around[0][0] < low):
             i -= 1
@@ -94,7 +94,7 @@ class Memory:
         self._replace(i, j, _merge_adjacent(sorted([*around, (low, high, shift)])))
 
     def _put_all(self, spans: Spans, shift: int) -> None:
-        """Insert many ranges at once, with NumPy."""
+        """`_put` for many ranges at once, with NumPy."""
         low, high = spans.hull
         i, j = bisect_left(self._high, low), bisect_right(self._low, high)  # including adjacent runs, to merge them
         kinds = list(dict.fromkeys([shift, *self._shift[i:j]]))  # shifts are too large for NumPy's integers
@@ -111,8 +111,9 @@ class Memory:
         self._replace(i, j, list(found))
 
     def _ranges_to_check(self, spans: Spans) -> list[int]:
-        """The starts of the ranges that are not inside a single run, and of the first range inside each run.
+        """The starts of the ranges in `spans` that `lacks` must check.
 
+        These are the ranges that are not inside a single run, and the first range inside each run.
         The other ranges inside a run have the same shift as the first one, so `lacks` need not check them.
         """
         low, high = spans.hull
@@ -143,7 +144,7 @@ def _merge_adjacent(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, in
 
 
 def _overlay(old: Ranges, new: Ranges) -> Ranges:
-    """The new ranges and the parts of the old ones outside them, with adjacent ranges of the same kind merged."""
+    """The union of both sets of ranges, where `new` replaces `old`; adjacent ranges of the same kind are merged."""
     edges = np.sort(np.concatenate([old.low, old.high, new.low, new.high]))
     edges = edges[np.append(True, edges[1:] != edges[:-1])]
     low, high = edges[:-1], edges[1:]

@@ -56,7 +56,10 @@ def _check(facts: Facts, supposed: tuple[Dim, ...]) -> None:
 
 
 def _sizes(facts: Facts, supposed: tuple[Dim, ...]) -> list[int]:
-    """The batch sizes to check: the usual ones that the assumptions allow, otherwise the first ones that they allow."""
+    """The batch sizes to check: those of `_usual_sizes` that the assumptions `supposed` allow.
+
+    If they allow none, the first two sizes below 4096 that they allow (one if the plan does not depend on the size).
+    """
     usual = [n for n in _usual_sizes(facts) if not violated_assumption(supposed, {"n": n})]
     most = facts.plan.max_rows
     allowed = (

@@ -47,9 +47,10 @@ def check_strides(facts: Facts) -> None:
 
 
 def _check_nest(each: StepFacts, nest: Nest, sizes: Sizes, same: Aliases) -> None:
-    """PlanError unless the loop nest of an elementwise kernel has the strides of its inputs and outputs.
+    """PlanError unless the loop nest of an elementwise kernel has the strides of the step's inputs and outputs.
 
-    All outputs must have the same strides, which come last in the nest.
+    Loops are compared after merging (`_merge_loops`). All outputs must have the same strides, which come last in the
+    nest. `same` has the layouts of the values for the batch size of `sizes`.
     """
     input_steps, output_steps = [], []
     result = same.box(each.node.output)
@@ -79,7 +80,7 @@ def _check_nest(each: StepFacts, nest: Nest, sizes: Sizes, same: Aliases) -> Non
 
 
 def _element_strides(box: Box, shape: tuple[int, ...]) -> list[int]:
-    """The strides of a value in elements, broadcast to `shape`."""
+    """The strides of a value in elements, broadcast to `shape`; PlanError if it does not broadcast."""
     layout = Layout(box.start, box.shape, box.strides, box.itemsize).broadcast(shape)
     if layout is None:
         raise PlanError(f"a value of shape {box.shape} does not broadcast to {shape}")
@@ -87,13 +88,13 @@ def _element_strides(box: Box, shape: tuple[int, ...]) -> list[int]:
 
 
 def _channel_strides(each: StepFacts, box: Box, shape: tuple[int, ...]) -> list[int]:
-    """The strides in elements of a vector with one element per channel, broadcast to `shape`."""
+    """The strides in elements of a per-channel vector, broadcast to `shape`: 0 along all axes but that of channels."""
     channel = len(shape) - 1 if each.node.attrs.get("layout") == "NHWC" else min(1, len(shape) - 1)
     return [box.strides[0] // box.itemsize if axis == channel else 0 for axis in range(len(shape))]
 
 
 def _merge_loops(loops: Sequence[tuple[int, Sequence[int]]]) -> list[tuple[int, list[int]]]:
-    """The loops without those of extent 1; adjacent loops are merged if one stride covers both for every operand."""
+    """Loops (extent, stride per operand) without extent 1, merged where one stride covers both for all operands."""
     found: list[tuple[int, list[int]]] = []
     for extent, steps in loops:
         if extent == 1:
@@ -120,7 +121,11 @@ def _check_reference(each: StepFacts, spec: ReferenceSpec, sizes: Sizes, same: A
 
 
 def _check_offered(facts: Facts, each: StepFacts, small: Aliases, large: Aliases) -> None:
-    """PlanError unless the catalog offers the kernel for the strides of its operands, and the kernel supports them."""
+    """PlanError unless the catalog offers this kernel for the strides of its operands, and the kernel supports them.
+
+    `small` and `large` have the layouts of the values for two batch sizes. If the plan's kernels need not be those of
+    the catalog (`Facts.offered`), the kernel only has to support strides.
+    """
     values = [value for value in dict.fromkeys(each.values) if value is not None]
     parts = {value: strides for value in values if (strides := _part_strides(value, small, large)) is not None}
     strided = {value for value in parts if not _is_dense(value, small, large)}
@@ -146,8 +151,9 @@ _Strides: TypeAlias = Mapping[Value, _Steps]
 
 
 def _possible_requests(parts: _Strides, strided: Collection[Value]) -> Iterator[_Strides]:
-    """Yield the strides with which the planner may have asked the catalog for operands with this layout.
+    """Yield mappings of values to strides with which the planner may have asked the catalog for this kernel.
 
+    `parts` has the strides of all operands that are parts of other values; `strided` names those that are not dense.
     Along an axis of extent 1 every stride is right: that of the parent tensor, 0, or that of a dense array. A dense
     part may also have been treated as a tensor of its own. First all operands are treated alike, then all combinations
     follow, up to `_MAX_REQUESTS`.
@@ -165,12 +171,12 @@ def _possible_requests(parts: _Strides, strided: Collection[Value]) -> Iterator[
 
 
 def _with_zero_strides(value: Value, steps: _Steps) -> _Steps:
-    """The strides with 0 along axes of extent 1."""
+    """The strides `steps` of `value`, with 0 along its axes of extent 1."""
     return tuple(0 if extent == 1 else step for extent, step in zip(value.shape, steps, strict=True))
 
 
 def _with_row_major_strides(value: Value, steps: _Steps) -> _Steps:
-    """The strides with those of a dense array along axes of extent 1."""
+    """The strides `steps` of `value`, with those of a row-major array along its axes of extent 1."""
     result: list[Dim] = []
     for extent, step in reversed(list(zip(value.shape, steps, strict=True))):
         dense = value.shape[len(steps) - len(result)] * result[0] if result else 1
@@ -197,7 +203,7 @@ def _part_strides(value: Value, small: Aliases, large: Aliases) -> tuple[Dim, ..
 
 
 def _linear_dim(small: int, large: int) -> Dim:
-    """The linear function of n with these values for the two batch sizes."""
+    """The linear function of n that is `small` at n = 2 and `large` at n = 7; PlanError if its slope is no integer."""
     slope, rest = divmod(large - small, _LARGE - _SMALL)
     if rest:
         raise PlanError(f"a stride is {small} for n = {_SMALL} and {large} for n = {_LARGE}, which is not linear in n")

@@ -25,7 +25,10 @@ _NUMBER = 48  # bits for a byte's number within a tensor; the bits above are the
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The bytes that an operand of a step reads or writes. `value` is None for scratch memory."""
+    """The bytes that operand number `operand` of a step reads or writes, relative to base number `base`.
+
+    `value` and `layout` are None for scratch memory. `shift` identifies the tensor and its address (see `Memory`).
+    """
 
     step: StepFacts
     operand: int
@@ -112,7 +115,7 @@ class SymbolicRun:
                 raise PlanError(f"%{value.name} is not copied to {base_name(plan, port.base)}")
 
     def _replace(self, base: int, value: Value) -> None:
-        """Record that a value was copied to a port as a whole."""
+        """Record that a value was copied, row-major, to the port at `base`; PlanError if the port has another size."""
         box, memory = self.aliases.box(value), self.memory.get(base)
         if memory is None or base < WEIGHTS or self._nbytes(value) != memory.size:
             raise PlanError(f"%{value.name} is copied to {base_name(self.plan, base)}, which is of another size")
@@ -267,7 +270,10 @@ class SymbolicRun:
             memory.write(spans, self._shift(box, at))
 
     def _find_whole(self, value: Value, where: str) -> None:
-        """PlanError unless the runtime keeps the value, or it is at the location that the plan states."""
+        """PlanError unless the runtime keeps the value outside the plan's memory, or memory holds it.
+
+        Then all of it must be at the location that the plan states, row-major. `where` begins the error message.
+        """
         if value.name in self._kept and self.facts.runtime_keeps_values:
             return
         self._find_at(value, self._location(value, where), where)
@@ -304,7 +310,7 @@ class SymbolicRun:
     # -- lookups -------------------------------------------------------------------------------------------------------
 
     def _shift(self, box: Box, at: int) -> int:
-        """The shift of the home of a box whose first byte is at address `at`."""
+        """The shift (see `Memory`) of the home of `box`, if the first element of the box is at address `at`."""
         number = self._numbers.get(box.home)
         if number is None:
             number = self._numbers[box.home] = len(self._holders)
@@ -312,12 +318,12 @@ class SymbolicRun:
         return at - box.start - (number << _NUMBER)
 
     def _claim(self, what: str) -> int:
-        """A new shift for memory that holds no value."""
+        """A new shift, which no tensor has, for memory that holds no value; `what` names it in messages."""
         self._holders.append(what)
         return -(len(self._holders) - 1 << _NUMBER)
 
     def origin(self, address: int, shift: int) -> tuple[Value | str, int]:
-        """The holder with this shift, and the number of its byte at this address."""
+        """The tensor with this shift (or the name of scratch memory), and the number of its byte at this address."""
         number, byte = divmod(address - shift, 1 << _NUMBER)
         return self._holders[number], byte
 
@@ -331,7 +337,7 @@ class SymbolicRun:
         return dim if isinstance(dim, int) else Sizes(max(self.n, 1)).dim(dim)
 
     def _content(self, base: int, low: int, high: int) -> str:
-        """The content of a range of bytes, for messages."""
+        """The names of the values that a range of bytes holds, for messages; "nothing" if there are none."""
         memory = self.memory.get(base)
         runs = memory.runs(low, high) if memory is not None else ()
         holders = dict.fromkeys(self.origin(first, shift)[0] for first, _, shift in runs)

@@ -14,9 +14,10 @@ from lathe.core.ops.opdef.inference import infer_graph
 
 
 def check_types(graph: Graph) -> None:
-    """VerifyError if inference loses an extent of a value: a number, or a dimension over symbols of the inputs.
+    """VerifyError if inference over a copy of the graph finds a less precise extent than a pass wrote.
 
-    Also if inference refuses the graph.
+    An extent is lost if it is a number, or a dimension over symbols of the inputs, and inference gives one with other
+    symbols. Values for which inference finds no rank are not compared. VerifyError also if inference refuses the graph.
     """
     copy = graph.clone()
     try:
@@ -35,5 +36,5 @@ def _dims(value: Value) -> tuple[Dim, ...]:
 
 
 def _is_lost(before: Dim, after: Dim, of_inputs: frozenset[str]) -> bool:
-    """Whether a dimension over symbols of the inputs has become one with other symbols."""
+    """Whether a number, or a dimension over symbols of the inputs only, has become a dimension with other symbols."""
     return symbols(before) <= of_inputs and not symbols(after) <= of_inputs

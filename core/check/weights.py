@@ -31,9 +31,10 @@ class Weights:
             raise PlanError(f"weights lie up to byte {end}, expected from 0 to {facts.plan.weights}")
 
     def check_operand(self, each: StepFacts, index: int, address: Address) -> None:
-        """PlanError unless an operand that is no value (packed weights, a block, or a flag) is at its address.
+        """PlanError unless operand `index`, which is no value (packed weights, a block or a flag), is at `address`.
 
-        Such an address must not depend on the batch size.
+        For packed weights and blocks, the weight block must have the expected bytes there. The address must not depend
+        on the batch size.
         """
         if (each.index, index) in self._checked:
             return
@@ -50,7 +51,10 @@ class Weights:
         self._checked.add((each.index, index))
 
     def check_constant(self, where: object, index: int | None, box: Box, base: int, at: int) -> None:
-        """PlanError unless a constant, of which `box` is a part, is where a step reads it."""
+        """PlanError unless the constant `box.home` is in the weight block, where a step reads its part `box`.
+
+        The step reads the part at byte `at` of base `base`. `where` and `index` (of the operand) are for the message.
+        """
         if (box.home, base, at - box.start) in self._checked:
             return
         if base != WEIGHTS or not self._holds(at - box.start, self._facts.graph.constants[box.home]):

@@ -30,7 +30,10 @@ class Shape(NamedTuple):
 
 
 def configure(k: Kernel, shapes: Sequence[Shape], memory: Pointer) -> None:
-    """Set the shapes of tiles 0, 1, ... of this thread and clear all tiles. `memory`: CONFIG_BYTES of scratch."""
+    """Set the shapes of tile registers 0, 1, ... of this thread, and clear all tiles.
+
+    `memory` is scratch of `CONFIG_BYTES` bytes, in which the configuration is built.
+    """
     config = memory.view(DType.UINT8)
     memory.view(DType.INT32).store(k.zeros(DType.INT32, CONFIG_BYTES // 4))
     config.store(k.constant(_PALETTE, DType.UINT8))
@@ -50,7 +53,7 @@ def zero(k: Kernel, tile: int) -> None:
 
 
 def load(k: Kernel, tile: int, source: Pointer, step: Val | int) -> None:
-    """Load a tile from rows that are `step` words apart."""
+    """Load tile register `tile` from memory: rows of words from `source` on, `step` words apart."""
     k.call("llvm.x86.tileloadd64", VOID, [_number(tile), source.ir, (k.index(step) * 4).ir])
 
 
@@ -59,9 +62,10 @@ def store(k: Kernel, tile: int, target: Pointer, step: Val | int) -> None:
 
 
 def multiply_add(k: Kernel, element: DType, total: int, left: int, right: int) -> None:
-    """Add the product of tiles `left` and `right` to tile `total`.
+    """Add the matrix product of tile registers `left` and `right` to register `total`.
 
-    `element` is as in `lathe.core.codegen.dot.multiply_add`, except that a word holds two float16.
+    `element` is the type of the elements in words: bfloat16 or float16 (two per word), or uint8 in the left factor with
+    int8 in the right one (four per word).
     """
     k.call(f"llvm.x86.{_PRODUCTS[element]}", VOID, [_number(tile) for tile in (total, left, right)])
 

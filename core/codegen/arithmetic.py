@@ -319,7 +319,7 @@ class Arithmetic:
         return self._wrap(self.b.binary("xor", value.ir, ones.ir), value)
 
     def shift_left(self, x: Operand, y: Operand) -> Val:
-        """Bits shifted out of the type are lost; shifting by its width or more gives 0."""
+        """`x << y`: bits shifted out of the type are lost; shifting by its width or more gives 0."""
         a, c = self.match(x, y)
         return self._shift("shl", a, c)
 
@@ -371,7 +371,10 @@ class Arithmetic:
         return self._wrap(self.b.binary(int_verb, a.ir, c.ir), a)
 
     def _divide(self, a: Val, c: Val, verb: str, by_minus_one: Val) -> Val:
-        """Signed division without its two traps: a divisor of zero (gives 0), and the least integer by -1."""
+        """Signed division or remainder by LLVM's `verb` (`sdiv`, `srem`): 0 for a divisor of 0, `by_minus_one` for -1.
+
+        LLVM leaves both undefined: division by zero, and the least integer divided by -1.
+        """
         zero, minus_one = self.eq(c, 0), self.eq(c, -1)
         safe = self.select(self.bit_or(zero, minus_one), 1, c)
         result = self._wrap(self.b.binary(verb, a.ir, safe.ir), a)
@@ -448,7 +451,7 @@ def _have_one_type(operands: tuple[Operand, ...]) -> TypeGuard[tuple[Val, ...]]:
 
 
 def _is_number(x: Val) -> bool:
-    """Whether a constant is known not to be NaN."""
+    """Whether `x` is a constant without NaN: False for registers whose value is not known at compile time."""
     known = x.ir.known if isinstance(x.ir, Constant) else None
     parts = known if isinstance(known, tuple) else (known,)
     return all(isinstance(part, int | float) and part == part for part in parts)

@@ -77,7 +77,7 @@ def _bytes(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
 
 
 def _half_products(k: Kernel, a: Value, c: Value, like: Val) -> Val:
-    """The sum of both products of int16 in each word."""
+    """For each 32-bit word of `a` and `c`, two int16 each, the sum of both products as int32; `like` gives the type."""
     name = _PMADDWD.get(like.lanes)
     if name is not None and k.target.triple.startswith("x86_64"):
         return _call(k, name, like, [a, c])

@@ -37,7 +37,10 @@ def compile_kernel(kernel: Kernel) -> bytes:
 
 
 def compile_text(text: str, target: Target) -> bytes:
-    """The object file of a module given as LLVM assembly, with a note of the instruction sets that it needs."""
+    """The object file of the LLVM assembly `text`, with a note of the instruction sets that `target` has.
+
+    `required_features_of` reads the note.
+    """
     machine = target_machine(target)
     _generated.set()
     return bytes(machine.emit_object(_optimize(text + _note(target), machine)))
@@ -66,7 +69,7 @@ def assembly_of(kernel: Kernel) -> str:
 
 
 def object_key(spec: KernelSpec, target: Target) -> str:
-    """Everything that the object file of `spec` depends on, as one digest."""
+    """The object cache's key of `spec`: a SHA-256 digest of the spec, target, generators' source and LLVM version."""
     text = "\n".join((spec.key, target.key, generator_version(), llvm_version()))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -77,8 +80,8 @@ class Library:
     def __init__(self, objects: Mapping[str, bytes], further: Iterable[str] = ()) -> None:
         """Link the object files in `objects`, a map from each symbol to the file that defines it.
 
-        `further` lists more symbols of the same files. ArtifactError if a file cannot be linked, or uses instructions
-        that the host lacks: it is damaged, or compiled for another kind of machine.
+        `further` lists more symbols that these files define, so that `address` finds them too. ArtifactError if a file
+        cannot be linked, or uses instructions that the host lacks: it is damaged, or compiled for another machine.
         """
         for symbol, data in objects.items():
             _check_host_supports(symbol, data)

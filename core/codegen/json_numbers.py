@@ -61,7 +61,7 @@ READERS = ("read_floats", "read_integers", "read_booleans")
 
 
 def source(name: str) -> str:
-    """LLVM text of one of the readers."""
+    """The LLVM assembly of the reader `name`: `read_floats`, `read_integers` or `read_booleans`."""
     element: Callable[[_List], None] = {"floats": _float, "integers": _integer, "booleans": _boolean}[name[5:]]
     reader = _List(Procedure(name, 4))
     reader.write(element, _short_decimals if element is _float else None)
@@ -87,7 +87,7 @@ class _List:
         self.p.store(self.state + 8 * word, value, align=8)
 
     def size(self, dimension: Word) -> Word:
-        """The size of a dimension."""
+        """The size of dimension number `dimension` of the tensor's shape, from the reader's state."""
         return self.p.load(self.state + 8 * ReadWord.SHAPE + (dimension << 3))
 
     def finish(self, status: ReadStatus) -> None:
@@ -113,7 +113,7 @@ class _List:
             self.at.value += 1
 
     def skip(self, character: str) -> None:
-        """Read spaces and a required character."""
+        """Read spaces and then `character`; the reader refuses the text if it is missing."""
         self.skip_spaces()
         self.refuse(self.char().differs(ord(character)))
         self.at.value += 1
@@ -259,7 +259,7 @@ class _List:
 
 
 def _powers(p: Procedure) -> Word:
-    """The address of 10**0 to 10**8."""
+    """The address of a constant table of the 64-bit integers 10**0 to 10**8."""
     return p.table("powers", [10**i for i in range(9)])
 
 
@@ -294,7 +294,10 @@ def _integer(r: _List) -> None:
 
 
 def _store(r: _List, by_width: dict[int, tuple[Word, int]]) -> None:
-    """Store the next element: the value, of a number of bits, that `by_width` has for the element's width in bytes."""
+    """Store the next element of the tensor.
+
+    `by_width` maps each possible width of an element in bytes to the value and the number of its bits to store.
+    """
     for width, (value, bits) in by_width.items():
         with r.p.when(r.width.equals(width)):
             r.p.store(r.elements + r.index.value * width, value, bits)
@@ -424,7 +427,11 @@ def _exponent(r: _List) -> Word:
 
 
 def _cut(r: _List, digits_at: Word, count: Local, w: Local, q: Local, cut: Local) -> None:
-    """Reduce `w` to the first 19 significant digits if there are more, and adapt `q`; `cut` becomes 1 then."""
+    """Reduce a number of more than 19 significant digits: `w` gets the first 19, `q` grows by the number of the others.
+
+    `cut` is set to 1 then; otherwise all variables stay unchanged.
+    `digits_at` is the address of its first digit, `count` the number of its digits, zeros at the front included.
+    """
     p = r.p
     look = p.local(digits_at)
     with p.loop() as loop:
@@ -448,7 +455,11 @@ def _cut(r: _List, digits_at: Word, count: Local, w: Local, q: Local, cut: Local
 
 
 def _nearest(r: _List, begin: Word, w: Local, q: Local, cut: Local) -> Word:
-    """The bits of the float64 nearest to `w * 10**q`. With `cut`, HARD unless `(w + 1) * 10**q` has the same bits."""
+    """The bits of the float64 nearest to `w * 10**q`.
+
+    If `cut` is 1, digits beyond `w` were dropped: the reader ends as HARD unless `(w + 1) * 10**q` gives the same bits.
+    `begin` is the address of the number's first character.
+    """
     p = r.p
     bits = p.local()
     small = (w.value >> 53).equals(0) & (q.value + _EXACT).below(2 * _EXACT + 1)
@@ -472,7 +483,10 @@ def _nearest(r: _List, begin: Word, w: Local, q: Local, cut: Local) -> Word:
 
 
 def _clinger(p: Procedure, w: Word, q: Word) -> Word:
-    """`_nearest` if float64 represents `w` and the power of ten exactly: one operation rounds correctly."""
+    """The bits of the float64 nearest to `w * 10**q`, if float64 represents `w` and `10**abs(q)` exactly.
+
+    One multiplication or division then rounds correctly.
+    """
     bits, number = p.local(), p.double_of(w)
     powers = p.table("exact", [_bits(10.0**i) for i in range(_EXACT + 1)])
     with p.if_else(q < 0) as (divided, multiplied):
@@ -484,7 +498,7 @@ def _clinger(p: Procedure, w: Word, q: Word) -> Word:
 
 
 def _lemire(r: _List, w: Word, q: Word) -> Word:
-    """`_nearest` for any `w` and `q`. Numbers that would be infinite are refused."""
+    """The bits of the float64 nearest to `w * 10**q`, for any `w` and `q`. The reader refuses infinite results."""
     p = r.p
     bits = p.local(0)
     with p.when(w.differs(0) & (q >= _LOWEST)):

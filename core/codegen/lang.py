@@ -41,7 +41,11 @@ _STATUS_WORD = 1  # of `counter`, see lathe.core.kernels.call
 
 
 class Fold:
-    """A loop with carried values: inside, `values` are the current ones and may be assigned; after it, the last."""
+    """A loop over `index` with carried values, as `Kernel.fold` yields it.
+
+    Inside the loop, `values` are those of this iteration; code that assigns `values` sets those of the next one. After
+    the loop, `values` are the last.
+    """
 
     def __init__(self, index: Val, values: list[Val]) -> None:
         self.index = index
@@ -69,7 +73,10 @@ class Kernel:
         return self.target.lanes
 
     def _sizes(self, spec: KernelSpec) -> dict[str, Val]:
-        """The entries of the table of sizes that the spec uses, read once. In dynamic-shape code `n` is its address."""
+        """Load the dynamic dimensions that the spec uses from the table of sizes; returns them by name.
+
+        In dynamic-shape code the argument `n` is the address of that table. Empty if the spec uses none.
+        """
         places = {name: place for name in spec.size_names if (place := size_index(name)) is not None}
         if not places:
             return {}
@@ -94,7 +101,7 @@ class Kernel:
             self._numbers |= {name: block.load(place) for name, place in wanted}
 
     def scratch(self, index: int, nbytes: Dim, dtype: DType) -> Pointer:
-        """The address of this thread's part of a `Scratch(nbytes)` operand."""
+        """The address of this thread's part of operand `index`, a `Scratch(nbytes)`, as elements of `dtype`."""
         base = self.operand(index, DType.UINT8).at(self.tid * self.dim(nbytes))
         return base.view(dtype)
 
@@ -103,9 +110,9 @@ class Kernel:
         return value if isinstance(value, Val) else Val(self, llvm_ir.number(I64, int(value)), DType.INT64)
 
     def dim(self, dim: Dim) -> Val:
-        """The value of a dimension of `n`, of entries of the table of sizes, and of run-time numbers.
+        """The value of `dim` as an int64 scalar, computed at run time if it has symbols.
 
-        ValueError for any other symbol.
+        Its symbols may be `n`, names of dynamic dimensions (`size0`, ...) and run-time numbers; ValueError for others.
         """
         if isinstance(dim, int):
             return self.index(dim)
@@ -193,10 +200,10 @@ class Kernel:
         return merged
 
     def strip(self, extent: Index, body: Strip, init: Sequence[Val] = (), lanes: int = 0) -> list[Val]:
-        """Strip mining: cover `extent` elements by vectors, and return the last carried values.
+        """Strip mining: cover `extent` elements by vectors of `lanes` (0: `self.lanes`); returns the carried values.
 
-        `body(i, mask, *values)` runs for every full vector (mask None), then at most once for the tail. It may return
-        new carried values.
+        `body(i, mask, *values)` runs for every full vector (mask None), then at most once for the elements that remain.
+        It may return new carried values, which begin with `init`.
         """
         lanes = lanes or self.lanes
         size = self.index(extent)
@@ -267,7 +274,7 @@ class Kernel:
             yield start, self.ops.min(start + chunk, size)
 
     def unravel(self, flat: Val, extents: Sequence[Index]) -> tuple[Val, ...]:
-        """The coordinates of a row-major position."""
+        """The coordinates of the row-major position `flat` in an array of shape `extents`."""
         coordinates: list[Val] = []
         for extent in reversed(extents[1:]):
             coordinates.append(flat % extent)
@@ -280,7 +287,10 @@ class Kernel:
         return Pointer(self, self._counter, DType.INT64)
 
     def refuse(self, status: Status | Val) -> None:
-        """Set the step's status, because the data are invalid: the run raises after this kernel."""
+        """Generate code that reports invalid data: it raises the step's status word to `status` atomically.
+
+        The kernel goes on; the run raises after it unless the status is OK.
+        """
         slot = self.builder.offset(self._counter, I64, llvm_ir.number(I64, _STATUS_WORD))
         self.builder.atomic("max", slot, self.index(status).ir)
 
@@ -309,7 +319,10 @@ class Kernel:
         return self.n
 
     def _floor_div(self, above: Val, below: Val, numerator: Dim) -> Val:
-        """The floor of the quotient by a positive number. `//` of `Val` needs a non-negative numerator."""
+        """The floor of `above / below` for a positive `below`; `numerator` is the dimension whose value is `above`.
+
+        `//` of `Val` is correct for non-negative numerators only, so others take further instructions.
+        """
         if is_never_negative(numerator):
             return above // below
         below_zero = self.ops.neg((self.ops.neg(above) + (below - 1)) // below)

@@ -111,7 +111,7 @@ def number(type_: Type, value: Number) -> Constant:
 
 
 def numbers(type_: Type, values: Sequence[Number]) -> Constant:
-    """A vector of constants."""
+    """The constant vector of type `type_` with these values, one per lane."""
     if not isinstance(type_, Vector) or type_.count != len(values):
         raise TypeError(f"expected numbers for {type_}, got {len(values)}")
     element = type_.element
@@ -290,7 +290,7 @@ class Builder:
         return self._put(a.type, f"insertelement {a.typed}, {element.typed}, i32 {lane}")
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
-        """Lanes chosen from the concatenation of `a` and `b`."""
+        """The vector of the elements at positions `lanes` of the concatenation of `a` and `b`."""
         mask = numbers(vector(I32, len(lanes)), lanes) if any(lanes) else zero(vector(I32, len(lanes)))
         return self._put(vector(_element(a.type), len(lanes)), f"shufflevector {a.typed}, {b.typed}, {mask.typed}")
 
@@ -306,7 +306,10 @@ class Builder:
         self.block.lines.append(f"store {value.typed}, {address.typed}, align {align}")
 
     def atomic(self, verb: str, address: Value, value: Value) -> Value:
-        """Update shared memory atomically with monotonic ordering; returns the old value."""
+        """Update the number at `address` atomically by `verb` (`add`, `max`, ...) and `value`; returns the old number.
+
+        The ordering is monotonic (relaxed).
+        """
         return self._put(value.type, f"atomicrmw {verb} {address.typed}, {value.typed} monotonic")
 
     def phi(self, type_: Type) -> Phi:

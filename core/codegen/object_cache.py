@@ -75,7 +75,7 @@ class Quota:
         self._added = 0
 
     def added(self, nbytes: int) -> None:
-        """Record a new file of `nbytes`, and sometimes delete old files."""
+        """Record that a file of `nbytes` was written; if a scan is due, delete the least recently used files."""
         self._added += nbytes
         if self._added * _LOOKS > self._max_bytes or random.randrange(_PUTS_PER_LOOK) == 0:
             self._added = 0

@@ -45,7 +45,7 @@ _METADATA = '!0 = !{!"branch_weights", i32 1, i32 2000}\n'
 
 
 class Condition:
-    """A condition."""
+    """A boolean value of the generated code; `&`, `|` and `~` combine conditions."""
 
     __slots__ = ("owner", "value")
 
@@ -233,19 +233,22 @@ class Procedure:
         return Word(self, self._load(I64, address, align))
 
     def bytes_within(self, address: Number, first: str, last: str = "") -> Word:
-        """Which of 64 bytes are characters from the first to the last one: a bit for each, the first byte's lowest."""
+        """A bit set: bit i is 1 if byte i of the 64 bytes at `address` is a character from `first` to `last`.
+
+        Without `last`, only `first` itself counts.
+        """
         type_, low, high = vector(I8, 64), ord(first), ord(last or first)
         shifted = self.builder.binary("sub", self._load(type_, address, 1), numbers(type_, [low] * 64))
         within = self.builder.compare_unsigned("<", shifted, numbers(type_, [high - low + 1] * 64))
         return Word(self, self.builder.convert("bitcast", within, I64))
 
     def store(self, address: Number, value: Number, bits: int = 64, align: int = 1) -> None:
-        """Store the lower `bits` bits of a number."""
+        """Store the lower `bits` bits of a number at `address`, which is a multiple of `align` bytes."""
         narrow = self.builder.convert("trunc", self.word(value).value, integer(bits))
         self.builder.store(narrow, self._pointer(address), align)
 
     def table(self, name: str, values: Sequence[int]) -> Word:
-        """The address of a constant table of words."""
+        """Add a constant table of 64-bit words to the module; returns its address."""
         signed = [value - (1 << 64) if value >> 63 else value for value in values]
         return Word(self, self.builder.convert("ptrtoint", self.module.constants(name, I64, signed), I64))
 

@@ -148,9 +148,9 @@ class Val:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pointer:
-    """The address of elements of one type. Offsets count elements.
+    """The address of elements of type `dtype` in memory. Offsets count elements.
 
-    `computed` is the type in registers, if it differs: loads convert to it, stores convert from it.
+    `computed` is their type in registers, or None if it is `dtype` too: loads convert to it, stores convert from it.
     """
 
     kernel: Kernel

@@ -132,7 +132,10 @@ def target_machine(target: Target) -> llvm.TargetMachine:
 
 @functools.cache
 def detect_host() -> Target:
-    """This machine with the features that it reports, without regard to `LATHE_TARGET`."""
+    """This machine as a target, with the vector extensions that it reports; `LATHE_TARGET` is ignored.
+
+    Without AVX2 or NEON it is `plain()`.
+    """
     initialize()
     available = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
     if not _may_use_tiles():
@@ -147,7 +150,7 @@ def detect_host() -> Target:
 
 
 def _x86(cpu: str, available: frozenset[str]) -> Target:
-    """A CPU with exactly these features; LLVM uses the name for timings only."""
+    """An x86-64 target with exactly the features `available`; LLVM takes nothing but timings from the name `cpu`."""
     initialize()
     features = _feature_string(available)
     if available >= cpus.AVX512:
@@ -196,7 +199,10 @@ def _machine() -> str:
 
 @functools.cache
 def _cache_sizes() -> _Sizes:
-    """The sizes of the data caches of one core, as far as sysfs reports them."""
+    """The bytes of a core's first- and second-level data caches, as `l1_bytes` and `l2_bytes` of a `Target`.
+
+    A size that sysfs does not report is missing.
+    """
     sizes: _Sizes = {}
     for index in sorted(_CACHES.glob("index*")):
         size = _kibibytes(_read(index / "size"))

@@ -36,7 +36,10 @@ _TRIG_LIMIT = 2.0**20
 
 
 def _float32_only(library: str) -> Callable[[Unary], Unary]:
-    """Decorator: float16 through float32, float64 through the C function `library`."""
+    """Decorator for a function of float32 vectors, which makes it accept float16 and float64 too.
+
+    float16 is computed in float32; float64 calls the C function `library` for each lane.
+    """
 
     def decorate(function: Unary) -> Unary:
         @functools.wraps(function)
@@ -155,7 +158,7 @@ def pow(e: Arithmetic, x: Val, y: Val) -> Val:
 
 
 def fmod(e: Arithmetic, x: Val, y: Val) -> Val:
-    """The remainder with the sign of x."""
+    """C's fmod: the remainder of x / y with the sign of x, by a C library call per lane."""
     if x.dtype is DType.FLOAT16:
         return e.cast(fmod(e, e.cast(x, F32), e.cast(y, F32)), DType.FLOAT16)
     return c_library(e, "fmodf" if x.dtype is F32 else "fmod", x, y)
@@ -170,7 +173,7 @@ def rounded(e: Arithmetic, x: Val, how: str) -> Val:
 
 
 def c_library(e: Arithmetic, name: str, *operands: Val) -> Val:
-    """A C function of floats, called for each lane."""
+    """The results of the C function `name` of float32 or float64, called for each lane of the operands."""
     first = operands[0]
     scalar = register_type(first.dtype, 1)
     if first.lanes == 1:
@@ -216,14 +219,17 @@ def _circular(e: Arithmetic, x: Val, quarter: int, library: str) -> Val:
     signed = e.bitcast(e.bit_xor(e.bitcast(value, I32_), e.shift_left(e.bit_and(quadrant, 2), 30)), F32)
 
     def far() -> list[Val]:
-        """Only lanes beyond the limit take the C library's result, so no result depends on the other lanes."""
+        """The results where at least one lane is beyond the limit: those lanes take the C library's result.
+
+        The other lanes keep the polynomial's, so that no result depends on other lanes.
+        """
         return [e.select(beyond, c_library(e, f"{library}f", x), signed)]
 
     return e.kernel.choose(e.any(beyond), far, lambda: [signed])[0]
 
 
 def _reduced_angle(e: Arithmetic, x: Val) -> tuple[Val, Val]:
-    """x - k*pi/2 for the nearest k, and k. Computed in float64 to avoid cancellation."""
+    """x - k*pi/2 for the nearest integer k as float32, and k as int32. Computed in float64 to avoid cancellation."""
     wide = e.cast(x, F64)
     shifted = wide * (2 / math.pi) + _TO_INTEGER_64
     k = shifted - _TO_INTEGER_64
@@ -277,7 +283,7 @@ def _simple_power(e: Arithmetic, x: Val, exponent: float) -> Val:
 
 
 def _integer_power(e: Arithmetic, x: Val, y: Val) -> Val:
-    """By squaring; a negative exponent gives 0, except for the bases 1 and -1."""
+    """x ** y of integers by repeated squaring; a negative exponent gives 0, except for the bases 1 and -1."""
     k = e.kernel
     one = e.splat(e.const(1, x.dtype), x.lanes)
     with k.fold(0, x.dtype.itemsize * 8, [one, x, y]) as fold:

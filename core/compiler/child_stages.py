@@ -76,7 +76,7 @@ def parse(model: Path, out: Path, external: bool = False) -> None:
 
 
 def report(graph: Graph) -> dict[str, object]:
-    """The facts about a parsed model that the server needs."""
+    """A parsed model's name, types of inputs and outputs as text, number of nodes, and number of parameters."""
     return {
         "name": graph.name,
         "inputs": {value.name: str(value.type) for value in graph.inputs},
@@ -97,8 +97,9 @@ def read_parsed(folder: Path) -> Graph:
 
 
 def compile_stage(arguments: argparse.Namespace) -> None:
-    """Compile parsed IR into an artifact, load it, and run it once on zeros, which the model may refuse as data.
+    """Compile parsed IR into an artifact, load it, and run it once on one row of zeros.
 
+    The run is left out if an input has no known rank or holds strings; a model may refuse zeros as data.
     For a model that packs, this leaves packed code in the cache, so that a session of the artifact serves sequences of
     every length at once.
     """
@@ -133,7 +134,10 @@ def parse_stage(arguments: argparse.Namespace) -> None:
 
 
 def specialise_stage(arguments: argparse.Namespace) -> None:
-    """Compile one shape. The arguments are those of `CompileSource.command`: JSON, in which tuples are lists."""
+    """Compile the code of one shape, or dynamic-shape code, into the cache.
+
+    The arguments are those of `CompileSource.command`: JSON, in which tuples are lists.
+    """
     binding = tuple((str(name), parse_dim(str(size))) for name, size in json.loads(arguments.binding))
     options = Options(**json.loads(arguments.options))
     code_cache.specialise(arguments.model, arguments.origin, binding, options, tuple(json.loads(arguments.fed)))
@@ -149,7 +153,7 @@ _STAGES = {"parse": parse_stage, "compile": compile_stage, "specialise": special
 
 
 def _exit_with_stdin() -> None:
-    """Exit when standard input closes.
+    """Wait until standard input closes, then exit the process at once with status 1.
 
     Uses os.read: the interpreter's own reader would hold its lock when the process ends.
     """
@@ -159,7 +163,7 @@ def _exit_with_stdin() -> None:
 
 
 def _zeros(graph: Graph) -> dict[str, Array] | None:
-    """One row of zeros per input; None if a shape is unknown."""
+    """Zeros for each input, symbolic dimensions 1; None if an input is no tensor, has no rank, or holds strings."""
     feeds = {}
     for value in graph.inputs:
         type_ = value.type

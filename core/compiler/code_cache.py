@@ -45,7 +45,11 @@ from lathe.core.runtime.session.session import Description
 def compile_dynamic(
     source: CompileSource, graph: Graph, description: Description, options: Options, ahead: PassResult | None
 ) -> None:
-    """Put the dynamic-shape code into the store, where sessions of `source` look for it, so that no run waits."""
+    """Compile dynamic-shape code into the store, where sessions of `source` look for it, so that no run waits.
+
+    Nothing is done if the model can have none, or the store has it. A failure is only logged as a warning. `ahead`: the
+    graph after the passes, if they ran already.
+    """
     binding, chosen = description.any_size, dynamic_options(replace(options, findings=()))
     if not binding or source.place(binding, chosen).exists():
         return
@@ -56,7 +60,10 @@ def compile_dynamic(
 
 
 def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
-    """A digest of everything that affects the result. `beside`: the files that may hold tensors of the model."""
+    """The cache key of a compiled model: a digest of model, options, host, devices and versions of the compilers.
+
+    `beside`: the files that may hold tensors of the model; their contents count, too.
+    """
     return cache_key(
         content_of_file(model) if isinstance(model, Path) else content_of_bytes(model), model, options, beside
     )
@@ -80,7 +87,11 @@ def cache_key(content: ModelContent, model: bytes | Path, options: Options, besi
 
 
 def specialise(path: Path, origin: str, binding: CodeBinding, options: Options, fed: tuple[str, ...] = ()) -> None:
-    """Compile one shape of a model, or dynamic-shape code, into the store. Defaults in `fed` are inputs."""
+    """Compile one shape of the model at `path`, or its dynamic-shape code, into the store.
+
+    `origin` identifies the model in cache keys; `binding` has the value of each symbol. `fed` names defaults of the
+    model that become inputs. UnsupportedError if the cache folder cannot be written.
+    """
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
@@ -99,14 +110,14 @@ def _compile_into(
     options: Options,
     ahead: PassResult | None = None,
 ) -> None:
-    """Put the code of one shape, or the dynamic-shape code, into the store. `ahead`: see `build`."""
+    """Compile the code of one shape, or dynamic-shape code, and write it to the store. `ahead`: see `build`."""
     description = replace(description, batching=batching_for(description.batching, binding))
     compiled = pipeline.build(graph, options, description.batching, binding, ahead)
     _store_code(source, description, binding, options, compiled)
 
 
 def _read_graph(path: Path) -> Graph:
-    """The graph to compile: imported from an ONNX file, or read from an artifact."""
+    """The graph to compile: imported from an ONNX file, with `assume_one_batch`, or as an artifact holds it."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             return assume_one_batch(load(path))[0]
@@ -120,7 +131,11 @@ def cached_runner(
     options: Options,
     source: CompileSource | None,
 ) -> Runner:
-    """As `compile_executable`, but from the store if it holds the code of the same source and shapes."""
+    """Code for one binding, ready to run: loaded from the store, or compiled and put there.
+
+    The key in the store is made of `source`, `binding`, options and host. Without a `source` nothing is cached, as with
+    `compile_executable`. `graph` is called only to compile.
+    """
     batching = batching_for(description.batching, binding)
     description = replace(description, batching=batching)
     if source is None:
@@ -148,7 +163,7 @@ def cached_on_host(
     options: Options,
     source: CompileSource | None,
 ) -> Executable:
-    """As `cached_runner`. UnsupportedError if the options name devices."""
+    """As `cached_runner`, for code of the CPU alone. UnsupportedError if the options name other devices."""
     return require_host(cached_runner(graph, description, binding, options, source))
 
 
@@ -159,7 +174,10 @@ def cached_dynamic(
     options: Options,
     source: CompileSource | None,
 ) -> Executable | PartitionedRunner:
-    """As `cached_runner`, for dynamic-shape code."""
+    """As `cached_runner`, for dynamic-shape code: whole (`Executable`) or in parts (`PartitionedRunner`).
+
+    UnsupportedError if the options name devices.
+    """
     made = cached_runner(graph, description, binding, options, source)
     return made if isinstance(made, PartitionedRunner) else require_host(made)
 

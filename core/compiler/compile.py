@@ -99,7 +99,7 @@ def compile(
 
 
 def _without_background(options: Options) -> Options:
-    """The options; UnsupportedError for options that need a file and a cache."""
+    """The same options; UnsupportedError if they ask for tuning in the background, which needs a file and a cache."""
     if options.tune_later:
         raise UnsupportedError('tune="background" needs the path of a file, and a cache folder that can be written')
     return options
@@ -113,7 +113,10 @@ def compile_cached(
     file: Path | None = None,
     looked_for: ModelContent | None = None,
 ) -> Session:
-    """A session from the store, compiled if missing. `file`: the model's path; `looked_for`: its known content."""
+    """A session of a model, from the store if it has the compiled code; otherwise compiled and stored.
+
+    `file`: the path of the model, if it has one. `looked_for`: the digest of the model's bytes, if it is known already.
+    """
     if file is None:
         options = _without_background(options)
     beside = ExternalFiles.beside(file) if file is not None else None
@@ -144,7 +147,10 @@ def compile_cached(
 def store_artifact(
     store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes
 ) -> Session | FileIdentity:
-    """Compile into the store. Returns a session only if the disk is full, so that the compiled code still runs."""
+    """Compile a graph into an artifact at `path` in the store; returns the identity of the written file.
+
+    If the file cannot be written (full disk), returns a session of the compiled code instead.
+    """
     graph, description, ahead = describe_model(graph, options)
     content = compile_content(graph, description.batching, options)
     source = _artifact_graph(graph, description)
@@ -162,7 +168,7 @@ def store_artifact(
 
 
 def _artifact_graph(graph: Graph, description: Description) -> Graph | None:
-    """The graph that an artifact holds in addition to compiled code; None unless some runs need other code."""
+    """The graph, if an artifact must hold it besides compiled code, as some runs need other code; otherwise None."""
     return graph if description.has_variants else None
 
 
@@ -187,7 +193,10 @@ def compile_to(path: Path, graph: Graph, options: Options) -> None:
 
 
 def compile_content(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
-    """Compiled code; the graph itself if other dimensions, or some batch sizes, need code of their own."""
+    """Compiled code for all batch sizes, or `graph` itself if its code must be compiled for each shape.
+
+    That is so if there are symbolic dimensions besides the batch size, or assumptions that exclude batch sizes.
+    """
     if other_symbols(graph, batching) or (batching.supposed and not graph.states):
         return graph
     made = pipeline.build(graph, options, batching, ())
@@ -204,7 +213,7 @@ def load_compiled(
     new_shapes: NewShapes = "default",
     tune: Literal["off", "default", "full"] | float = "default",
 ) -> Session:
-    """A session from an artifact, such as `lathe compile` writes, without compiling.
+    """A session from an artifact, such as `lathe compile` writes; native code in it runs without compiling.
 
     A model with symbolic dimensions besides the batch size is compiled for each new combination when it first occurs,
     and the result is cached; `new_shapes` and `tune` are as for `compile`.

@@ -98,13 +98,13 @@ def _check(cls: type[OpDef]) -> None:
 
 
 def _digest(cls: type[OpDef], revision: str) -> str:
-    """A digest of the source of the class and of its base classes, except for Lathe's."""
+    """16 hex digits: a digest of `revision` and the source of the class and its base classes, except for Lathe's."""
     ours = [base for base in cls.__mro__ if not base.__module__.startswith("lathe.core.") and base is not object]
     return hashlib.sha256("\n".join([revision, *map(_source, ours)]).encode()).hexdigest()[:16]
 
 
 def _source(cls: type) -> str:
-    """The text of a class; its bytecode if there is no source file, as in an interactive session."""
+    """The source text of a class; without a source file, as in an interactive session, its bytecode and attributes."""
     try:
         return textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):

@@ -42,7 +42,7 @@ class MakePart(Protocol):
 
 
 class MakeDynamic(Protocol):
-    """The same for dynamic-shape code, which may be in parts."""
+    """Compiles dynamic-shape code, or loads it from the store; the code may be in parts."""
 
     def __call__(
         self, graph: Callable[[], Graph], description: Description, binding: CodeBinding, options: Options
@@ -57,8 +57,8 @@ class DynamicShapes:
     dynamic kernel. It is also empty for models whose only dynamic dimension is the batch size: they have no other
     symbol, or weights fix the others.
 
-    `whole`: each node has a dynamic kernel; otherwise the code is in parts. `run_passes`: the graph of whole code after
-    the passes, with their reports, so that compiling need not run them again.
+    `whole`: each node has a dynamic kernel; otherwise the code is in parts. `pass_result`: the graph of whole code
+    after the passes, with their reports, so that compiling need not run them again; otherwise None.
     """
 
     binding: CodeBinding = ()
@@ -90,14 +90,18 @@ def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options) -> 
 
 
 def _are_numbers(binding: CodeBinding, batching: BatchInfo) -> bool:
-    """Whether all but the batch size are numbers: code for any batch size and these numbers serves all runs."""
+    """Whether the binding gives every symbol except the batch symbol a number.
+
+    Then code for any batch size with these numbers serves all runs.
+    """
     return {name for name, dim in binding if not isinstance(dim, int)} <= {batching.symbol}
 
 
 def _in_use(graph: Graph, binding: CodeBinding) -> frozenset[str]:
-    """The symbols whose sizes dynamic-shape code assumes to be 1 or more; none if no shape has a maximum.
+    """Those symbols of the binding that are sizes which the kernels of `graph` need to be at least 1.
 
-    With this assumption a maximum may be one of its sides: min(n, 1), which is n + 1 - max(n, 1), is 1 and broadcasts.
+    Empty if no dimension of the graph contains a maximum, `max(..)`. With the assumption that a size is positive, a
+    maximum may be one of its sides: min(n, 1), which is n + 1 - max(n, 1), is 1 and broadcasts.
     """
     if not any(maxima(dim) for value in graph.values() for dim in shape_of(value) or ()):
         return frozenset()
@@ -106,25 +110,28 @@ def _in_use(graph: Graph, binding: CodeBinding) -> frozenset[str]:
 
 
 def reasons_without_kernel(graph: Graph, batching: BatchInfo, options: Options) -> Mapping[Node, str]:
-    """Why nodes of a graph have no dynamic kernel. LatheError if no binding fits the graph."""
+    """Why nodes, after the passes, have no dynamic kernel, by node. LatheError if no binding fits the graph."""
     return _choose_kernels(graph, batching, dynamic_binding(graph), options)[1].reasons
 
 
 def _choose_kernels(
     graph: Graph, batching: BatchInfo, binding: CodeBinding, options: Options
 ) -> tuple[PassResult, KernelChoice]:
-    """The bound graph after the passes, and its kernels."""
+    """The graph with symbols replaced by `binding`, after the passes, with their reports; and its dynamic kernels."""
     done = run_passes(bind(graph, batching, binding), options)
     return done, dynamic_kernels(done[0], node_order(done[0]), options)
 
 
 def has_dynamic_kernels(graph: Graph, options: Options) -> bool:
-    """Whether each node of a graph, after the passes, has a dynamic kernel."""
+    """Whether each node of `graph`, on which the passes ran, has a dynamic kernel, and nodes compute all outputs.
+
+    False if an output of the graph is an input, a constant, or the same value as another output.
+    """
     return _is_whole(graph, dynamic_kernels(graph, node_order(graph), options))
 
 
 def dynamic_kernels(graph: Graph, nodes: Sequence[Node], options: Options) -> KernelChoice:
-    """The dynamic kernels of these nodes of a graph, and the reasons of nodes that have none."""
+    """The kernels for dynamic-shape code of these nodes of a graph, and for nodes without one the reasons."""
     asked = ChoiceOptions(host(), options.threads, select, options.winograd, _plan_rows)
     return choose_kernels(graph, nodes, asked)
 
@@ -139,13 +146,16 @@ def _has_some(graph: Graph, choice: KernelChoice) -> bool:
 
 
 def _all_computed(outputs: Sequence[Value], choice: KernelChoice) -> bool:
-    """Whether kernels write each output in its place: none is an input, a constant, or the same value as another."""
+    """Whether nodes compute all outputs, in memory of their own.
+
+    That is: none is an input, a constant, a view of these or of another output, or the same value as another.
+    """
     roots = [choice.root(value) for value in outputs]
     return len(set(roots)) == len(roots) and all(root.producer is not None and is_plannable(root) for root in roots)
 
 
 def dynamic_binding(graph: Graph, in_use: Collection[str] = ()) -> CodeBinding:
-    """The binding of dynamic-shape code: each symbol of the inputs as a function of the sizes of the table.
+    """The binding of dynamic-shape code: each input symbol with its value, a function of sizes (`size0`, `size1`, ...).
 
     A symbol is one of the sizes, unless it follows from others. If nodes need two extents to be equal, one is replaced
     by the other, such as the past of one layer by that of the others. The same holds if extents broadcast: the length
@@ -167,7 +177,10 @@ def dynamic_binding(graph: Graph, in_use: Collection[str] = ()) -> CodeBinding:
 
 
 def assumptions_of_sizes(graph: Graph, binding: CodeBinding) -> tuple[Dim, ...]:
-    """The assumptions of dynamic-shape code besides those in the types of its graph; empty for other bindings."""
+    """Dimensions that dynamic-shape code assumes to be 0 or more, besides those that inference finds in `graph`.
+
+    Empty if the binding is not that of dynamic-shape code.
+    """
     return (*_equalities(binding), *_fillings(binding), *least_extents(graph)) if is_dynamic(binding) else ()
 
 
@@ -178,13 +191,13 @@ def _equalities(binding: CodeBinding) -> tuple[Dim, ...]:
 
 
 def _fillings(binding: CodeBinding) -> tuple[Dim, ...]:
-    """Dimensions that are all 0 or more if and only if the sizes that the binding assumes to be positive are."""
+    """Dimensions that are all 0 or more if and only if those sizes are positive that the binding assumes to be."""
     names = sorted(frozenset().union(*(symbols(dim) for _, dim in binding)))
     return tuple(symbol(name) - 1 for name in names if name.startswith(FILLED))
 
 
 def _plan_rows(graph: Graph) -> PlannedGraph:
-    """The plan of a MapSelected's body, whose only symbol is `n`. NotNativeError for bodies of control flow."""
+    """The plan of a MapSelected's body, whose inputs have `n` as only symbol. NotNativeError for any other body."""
     if graph.inputs and all(value.tensor.symbols == {"n"} for value in graph.inputs):
         return make_plan(graph, host(), winograd=False)
     raise NotNativeError("subgraphs of control flow have code for one batch size, or parts of their own")
@@ -207,7 +220,7 @@ def stand_in(
     source: CompileSource | None,
     waits: bool,
 ) -> StandIn:
-    """The stand-in for shapes that have no code of their own: dynamic-shape code, or otherwise the references.
+    """The runner for shapes without code of their own: dynamic-shape code, or the reference runner if there is none.
 
     `source`: the file in which a child process finds the graph. `waits`: see `DynamicShapeCode`.
     """

@@ -26,9 +26,10 @@ def release_memory(graph: Graph) -> None:
 
 
 def drop_llvm_code(used: int) -> None:
-    """Drop LLVM's code from memory after work on `used` bytes, if `is_worth_returning` says so.
+    """Drop the pages of LLVM's library from memory, if it generated code since the last call.
 
-    Reading it again takes the next compilation 10 ms.
+    Only after work on `used` bytes for which that pays (`is_worth_returning`). Reading the code again takes
+    the next compilation 10 ms.
     """
     if is_worth_returning(used) and generated_since_last_call():
         drop_code_pages(_LLVM)

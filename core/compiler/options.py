@@ -18,7 +18,7 @@ TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The same graph, options and findings give the same code, unless `tune` is above 0, which measures."""
+    """Options of a compilation. Equal graphs and options give equal code, unless `tune` is above 0, which measures."""
 
     precision: str = "float32"
     threads: int = 1
@@ -44,11 +44,14 @@ class Options:
 
     @property
     def key(self) -> str:
-        """A text of everything that affects the result."""
+        """A text of all options that affect the compiled code: all but the cache folder and `tune_later`."""
         return repr({**asdict(self), "cache_dir": None, "tune_later": 0.0})
 
     def kept(self) -> dict[str, Any]:
-        """The options for an artifact, without the cache folder, and without findings, which are stored separately."""
+        """The options as JSON values for an artifact, with cache folder, tuning and findings reset to their defaults.
+
+        Findings are stored separately.
+        """
         return {**asdict(self), "cache_dir": None, "tune": 0.0, "tune_later": 0.0, "findings": ()}
 
 
@@ -64,7 +67,11 @@ def make_options(
     winograd: bool = True,
     packing: int | None = None,
 ) -> Options:
-    """Checked options. UnsupportedError or ValueError for invalid ones."""
+    """Options from the arguments of `compile`; the host is left out of `devices`.
+
+    UnsupportedError for an unknown precision or device; ValueError for a number out of range, or an unknown `tune`.
+    `tune="background"` sets `tune` to 0 and `tune_later` to infinity.
+    """
     devices = [canonical(name) for name in ([device] if isinstance(device, str) else device)]
     if precision not in PRECISIONS:
         raise UnsupportedError(f"precision '{precision}' is not supported, expected {PRECISION_CHOICES}")
@@ -94,7 +101,11 @@ def _checked_packing(packing: int | None) -> int:
 def with_placement(
     options: Options, placement: Literal["first", "cost"] | Mapping[str, str], device_memory: Mapping[str, int] | None
 ) -> Options:
-    """The options with rules for placing nodes. ValueError for a device that is not among theirs."""
+    """The options with rules for placing nodes on devices; `placement` and `device_memory` as for `compile`.
+
+    ValueError for a device that is not among those of the options, or an unknown placement; UnsupportedError for
+    packing with devices.
+    """
     pins = {} if isinstance(placement, str) else {node: canonical(name) for node, name in placement.items()}
     limits = {canonical(name): nbytes for name, nbytes in (device_memory or {}).items()}
     if options.packing and options.devices:
@@ -116,7 +127,10 @@ def _to_tuples(value: Any) -> Any:
 
 
 def seconds_of(tune: str | float) -> float:
-    """The seconds of a tuning level, or a number as it is. ValueError for anything else."""
+    """The seconds of a tuning level ("off": 0, "default": 1, "full": infinity), or a number of seconds as it is.
+
+    ValueError for anything else.
+    """
     try:
         seconds = TUNING[tune] if isinstance(tune, str) and tune in TUNING else float(tune)
     except ValueError:

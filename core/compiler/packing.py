@@ -36,7 +36,10 @@ def pack_info(graph: Graph, options: Options) -> PackInfo:
 def make_packed_maker(
     graph: Callable[[], Graph], description: Description, options: Options, make: MakePart
 ) -> MakePacked | None:
-    """The function that compiles the code of a model that can be packed; None for other models."""
+    """A function that compiles a model's code for packed runs when called; None if the model cannot be packed.
+
+    `make` compiles or loads each of the two graphs: of tokens, and of whole sequences if some output needs it.
+    """
     info = description.packing
     if info is None or not info.packable:
         return None
@@ -55,12 +58,12 @@ def make_packed_maker(
 
 
 def _token_options(options: Options) -> Options:
-    """The options of the code for tokens, which are its rows."""
+    """The options for the code of tokens: its rows are tokens, so its batch size is the most tokens of a run."""
     return replace(options, max_batch=options.packing)
 
 
 def _unfused_attention(tokens: Graph, options: Options) -> str:
-    """The reason if attention would be computed for all pairs of tokens, also across sequences; "" if not.
+    """Why attention in the graph of tokens would be computed for all pairs of tokens, across sequences; "" if not.
 
     That would be too much work, and a NaN of one caller would reach the others.
     """

@@ -46,7 +46,10 @@ _FALLBACK_SIZE = str(size(0))  # the size of a part that depends on none: every 
 
 
 def partition_model(graph: Graph, options: Options, batching: BatchInfo, binding: CodeBinding) -> Partitioned:
-    """Dynamic-shape code of a model some of whose nodes have no dynamic kernel."""
+    """Dynamic-shape code in parts, for a model some of whose nodes have no dynamic kernel.
+
+    Every symbol of `binding` becomes a size of its own. UnsupportedError if no node has a dynamic kernel.
+    """
 
     def rewrite(graph: Graph, inside: bool) -> Graph:
         return run_passes(graph, options, inside, in_parts=True)[0]
@@ -57,9 +60,10 @@ def partition_model(graph: Graph, options: Options, batching: BatchInfo, binding
 
 
 def partition(graph: Graph, sizes: tuple[str, ...], options: Options, rewrite: Rewrite) -> Partitioned:
-    """The script of a graph whose symbols are sizes, and the code of its parts. `sizes`: see `Plan.sizes`.
+    """The script (outer graph) of a graph whose symbols are sizes, and the compiled code of its parts.
 
-    `rewrite` runs the passes on a graph, without changing its subgraphs. UnsupportedError if no node has a dynamic
+    `sizes`: the model's names for these symbols, see `Plan.sizes`. `rewrite(graph, inside)` runs the passes on a graph
+    or subgraph, without changing the subgraphs in it. UnsupportedError if no node has a dynamic
     kernel.
     """
     cutter = _Cutter(options, rewrite)
@@ -74,7 +78,7 @@ def partition(graph: Graph, sizes: tuple[str, ...], options: Options, rewrite: R
 class _Level:
     """A graph of the model, or a subgraph, after the passes.
 
-    `supposed`: what its parts assume about the symbols of its inputs.
+    `supposed`: dimensions over the symbols of its inputs that its parts assume to be 0 or more.
     """
 
     graph: Graph
@@ -92,7 +96,7 @@ class _Part:
 
 @dataclass
 class _Placement:
-    """The device of each node, and the symbols whose values are known before the node runs."""
+    """For each node: where it runs (the host's native code or the reference), and the symbols known before it runs."""
 
     where: dict[Node, str] = field(default_factory=dict)
     known: dict[Node, frozenset[str]] = field(default_factory=dict)
@@ -108,7 +112,7 @@ class _Cutter:
     notes: list[str] = field(default_factory=list)
 
     def script(self, graph: Graph, known: frozenset[str], inside: bool) -> tuple[Graph, tuple[Dim, ...]]:
-        """The script of a graph that captures nothing, and its assumptions.
+        """The script of a graph that captures nothing, and the dimensions that its parts assume to be 0 or more.
 
         `known`: the symbols whose values are known when it begins, besides those that follow from its inputs' shapes.
         `inside`: it is a subgraph.
@@ -144,9 +148,10 @@ class _Cutter:
     def _plan_groups(
         self, graph: Graph, where: dict[Node, str]
     ) -> tuple[list[tuple[str, list[Node]]], list[_Part | None]]:
-        """The nodes of a graph in groups that run one after the other, and the part of each group that is native.
+        """The nodes in groups (device, nodes) that run one after the other; and for each group its part, or None.
 
-        A node that a plan would run on its reference, or whose result it would copy, is moved to the references.
+        A group on the references has no part. `where` has the device of each node; a node that a plan would run on its
+        reference, or whose result it would copy, is moved to the references there.
         """
         while True:
             groups = list(device_groups(graph, where))
@@ -161,7 +166,7 @@ class _Cutter:
             where |= {value.producer: _REFERENCE for value in home if value.name in left and value.producer}
 
     def _place(self, graph: Graph, shown: frozenset[str]) -> _Placement:
-        """Decide which nodes become native code.
+        """Decide which nodes become native code. `shown`: the symbols that are known besides those of the inputs.
 
         A node runs on its reference if it has no dynamic kernel, or if it has a symbol whose value is not known before
         it runs, such as an extent of its own result. A view is placed with its source.
@@ -191,7 +196,10 @@ class _Cutter:
         return _Part(graph, plan, names or (_FALLBACK_SIZE,))
 
     def _node(self, part: _Part, nodes: Sequence[Node], supposed: tuple[Dim, ...]) -> Node:
-        """The node that stands for a part in the script."""
+        """Compile a part, and return the node that stands for it in the script.
+
+        It has the inputs and outputs of `nodes`, the nodes of the part. `supposed`: the assumptions of the part's code.
+        """
         store = open_store(self.options.cache_dir)
         code = partial(object_for, target=host(), cache=store.objects if store else None)
         objects = {symbol: code(spec) for symbol, spec in part.planned.specs.items()}
@@ -210,7 +218,10 @@ class _Cutter:
 
 
 def _rewrite_level(graph: Graph, rewrite: Rewrite, inside: bool) -> _Level:
-    """A graph after the passes, with values for its `equal_sizes`. `inside`: it is a subgraph."""
+    """A copy of a graph after the passes, in which sizes that must be equal are one (`equal_sizes`).
+
+    `inside`: it is a subgraph. These equalities are among the assumptions of the result.
+    """
     supposed: list[Dim] = []
     graph = graph.clone()
     for _ in input_symbols(graph):
@@ -228,7 +239,7 @@ def _rewrite_level(graph: Graph, rewrite: Rewrite, inside: bool) -> _Level:
 
 
 def _values_not_native(planned: PlannedGraph) -> Iterator[str]:
-    """The names of the values that fallbacks of a plan compute, or that it copies at the end."""
+    """Yield the names of values that a plan computes on references, or copies to an output at the end of the run."""
     for node in planned.plan.fallbacks.nodes:
         yield from (value.name for value in node.outputs)
     for name, _ in planned.plan.copies:
@@ -236,7 +247,7 @@ def _values_not_native(planned: PlannedGraph) -> Iterator[str]:
 
 
 def _with_sizes(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """A copy whose symbols are the sizes of a table, and the symbols in the order of that table."""
+    """A copy with every symbol replaced by a size (`size0`, ...), and these symbols in the order of the sizes."""
     names = sorted(frozenset().union(*map(_symbols_of, graph.nodes), _type_symbols(graph.inputs)))
     return graph.clone({name: size(place) for place, name in enumerate(names)}), tuple(names)
 

@@ -55,7 +55,10 @@ def compile_executable(
     binding: CodeBinding,
     adopted: Mapping[str, DeviceBlock] | None = None,
 ) -> Runner:
-    """Compile for one set of shapes, or dynamic-shape code, and load the result. `adopted`: see `make_runner`."""
+    """Compile code for one binding of the symbols (numbers, or sizes for dynamic-shape code), and load it to run.
+
+    `adopted`: states that are in the memory of a device already, by name; see `make_runner`.
+    """
     batching = batching_for(batching, binding)
     return load_code(build(graph, options, batching, binding), options, batching, adopted)
 
@@ -79,7 +82,11 @@ def load_code(
     batching: BatchInfo,
     adopted: Mapping[str, DeviceBlock] | None = None,
 ) -> Runner:
-    """Compiled code and weights in memory, ready to run. DeviceMemoryError if a device has too little memory."""
+    """Load compiled code and its weights into memory, ready to run.
+
+    `adopted`: states that are in the memory of a device already, by name. DeviceMemoryError if a device has too little
+    memory.
+    """
     if isinstance(compiled, Partitioned):
         return make_partitioned_runner(compiled, options.threads, options.max_batch)
     if isinstance(compiled, Split):
@@ -93,10 +100,11 @@ def load_code(
 def build(
     graph: Graph, options: Options, batching: BatchInfo, binding: CodeBinding, ahead: PassResult | None = None
 ) -> Compiled | Split | Partitioned:
-    """The whole pipeline for one set of shapes, or for dynamic-shape code.
+    """The whole pipeline: compile `graph`, with symbols replaced by `binding`, to native code.
 
-    Dynamic-shape code is in parts if some nodes have no dynamic kernel; UnsupportedError if no node has one. `ahead`:
-    the result of step 2, if that was done before.
+    The result is `Split` if the options name devices. For dynamic-shape code it is `Partitioned` if some nodes have no
+    dynamic kernel; UnsupportedError if no node has one. `ahead`: the graph after the passes with their reports, if they
+    ran before.
     """
     if not options.optimize:  # the graph as it is written, so products by their definition, too
         options = replace(options, winograd=False)
@@ -138,14 +146,17 @@ def build(
 
 
 def target_of(options: Options) -> Target:
-    """The host, with the precision of products that the options allow."""
+    """The host's CPU as target, with TensorFloat-32 products if the options' precision is "tf32"."""
     return replace(host(), tf32=options.precision == "tf32")
 
 
 def plan_graph(
     graph: Graph, options: Options, choose: Selector, reports: list[PassReport], supposed: tuple[Dim, ...]
 ) -> tuple[PlannedGraph, list[PassReport]]:
-    """The plan, within the options' memory limit if there is one, and the reports of all passes, including that."""
+    """The plan of an optimized graph, and `reports`; within `options.memory` if that is set (`plan_within`).
+
+    Then the report of the recompute pass is added. `choose` selects the kernel of a node; `supposed`: see `make_plan`.
+    """
     plan = partial(
         make_plan,
         target=target_of(options),
@@ -164,7 +175,7 @@ def plan_graph(
 
 
 def check_fits(plan: Plan, machine: int) -> None:
-    """ModelError if weights and the results of one row exceed the memory of the machine."""
+    """ModelError if weights and arena for one row exceed `machine`, the bytes of the machine's memory."""
     needed = plan.arena.at(1) + plan.weights
     if needed > machine:
         message = f"needs {needed} bytes for weights and the results of one row, this machine has {machine}"

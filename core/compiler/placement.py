@@ -47,14 +47,17 @@ def split(graph: Graph, options: Options, log: Sequence[str], supposed: tuple[Di
 
 
 class Tuning:
-    """Selects the kernels of parts. The time budget for measuring is shared by all devices."""
+    """Selects the kernels of all parts of a model; the time for measuring, `options.tune`, is spent once for all."""
 
     def __init__(self, options: Options, store: Store | None) -> None:
         self._options, self._store = options, store
         self._known: dict[str, tuple[tuple[str, str], ...]] = {}  # by device
 
     def choices(self, part: Part) -> Choices:
-        """The choices for a part. Findings are reused for later parts on the same device."""
+        """The kernel choices for a part, after measuring in the time that is left.
+
+        Later parts on the same device reuse its findings.
+        """
         options = replace(self._options, findings=self._known.get(part.device, self._options.findings))
         target = target_on(part.device, options)
         record = Record(self._store.tuning_folder, target) if self._store else None
@@ -81,7 +84,7 @@ class Tuning:
 def _within_limits(
     graph: Graph, options: Options, tuning: Tuning, supposed: tuple[Dim, ...]
 ) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
-    """A placement whose plans keep to the memory limits.
+    """A placement whose plans keep to the memory limits, and for each of its parts the plan with the kernel choices.
 
     The memory of a device is only known after planning its parts: if it is too much, the device gets a lower goal. In
     the end all nodes run on the host.
@@ -113,7 +116,7 @@ def _plan_part(
 
 
 def _bytes_by_device(placement: Placement, planned: Sequence[PlannedGraph], rows: int) -> Counter[str]:
-    """The bytes that the parts take on each device."""
+    """The bytes that the parts of each device need together for batches of `rows`; 0 for the host."""
     taken: Counter[str] = Counter()
     for part, each in zip(placement.parts, planned, strict=True):
         taken[part.device] += 0 if part.device == HOST else memory_of_plan(each.plan, rows).total
@@ -121,7 +124,10 @@ def _bytes_by_device(placement: Placement, planned: Sequence[PlannedGraph], rows
 
 
 def _site(name: str, options: Options) -> DeviceSite:
-    """A device for placing. Peak rates are only included if costs decide, because on the host they are measured."""
+    """The device `name` as `place_nodes` needs it, without a memory limit.
+
+    Its peak rates are measured, and right, only if costs decide the placement: on the host that takes time.
+    """
     target = target_on(name, options)
     if not options.by_cost:
         return DeviceSite(name, target)
@@ -140,7 +146,10 @@ def target_on(name: str, options: Options) -> Target | GpuTarget:
 def _compile_part(
     part: Part, planned: PlannedGraph, choices: Choices, store: Store | None, log: tuple[str, ...]
 ) -> Compiled:
-    """The objects of a part, made by the generators of its device."""
+    """A part with the object code of its kernels, which its device generates, or the cache has.
+
+    `log` is stored in its plan.
+    """
     cache = store.objects if store else None
     code: Callable[..., bytes] = partial(object_for, target=host())
     if part.device != HOST:

@@ -44,7 +44,7 @@ class CompileSource:
     fed: tuple[str, ...] = ()
 
     def place(self, binding: CodeBinding, options: Options) -> Path:
-        """The path of the cached code of a shape."""
+        """The path in the store of the code for this binding of the symbols, whether it exists or not."""
         fed = [json.dumps(self.fed)] if self.fed else []
         key = "\n".join((self.origin, repr(binding), options.key, host().key, revisions(), *fed))
         return self.store.model(hashlib.sha256(key.encode()).hexdigest())
@@ -62,9 +62,12 @@ def make_shape_compiler(
     general: StandIn | None,
     source: CompileSource | None,
 ) -> ShapeCompiler:
-    """The maker for a model without state. ValueError for unknown `new_shapes`.
+    """The compiler of code for the shapes of a session; `make` compiles or loads code for one binding.
 
-    The first shape of a session is tuned as the options say before it runs, unless `new_shapes` is "background".
+    With `new_shapes` "wait" every run waits for its shape (unless tuning in the background). Otherwise code of a new
+    shape is compiled in the background, first without measuring, then tuned; `general` answers meanwhile. The first
+    shape of a session is tuned as the options say before it runs, unless `new_shapes` is "background". `source`: the
+    file that a child process can compile; None: this process compiles. ValueError for unknown `new_shapes`.
     """
     if new_shapes not in _NEW_SHAPES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _NEW_SHAPES))}")
@@ -102,5 +105,5 @@ def _shape_code(runner: Runner, options: Options, last: bool) -> ShapeCode:
 
 
 def note_of(options: Options) -> str:
-    """The note of code that was compiled with these options, for `explain`."""
+    """The note in `explain` on code compiled with these options: "tuned" or "compiled without measuring"."""
     return "tuned" if options.tune else "compiled without measuring"

@@ -20,9 +20,10 @@ from lathe.core.runtime.session.run_inputs import CodeBinding
 
 
 def bind(graph: Graph, batching: BatchInfo, binding: CodeBinding) -> Graph:
-    """A copy of the graph with the symbols of `binding` replaced by their sizes.
+    """A copy of the graph with the symbols of `binding` replaced by its values (numbers, or sizes of a table).
 
-    The batch symbol is renamed to `n`, unless it is one of them.
+    The batch symbol is renamed to `n`, unless `binding` has it. The copy has no defaults: their values are constants.
+    ModelError or VerifyError if the graph does not accept these values.
     """
     env: dict[str, Dim] = dict(binding)
     if batching.symbol is not None and batching.symbol not in env:
@@ -35,28 +36,33 @@ def bind(graph: Graph, batching: BatchInfo, binding: CodeBinding) -> Graph:
 
 
 def leading_symbol(graph: Graph) -> str | None:
-    """The symbol along axis 0 of the first input that has one: it varies at run time even if rows are not independent.
+    """The symbol along axis 0 of the first input that has one there; None if none has one that counts.
 
-    A symbol that an input has twice does not count, such as the number of nodes in an adjacency matrix [n, n], because
-    n*n elements are no rows; dynamic-shape code serves such models. In a model with state every symbol counts, because
-    the states belong to one compiled code.
+    Compiled code leaves it open, as the batch size, even if rows are not independent. A symbol that an input has
+    twice does not count, such as the number of nodes in an adjacency matrix [n, n], because n*n elements are no rows;
+    dynamic-shape code serves such models. In a model with state every symbol counts, because the states belong to one
+    compiled code.
     """
     found = filter(None, map(leading, graph.inputs))
     return next((name for name in found if graph.states or not _is_twice(graph, name)), None)
 
 
 def _is_twice(graph: Graph, name: str) -> bool:
-    """Whether an input has several dimensions that depend on this symbol."""
+    """Whether some input has several dimensions that depend on this symbol."""
     return any(sum(name in symbols(dim) for dim in shape_of(value) or ()) > 1 for value in graph.inputs)
 
 
 def varying_symbols(binding: CodeBinding) -> frozenset[str]:
-    """The symbols of a bound graph: `n`, and those of sizes that are no numbers."""
+    """The symbols that inputs have after `bind`: `n`, and the sizes that occur in values of the binding."""
     return frozenset(("n",)).union(*(symbols(dim) for _, dim in binding))
 
 
 def code_assumptions(graph: Graph, *varying: str | None) -> tuple[Dim, ...]:
-    """The assumptions of code that is compiled for all values of these symbols."""
+    """Dimensions that inference assumes to be 0 or more, those that contain one of the symbols `varying`.
+
+    Code for all values of these symbols is right only while none of these dimensions is negative. Infers the types of
+    the graph again.
+    """
     names = set(filter(None, varying))
     if not names:
         return ()
@@ -85,9 +91,10 @@ def equal_sizes(graph: Graph) -> dict[str, Dim]:
 
 
 def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
-    """The values of sizes that make all of these pairs equal; no value contains a size that is a key.
+    """A substitution of sizes (`size0`, ...) by dimensions that makes the two sides of each pair equal.
 
-    Pairs that no sizes make equal are left out.
+    No value of it contains a size that is replaced. Pairs are ignored that have other symbols than sizes, or that no
+    such substitution makes equal.
     """
     found: dict[str, Dim] = {}
     for pair in pairs:
@@ -101,9 +108,10 @@ def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
 
 
 def least_extents(graph: Graph) -> tuple[Dim, ...]:
-    """The assumptions of dynamic-shape code besides those in the types: kernels need extents of at least one.
+    """The dimensions `extent - 1` that must be 0 or more, since the kernels of dynamic-shape code need extents of 1.
 
-    Inputs of Concat may be empty, such as a past before the first token.
+    Numbers, and extents that are always positive, are left out. Inputs of Concat may be empty, such as a past before
+    the first token.
     """
     read = [value for node in graph.nodes if node.op != "Concat" for value in node_reads(node)]
     made = [value for node in graph.nodes for value in node.outputs]

@@ -57,7 +57,10 @@ _DROP_BELOW = 0.85  # a candidate below this speed-up is not timed further
 
 @dataclass(frozen=True)
 class Problem:
-    """One choice: the candidates, the preferred one first, and the batch sizes to measure at."""
+    """One tuning problem: a node's candidate kernels `calls`, the catalog's preferred one first.
+
+    `batches`: the batch sizes to measure at, ascending.
+    """
 
     request: Request
     calls: tuple[KernelCall, ...]
@@ -65,12 +68,15 @@ class Problem:
 
     @property
     def few(self) -> Problem:
-        """The problem with only the first candidates, for when time is short."""
+        """The problem with only the first 3 candidates, for when time is short."""
         return replace(self, calls=self.calls[:_FEW_CANDIDATES])
 
     @cached_property
     def key(self) -> str:
-        """A digest of the candidates, equal in all models; on GPUs, equal for GPUs with the same properties."""
+        """24 hex digits that identify the problem in findings of all models: a digest of candidates and batch sizes.
+
+        On GPUs the properties of the GPU count, too.
+        """
         target = self.request.target
         place = [target.tuning_key] if isinstance(target, GpuTarget) else []
         lines = [*place, str(self.batches), *(call.spec.key for call in self.calls)]
@@ -84,18 +90,24 @@ class Problem:
 
     @property
     def nbytes(self) -> int:
-        """The memory of the operands at the largest batch size."""
+        """The bytes that the preferred kernel reads and writes at the largest batch size."""
         return estimated_affine(self.calls[0].bytes).at(self.batches[-1])
 
     def found(self, findings: Mapping[str, str]) -> KernelCall | None:
-        """The kernel that the finding for all candidates names, or for the first few; None if there is no finding."""
+        """The candidate that a finding names: the one for all candidates, otherwise that for the first 3 (`few`).
+
+        None if there is no finding, or it names no candidate.
+        """
         finding = findings.get(self.key) or findings.get(self.few.key) or ""
         symbol, _, rest = finding.partition(" ")
         call = next((call for call in self.calls if call.spec.symbol == symbol), None)
         return call.spec.recalled(call, rest) if call is not None and rest else call
 
     def unbeaten(self, beaten: Collection[str]) -> KernelCall | None:
-        """The first candidate of a family that is not `beaten`; None if that is the preferred one, or there is none."""
+        """If the preferred kernel's family is in `beaten`, the first candidate of another family; None otherwise.
+
+        None also if all candidates are of families in `beaten`.
+        """
         if self.calls[0].spec.family not in beaten:
             return None
         return next((call for call in self.calls if call.spec.family not in beaten), None)
@@ -103,7 +115,7 @@ class Problem:
 
 @dataclass
 class Choices:
-    """Selects kernels by findings. `used` collects the findings that were applied, for the artifact."""
+    """Selects kernels by findings (problem key to kernel). `used` collects the findings applied, for the artifact."""
 
     findings: Mapping[str, str]
     batches: tuple[int, ...]
@@ -113,7 +125,7 @@ class Choices:
     beaten_families: frozenset[str] = frozenset()  # families that lost when measured, see `beaten_families`
 
     def __call__(self, request: Request) -> KernelCall | None:
-        """The kernel for a node, like `select` of the catalog."""
+        """The kernel for a node, or None: by a finding, else of a family that did not lose, else the preferred one."""
         request = replace(request, winograd=self.winograd and not is_exact(request.node))
         if not self.findings:
             return select(request)
@@ -142,7 +154,7 @@ def choices(
     bench: Bench | None,
     prepare: Prepare | None = None,
 ) -> Choices:
-    """The findings about a graph's nodes, after as much measuring as the options allow.
+    """A selector of kernels by findings about a graph's nodes, after as much measuring as the options allow.
 
     Without tuning only the findings in the options count, so that the result depends on nothing else. With tuning but
     without a bench the record counts, too, and nothing is measured; `prepare` compiles the candidates, for a GPU
@@ -167,9 +179,9 @@ def choices(
 
 
 def beaten_families(given: Iterable[Problem], findings: Mapping[str, str]) -> frozenset[str]:
-    """The families with `represents_family` that were preferred, but lost most of the measured work.
+    """The kernel families that were preferred in measured problems, but lost more than half of their work.
 
-    Problems that were not measured avoid these families.
+    Only kernels with `represents_family` count. Problems that were not measured avoid these families.
     """
     scores: Counter[str] = Counter()
     for problem in {problem.key: problem for problem in given if problem.calls}.values():
@@ -180,7 +192,7 @@ def beaten_families(given: Iterable[Problem], findings: Mapping[str, str]) -> fr
 
 
 def measured_batches(target: Target | GpuTarget, most: int) -> tuple[int, ...]:
-    """The batch sizes to measure at, for batches of up to `most`: on GPUs also `most` itself."""
+    """The batch sizes to measure at, ascending: 1, the smaller of `most` and 8, and on GPUs also `most`."""
     sizes = (1, min(most, _SAMPLE_BATCH), *([most] if isinstance(target, GpuTarget) else []))
     return tuple(dict.fromkeys(sizes))
 
@@ -188,7 +200,7 @@ def measured_batches(target: Target | GpuTarget, most: int) -> tuple[int, ...]:
 def problems(
     graph: Graph, target: Target | GpuTarget, threads: int, batches: tuple[int, ...], winograd: bool = True
 ) -> dict[Node, Problem]:
-    """The problem of every node whose shapes are known."""
+    """The tuning problem of every node whose operands are all tensors of shapes that are known once `n` is."""
     found = {}
     for node in filter(_is_static, graph.nodes):
         request = Request(node, graph.constants, target, threads, winograd=winograd and not is_exact(node))
@@ -197,7 +209,7 @@ def problems(
 
 
 def worthwhile_problems(given: Iterable[Problem]) -> list[Problem]:
-    """The problems to measure: equal ones once, the most work first, none with negligible work.
+    """The problems to measure: equal ones once, the most work first; negligible and too large ones are left out.
 
     First comes the largest problem of each family with `represents_family`, so that even a short budget gives evidence
     on all of these families.
@@ -221,10 +233,11 @@ def tune(
     bench: Bench,
     prepare: Prepare | None = None,
 ) -> Findings:
-    """Findings for problems that are not `known`, as many as fit into `seconds`.
+    """Findings (problem key to the fastest kernel) for problems without one in `known`, as many as fit into `seconds`.
 
-    With infinite `seconds`, all candidates of all problems are measured, and `prepare` may compile them in parallel
-    before. A problem that does not fit the device's memory is skipped.
+    In limited time only the first 3 candidates of each problem are measured. With infinite `seconds`, all candidates of
+    all problems are measured, and `prepare` may compile them in parallel before. A problem that does not fit the
+    device's memory is skipped.
     """
     findings: Findings = {}
     if seconds == inf and prepare is not None:
@@ -246,7 +259,11 @@ def tune(
 
 
 def fastest(problem: Problem, bench: Bench, end: float = inf) -> KernelCall:
-    """The first candidate, or another that is clearly faster. Past `end` only `_MIN_ROUNDS` rounds are made."""
+    """The first candidate, or the fastest other one if that is clearly faster over all batch sizes.
+
+    `bench` measures them. The other must be 3 % faster in the geometric mean, and at most 2 % slower at
+    any batch size. After the time `end` (of `time.perf_counter`) only 3 rounds are made.
+    """
     calls, gains = list(problem.calls), []
     with bench(problem.calls, problem.request) as trials_at:
         for n in problem.batches:
@@ -260,7 +277,10 @@ def fastest(problem: Problem, bench: Bench, end: float = inf) -> KernelCall:
 
 
 def _speedups(trials: Sequence[TimedKernel], end: float) -> list[float]:
-    """For each trial the speed-up over the first one: the median over rounds in which the trials take turns."""
+    """For each trial the speed-up over the first one: the median over 3 to 7 rounds in which the trials take turns.
+
+    Slow trials are left out after 3 rounds. After the time `end` there are only 3 rounds.
+    """
     rounds: list[list[float]] = []
     running = list(range(len(trials)))
     gains = [1.0] * len(trials)
@@ -277,7 +297,7 @@ def _speedups(trials: Sequence[TimedKernel], end: float) -> list[float]:
 
 
 def _is_static(node: Node) -> bool:
-    """Whether every operand is a tensor whose shape is known once `n` is."""
+    """Whether every input and output of a node is a tensor whose shape is known once `n` is."""
     return all(is_plannable(value) for value in (*node.inputs, *node.outputs) if value is not None)
 
 
@@ -302,7 +322,7 @@ class Record:
         return findings if whole else {}
 
     def add(self, findings: Mapping[str, str]) -> None:
-        """Add findings. The file is replaced atomically."""
+        """Add findings to those on disk; the file is replaced atomically. Nothing happens if it cannot be written."""
         merged = {**self.read(), **findings}
         content = {"origin": self._origin, "sha256": _digest(merged), "findings": dict(sorted(merged.items()))}
         with suppress(OSError):  # a full disk only costs the next tuning
@@ -311,7 +331,7 @@ class Record:
 
 
 def read_findings(path: Path) -> Findings:
-    """The findings inside an artifact. ArtifactError if the file is none."""
+    """The findings inside an artifact. ArtifactError if the file is no artifact, or its findings are malformed."""
     with Bundle(path) as bundle:
         findings = bundle.facts.get("findings", {})
     if not isinstance(findings, dict):

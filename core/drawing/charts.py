@@ -52,7 +52,10 @@ class Axis:
 
     @staticmethod
     def decades(label: str, values: Sequence[float]) -> Axis:
-        """A logarithmic axis from the power of ten below the smallest value to the one above the largest."""
+        """A logarithmic axis from the power of ten at or below the smallest value to that at or above the largest.
+
+        It has at least one decade, and a tick at each power of ten. Values that are not positive are ignored.
+        """
         positive = [v for v in values if math.isfinite(v) and v > 0] or [1.0]
         first = math.floor(math.log10(min(positive)))
         last = max(first + 1, math.ceil(math.log10(max(positive))))
@@ -61,14 +64,14 @@ class Axis:
         )
 
     def place(self, value: float) -> float:
-        """The position of a value on the axis: 0 at `low`, 1 at `high`."""
+        """The position of a value on the axis: 0 at `low`, 1 at `high`; with `log`, 0 for values below `low`."""
         if self.log:
             return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
 def nice_step(rough: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least `rough`."""
+    """The smallest of 1, 2 and 5 times a power of ten that is at least `rough`; 1 if `rough` is not positive."""
     if rough <= 0:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(rough))
@@ -92,7 +95,7 @@ def text(x: float, y: float, content: str, anchor: str = "middle", turn: str = "
 
 
 def frame(x: Axis, y: Axis) -> list[str]:
-    """The grid, the tick labels and the names of the axes."""
+    """SVG elements of a chart's frame: a grid line at each tick of `y`, the tick labels, and the names of both axes."""
     right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
     for value, name in y.ticks:
@@ -112,7 +115,7 @@ def svg(parts: Sequence[str], label: str) -> str:
 
 
 def curves(lines: Sequence[Line], x: Axis, y: Axis, dots: bool = False) -> str:
-    """A chart with one polyline (or one set of dots) per line, and a legend if there are several lines."""
+    """An SVG chart with one polyline (or one set of dots) per line, and an HTML legend if there are several lines."""
     draw = _dots if dots else _polyline
     parts = frame(x, y)
     parts += [draw(points, x, y, COLOURS[i % len(COLOURS)]) for i, (_, points) in enumerate(lines) if points]
@@ -139,7 +142,7 @@ def legend(names: Sequence[str]) -> str:
 
 
 def bars(values: dict[str, float], x_label: str, y_label: str) -> str:
-    """A chart with one vertical bar per entry, in order."""
+    """An SVG chart with one vertical bar per entry, in order; the keys are the labels below the bars."""
     y = Axis.linear(y_label, list(values.values()))
     x = Axis(x_label, 0, max(len(values), 1), ticks=[(i + 0.5, name) for i, name in enumerate(values)])
     gap = 0.15 if len(values) < 40 else 0.02
@@ -152,7 +155,7 @@ def bars(values: dict[str, float], x_label: str, y_label: str) -> str:
 
 
 def heatmap(rows: Sequence[Sequence[float]], names: Sequence[str], x_label: str, y_label: str) -> str:
-    """A square matrix of counts, such as a confusion matrix. The shade of a cell is its share of the row's sum.
+    """A square matrix of counts as SVG, such as a confusion matrix; a cell's shade is its share of the row's sum.
 
     Counts other than zero are also written as numbers.
     """
@@ -188,13 +191,13 @@ def document(title: str, body: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table of plain text."""
+    """An HTML table with one header row, `head`; cells are plain text, which is escaped."""
     lines = (f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{''.join(lines)}</table>"
 
 
 def figure(title: str, drawing: str) -> str:
-    """An HTML figure with a title above a drawing."""
+    """An HTML figure with a title (plain text) above a drawing (HTML or SVG)."""
     return f"<figure><h2>{escape(title)}</h2>{drawing}</figure>"
 
 
@@ -208,7 +211,10 @@ class Bar:
 
 
 def horizontal_bars(entries: Sequence[Bar], title: str, mark: float) -> str:
-    """Horizontal bars as a separate SVG image, with a vertical line at `mark`; for many entries with long names."""
+    """Horizontal bars as a separate SVG image, for many entries with long names.
+
+    A vertical line is at the value `mark`; bars below it have another colour.
+    """
     row, names, width = 18, 330, 900
     height = TOP + 26 + row * len(entries) + 10
     scale = (width - names - 60) / max([mark, *(entry.value for entry in entries)])

@@ -67,7 +67,7 @@ def draw(graph: Graph) -> str:
 
 
 def _spots(graph: Graph) -> list[_Spot]:
-    """The boxes of inputs, nodes and outputs, linked by edges, and the points of the edges."""
+    """The boxes of inputs, nodes and outputs, and the points of edges in the layers between, linked by edges."""
     producers: dict[Value, _Spot] = {v: _Spot(0, v.name, str(v.type), end=True) for v in graph.inputs}
     boxes, edges = list(producers.values()), []
     for node in graph.nodes:
@@ -84,7 +84,7 @@ def _spots(graph: Graph) -> list[_Spot]:
 
 
 def _lower(boxes: list[_Spot], edges: list[tuple[_Spot, _Spot]]) -> None:
-    """Move nodes that read only constants from the top to the layer above their first reader."""
+    """Move each node that reads constants alone down to the layer above the highest box that reads its result."""
     readers = {target for _, target in edges}
     first: dict[_Spot, int] = {}
     for source, target in edges:
@@ -103,7 +103,7 @@ def _read(node: Node) -> Iterable[Value]:
 
 
 def _link(source: _Spot, target: _Spot) -> list[_Spot]:
-    """Connect two boxes, and return the points of the edge in the layers between them."""
+    """Connect two boxes through new points, one in each layer between them, and return the points."""
     points = [_Spot(layer) for layer in range(source.layer + 1, target.layer)]
     for upper, lower in pairwise([source, *points, target]):
         upper.below.append(lower)
@@ -112,7 +112,7 @@ def _link(source: _Spot, target: _Spot) -> list[_Spot]:
 
 
 def _note(node: Node) -> str:
-    """The type of the first output, and the main attributes."""
+    """The text in a node's box: the type of its first output, if a tensor, and its main attributes."""
     found = ((prefix, node.attrs.get(name)) for name, prefix in _NOTED_ATTRIBUTES.items())
     attributes = [f"{prefix}{_attribute_text(attribute)}" for prefix, attribute in found if attribute is not None]
     types = [str(value.type) for value in node.outputs[:1] if isinstance(value.type, TensorType)]
@@ -145,7 +145,10 @@ def _mean_place(spot: _Spot, neighbours: list[_Spot]) -> float:
 
 
 def _assign_columns(layer: list[_Spot], wanted: list[float]) -> None:
-    """Sort the layer by the wanted columns. Spots that would overlap move apart, evenly to both sides."""
+    """Sort the layer in place by the wanted columns, and place each spot there.
+
+    Spots closer than one column move apart; then all are shifted so that their mean is that of the wanted columns.
+    """
     order = sorted(range(len(layer)), key=lambda i: wanted[i])
     layer[:] = [layer[i] for i in order]
     wanted = [wanted[i] for i in order]

@@ -28,7 +28,11 @@ GraphReader = Callable[[onnx.GraphProto], Graph]
 def attribute_value(
     proto: onnx.AttributeProto, read_graph: GraphReader, where: str, files: ExternalFiles | None = None
 ) -> Attr:
-    """The value of an attribute: a number, text, an array, a graph, a type, or a tuple of these."""
+    """The value of an attribute: a number, text, an array, a graph, a type, or a tuple of numbers or texts.
+
+    `read_graph` imports a nested graph; `files` holds the external data of tensors; `where` is for error messages.
+    UnsupportedError for lists of tensors, graphs or types. Text that is not UTF-8 is returned as bytes.
+    """
     where = f"{where}, attribute '{proto.name}'"
     if proto.type in _SCALARS:
         scalar: Attr = getattr(proto, _SCALARS[proto.type])
@@ -53,7 +57,7 @@ def attribute_value(
 
 
 def _text(data: bytes) -> str | bytes:
-    """The text of an attribute, which is bytes in the file; bytes if it is not UTF-8."""
+    """The bytes of a text attribute decoded as UTF-8; the bytes themselves if they are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -61,7 +65,7 @@ def _text(data: bytes) -> str | bytes:
 
 
 def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Attr]:
-    """The attributes that Lathe's newest form of `op` has.
+    """Those of `attrs`, a node's attributes, that the registered operator `op` declares, with their values.
 
     ModelError for an attribute that the ONNX schema does not have, or that is of another kind. UnsupportedError for one
     that Lathe does not have, unless its value is the schema's default.
@@ -78,9 +82,10 @@ def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Att
 
 
 def check_kinds(op: str, domain: str, attrs: Mapping[str, Attr], where: str) -> Mapping[str, _SchemaAttribute] | None:
-    """The attributes of the newest ONNX schema of an operator; None if there is no schema.
+    """Check `attrs` against the newest ONNX schema of `op`, and return that schema's attributes; None if it has none.
 
-    ModelError if `attrs` has one that the schema does not have, or that is of another kind.
+    The result maps each name to the kind ("INT", "FLOATS") and the default. ModelError if the schema does not have one
+    of `attrs`, or has it with another kind. Without a schema, nothing is checked.
     """
     schema = _schema_attributes(op, domain)
     if schema is None:
@@ -100,7 +105,7 @@ class _SchemaAttribute(NamedTuple):
 
 @functools.cache
 def _schema_attributes(op: str, domain: str) -> dict[str, _SchemaAttribute] | None:
-    """The attributes of the newest ONNX schema; None if there is no schema."""
+    """The kind and default of each attribute in the newest ONNX schema of `op`, by name; None if there is no schema."""
     try:
         schema = onnx.defs.get_schema(op, domain)
     except onnx.defs.SchemaError:

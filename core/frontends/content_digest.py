@@ -23,17 +23,18 @@ _CHUNK, _OVERLAP = 1 << 20, 64  # bytes
 
 
 def may_have_external_data(model: bytes) -> bool:
-    """Whether tensors of a model may lie in other files.
+    """Whether tensors of a serialized model may lie in other files: True may be a false alarm, False is certain.
 
-    It searches the bytes instead of parsing them: most models are large and have no such tensors.
+    It searches the bytes for the key `location` of external data instead of parsing them: most models are large and
+    have no such tensors.
     """
     return model.find(_LOCATION) >= 0
 
 
 def digests(model: bytes, files: ExternalFiles) -> list[str]:
-    """A line with digest and name for each file that holds tensors of the model.
+    """A line with SHA-256 digest and relative path for each file with external data of `model`, sorted by path.
 
-    Files that cannot be read are omitted; the import of the model raises an error for them.
+    Empty if the bytes are no model. Files that cannot be read are omitted; the import raises an error for them.
     """
     if not may_have_external_data(model):
         return []
@@ -63,7 +64,7 @@ class ModelContent:
 
 
 def content_of_file(path: Path) -> ModelContent:
-    """The content of a model file, read chunk by chunk.
+    """The `ModelContent` of a model file, which is read in chunks of 1 MiB.
 
     The file is not mapped, because access to a mapping fails with SIGBUS if another process truncates the file.
     """
@@ -77,10 +78,10 @@ def content_of_file(path: Path) -> ModelContent:
 
 
 def content_of_bytes(model: bytes, known: ModelContent | None = None, alone: bool = False) -> ModelContent:
-    """The content of a model in memory.
+    """The `ModelContent` of a model in memory.
 
-    `known` is returned if its digest is equal, so that the bytes are not searched again. With `alone`, the model has no
-    other files, and the bytes are not searched at all.
+    `known`, an earlier result, is returned if its digest is equal, so that the bytes are not searched again. `alone`
+    says that the model may not use other files: then `may_have_external_data` is False without a search.
     """
     digest = hashlib.sha256(model).hexdigest()
     if known is not None and known.digest == digest:

@@ -32,7 +32,7 @@ class Symbols:
         self.inputs_are_known = open_
 
     def named(self, param: str) -> SymDim:
-        """The symbol of a `dim_param` that is a name."""
+        """The symbol of the dimension name `param`: the same one at every call."""
         if param not in self._by_param:
             self._by_param[param] = self.fresh(param)
         return self._by_param[param]
@@ -110,7 +110,11 @@ def is_dim_name(param: str) -> bool:
 
 
 def check_size(type_: ValueType, where: str) -> None:
-    """ModelError if a tensor has more than `MAX_TENSOR_BYTES`; symbols and zeros count as 1."""
+    """Refuse tensor types that no machine can hold; other types pass.
+
+    ModelError if a tensor has more than `MAX_TENSOR_BYTES`, where symbols and extents of 0 count as 1. UnsupportedError
+    if its rank exceeds `MAX_RANK`.
+    """
     if not isinstance(type_, TensorType) or type_.shape is None:
         return
     if len(type_.shape) > MAX_RANK:
@@ -123,7 +127,7 @@ def check_size(type_: ValueType, where: str) -> None:
 
 
 def type_proto(type_: ValueType) -> onnx.TypeProto:
-    """The type as a `TypeProto`. A dimension that is neither a number nor a single symbol is left out."""
+    """The type as a `TypeProto`. A dimension that is neither a number nor a single symbol stays unspecified there."""
     proto = onnx.TypeProto()
     match type_:
         case SequenceType(element):
@@ -150,7 +154,10 @@ def _write_dim(proto: onnx.TensorShapeProto.Dimension, dim: Dim) -> None:
 
 
 def is_compatible(inferred: ValueType, declared: ValueType) -> bool:
-    """Whether a declared type can describe a value of the inferred type. A symbol agrees with every dimension."""
+    """Whether a declared type can describe a value of the inferred type.
+
+    A symbol agrees with every dimension, an unknown shape with every shape, and an optional with its content's type.
+    """
     match inferred, declared:
         case TensorType(), TensorType():
             return inferred.dtype is declared.dtype and _shapes_agree(inferred, declared)

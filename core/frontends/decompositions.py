@@ -24,7 +24,10 @@ _UNFOLDINGS = OperatorTable[Decomposition]()
 
 
 def decomposition(node: Node) -> Decomposition | None:
-    """The function that writes a node as ONNX operators; None for a node that is an ONNX operator."""
+    """The function that writes a node as ONNX operators; None for a node that ONNX can express as it is.
+
+    Nodes of ONNX operators have one if they are channels-last, or normalizations whose inputs differ in type.
+    """
     if node.op in _UNFOLDINGS:
         return _UNFOLDINGS[node.op]
     if _channels_first_perm(node, 2) is not None:
@@ -99,7 +102,7 @@ def _conv_chain(w: Writer, node: Node) -> Sequence[Value]:
 
 @_UNFOLDINGS.add("MapSelected")
 def _map_selected(w: Writer, node: Node) -> Sequence[Value]:
-    """The selected rows gathered by NonZero, the nodes of the body, and a ScatterND of their result."""
+    """MapSelected as NonZero of the mask, GatherND of the selected rows, the body's nodes, and ScatterND."""
     base, mask, *sources = _present_inputs(node)
     places = w.emit("NonZero", mask)
     elements = w.emit("Transpose", places, perm=(1, 0))
@@ -124,7 +127,10 @@ def _map_selected(w: Writer, node: Node) -> Sequence[Value]:
 
 @_UNFOLDINGS.add("RecurrentSteps")
 def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
-    """An ONNX layer whose input is already the input's share of the gates: its weight only selects each direction."""
+    """RecurrentSteps as ONNX's RNN, GRU or LSTM, whose input is X times W already.
+
+    So the weight of the ONNX layer is a constant that only selects the columns of each direction.
+    """
     gates, r, bias = node.inputs[0], node.inputs[1], node.input(2)
     assert gates is not None and r is not None, registry.describe(node)
     directions, rows, _ = r.tensor.evaluate({})
@@ -139,7 +145,7 @@ def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
 
 @_UNFOLDINGS.add("Iota")
 def _iota(w: Writer, node: Node) -> Sequence[Value]:
-    """The start plus, for each axis, a Range times the step along that axis."""
+    """Iota as the sum of `start` and, for each axis, a Range times the step along that axis."""
     shape, steps = node.output.shape, node.attrs["steps"]
     start = node.attrs.get("start", 0)
     assert isinstance(steps, tuple) and isinstance(start, int | SymDim), registry.describe(node)
@@ -160,7 +166,7 @@ def _stop_gradient(w: Writer, node: Node) -> Sequence[Value]:
 
 @_UNFOLDINGS.add("MaxPoolGradient")
 def _max_pool_gradient(w: Writer, node: Node) -> Sequence[Value]:
-    """Adds the gradient at the indices of the maxima, which are the second output of MaxPool."""
+    """MaxPoolGradient as zeros to which dY is added at the indices of the maxima, the second output of MaxPool."""
     x, dy = _channels_first(w, node, node.inputs[0]), _channels_first(w, node, node.inputs[1])
     own = {name: attr for name, attr in node.attrs.items() if name != "layout"}
     indices = w.emit_many("MaxPool", [x], 2, **own)[1]
@@ -173,7 +179,10 @@ def _max_pool_gradient(w: Writer, node: Node) -> Sequence[Value]:
 
 @_UNFOLDINGS.add("ConvWeightGradient")
 def _conv_weight_gradient(w: Writer, node: Node) -> Sequence[Value]:
-    """A convolution of the images with the gradients, both with batch and channels swapped, group by group."""
+    """ConvWeightGradient as a convolution of X with dY as its weight for each group, concatenated.
+
+    In both, batch and channels are swapped.
+    """
     x, dy = _channels_first(w, node, node.inputs[0]), _channels_first(w, node, node.inputs[1])
     group = registry.NodeView(registry.get(node.op), node).attr("group")
     pairs = zip(_channel_groups(w, x, group), _channel_groups(w, dy, group), strict=True)
@@ -201,9 +210,9 @@ def _weight_gradient(w: Writer, node: Node, x: Value, dy: Value) -> Value:
 
 
 def _plain_conv(w: Writer, node: Node) -> Value:
-    """The convolution with its bias, channels first, without epilogue and pooling.
+    """The result of a FusedConv or PooledConv before epilogue and pooling: convolution plus bias, channels first.
 
-    It is in the type of the product (see `lathe.core.ops.nn.narrow_products`).
+    Its element type is that of the product (see `lathe.core.ops.nn.narrow_products`).
     """
     own = {
         name: attr
@@ -226,14 +235,14 @@ def _plain_conv(w: Writer, node: Node) -> Value:
 
 
 def _fill_sum(w: Writer, weight: Value, dtype: DType, fill: int) -> Value:
-    """For each channel, the result of the convolution over a window in which every element is `fill`."""
+    """For each output channel, the convolution's result for a window in which every element is `fill`: a vector."""
     axes = tuple(range(1, len(weight.shape)))
     total = w.emit("ReduceSum", _cast(w, weight, dtype), axes=axes, keepdims=0)
     return w.emit("Mul", total, w.emitter.constant(np.asarray(fill, dtype.numpy)))
 
 
 def _add_per_channel(w: Writer, image: Value, added: Value) -> Value:
-    """An image, channels first, plus one number for each channel."""
+    """`image`, channels first, plus the vector `added`, which has one number for each channel."""
     return w.emit("Add", image, w.emit("Reshape", added, shape=(-1, *(1,) * (len(image.shape) - 2))))
 
 
@@ -248,14 +257,14 @@ def _are_bytes(a: Value, b: Value) -> bool:
 
 
 def _in_product_type(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """The operands in the type of their product, which is that of `b`. First, `b` is rounded to the type of `a`."""
+    """Both operands in the type of their product, which is that of `b`; `b` is rounded to the type of `a` before."""
     if a.dtype is b.dtype:
         return a, b
     return _cast(w, a, b.dtype), _cast(w, _cast(w, b, a.dtype), b.dtype)
 
 
 def _widen(w: Writer, value: Value) -> Value:
-    """The value as float32 if its type is narrower."""
+    """The value cast to float32 if its type is narrower, otherwise unchanged."""
     return _cast(w, value, DType.FLOAT32) if value.dtype.itemsize < DType.FLOAT32.itemsize else value
 
 
@@ -264,20 +273,20 @@ def _cast(w: Writer, value: Value, dtype: DType) -> Value:
 
 
 def _with_transposes(w: Writer, node: Node) -> Sequence[Value]:
-    """The operator, channels first, between transposes. Its first input and its output are images."""
+    """The node's operator with channels first, between a transpose of its first input and one of its only output."""
     own = {name: attr for name, attr in node.attrs.items() if name != "layout"}
     result = w.emit(node.op, _channels_first(w, node, node.inputs[0]), *node.inputs[1:], **own)
     return [_to_layout(w, node, result)]
 
 
 def _in_one_type(w: Writer, node: Node) -> Sequence[Value]:
-    """The operator with all inputs as float32, since ONNX requires inputs of one type."""
+    """The operator with all narrower inputs as float32, since ONNX requires one type; its output is cast back."""
     inputs = [None if value is None else _widen(w, value) for value in node.inputs]
     return [_cast(w, w.emit(node.op, *inputs, **node.attrs), node.output.dtype)]
 
 
 def _channels_first_perm(node: Node, rank: int) -> tuple[int, ...] | None:
-    """The permutation from the node's layout to channels first; None if the layout is channels first."""
+    """The permutation of `rank` axes from the node's layout to channels first; None if that is its layout."""
     layouts = {"NHWC": (0, rank - 1, *range(1, rank - 1)), "CHWN": (rank - 1, *range(rank - 1))}
     return layouts.get(str(node.attrs.get("layout")))
 
@@ -300,7 +309,7 @@ def _permute(w: Writer, node: Node, value: Value, perm: str) -> Value:
 
 
 def _apply_epilogue(w: Writer, node: Node, computed: Value, extras: Sequence[Value]) -> Value:
-    """`computed` after the node's epilogue, if it has one."""
+    """`computed` after the node's epilogue, which also reads `extras`; `computed` itself if it has none."""
     if node.attrs.get("epilogue") is None:
         return computed
     return w.inlined(_body(node, "epilogue"), [computed, *extras])[0]
@@ -317,5 +326,5 @@ def _present_inputs(node: Node) -> Sequence[Value]:
 
 
 def _extras(node: Node) -> Sequence[Value]:
-    """The inputs of a convolution that its epilogue reads."""
+    """The present inputs of a FusedConv from the fourth on, which its epilogue reads."""
     return [value for value in node.inputs[3:] if value is not None]

@@ -19,10 +19,11 @@ Types = Mapping[str, TensorType]
 
 
 def replaceable_defaults(graph: Graph, types: Types, read: Container[str], without: Callable[[Types], Graph]) -> Types:
-    """The defaults among `types` on whose values the nodes of `graph` do not depend.
+    """A set of defaults, out of `types`, on whose values the nodes of `graph` do not depend; may be empty.
 
-    `without` imports the same file without the values of the given defaults. `read` has the names of the values that an
-    adapter has read. It tries all defaults at once, then those that no adapter has read.
+    `types` maps the names of all defaults to the types of replacements. `without` imports the same file again, with the
+    given defaults as inputs of these types. `read` has the names of the values that an adapter has read. Two sets are
+    tried: all defaults, then those that no adapter has read; the result is the first that gives an equal graph.
     """
     unread = {name: type_ for name, type_ in types.items() if name not in read}
     attempts = [types] if len(unread) in (0, len(types)) else [types, unread]
@@ -37,7 +38,10 @@ def _is_independent(graph: Graph, types: Types, without: Callable[[Types], Graph
 
 
 def _same_graph(one: Graph, other: Graph, given: Container[str]) -> bool:
-    """Whether two graphs have the same nodes and constants, except for the names in `given`. Types may differ."""
+    """Whether two graphs have the same inputs, outputs, nodes and constants, without the values named in `given`.
+
+    Types of values may differ.
+    """
     return (
         [value.name for value in one.inputs] == [value.name for value in other.inputs if value.name not in given]
         and [value.name for value in one.outputs] == [value.name for value in other.outputs]

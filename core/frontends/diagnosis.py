@@ -36,13 +36,16 @@ def add_diagnosis(error: ModelError, node: OnnxNode, emitter: Emitter) -> ModelE
 
 
 def history(value: Value, emitter: Emitter) -> list[str]:
-    """The last few nodes that led to a value, the last one first, as lines of text."""
+    """The last 4 nodes that led to a value, the last one first, as lines of text; "..." if there are more.
+
+    From each node, it goes on with the first input that is not a constant.
+    """
     lines = [_shorten(line) for line in islice(_steps(value, emitter), _MAX_STEPS + 1)]
     return [*lines[:_MAX_STEPS], *(["..."] if len(lines) > _MAX_STEPS else [])]
 
 
 def suggestion(op: str, domain: str) -> str:
-    """Advice to the author of a model with an operator that nothing defines."""
+    """Advice for an error message on an operator that nothing defines, such as the operator with the closest name."""
     if domain:
         return "define it as a model-local function, or register it (docs/custom-operators.md)"
     known = [name for name in registry.names() if registry.get(name).domain == ""]
@@ -87,7 +90,7 @@ def _is_constant(value: Value, emitter: Emitter) -> bool:
 
 
 def _value_text(value: Value, emitter: Emitter) -> str:
-    """The value, its type, and its elements if they are known and few: such a value is mostly a shape."""
+    """The value's name and type as text, with its elements if at most 8 are known (it is mostly a shape then)."""
     known = emitter.session.known.get(value)
     if known is None or known.size > _MAX_ELEMENTS or known.ndim > 1:
         return f"%{value.name} : {value.type}"

@@ -40,7 +40,7 @@ def export(graph: Graph, opset: int | None = None) -> bytes:
 
 
 def _opsets(graph: Graph, given: int | None) -> Mapping[str, int]:
-    """The opset of each domain of the graph's operators."""
+    """The opset of each domain of the graph's operators: the oldest possible, but `given` for the default domain."""
     domains: dict[str, list[Node]] = {"": []}
     for node in _all_nodes(graph):
         domains.setdefault(registry.get(node.op).domain, []).append(node)

@@ -29,7 +29,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO mus
 
 
 class Extent(NamedTuple):
-    """The location of a tensor's external data."""
+    """Where a tensor's external data lies: a file, and a range of bytes in it."""
 
     location: str  # relative to the model's folder
     offset: int
@@ -37,12 +37,12 @@ class Extent(NamedTuple):
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether a tensor is marked as external, or has any entry about external data."""
+    """Whether a tensor's data lies in another file: it is marked as external, or has an entry about external data."""
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data)
 
 
 def extent_of(tensor: onnx.TensorProto, where: str) -> Extent:
-    """The location that the tensor states. ModelError if it is contradictory, or outside the model's folder."""
+    """The `Extent` in the tensor's entries. ModelError if they contradict each other, or leave the model's folder."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if tensor.data_location != onnx.TensorProto.EXTERNAL or len(entries) < len(tensor.external_data):
         raise ModelError("has contradictory entries on where its data lies", where=where)
@@ -69,18 +69,22 @@ class ExternalFiles:
     """The files of one folder, each mapped when the first tensor needs it."""
 
     def __init__(self, folder: Path, linked: Path | None = None) -> None:
-        """Links in `folder` may only lead to files of the folder `linked`."""
+        """Links in `folder` may only lead to files directly in the folder `linked`; None: no link is followed."""
         self._folder, self._linked = folder, linked
         self._files: dict[str, Array] = {}
         self._claimed_bytes: dict[str, int] = {}
 
     @classmethod
     def beside(cls, model: Path) -> ExternalFiles:
-        """The files that the model at this path may use."""
+        """The files that the model at this path may use: those below its folder, see the module docstring."""
         return cls(model.parent, model.resolve().parent if model.is_symlink() else None)
 
     def read(self, tensor: onnx.TensorProto, nbytes: int, where: str) -> Array:
-        """The `nbytes` bytes of a tensor: a read-only uint8 view of its file. ModelError if the file lacks them."""
+        """The `nbytes` bytes of an external tensor: a read-only uint8 view of its mapped file.
+
+        ModelError if the file cannot be read or ends before, if the stated length differs from `nbytes`, or if all
+        tensors read so far claim more bytes than the file has.
+        """
         location, offset, length = extent_of(tensor, where)
         if length not in (None, nbytes):
             raise ModelError(f"has {length} bytes of data, expected {nbytes} for its type and shape", where=where)
@@ -94,7 +98,7 @@ class ExternalFiles:
         return file[offset : offset + nbytes]
 
     def digest(self, location: str, where: str) -> str:
-        """The SHA-256 digest of a file. Later calls of `read` use the same mapping of the file."""
+        """The SHA-256 digest of the file at `location`, in hexadecimal. Later calls of `read` use the same mapping."""
         return hashlib.sha256(self._file(location, where).data).hexdigest()
 
     def _file(self, location: str, where: str) -> Array:
@@ -139,7 +143,10 @@ def _open(folder: Path, location: str, linked: Path | None) -> OpenFile:
 
 
 def open_inside(folder: Path, location: str) -> OpenFile:
-    """Open a regular file below `folder` for reading. OSError for links in the path and other kinds of file."""
+    """Open the regular file at `location`, a path relative to `folder`, for reading.
+
+    OSError if a part of that path is a symbolic link, or if it leads to anything but a regular file.
+    """
     *above, name = PurePosixPath(location).parts
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in above:

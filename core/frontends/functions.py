@@ -24,10 +24,10 @@ _MANY = {_Kind.FLOATS: "floats", _Kind.INTS: "ints", _Kind.STRINGS: "strings"}
 def standard_body(
     proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
 ) -> onnx.FunctionProto | None:
-    """The function that defines an ONNX operator at the model's opsets, or None if it is a primitive.
+    """The function by which ONNX defines the operator of a node at the model's `opsets`, by domain.
 
     Some definitions depend on the types of the inputs and on the attributes, whose values are in `attrs`. ModelError if
-    the definition does not apply to them.
+    the definition does not apply to them. None if ONNX does not know the operator, or gives no function for it.
     """
     version = opsets[default_domain(proto.domain)]
     schema = _schema(proto, version)
@@ -46,7 +46,10 @@ def standard_body(
 def bodies_by_rank(
     proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
 ) -> dict[int, onnx.FunctionProto]:
-    """The function that defines an operator, for each possible rank of its first input; empty if the rank is known."""
+    """The function that defines an operator, for each rank of its first input from 0 to 5 that has one.
+
+    Empty if that rank is known already, or if the first input is absent or no tensor.
+    """
     x = inputs[0] if inputs else None
     if x is None or not isinstance(x.type, TensorType) or x.type.shape is not None:
         return {}
@@ -73,7 +76,7 @@ def _schema(proto: onnx.NodeProto, version: int) -> Any:
 
 
 def _context_dependent_body(schema: Any, proto: onnx.NodeProto, types: list[bytes], version: int) -> bytes:
-    """The newest function body for opset `version`, serialized.
+    """The serialized FunctionProto of an operator whose definition depends on its input types, for opset `version`.
 
     ModelError if the onnx package raises, as it does for attributes that its function builders do not expect.
     """
@@ -88,7 +91,10 @@ def _context_dependent_body(schema: Any, proto: onnx.NodeProto, types: list[byte
 
 
 def _resolve_references(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onnx.NodeProto:
-    """A copy of the node in which values replace the references to attributes of a function."""
+    """A copy of the node in which the values in `attrs` replace references to attributes of the enclosing function.
+
+    A reference without such a value is dropped.
+    """
     copy = onnx.NodeProto()
     copy.CopyFrom(proto)
     del copy.attribute[:]
@@ -101,7 +107,7 @@ def _resolve_references(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onn
 
 
 def _write_attribute(node: onnx.NodeProto, like: onnx.AttributeProto, value: Any) -> None:
-    """Add an attribute with the name and kind of `like`. ModelError if the value is of another kind."""
+    """Add an attribute with the name and kind of `like` to `node`. ModelError if the value is of another kind."""
     field = (_MANY if isinstance(value, tuple) else _SINGLE).get(like.type)
     if field is None:
         kind = _Kind.AttributeType.Name(like.type)
@@ -120,10 +126,10 @@ def _encode_text(value: Any) -> Any:
 
 
 def _complete(text: bytes, schema: Any, opsets: Mapping[str, int]) -> onnx.FunctionProto:
-    """Parse a function body and add the attributes of the schema with their defaults, and missing opsets.
+    """Parse a serialized function body, and add what ONNX leaves out: the schema's attributes, and opset imports.
 
-    The model's opset is added for each domain of which the function imports none: preview operators use the default
-    domain that way.
+    Attributes get the schema's defaults. The model's opset is added for each domain of which the function imports none:
+    functions of preview operators use the default domain without an import.
     """
     function = onnx.FunctionProto.FromString(text)
     named = {default_domain(entry.domain) for entry in function.opset_import}
@@ -142,7 +148,10 @@ class InlinedSize:
         self._sizes: dict[tuple[str, str, str], int] = {}
 
     def size(self, nodes: Iterable[onnx.NodeProto], depth: int = 0) -> int:
-        """The number of `nodes`, plus the nodes of their bodies and of the functions that they call."""
+        """The number of `nodes`, plus the nodes of their bodies and of the functions that they call.
+
+        `depth` is the number of functions that call each other around them.
+        """
         return sum(self._node_size(node, depth) for node in nodes)
 
     def _node_size(self, node: onnx.NodeProto, depth: int) -> int:

@@ -35,7 +35,10 @@ def _make_names_unique(graph: Graph, session: ImportSession) -> None:
 
 
 def _lower_graph(graph: Graph, session: ImportSession, sources: Mapping[str, tuple[Value, int]]) -> Graph:
-    """Lower the nodes of `graph` in place. `sources` has a value and axis of the enclosing graphs for each symbol."""
+    """Lower the nodes of `graph` in place; returns it.
+
+    `sources` maps symbols to a value of the enclosing graphs and the axis that has the symbol as its extent.
+    """
     nodes, graph.nodes = graph.nodes, []
     writer = Writer(graph, session, sources)
     for value in graph.values():
@@ -61,7 +64,10 @@ def _lower_node(writer: Writer, node: Node) -> None:
 
 
 def _replace_outputs(writer: Writer, node: Node, results: Sequence[Value]) -> None:
-    """Let the nodes that compute `results` produce the outputs of `node`, so that values and names stay the same."""
+    """Make the outputs of `node` outputs of the new nodes in place of `results`, so that the values and names stay.
+
+    A result that is the only output of the last new node is replaced there; an Identity computes every other one.
+    """
     nodes = writer.emitter.graph.nodes
     for old, new in zip(node.outputs, results, strict=True):
         if nodes[-1].outputs != [new] or list(results).count(new) > 1:

@@ -18,7 +18,10 @@ _ALIGNMENT = 64
 
 
 class MergedModel(NamedTuple):
-    """A model, and the content of the one file with its external data, as views of the files that hold it now."""
+    """A serialized model, and the content of the one file with its external data, in pieces.
+
+    The pieces of `weights` are views of the mapped files that hold the data now, with padding between them.
+    """
 
     model: bytes
     weights: list[Array]  # uint8

@@ -10,7 +10,10 @@ from lathe.core.ir.types import DType, TensorType
 
 @adapts_below(2, "LabelEncoder")
 def _classes_to_table(e: Emitter, node: OnnxNode) -> None:
-    """Old form: one list of strings maps strings to their indices, or indices to strings."""
+    """LabelEncoder before opset 2 has one list of strings, `classes_strings`: makes it two lists, keys and values.
+
+    For int64 inputs the keys are the indices, otherwise the strings. ModelError if the list is missing or empty.
+    """
     words = node.attrs.pop("classes_strings", None)
     if not isinstance(words, tuple) or not words:
         raise ModelError("has no classes_strings", where=node.where)

@@ -20,7 +20,7 @@ _WEIGHT_INPUT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}  # the index of 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The size in bytes, including the files of external weights, and the opsets by domain."""
+    """The size of a model in bytes, including its external data files, and its opset for each domain."""
 
     size: int
     opsets: Mapping[str, int]
@@ -37,7 +37,7 @@ def file_facts(path: Path) -> FileFacts:
 def count_parameters(graph: Graph) -> int:
     """The number of elements of all weights, including those of control-flow bodies.
 
-    Constants of wide integers, booleans and strings count as no weights.
+    Constants of integers of more than 2 bytes, booleans and strings count as no weights.
     """
     own = sum(array.size for array in graph.constants.values() if _is_weight(array.dtype.kind, array.dtype.itemsize))
     return own + sum(count_parameters(body) for node in graph.nodes for body in node.subgraphs)
@@ -48,9 +48,10 @@ def _is_weight(kind: str, itemsize: int) -> bool:
 
 
 def count_flops(graph: Graph) -> int | None:
-    """The operations of a run in which every symbolic size is 1; None if sizes depend on data or there is control flow.
+    """The number of operations of a run in which every symbolic size is 1.
 
-    A multiply-add counts as two operations; every other operator counts one per element of its result.
+    None if sizes depend on data, or if a node has a body. Matrix products, convolutions and recurrent layers count two
+    operations per multiply-add; every other operator counts one per element of its results.
     """
     sizes = {name: 1 for value in graph.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
     try:

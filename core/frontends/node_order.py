@@ -11,9 +11,10 @@ from lathe.core.errors import ModelError
 
 
 def topological_order(nodes: Sequence[onnx.NodeProto], where: str) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes in topological order, otherwise in the order of the file. ModelError on a cycle.
+    """Yield the nodes in topological order; of several nodes that may come next, the first in the file.
 
-    A node reads its inputs and the values that its bodies capture. The algorithm is that of Kahn (1962).
+    A node reads its inputs and the values that its bodies capture. ModelError on a cycle, or if two nodes define one
+    name. The algorithm is that of Kahn (1962).
     """
     producers = _producers(nodes, where)
     waiting: list[int] = []
@@ -76,7 +77,7 @@ def _captured_names(body: onnx.GraphProto) -> set[str]:
 
 
 def defined_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Every name that a graph or its bodies give to a value."""
+    """Every name that a graph or a graph nested in it gives to a value; "" for outputs without a name."""
     yield from (info.name for info in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
     yield from (sparse.values.name for sparse in graph.sparse_initializer)

@@ -54,7 +54,7 @@ def _first_steps(e: Emitter, value: Value, count: Value) -> Value:
 
 
 def _pad_steps(e: Emitter, value: Value, missing: Value) -> Value:
-    """`value` with `missing` further steps of zeros."""
+    """`value` with zeros appended along axis 0 (steps); `missing`, int64[1], is their number."""
     return e("Pad", value, e("Concat", _vector(e, 0), missing, axis=0), None, _vector(e, 0))
 
 

@@ -116,8 +116,8 @@ def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> 
 class _Importer:
     """Imports the graphs of one model.
 
-    `default_inputs` has initializers that become inputs of these types. `unchecked` has the names of values whose
-    declared sizes no run can check: only the rank of their declared shape is used.
+    `default_inputs` maps the names of initializers that become inputs to their types. `unchecked` has the names of
+    values whose declared sizes no run can check: only the rank of their declared shape is used.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class _Importer:
         return graph
 
     def body(self, proto: onnx.GraphProto, outer: Frame, arguments: Sequence[ValueType]) -> Graph:
-        """Import a nested graph. Its inputs have their declared types, or those of `arguments` if none are declared."""
+        """Import a nested graph. Each input has its declared type, or if there is none, the type in `arguments`."""
         if outer.scope.depth >= _MAX_BODY_DEPTH:
             raise UnsupportedError(f"graphs are nested more than {_MAX_BODY_DEPTH} deep", where=outer.emitter.label)
         graph = Graph(proto.name or "body")
@@ -183,7 +183,7 @@ class _Importer:
         frame.scope.define(name, frame.emitter.constant(array, frame.value_name(name)))
 
     def _default(self, info: onnx.ValueInfoProto, frame: Frame) -> None:
-        """An input with an initializer: a constant, or an input if it is in `default_inputs`.
+        """Define an input that has an initializer: as a constant, or as an input if it is in `default_inputs`.
 
         In a nested graph it is always a constant, since no caller can replace it.
         """
@@ -212,9 +212,10 @@ class _Importer:
         frame.emitter.graph.inputs.append(value)
 
     def _model_output(self, info: onnx.ValueInfoProto, frame: Frame) -> Value:
-        """An output of the model. ModelError if its declared type contradicts the inferred one.
+        """The value of a model output. ModelError if its declared type contradicts the inferred one.
 
-        If only the shapes differ, it is a ShapeWarning, because nothing depends on the declared shape.
+        If only the shapes contradict each other, it is a ShapeWarning, because nothing depends on the declared shape;
+        there is none for models with ai.onnx.ml, whose exporters declare wrong shapes.
         """
         value = _read_present(info.name, frame, "output")
         if info.type.WhichOneof("value") is not None and not self.default_inputs:
@@ -277,7 +278,11 @@ class _Importer:
     def _without_shapes(
         self, proto: onnx.NodeProto, domain: str, inputs: Inputs, attrs: dict[str, Attr], frame: Frame
     ) -> None:
-        """Import an ONNX operator whose function body needs shapes of inputs that are unknown."""
+        """Import an ONNX operator whose function body needs shapes of inputs that are unknown.
+
+        It becomes a branch for each rank of the first input, or a lowering of `unknown_shapes.py`. UnsupportedError if
+        there is neither.
+        """
         label, outputs = frame.emitter.label, _output_names(proto)
         node = OnnxNode(proto.op_type, frame.opsets[domain], list(inputs), outputs, attrs, label, domain)
         if bodies := bodies_by_rank(proto, frame.opsets, inputs, attrs):
@@ -299,7 +304,8 @@ class _Importer:
     ) -> None:
         """Import a function whose body depends on the rank of its first input, as a branch for each rank.
 
-        A rank gets no branch if the body for it does not fit the attributes and the other inputs.
+        A rank gets no branch if the body for it does not fit the attributes and the other inputs; ModelError if none
+        fits. If only one rank fits, there is no branch: a run in which the input has another rank fails.
         """
         x, branches = _not_none(inputs[0]), list[tuple[int, Graph]]()
         refused: ModelError | None = None
@@ -390,7 +396,7 @@ class _Importer:
     def _definition(
         self, body: onnx.FunctionProto, proto: onnx.NodeProto, inputs: Inputs, attrs: Mapping[str, Attr], frame: Frame
     ) -> None:
-        """Import the function by which ONNX defines an operator."""
+        """Import `body`, the function by which ONNX defines an operator, in place of the node; count its nodes."""
         self.session.count_nodes(self.unfolding.size(body.node))
         self._call(body, proto, inputs, attrs, frame)
 
@@ -479,14 +485,13 @@ def _emit_switch(e: Emitter, x: Value, branches: Sequence[tuple[int, Graph]], na
 
 
 def _replacement_type(own: TensorType, declared: ValueType | None) -> TensorType:
-    """The type that replaces a default value must have: the declared one if it has a rank and describes the default."""
+    """The type of values that may replace a default of type `own`: `declared` if it has a rank and fits, else `own`."""
     usable = isinstance(declared, TensorType) and declared.shape is not None and is_compatible(own, declared)
     return declared if usable and isinstance(declared, TensorType) else own
 
 
 def _is_supported(op: str, domain: str) -> bool:
-    """Whether Lathe has an operator of a file, possibly in a newer form. Internal operators, which passes make, do not
-    count."""
+    """Whether Lathe has the operator, possibly in a newer form. Operators that only passes emit do not count."""
     definition = registry.find(op)
     if definition is None:
         return domain == "" and opsets.has_adapter(op)
@@ -518,7 +523,7 @@ def _output_names(proto: onnx.NodeProto) -> list[str]:
 
 
 def _read_present(name: str, frame: Frame, where: str) -> Value:
-    """The value of this name. ModelError if it is an absent argument of a function."""
+    """The value of this name. ModelError if nothing defines it, or if it is an absent argument of a function."""
     value = frame.scope.read(name, where)
     if value is None:
         raise ModelError(f"reads '{name}', an argument that the call does not give", where=where)
@@ -526,15 +531,15 @@ def _read_present(name: str, frame: Frame, where: str) -> Value:
 
 
 def _function_result(inner: str, inside: Frame, where: str) -> Value:
-    """A result of a function. A result that is an argument of the function becomes a value of its own."""
+    """The value of the function's result `inner`; a copy (Identity) if that has another name, as an argument has."""
     value, name = _read_present(inner, inside, where), inside.value_name(inner)
     return value if value.name == name else inside.emitter.emit("Identity", [value], {}, [name])[0]
 
 
 def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
-    """The types of a body's inputs for which the file declares none.
+    """The types that the inputs of a node give to the inputs of its body, for which the file may declare none.
 
-    Tensors have an unknown rank, because shapes may change from one iteration to the next.
+    Tensors keep their element type, but have an unknown rank, because shapes may change from one iteration to the next.
     """
     given = [value.type for value in inputs if value is not None]
     types = [TensorType(type_.dtype, None) if isinstance(type_, TensorType) else type_ for type_ in given]

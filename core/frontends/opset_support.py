@@ -23,7 +23,8 @@ _TYPE_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 def oldest_opset(domain: str, nodes: Sequence[Node], given: int | None = None) -> int:
     """The oldest opset of `domain` that has all `nodes` in their present form. With `given`, only that one is tried.
 
-    UnsupportedError if there is none; it names the first node that does not fit.
+    For the default domain it is 21 or more. UnsupportedError if there is none; it names the first node that does not
+    fit the newest opset, or `given`.
     """
     newest = newest_opset(domain)
     candidates = [given] if given is not None else range(_OLDEST.get(domain, 1), newest + 1)
@@ -61,9 +62,9 @@ def _fits(node: Node, domain: str, version: int) -> bool:
 
 
 def _first_version(node: Node) -> int:
-    """The first opset that allows a combination of types and attributes that schemas do not describe.
+    """The first opset that allows the node's combination of types and attributes, if schemas do not describe that.
 
-    Mod of floats with the sign of the divisor (`fmod` 0) exists since opset 28.
+    It is 28 for Mod of floats with the sign of the divisor (`fmod` 0), and 0 for all other nodes.
     """
     dtype = getattr(node.output.type, "dtype", None) if node.op == "Mod" else None
     return _FLOAT_MOD if isinstance(dtype, DType) and dtype.is_float and not node.attrs.get("fmod") else 0

@@ -1,8 +1,8 @@
 """Adapters from older operator versions to the newest: one small function for each change, in a table.
 
-`@before(version, *ops)` registers an adapter for nodes of an opset below `version`. All adapters that apply to a node
-run, oldest change first, so each handles one change only. An adapter edits the node in place, or returns the values
-that replace the node's outputs.
+`@adapts_below(version, *ops)` registers an adapter for nodes of an opset below `version`. All adapters that apply to a
+node run, oldest change first, so each handles one change only. An adapter edits the node in place, or returns the
+values that replace the node's outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lathe.core.ir.types import DType, TensorType
 
 @dataclass
 class OnnxNode:
-    """A node of the file. Adapters edit it until it has the newest form."""
+    """A node of an ONNX file during its import. Adapters edit it until it has the form of the newest opset."""
 
     op: str
     version: int  # the opset of its domain
@@ -59,7 +59,7 @@ class OnnxNode:
         return len(type_.shape)
 
     def has_rank(self, *indices: int) -> bool:
-        """Whether the ranks of these inputs, which must be tensors, are known."""
+        """Whether the ranks of all of these inputs, which must be present tensors, are known."""
         return all(self.required(index).tensor.shape is not None for index in indices)
 
 
@@ -91,7 +91,10 @@ def adapter_versions(op: str) -> list[int]:
 
 
 def modernize(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
-    """Bring `node` to the newest form in place. If other nodes replace it, return the values of its outputs."""
+    """Bring `node` to the form of the newest opset in place, and return None.
+
+    If an adapter has emitted other nodes for it instead, return the values of its outputs.
+    """
     done: set[Adapter] = set()
     while pending := [
         entry for entry in _ADAPTERS.get(node.op, ()) if node.version < entry[0] and entry[1] not in done
@@ -108,7 +111,7 @@ def _ints(value: object) -> list[int]:
 
 
 def _attr_to_input(e: Emitter, node: OnnxNode, name: str, index: int, dtype: DType = DType.INT64) -> None:
-    """Move an attribute to an input as a constant vector."""
+    """Turn attribute `name`, if present, into a constant that is the input at `index`."""
     value: Any = node.attrs.pop(name, None)
     if value is not None:
         node.set_input(index, e.constant(value, dtype=dtype))
@@ -136,7 +139,10 @@ def _selu_constants(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(7, *_ARITHMETIC, *_LOGIC)
 def _one_sided_broadcast(e: Emitter, node: OnnxNode) -> None:
-    """Old broadcasting aligns the axes of B with those of A from `axis` on: B gets trailing axes of extent 1."""
+    """Adds trailing axes of extent 1 to B: before opset 7, its axes were aligned with those of A from `axis` on.
+
+    Nothing changes if `broadcast` is 0 or `axis` is absent.
+    """
     axis, enabled = node.attrs.pop("axis", None), node.attrs.pop("broadcast", 0)
     if not enabled or axis is None:
         return
@@ -166,13 +172,13 @@ def _ones(e: Emitter, count: Value) -> Value:
 
 
 def _with_axes_behind(e: Emitter, x: Value, count: Value) -> Value:
-    """`x` with `count` (int64[1]) trailing axes of extent 1 added; none if the count is negative."""
+    """`x` with `count` (int64[1], known in the run only) trailing axes of extent 1 added; none if it is negative."""
     return e("Reshape", x, e("Concat", e("Shape", x), _ones(e, count), axis=0), allowzero=1)
 
 
 @adapts_below(7, "PRelu")
 def _slope_per_channel(e: Emitter, node: OnnxNode) -> None:
-    """A vector of slopes has one slope for each index of axis 1."""
+    """Adds trailing axes to a vector of slopes: before opset 7, it has one slope for each channel (axis 1)."""
     if not node.has_rank(0, 1):
         zero, one, two = (e.constant([number], dtype=DType.INT64) for number in range(3))
         is_vector = e("Equal", _rank(e, node.required(1)), one)
@@ -186,7 +192,7 @@ def _slope_per_channel(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(6, "Cast")
 def _named_element_type(e: Emitter, node: OnnxNode) -> None:
-    """Old form: `to` is the name of the element type."""
+    """Replaces `to`, before opset 6 the name of the element type, by its code. ModelError for other names."""
     name = node.attrs.get("to")
     labels = {dtype.name: dtype.onnx_code for dtype in DType} | {"FLOAT": 1, "DOUBLE": 11}
     if not isinstance(name, str) or name.upper() not in labels:
@@ -204,14 +210,14 @@ def _bounds_to_inputs(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(12, "Dropout")
 def _inference_dropout(e: Emitter, node: OnnxNode) -> None:
-    """`ratio` only matters for training, which these versions select for a whole run, not by an input."""
+    """Drops `ratio` and `is_test`: they only matter for training, which the old form does not select by an input."""
     node.attrs.pop("is_test", None)
     node.attrs.pop("ratio", None)
 
 
 @adapts_below(10, "Dropout")
 def _mask_of_the_data_type(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
-    """Old form: the mask has the element type of the data."""
+    """Casts the mask, if the node outputs it, to the element type of the data, which it has before opset 10."""
     if not any(node.outputs[1:]):
         return None
     x, (name, mask_name, *_) = node.required(0), node.outputs
@@ -284,7 +290,7 @@ def _split_sizes_to_input(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(18, "Split")
 def _split_evenly(e: Emitter, node: OnnxNode) -> None:
-    """Old form: without sizes, the number of parts is the number of outputs."""
+    """Sets `num_outputs` to the number of outputs if there are no sizes, as the form before opset 18 implies."""
     if node.input(1) is None:
         node.attrs["num_outputs"] = len(node.outputs)
 
@@ -304,7 +310,10 @@ def _renamed_scatter(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(13, "Softmax", "LogSoftmax", "Hardmax")
 def _flattened_softmax(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
-    """Old form: the axes from `axis` on count as one. For the last axis, old and new form agree."""
+    """Flattens the axes from `axis` on into one, as the form before opset 13 does, and reshapes the result back.
+
+    For the last axis, old and new form agree: then nothing is emitted, and the result is None.
+    """
     (axis,), x = _ints(node.attrs.pop("axis", 1)), node.required(0)
     rank = node.rank(0) if node.has_rank(0) else None
     if rank is not None and not -rank <= axis <= rank:
@@ -323,7 +332,7 @@ def _gemm_broadcasts(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(14, "BatchNormalization")
 def _batch_norm_inference(e: Emitter, node: OnnxNode) -> None:
-    """Old form: reading further outputs selects training, which is not supported."""
+    """Keeps the first output only. UnsupportedError if the model uses others: in the old form, that means training."""
     node.attrs.pop("is_test", None)
     if not node.attrs.pop("spatial", 1):
         raise UnsupportedError("spatial is 0, expected statistics per channel", where=node.where)
@@ -334,7 +343,7 @@ def _batch_norm_inference(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(21, "GroupNormalization")
 def _scale_per_channel(e: Emitter, node: OnnxNode) -> None:
-    """Old form: scale and bias are per group, not per channel."""
+    """Repeats scale and bias, which are per group before opset 21, for each channel of the group."""
     shape, (groups,) = node.required(0).tensor.shape, _ints(node.attrs.get("num_groups", 0))
     channels = shape[1] if shape is not None else None
     if groups < 1 or (isinstance(channels, int) and channels % groups):
@@ -350,7 +359,7 @@ def _scale_per_channel(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(2, "LpPool", "GlobalLpPool")
 def _whole_norm(e: Emitter, node: OnnxNode) -> None:
-    """Old form: `p` is a float."""
+    """Makes `p`, before opset 2 a float, an integer. UnsupportedError if it is not whole."""
     power = node.attrs.get("p", 2)
     if not isinstance(power, int | float) or power != int(power):
         raise UnsupportedError(f"p is {power!r}, expected a whole number", where=node.where)
@@ -405,7 +414,7 @@ def _scales_to_input(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(ANY_VERSION, "CastLike")
 def _cast_by_the_type_of_a_value(e: Emitter, node: OnnxNode) -> None:
-    """CastLike reads only the element type of its second input, which is known at import: it is a Cast."""
+    """Turns CastLike into a Cast to the element type of its second input, which is known at import."""
     target = node.required(1).type
     if not isinstance(target, TensorType):
         raise ModelError(f"input 1 (target_type) is {target}, expected a tensor", where=node.where)
@@ -420,14 +429,17 @@ def _upsample_is_resize(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(11, "Resize")
 def _resize_from_corner(e: Emitter, node: OnnxNode) -> None:
-    """Old form: scales are the second input; coordinates are scaled from the corner and rounded down."""
+    """Moves the scales from input 1 to input 2, and sets the modes of the form before opset 11.
+
+    It scales coordinates from the corner ("asymmetric") and rounds down ("floor").
+    """
     node.inputs = [node.required(0), None, node.required(1)]
     node.attrs.update(coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
 @adapts_below(ANY_VERSION, "Resize")
 def _drop_empty_parameters(e: Emitter, node: OnnxNode) -> None:
-    """An empty vector means an absent input."""
+    """Removes inputs 1 to 3 (roi, scales, sizes) that are empty constants: in Resize these mean absent inputs."""
     for index in (1, 2, 3):
         array = e.value_of(node.input(index))
         if array is not None and array.size == 0:

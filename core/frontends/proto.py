@@ -24,9 +24,9 @@ _IR_WITH_OPSETS = 3  # files of older IR versions import no opset and mean opset
 
 
 def parse_model(data: bytes, external: bool = False) -> onnx.ModelProto:
-    """Parse the model in `data` and check all messages of the file. ModelError if it is malformed.
+    """Parse the model in `data` and check all messages of the file (`check_messages`). ModelError if it is malformed.
 
-    `external` permits tensors whose data lies in other files.
+    UnsupportedError for an unknown IR version. `external` permits tensors whose data lies in other files.
     """
     model = onnx.ModelProto()
     try:
@@ -42,7 +42,7 @@ def parse_model(data: bytes, external: bool = False) -> onnx.ModelProto:
 
 
 def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
-    """The model's opset for each domain; "" is the default domain."""
+    """The opset that the model imports for each domain; "" is the default domain. ModelError if it imports none."""
     if not model.opset_import and model.ir_version < _IR_WITH_OPSETS:
         return {"": 1}
     versions = read_opsets(model.opset_import, "model")
@@ -54,7 +54,8 @@ def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
 def read_opsets(imports: Any, where: str) -> dict[str, int]:
     """The opset for each domain, from the imports of a model or function.
 
-    ModelError for a domain with two versions, UnsupportedError for an unknown version of the default domain.
+    ModelError for a domain with two versions, or a version out of range; UnsupportedError for an unknown version of the
+    default domain.
     """
     versions: dict[str, int] = {}
     for entry in imports:
@@ -71,19 +72,19 @@ def read_opsets(imports: Any, where: str) -> dict[str, int]:
 
 
 def newest_opset(domain: str) -> int:
-    """The newest opset of an ONNX domain."""
+    """The newest opset of the default domain or ai.onnx.ml; 1 for every other domain."""
     if domain == "ai.onnx.ml":
         return int(onnx.defs.onnx_ml_opset_version())
     return NEWEST_OPSET if default_domain(domain) == "" else 1
 
 
 def default_domain(domain: str) -> str:
-    """The domain with "" for "ai.onnx", the second name of the default domain."""
+    """`domain` itself, but "" for "ai.onnx": both are names of the default domain."""
     return "" if domain == "ai.onnx" else domain
 
 
 def function_table(model: onnx.ModelProto) -> Mapping[tuple[str, str, str], onnx.FunctionProto]:
-    """The model-local functions by (domain, name, overload)."""
+    """The model-local functions by (domain, name, overload). ModelError if two have the same key."""
     table: dict[tuple[str, str, str], onnx.FunctionProto] = {}
     for function in model.functions:
         key = (default_domain(function.domain), function.name, function.overload)
@@ -135,7 +136,7 @@ class _Fields(NamedTuple):
 
 @functools.cache
 def _fields(descriptor: Any) -> _Fields:
-    """The fields of a message type that hold messages, and those that hold text."""
+    """The names of a message type's fields that hold messages (and whether they are repeated), and of text fields."""
     messages = tuple((field.name, field.is_repeated) for field in descriptor.fields if field.message_type is not None)
     return _Fields(messages, tuple(field.name for field in descriptor.fields if field.type == field.TYPE_STRING))
 

@@ -36,11 +36,11 @@ class ImportSession:
     files: ExternalFiles | None = None  # the files with external data
 
     def fresh(self, base: str) -> str:
-        """A name that no value has: `base`, or `base_2`, `base_3`, ..."""
+        """A name that no value has, which is then taken: `base`, or `base_2`, `base_3`, ..."""
         return self._make_unique(base, self.names)
 
     def fresh_label(self, base: str) -> str:
-        """A name that no node has: `base`, or `base_2`, `base_3`, ..."""
+        """A name that no node has, which is then taken: `base`, or `base_2`, `base_3`, ..."""
         return self._make_unique(base, self.labels)
 
     def _make_unique(self, base: str, taken: set[str]) -> str:
@@ -59,7 +59,7 @@ class ImportSession:
 
 
 class Scope:
-    """Values by name; None for an absent argument of a function. Values of the enclosing scopes are visible."""
+    """Maps names to values, or to None for an argument that a function's caller omits. `read` sees enclosing scopes."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self.outer = outer
@@ -71,7 +71,7 @@ class Scope:
         self.values[name] = value
 
     def read(self, name: str, where: str) -> Value | None:
-        """The value of this name, also from enclosing scopes. ModelError if nothing defines it."""
+        """The value of this name, also from enclosing scopes; None for an omitted argument. ModelError if undefined."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.values:
@@ -104,7 +104,10 @@ class Emitter:
         return value
 
     def value_of(self, value: Value | None) -> Array | None:
-        """The elements of a value if they are known numbers, otherwise None. Records that an adapter has read them."""
+        """The elements of a value if they are known at import and have no symbols, otherwise None.
+
+        Records that an adapter has read them (`ImportSession.read`).
+        """
         array = None if value is None else self.session.known.get(value)
         if value is not None:
             self.session.read.add(value.name)
@@ -177,11 +180,15 @@ class Frame:
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)  # declared types of intermediate values
 
     def label(self, name: str) -> str:
-        """The name in the graph of a node of the file."""
+        """The label in the graph for node `name` of the file: inside a function, with the caller's label as prefix."""
         return f"{self.call.label}/{name}" if self.call else name
 
     def value_name(self, name: str) -> str:
-        """The name in the graph of a value of the file. In the graph, all names are unique."""
+        """A unique name in the graph for the value `name` of the file.
+
+        It is `name` itself where possible. Inside a function, results get the names of the caller's outputs, and other
+        values a new name with the caller's as prefix.
+        """
         session = self.emitter.session
         if not name:
             return session.fresh(f"{self.emitter.label}.unused")

@@ -77,7 +77,7 @@ def element_type(code: int, where: str) -> DType:
 
 
 def check_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
-    """The shape as a tuple. ModelError or UnsupportedError for a shape that no NumPy array can have."""
+    """The shape as a tuple. ModelError for negative or too large sizes, UnsupportedError for a rank above 64."""
     shape = tuple(dims)
     if min(shape, default=0) < 0:
         raise ModelError(f"shape is {list(shape)}, expected no negative sizes", where=where)
@@ -89,7 +89,10 @@ def check_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
 
 
 def sparse_array(sparse: onnx.SparseTensorProto, where: str) -> Array:
-    """A sparse tensor as a dense array. Its indices are linear, [NNZ], or coordinates, [NNZ, rank]."""
+    """A sparse tensor as a dense, read-only array. Its indices are linear, [NNZ], or coordinates, [NNZ, rank].
+
+    ModelError for indices of another shape or type, or out of range; UnsupportedError for more than 256 MiB.
+    """
     values, indices = tensor_array(sparse.values, where), tensor_array(sparse.indices, where)
     shape = check_shape(sparse.dims, where)
     if math.prod(shape) * values.itemsize > _MAX_DENSE_BYTES:
@@ -115,7 +118,7 @@ def sparse_array(sparse: onnx.SparseTensorProto, where: str) -> Array:
 
 
 def _from_raw(data: bytes | Array, dtype: DType, count: int, where: str) -> Array:
-    """Elements from little-endian bytes."""
+    """The `count` elements in little-endian bytes, as a vector. ModelError for strings and a wrong number of bytes."""
     if dtype is DType.STRING:
         raise ModelError("strings are given as raw bytes, expected string_data", where=where)
     expected = (count * dtype.bits + 7) // 8
@@ -129,7 +132,10 @@ def _from_raw(data: bytes | Array, dtype: DType, count: int, where: str) -> Arra
 
 
 def _from_typed(tensor: onnx.TensorProto, dtype: DType, count: int, where: str) -> Array:
-    """Elements from the repeated field that belongs to the element type."""
+    """The `count` elements, as a vector, from the repeated field (such as `float_data`) for the element type.
+
+    ModelError for a wrong number of items, or items out of range.
+    """
     field = _FIELDS.get(dtype, "int32_data")
     items = getattr(tensor, field)
     is_packed = dtype.bits in (2, 4)  # elements of 6 bits are packed in raw data only
@@ -163,7 +169,7 @@ def _in_range(codes: Any, dtype: DType, where: str) -> Any:
 
 
 def _unpack(packed: Any, dtype: DType, count: int) -> Array:
-    """Unpack elements narrower than a byte; the first element is in the lowest bits."""
+    """The first `count` elements, narrower than a byte, of packed bytes; the first one is in the lowest bits."""
     bits = np.unpackbits(packed, bitorder="little")[: count * dtype.bits].reshape(count, dtype.bits)
     codes: Any = np.packbits(bits, axis=1, bitorder="little").reshape(count)
     if dtype.is_float:

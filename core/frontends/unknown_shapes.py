@@ -19,7 +19,7 @@ _ACTIVATIONS = {"none": False, "silu": True, "swish": True}
 
 
 def lowering_without_shapes(domain: str, op: str) -> Lowering | None:
-    """The lowering of an operator whose inputs have unknown shapes, None if there is none. It returns the outputs."""
+    """The function that lowers an operator with inputs of unknown shape and returns the outputs; None if none does."""
     return _LOWERINGS.get(op) if domain == "" else None
 
 
@@ -61,7 +61,7 @@ def _causal_conv(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 
 def _channels(node: OnnxNode) -> int | None:
-    """The number of channels, from the shape of the input or the weight; None if it is unknown."""
+    """The number of channels: axis 1 of input 0, or axis 0 of the weight (input 1); None if neither is known."""
     for index, axis in ((0, 1), (1, 0)):
         shape: tuple[Dim, ...] = node.required(index).tensor.shape or ()
         extent = shape[axis] if len(shape) == 3 else None
@@ -71,7 +71,7 @@ def _channels(node: OnnxNode) -> int | None:
 
 
 def _conv_by_windows(e: Emitter, x: Value, padded: Value, w: Value, bias: Value | None) -> Value:
-    """The convolution as sums of products over windows, in float32."""
+    """The depthwise convolution of `padded` with `w` as a sum over its windows, in float32; `x` gives their number."""
     starts, offsets = _range(e, e("Shape", x, start=2, end=3)), _range(e, e("Shape", w, start=2, end=3))
     indices = e("Add", e("Unsqueeze", starts, _vector(e, 1)), offsets)
     windows, weight = (_float32(e, value) for value in (e("Gather", padded, indices, axis=2), w))

@@ -20,9 +20,9 @@ _LIKE_DATA = frozenset({("Clip", "min"), ("Clip", "max"), ("Pad", "constant_valu
 
 
 class Writer:
-    """Appends nodes to a graph and infers their types. `emitter.label` is the prefix of new names.
+    """Appends nodes in ONNX form to a graph and infers their types. `emitter.label` is the prefix of new names.
 
-    `sources` has a value and an axis for each symbol, from which `Shape` can compute it.
+    `sources` maps each symbol to a value and the axis that has it as its extent, so that `Shape` can compute it.
     """
 
     def __init__(self, graph: Graph, session: ImportSession, sources: Mapping[str, tuple[Value, int]]) -> None:
@@ -32,31 +32,35 @@ class Writer:
         self.sizes: dict[str, Value] = {}  # the symbols that the graph already computes
 
     def add_sources(self, value: Value) -> None:
-        """Add the value as a source of the symbols that are dimensions of it."""
+        """Record `value` in `sources` for each symbol that is the extent of one of its axes and has no source yet."""
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         for axis, dim in enumerate(shape or ()):
             if isinstance(dim, SymDim) and str(dim).isidentifier():
                 self.sources.setdefault(str(dim), (value, axis))
 
     def emit(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
-        """Add a node with one output; its parameters may be given as attributes or as inputs."""
+        """Add a node and return its only output.
+
+        The operator's parameters (such as shapes and axes) may be passed as keyword attributes, also with symbols;
+        those that ONNX takes as inputs become constant or computed inputs.
+        """
         onnx_inputs, onnx_attrs = self.in_onnx_form(op, inputs, attrs)
         return self.emitter(op, *onnx_inputs, **onnx_attrs)
 
     def emit_many(self, op: str, inputs: Sequence[Value | None], count: int, **attrs: Attr) -> list[Value]:
-        """Add a node with `count` outputs."""
+        """Like `emit`, for a node with `count` outputs, which it returns."""
         onnx_inputs, onnx_attrs = self.in_onnx_form(op, inputs, attrs)
         names = [self.session.fresh(f"{self.emitter.label}.{op.lower()}") for _ in range(count)]
         return list(self.emitter.emit(op, onnx_inputs, onnx_attrs, names, names[0]))
 
     def transposed(self, value: Value, perm: Attr) -> Value:
-        """`value` transposed; None is the identity."""
+        """`value` transposed by `perm`; `value` itself if that is None or the identity."""
         if not isinstance(perm, tuple) or perm == tuple(range(len(perm))):
             return value
         return self.emit("Transpose", value, perm=perm)
 
     def inlined(self, body: Graph, inputs: Sequence[Value]) -> list[Value]:
-        """Write the nodes of a fused body, applied to whole tensors, and return its results."""
+        """Add the nodes of a fused body (over single elements), applied to whole tensors; returns its outputs."""
         values = dict(zip(body.inputs, inputs, strict=True))
         values.update({value: self.emitter.constant(array) for value, array in body.constants.items()})
         for node in body.nodes:
@@ -67,9 +71,10 @@ class Writer:
         return [values[value] for value in body.outputs]
 
     def _saturate(self, value: Value, dtype: DType) -> Value:
-        """`value` clipped before a cast from float to an integer of 8 or 16 bits.
+        """`value` clipped to the range of `dtype`, before a cast from float to an integer of 8 or 16 bits.
 
-        Lathe's casts in fused bodies saturate; ONNX does not define casts of values out of range.
+        Other values are returned as they are. Lathe's casts in fused bodies saturate; ONNX does not define casts of
+        values out of range.
         """
         if not value.dtype.is_float or not dtype.is_integer or dtype.bits not in (8, 16):
             return value
@@ -77,7 +82,7 @@ class Writer:
         return self.emit("Clip", value, min=(float(limits.min),), max=(float(limits.max),))
 
     def expand(self, value: Value, like: Value, given: Sequence[Value | None]) -> Value:
-        """`value` broadcast to the shape of `like`, which is the broadcast shape of all `given` values."""
+        """`value` broadcast to the shape of `like`, which is the broadcast of the shapes of all `given` values."""
         if value.type == like.type:
             return value
         if not any(map(is_data_dependent, like.shape)):
@@ -92,7 +97,11 @@ class Writer:
     def in_onnx_form(
         self, op: str, inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
     ) -> tuple[list[Value | None], dict[str, Attr]]:
-        """The inputs and attributes of a node in ONNX form: parameters that are attributes become inputs."""
+        """A node's inputs and attributes as ONNX has them.
+
+        Parameters among the attributes that ONNX takes as inputs become inputs. Attributes that are None, and the
+        layout "NCHW", are dropped.
+        """
         onnx_inputs: list[Value | None] = list(inputs)
         onnx_attrs: dict[str, Attr] = {name: value for name, value in attrs.items() if value is not None}
         if onnx_attrs.get("layout") == "NCHW":
@@ -120,12 +129,12 @@ class Writer:
     # Dimensions
 
     def dims(self, dims: Sequence[Dim]) -> Value:
-        """Compute dimensions at run time, as a vector of int64."""
+        """Emit nodes that compute `dims` in a run from the shapes in `sources`; returns a vector of int64."""
         parts = [self._dim(dim) for dim in dims]
         return parts[0] if len(parts) == 1 else self.emitter("Concat", *parts, axis=0)
 
     def _dim(self, dim: Dim) -> Value:
-        """One dimension as a vector of one element."""
+        """One dimension as int64[1]: a constant, or computed in the run."""
         if not isinstance(dim, SymDim):
             return self.emitter.constant([dim], dtype=DType.INT64)
         terms = [self._product(atoms, factor) for atoms, factor in dim.terms]

@@ -17,7 +17,7 @@ _inference: list[Inference] = []
 
 
 def set_inference(inference: Inference) -> None:
-    """Install the function that fills in the types of a new node's outputs."""
+    """Install the function that sets the types of a new node's outputs, given the node and the known values."""
     _inference[:] = [inference]
 
 
@@ -35,11 +35,11 @@ class Builder:
         return value
 
     def constant(self, array: object, name: str = "c", dtype: DType | None = None) -> Value:
-        """A constant from anything that `np.asarray` takes."""
+        """Add a constant, from anything that `np.asarray` takes, and return its value."""
         return self.graph.add_constant(np.asarray(array, dtype=dtype.numpy if dtype else None), name)
 
     def emit(self, op: str, *inputs: Value | None, outputs: int = 1, name: str = "", **attrs: Attr) -> list[Value]:
-        """Add a node; returns its outputs."""
+        """Add a node with `outputs` outputs, named after `name` or the operator, infer their types and return them."""
         label = name or self.graph.fresh_name(op.lower())
         node = Node(op, _without_trailing_none(inputs), [], dict(attrs), label)
         node.outputs = [Value(self._output_name(label, i), _UNTYPED, node) for i in range(outputs)]

@@ -11,8 +11,8 @@ from lathe.core.ir.graph import Array, Graph, Value, captures
 class ClosedBody(NamedTuple):
     """A copy of a body that captures nothing.
 
-    `graph` has one further input, after its own, for each captured value in `outer`. Captured constants became
-    constants of `graph`.
+    `graph` has one further input, after its own, for each captured value in `outer`, in that order. Captured constants
+    became constants of `graph` instead.
     """
 
     graph: Graph
@@ -20,7 +20,7 @@ class ClosedBody(NamedTuple):
 
 
 def close_body(body: Graph, constants: Mapping[Value, Array]) -> ClosedBody:
-    """Convert `body` to a graph that captures nothing; `constants` are those of the graph around it."""
+    """A copy of `body` that captures nothing; `constants` are those of the graph around it. `body` stays unchanged."""
     graph = body.clone()
     captured = captures(graph)
     own = {value: Value(graph.fresh_name(value.name), value.type) for value in captured}

@@ -120,7 +120,7 @@ class SymDim:
     __rmul__ = __mul__
 
     def _times_number(self, number: int) -> SymDim:
-        """The product with a number other than 0, without sorting again: terms keep their order and number."""
+        """The product with a number that is not 0. Terms keep their order and number, so they are not sorted again."""
         scaled = SymDim.__new__(SymDim)
         scaled.terms = tuple([(atoms, value * number) for atoms, value in self.terms])
         scaled.size, scaled._names, scaled._hash = self.size, self._names, hash(scaled.terms)
@@ -161,7 +161,7 @@ def symbol(name: str) -> SymDim:
 
 
 def floor_div(numerator: Dim, denominator: Dim) -> Dim:
-    """`numerator // denominator`: the terms that divide exactly, plus a `FloorDiv` atom of the rest.
+    """`numerator // denominator` in normal form: the terms that divide exactly, plus a `FloorDiv` atom of the rest.
 
     Terms that divide move out of the quotient: (n - 20)//10 is n//10 - 2. Nested quotients become one: (n//5 + 1)//2
     is (n + 5)//10. Factors that numerator and denominator share are cancelled; a sum is cancelled only if it is the
@@ -238,7 +238,7 @@ def _is_for_the_sides(dim: SymDim) -> bool:
 
 
 def _is_counted(dim: SymDim) -> bool:
-    """Whether the sum of the least values of the terms of `dim` is 0 or more."""
+    """Whether the sum of lower bounds of the terms of `dim` is 0 or more; False if a term has none."""
     least = 0
     for atoms, value in dim.terms:
         bounds = [_least(atom) for atom in atoms]
@@ -249,7 +249,7 @@ def _is_counted(dim: SymDim) -> bool:
 
 
 def _least(atom: Atom) -> int:
-    """A lower bound of an atom; -1 if it may be negative.
+    """A lower bound of an atom that is 0 or more; -1 if none is known.
 
     Symbols are 0 or more, those that begin with `FILLED` 1 or more. A quotient of two dimensions that are not negative
     is not negative; a maximum is not negative if one of its sides is not.
@@ -269,7 +269,7 @@ DATA_DEPENDENT_PREFIX = (
 
 
 def is_data_dependent(dim: Dim) -> bool:
-    """Whether `dim` is data-dependent: it has a symbol that no input of the model has."""
+    """Whether `dim` is data-dependent: it has a symbol that no input of the model has. Only a run gives its value."""
     return any(name.startswith(DATA_DEPENDENT_PREFIX) for name in symbols(dim))
 
 
@@ -286,7 +286,7 @@ def violated_assumption(supposed: Iterable[Dim], values: Mapping[str, int]) -> s
 
 
 def is_checked_at_run_time(supposed: Dim) -> bool:
-    """Whether the assumption `supposed >= 0` may fail, and can only be checked while the model runs."""
+    """Whether `supposed >= 0` may fail, and can only be checked while the model runs: it is data-dependent."""
     return not is_never_negative(supposed) and is_data_dependent(supposed)
 
 
@@ -323,7 +323,7 @@ def symbols(dim: Dim) -> frozenset[str]:
 
 
 def affine(dim: Dim, name: str) -> tuple[int, int] | None:
-    """`(a, b)` with dim == a*name + b, or None if `dim` is not of that form."""
+    """Two integers `(a, b)` with dim == a*name + b, or None if `dim` is not of that form; (0, dim) for a number."""
     if isinstance(dim, int):
         return 0, dim
     a = b = 0
@@ -396,7 +396,7 @@ def _names(atom: Atom) -> frozenset[str]:
 
 
 def _size(atom: Atom) -> int:
-    """The number of terms and atoms in an atom, itself included."""
+    """The number of terms and atoms in an atom, the atom itself included: a measure of its complexity."""
     if isinstance(atom, str):
         return 1
     return 1 + sum(side.size for side in atom.sides if isinstance(side, SymDim))
@@ -416,9 +416,9 @@ def _term_order(term: tuple[Monomial, int]) -> tuple[int, str]:
 
 
 def _divide_terms(numerator: Dim, monomial: Monomial, coefficient: int) -> tuple[Dim, Dim]:
-    """Divide `numerator` by one term: the quotient of all terms that divide exactly, and the rest.
+    """Divide `numerator` by the term `coefficient * monomial`: returns the quotient of terms that divide, and the rest.
 
-    Of the constant term, the remainder of the integer division goes to the rest.
+    The rest is the sum of all other terms. Of a constant term, only the remainder of the division goes to it.
     """
     whole: Dim = 0
     rest: Dim = 0
@@ -452,9 +452,9 @@ def _divide_exactly(numerator: Dim, denominator: Dim) -> Dim | None:
 
 
 def _highest(dim: Dim) -> tuple[Monomial, int]:
-    """The leading term: the most factors first, then the order of their names.
+    """The leading term and its coefficient: that with the most factors, and of several the first by their names.
 
-    It is a monomial order: the leading term of a product is the product of the leading terms, as division needs.
+    This is a monomial order: the leading term of a product is the product of the leading terms, as division needs.
     """
     return min(_terms(dim), key=lambda term: (-len(term[0]), *map(str, term[0])))
 
@@ -470,7 +470,7 @@ def _without(atoms: Monomial, divisor: Monomial) -> Monomial | None:
 
 
 def _opaque(numerator: Dim, denominator: Dim) -> Dim:
-    """The quotient of dimensions that do not divide: a `FloorDiv` atom after common factors are cancelled."""
+    """The floor quotient of dimensions that do not divide: a `FloorDiv` atom, after common factors are cancelled."""
     if isinstance(denominator, int) and isinstance(numerator, SymDim):
         return _divide_by_number(numerator, denominator)
     terms = _terms(numerator) + _terms(denominator)
@@ -483,7 +483,7 @@ def _opaque(numerator: Dim, denominator: Dim) -> Dim:
 
 
 def _divide_by_number(numerator: SymDim, denominator: int) -> Dim:
-    """The quotient by a positive number that does not divide all terms."""
+    """The floor quotient by a positive number that does not divide all terms, with common factors cancelled."""
     constant = next((value for atoms, value in numerator.terms if not atoms), 0)
     common = reduce(gcd, [value for atoms, value in numerator.terms if atoms], denominator)
     if common > 1:  # (2*n + 1)//4 is n//2: floor((2*n + 1) / 2) is n
@@ -496,7 +496,7 @@ def _divide_by_number(numerator: SymDim, denominator: int) -> Dim:
 
 
 def _quotient_term(dim: SymDim) -> FloorDiv | None:
-    """A quotient by a positive number that is a term of `dim` with coefficient 1; None if there is none."""
+    """A `FloorDiv` atom by a positive number that is, by itself, a term of `dim`; None if there is none."""
     for atoms, value in dim.terms:
         atom = atoms[0] if value == 1 and len(atoms) == 1 else None
         if isinstance(atom, FloorDiv) and isinstance(atom.denominator, int) and atom.denominator > 0:
@@ -505,7 +505,7 @@ def _quotient_term(dim: SymDim) -> FloorDiv | None:
 
 
 def _common_atoms(monomials: Iterable[Monomial]) -> Monomial:
-    """The greatest common divisor of monomials."""
+    """The greatest common divisor of monomials: the atoms that all have, with multiplicity."""
     first, *rest = map(Counter, monomials)
     for atoms in rest:
         first &= atoms

@@ -19,17 +19,17 @@ _SIZE = re.compile(rf"(?:size|{FILLED})(0|[1-9][0-9]{{0,5}})")
 
 
 def size(place: int) -> SymDim:
-    """The symbol of the size at index `place` of the table."""
+    """The symbol of the size at index `place` of the table of sizes, which may be 0."""
     return symbol(f"size{place}")
 
 
 def filled(place: int) -> SymDim:
-    """The symbol of the size at index `place` of the table, if code assumes that it is 1 or more."""
+    """The symbol of the size at index `place` of the table of sizes, in code that assumes that it is 1 or more."""
     return symbol(f"{FILLED}{place}")
 
 
 def size_index(name: str) -> int | None:
-    """The index of a size in the table; None for other symbols."""
+    """The index in the table of the size with this symbol (`size0` or `filled0`: 0); None for other symbols."""
     found = _SIZE.fullmatch(name)
     return int(found[1]) if found else None
 

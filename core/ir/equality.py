@@ -9,7 +9,10 @@ from lathe.core.ir.text import Weights, print_graph
 
 
 def difference(a: Graph, b: Graph) -> str:
-    """The first line of the textual form that differs, in `a` and in `b`; "" for equal graphs."""
+    """The first difference of two graphs: the first line that differs in their textual forms, of `a` and of `b`.
+
+    "" for equal graphs; "the bytes of a constant" if only large constants differ.
+    """
     (left, left_weights), (right, right_weights) = (_canonical(graph) for graph in (a, b))
     for ours, theirs in zip_longest(left.splitlines(), right.splitlines(), fillvalue=""):
         if ours != theirs:

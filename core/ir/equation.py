@@ -11,7 +11,7 @@ from lathe.core.ir.dim import Atom, Dim, Maximum, Monomial, SymDim, is_never_neg
 
 
 def solve(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, Dim] | None:
-    """A free symbol and its value, such that both dimensions are equal; None if the equation gives no such value.
+    """A symbol that is free (by `is_free`) and its value, so that `one` equals `other`; None if none is found.
 
     The value is never negative, unless it is `one` or `other` itself. Factors that all terms share are divided out:
     where such a factor is 0, the dimensions are equal for other values of the symbol as well.
@@ -41,7 +41,7 @@ def solve_maximum(one: Dim, other: Dim) -> tuple[Maximum, Dim] | None:
 
 
 def _solutions(difference: Dim, is_free: Callable[[str], bool]) -> Iterator[tuple[str, Dim]]:
-    """Each free symbol that is a term by itself, with its value for a difference of 0.
+    """Each free symbol that is a term of `difference` by itself, with its value for a difference of 0.
 
     The last symbol by name comes first, so that a symbol is expressed by those before it.
     """
@@ -56,7 +56,7 @@ def _solutions(difference: Dim, is_free: Callable[[str], bool]) -> Iterator[tupl
 
 
 def _without_common_factors(dim: SymDim) -> SymDim:
-    """The dimension divided by all factors that its terms share."""
+    """`dim` divided by the greatest common divisor of its terms: of their numbers, symbols and other atoms."""
     factor = reduce(gcd, [value for _, value in dim.terms])
     shared = reduce(lambda a, b: a & b, [Counter(atoms) for atoms, _ in dim.terms])
     return SymDim([(_remaining_factors(atoms, shared), value // factor) for atoms, value in dim.terms])

@@ -26,7 +26,7 @@ SHAPE_ONLY_OPS = frozenset({"Shape", "Size"})  # operators that read the shape o
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One edge of the graph. `producer` is None for inputs, constants and values captured from an outer graph."""
+    """A value of the graph. `producer`, the node with this output, is None for inputs, states and constants."""
 
     name: str
     type: ValueType
@@ -34,7 +34,7 @@ class Value:
 
     @property
     def tensor(self) -> TensorType:
-        """The type of a value that must be a tensor; TypeError for sequences and optionals."""
+        """The type of a value that must be a tensor; TypeError for sequences, optionals and maps."""
         if not isinstance(self.type, TensorType):
             raise TypeError(f"value %{self.name} is {self.type}, expected a tensor")
         return self.type
@@ -91,7 +91,7 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class State:
-    """A graph input that the session owns between runs, and the output that becomes its next value."""
+    """A value that a session keeps between runs: `initial` at first, then the value of `update` in the run before."""
 
     value: Value
     update: Value
@@ -131,7 +131,7 @@ class Graph:
             yield from node.outputs
 
     def uses(self) -> dict[Value, list[Node]]:
-        """The nodes that read each value. If a body reads it, the node with that body is the reader."""
+        """The nodes of this graph that read each value, one entry per read. Reads in a body count for its node."""
         uses: dict[Value, list[Node]] = {}
         for node in self.nodes:
             for value in node_reads(node):
@@ -173,11 +173,11 @@ class Graph:
             _replace_reads(self, final)
 
     def live_nodes(self) -> list[Node]:
-        """The nodes that some output or state needs, in their order."""
+        """The nodes on which an output or the update of a state depends, in graph order."""
         return self._live()[0]
 
     def _live(self) -> tuple[list[Node], set[Value]]:
-        """The live nodes, and the live values: those that they read, the outputs, and the updates of states."""
+        """The live nodes in graph order, and the live values: those that they read, outputs, and updates of states."""
         live = set(self.live_outs())
         live_nodes: list[Node] = []
         for node in reversed(self.nodes):
@@ -196,11 +196,11 @@ class Graph:
         return dropped
 
     def sort(self) -> None:
-        """Restore topological order; a node moves only when it must. ValueError on a cycle."""
+        """Sort the nodes topologically (`topological`), otherwise in their present order. ValueError on a cycle."""
         self.nodes = topological(self.nodes)
 
     def clone(self, env: Mapping[str, Dim] | None = None) -> Graph:
-        """A deep copy that shares the arrays of constants. `env` replaces symbols in every type and attribute."""
+        """A deep copy that shares the arrays of constants. `env` replaces symbols in tensor types and attributes."""
         return _clone(self, {}, env or {})
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ F = TypeVar("F")
 
 
 class OperatorTable(dict[str, F]):
-    """A function for each operator of a pass or a format; each is entered by a decorator at its definition."""
+    """Maps names of operators to functions, such as those of one pass; the decorator `add` enters a function."""
 
     def add(self, *ops: str) -> Callable[[F], F]:
         """A decorator that enters a function for these operators."""

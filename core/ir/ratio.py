@@ -24,7 +24,7 @@ Number: TypeAlias = Union["Ratio", Dim, float]
 
 
 class Ratio:
-    """`top / bottom`. Common factors are not cancelled, so `top` is as large as any number computed on the way."""
+    """The number `top / bottom`. Common factors are not cancelled: no number on the way is larger than `top`."""
 
     __slots__ = ("bottom", "top")
 
@@ -48,9 +48,9 @@ class Ratio:
 
     @property
     def supposed(self) -> tuple[Dim, ...]:
-        """Dimensions that must not be negative for `floor`, `ceil` and `whole` to give what float32 gives.
+        """Two dimensions that must not be negative for `floor`, `ceil` and `whole` to give what a run in float32 gives.
 
-        They bound `top` by `MOST` on both sides.
+        They say that `top` lies between -MOST and MOST.
         """
         return MOST - self.top, MOST + self.top
 
@@ -109,7 +109,7 @@ def ratio_of(number: object) -> object:
 
 
 def truncate(number: Ratio | float) -> Dim:
-    """A float32 number rounded towards zero, as Cast does."""
+    """A float32 number rounded towards zero, as Cast does. TypeError for a fraction that may be negative."""
     return number.whole if isinstance(number, Ratio) else int(number)
 
 

@@ -60,7 +60,7 @@ class DType(Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element in memory (an object pointer for strings)."""
+        """Bytes of one element in a NumPy array; for strings, those of an object pointer."""
         return self.numpy.itemsize
 
     @property
@@ -85,7 +85,7 @@ class DType(Enum):
 
     @staticmethod
     def from_numpy(dtype: np.dtype[np.generic]) -> DType:
-        """The element type of arrays of this NumPy dtype; ValueError when there is none."""
+        """The element type of arrays of this NumPy dtype, STRING for text, bytes and objects; ValueError if none."""
         if dtype.kind in "USO":
             return DType.STRING
         if dtype not in _BY_NUMPY:
@@ -116,7 +116,7 @@ def _elements(shape: Shape) -> Dim:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A dense tensor. `shape` is None if the rank is unknown; only the reference executor runs such values."""
+    """A dense tensor. `shape` is None if the rank is unknown; only the reference runner computes such values."""
 
     dtype: DType
     shape: Shape | None
@@ -138,7 +138,7 @@ class TensorType:
 
     @property
     def size(self) -> Dim:
-        """The number of elements."""
+        """The number of elements, symbolic if an extent is. UnknownRankError if the rank is unknown."""
         return _elements(self.dims)
 
     @property
@@ -159,7 +159,7 @@ class TensorType:
         return TensorType(self.dtype, tuple(substitute(dim, env) for dim in self.shape))
 
     def evaluate(self, env: Mapping[str, int]) -> tuple[int, ...]:
-        """The concrete shape for given values of the symbols."""
+        """The shape in numbers for the values `env` of its symbols. UnknownRankError, or KeyError if one is missing."""
         return tuple(evaluate(dim, env) for dim in self.dims)
 
 

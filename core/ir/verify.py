@@ -8,7 +8,10 @@ from lathe.core.ir.types import TensorType
 
 
 def verify(graph: Graph, after: str = "") -> None:
-    """Check `graph`. VerifyError names the first broken invariant and, with `after`, the stage that ran before."""
+    """Check that names are unique and values defined before they are read, that producers and constants fit, and more.
+
+    VerifyError names the first broken invariant and, with `after`, the stage that ran before.
+    """
     try:
         _verify(graph, set())
     except VerifyError as error:

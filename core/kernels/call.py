@@ -64,7 +64,7 @@ class KernelSpec:
 
     @cached_property
     def key(self) -> str:
-        """Stable text of all fields."""
+        """Text of the family and all fields, the same in every process: equal specs have equal keys."""
         fields = ", ".join(f"{f.name}={_key(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{self.family}({fields})"
 
@@ -107,11 +107,17 @@ class KernelSpec:
         return None
 
     def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:
-        """The call with `way`, the fastest algorithm that tuning found for batches of `n`, added to its spec."""
+        """`call`, whose spec is this one, with `way` added: the algorithm that tuning found fastest for batches of `n`.
+
+        Specs without a choice of algorithm return `call` unchanged.
+        """
         return call
 
     def recalled(self, call: KernelCall, added: str) -> KernelCall:
-        """The call with `added`, the part of a recorded `finding` after its symbol, applied to this spec."""
+        """`call`, whose spec is this one, with `added` applied: the part of a recorded `finding` after its blank.
+
+        Specs to which tuning adds nothing return `call` unchanged.
+        """
         return call
 
 
@@ -183,7 +189,7 @@ Operand: TypeAlias = In | Out | Packed | Scratch | Outer | Block | Flag
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One step of a plan before it has addresses."""
+    """One kernel launch (step) of a plan before its operands have addresses."""
 
     spec: KernelSpec
     operands: tuple[Operand, ...]
@@ -203,7 +209,7 @@ class KernelCall:
 
 
 def is_exact(node: Node) -> bool:
-    """Whether a product must be computed by its definition, without Winograd or Strassen.
+    """Whether a product or convolution must be computed by its definition, without Winograd or Strassen.
 
     `lathe.core.passes.lowering.exact_products` marks products whose result is divided by its own size.
     """
@@ -279,7 +285,7 @@ Offer: TypeAlias = Callable[[Request], Iterable[KernelCall]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The kernels that may run an operator on one device."""
+    """The selectors and offers of one operator on one device."""
 
     selectors: tuple[Selector, ...] = ()  # asked in this order: the first call that is not None runs the node
     # further kernels for the tuner, most promising first; each takes about 0.1 s to compile and time

@@ -22,7 +22,10 @@ _MOST_OPERANDS = 1024  # code grows with each operand; a node with more is a mis
 
 
 def select(request: Request) -> KernelCall | None:
-    """The kernel for a node, or None if no kernel covers it: then the node runs on its NumPy reference."""
+    """The kernel for a node, or None if no kernel covers it: then the node runs on its NumPy reference.
+
+    None also for more than 1024 operands, and for operands that are empty for all batch sizes.
+    """
     node = request.node
     if len(node.inputs) + len(node.outputs) > _MOST_OPERANDS or not has_elements(node):
         return None
@@ -57,7 +60,7 @@ def row_of(op: str, device: str = "cpu") -> Row:
 
 
 def covered_ops(device: str = "cpu") -> frozenset[str]:
-    """The operators that have kernels on a device."""
+    """The names of the operators for which a device's table has a row or `add_row` added selectors."""
     return frozenset(_table(device)) | {
         op for (where, op), row in _CUSTOM_ROWS.items() if where == device and row.selectors
     }

@@ -27,7 +27,7 @@ class Target:
 
     @property
     def device(self) -> str:
-        """The device whose table of kernels is used."""
+        """The name of the device whose table of kernels is used: "cpu"."""
         return "cpu"
 
     @property
@@ -36,7 +36,7 @@ class Target:
         return self.vector_bytes // 4
 
     def has_tiles(self, element: DType) -> bool:
-        """Whether the CPU has tile instructions (Intel AMX) that multiply matrices of such elements."""
+        """Whether the CPU has tile instructions (Intel AMX) that multiply matrices of elements of this type."""
         return _TILES.get(element) in self.features.split(",")
 
     @property
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Text that identifies the code generated for this target."""
+        """Text that identifies the code generated for this target: code of one key runs on all targets of that key."""
         return f"{self.triple}/{self.cpu}/{self.features}/{self.vector_bytes}"
 
     def difference_from(self, key: str) -> str:

@@ -18,7 +18,7 @@ from lathe.core.nn.tensor import Tensor
 
 
 class _Activation(Module):
-    """The base class of activations that are one operator, whose attributes are settings of the layer."""
+    """The base class of activations that apply one ONNX operator, `op`, with the attributes that `attrs` returns."""
 
     op: ClassVar[str]
 
@@ -33,7 +33,7 @@ class _Activation(Module):
 
 
 class _InPlace(_Activation):
-    """The base class of activations that have an argument `inplace` in PyTorch."""
+    """The base class of activations with PyTorch's argument `inplace`, which is ignored."""
 
     def __init__(self, inplace: bool = False) -> None:
         pass
@@ -44,7 +44,7 @@ class ReLU(_InPlace):
 
 
 class ReLU6(_InPlace):
-    """min(max(x, 0), 6)."""
+    """min(max(x, 0), 6), element by element."""
 
     op = "Clip"
 
@@ -127,7 +127,7 @@ class ELU(_Activation):
 
 
 class PReLU(Module):
-    """x where it is positive, otherwise x times a trainable slope: one for all channels, or one per channel."""
+    """x where it is positive, otherwise x times a trainable slope: a single one, or one per channel (axis 1)."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
         self.num_parameters = num_parameters

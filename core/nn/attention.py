@@ -24,8 +24,8 @@ class MultiheadAttention(Module):
 
     With `batch_first` they are [N, L, E] and [N, S, E]. `key_padding_mask` is [N, S], `attn_mask` is [L, S] or
     [N * heads, L, S]. A boolean mask is true for keys to leave out; a floating-point mask is added to the scores.
-    `forward` returns the results, and with `need_weights` the attention weights [N, L, S] averaged over the heads,
-    otherwise None. For a query whose keys are all left out the result is finite, whereas PyTorch returns NaN.
+    `forward` returns a pair: the results, and the attention weights [N, L, S] averaged over the heads, or None without
+    `need_weights`. For a query whose keys are all left out the result is finite, whereas PyTorch returns NaN.
     """
 
     def __init__(
@@ -66,7 +66,10 @@ class MultiheadAttention(Module):
         return f"[N, L, {self.embed_dim}]" if self.batch_first else f"[L, N, {self.embed_dim}]"
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """The projected queries, keys and values of all heads. Self-attention needs one matrix product only."""
+        """Queries, keys and values, batch first, after their linear projections [N, L, E].
+
+        If all three are the same object (self-attention), it is one matrix product.
+        """
         weight, bias = self.in_proj_weight, self.in_proj_bias
         if query is key and query is value:
             return F.linear(self._batches(query), weight, bias).chunk(3, -1)
@@ -75,7 +78,7 @@ class MultiheadAttention(Module):
         return [F.linear(self._batches(x), each, own) for x, each, own in parts]
 
     def _batches(self, x: Tensor) -> Tensor:
-        """The tensor with the batch as first axis."""
+        """The input as [N, L, E]: transposed unless `batch_first`."""
         return x if self.batch_first else x.transpose(0, 1)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ class MultiheadAttention(Module):
         return x.reshape(*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads).transpose(1, 2)
 
     def _masks(self, padding: Tensor | None, mask: Tensor | None, scores: tuple[Dim, ...]) -> list[Tensor]:
-        """The masks to add to the scores, which broadcast to [N, heads, L, S]."""
+        """The given masks as additive masks that broadcast to the scores [N, heads, L, S], the shape `scores`."""
         masks = [] if padding is None else [_additive(padding)[:, None, None]]
         if mask is None:
             return masks
@@ -144,7 +147,7 @@ class TransformerEncoderLayer(Module):
 
 
 class TransformerEncoder(Module):
-    """`num_layers` copies of an encoder layer, trained separately, and an optional final normalization."""
+    """`num_layers` copies of an encoder layer, with separate parameters, and an optional final normalization."""
 
     def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None) -> None:
         self.layers = ModuleList(copy.deepcopy(encoder_layer) for _ in range(num_layers))

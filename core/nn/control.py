@@ -25,7 +25,8 @@ def cond(
 ) -> Any:
     """`true_fn(*operands)` if `pred`, a boolean of one element, is true, otherwise `false_fn(*operands)`.
 
-    Both functions return a tensor, or a tuple of the same number of tensors with the same types; otherwise ModelError.
+    Both functions return a tensor, or a tuple of the same number of tensors with the same element types. ModelError
+    while tracing if the numbers differ; an eager run calls only one function.
     """
     mode = current_mode()
     if not isinstance(mode, Tracing):
@@ -45,8 +46,8 @@ def while_loop(
 ) -> tuple[Tensor, ...]:
     """Replace the carried tensors by `body_fn(*carried)` while `cond_fn(*carried)`, a boolean of one element, is true.
 
-    Returns the last carried tensors. Their types stay the same. ModelError if the body returns a different number of
-    tensors.
+    Returns the last carried tensors. `body_fn` returns as many tensors as it takes, of the same types. ModelError if
+    the number differs.
     """
     mode, carried = current_mode(), tuple(carried_inputs)
     if isinstance(mode, Tracing):
@@ -57,7 +58,7 @@ def while_loop(
 
 
 def _branch(mode: Tracing, function: Callable[..., Any], operands: Sequence[Tensor], name: str) -> tuple[Graph, bool]:
-    """The body of a branch, and whether the function returns a tuple."""
+    """The graph of a branch: `function` traced on `operands`, as captured values; and whether it returns a tuple."""
     body = Graph(name)
     with mode.inside(body):
         results = function(*operands)
@@ -81,7 +82,7 @@ def _loop(
 
 
 def _copy_into_body(mode: Tracing, result: Tensor) -> Value:
-    """A copy of a result inside the body: outputs of a body must be distinct values of its own nodes."""
+    """An Identity of `result` in the body: outputs of a body must be distinct values of its own nodes."""
     return mode.writer.emit("Identity", [result.value])[0]
 
 

@@ -42,9 +42,10 @@ class _Conv(Module):
         return x.op("Conv", self.weight, self.bias, **window(self), pads=self._pads())
 
     def _pads(self) -> tuple[int, ...]:
-        """The padding at the start of each axis, then at the end of each axis.
+        """The padding as ONNX's `pads`: at the start of each axis, then at the end of each axis.
 
-        "same" keeps the sizes; an odd total puts the extra element at the end.
+        "same" keeps the sizes; an odd total puts the extra element at the end. ValueError for another text, or for
+        "same" with a stride other than 1.
         """
         if not isinstance(self.padding, str):
             return self.padding * 2

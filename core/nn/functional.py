@@ -31,7 +31,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x * sigmoid(x)."""
+    """x * sigmoid(x), element by element."""
     return x * x.sigmoid()
 
 
@@ -63,7 +63,7 @@ def embedding(x: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tens
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Elements are zero with probability `p`, the others are multiplied by 1 / (1 - p).
+    """Set elements to zero with probability `p`, and multiply the others by 1 / (1 - p); `x` itself if not `training`.
 
     A traced graph gets a Dropout node, which is active only in a training step, with the step's random key. An eager
     run draws from the generator of initial weights (`init.generator`).
@@ -91,7 +91,7 @@ def conv2d(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Cross-correlation of images [N, C, H, W] with weights [out, C / groups, kernel...]."""
+    """Cross-correlation of images [N, C, H, W] with weights [out, C / groups, kH, kW], plus bias [out]."""
     pads, strides, dilations = (per_axis(size, 2) for size in (padding, stride, dilation))
     return x.op("Conv", weight, bias, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
 
@@ -116,9 +116,10 @@ def scaled_dot_product_attention(
 
 
 def additive_mask(left_out: Tensor) -> Tensor:
-    """The additive mask for a boolean mask that is true for keys to leave out.
+    """A float32 mask to add to scores, for a boolean mask that is true for keys to leave out: 0 for other keys.
 
-    It is finite, so a row in which all keys are left out does not become NaN.
+    The number for keys to leave out is finite (half of the least float32), so a row in which all keys are left out does
+    not become NaN.
     """
     return left_out.to(DType.FLOAT32) * _MASKED
 
@@ -130,7 +131,7 @@ def _window(kernel_size: Size, stride: Size | None, padding: Size) -> dict[str, 
 
 
 def per_axis(size: Size, axes: int) -> tuple[int, ...]:
-    """A size per axis from one number for all axes, or from one per axis. ValueError for another count."""
+    """The sizes of `axes` axes: one number repeated, or one per axis as given. ValueError for another count."""
     sizes = (size,) * axes if isinstance(size, int) else tuple(size)
     if len(sizes) != axes:
         raise ValueError(f"{size} has {len(sizes)} numbers, expected 1 or {axes}")

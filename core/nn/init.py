@@ -21,14 +21,14 @@ _generator: ContextVar[np.random.Generator] = ContextVar("generator")
 
 
 def generator() -> np.random.Generator:
-    """The random number generator of initial values; with seed 0 if none was set."""
+    """The random number generator of initial values in this context; with seed 0 if none was set."""
     if _generator.get(None) is None:
         manual_seed(0)
     return _generator.get()
 
 
 def manual_seed(seed: int) -> None:
-    """Restart the generator of this thread with a seed."""
+    """Set a new generator with this seed for the rest of this context (thread or task)."""
     _generator.set(_new_generator(seed))
 
 
@@ -47,9 +47,9 @@ def _new_generator(seed: int) -> np.random.Generator:
 
 
 def calculate_gain(nonlinearity: str, slope: float = 0.01) -> float:
-    """The factor of a layer's weights that keeps the variance of its outputs for this activation.
+    """PyTorch's gain of an activation: the factor for weights before it that keeps the variance of its outputs.
 
-    ValueError for an unknown activation.
+    `slope` is the negative slope of leaky_relu. ValueError for an unknown activation.
     """
     if nonlinearity == "leaky_relu":
         return math.sqrt(2 / (1 + slope**2))
@@ -59,7 +59,7 @@ def calculate_gain(nonlinearity: str, slope: float = 0.01) -> float:
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """Fan-in and fan-out of weights [outputs, inputs, kernel...]."""
+    """(Fan-in, fan-out) of weights [outputs, inputs, kernel...]: inputs or outputs times the kernel's elements."""
     kernel = math.prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel
 
@@ -75,7 +75,7 @@ def normal_(parameter: Parameter, mean: float = 0.0, std: float = 1.0) -> Parame
 def trunc_normal_(
     parameter: Parameter, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Parameter:
-    """Normal distribution truncated to [a, b]: values outside are drawn again."""
+    """Draw the parameter from a normal distribution truncated to [a, b]: values outside are drawn again. Returns it."""
     samples = generator().normal(mean, std, parameter.data.shape)
     while (outside := (samples < a) | (samples > b)).any():
         samples[outside] = generator().normal(mean, std, int(outside.sum()))
@@ -97,7 +97,11 @@ def ones_(parameter: Parameter) -> Parameter:
 def kaiming_uniform_(
     parameter: Parameter, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Parameter:
-    """Uniform initialization by He et al., 2015. `a` is the negative slope of a leaky ReLU."""
+    """Draw the parameter by the uniform initialization of He et al., 2015, and return it.
+
+    `mode` is "fan_in" or "fan_out", `nonlinearity` an activation of `calculate_gain`, `a` the negative slope of a leaky
+    ReLU. ValueError for others.
+    """
     bound = math.sqrt(3) * _kaiming_deviation(parameter, a, mode, nonlinearity)
     return uniform_(parameter, -bound, bound)
 
@@ -105,28 +109,28 @@ def kaiming_uniform_(
 def kaiming_normal_(
     parameter: Parameter, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
 ) -> Parameter:
-    """Normal initialization by He et al., 2015. `a` is the negative slope of a leaky ReLU."""
+    """Like `kaiming_uniform_`, from a normal distribution with the same variance."""
     return normal_(parameter, 0.0, _kaiming_deviation(parameter, a, mode, nonlinearity))
 
 
 def xavier_uniform_(parameter: Parameter, gain: float = 1.0) -> Parameter:
-    """Uniform initialization by Glorot and Bengio, 2010."""
+    """Draw the parameter by the uniform initialization of Glorot and Bengio, 2010, and return it."""
     bound = gain * math.sqrt(6 / sum(fans(parameter.data.shape)))
     return uniform_(parameter, -bound, bound)
 
 
 def xavier_normal_(parameter: Parameter, gain: float = 1.0) -> Parameter:
-    """Normal initialization by Glorot and Bengio, 2010."""
+    """Draw the parameter by the normal initialization of Glorot and Bengio, 2010, and return it."""
     return normal_(parameter, 0.0, gain * math.sqrt(2 / sum(fans(parameter.data.shape))))
 
 
 def new_weight(*shape: int) -> Parameter:
-    """A new weight of a linear or convolutional layer, as PyTorch draws it: uniform within 1 / sqrt(fan_in)."""
+    """A new weight of a linear or convolutional layer, as PyTorch draws it: uniform in +-1 / sqrt(fan_in)."""
     return kaiming_uniform_(Parameter(np.empty(shape, np.float32)), a=math.sqrt(5))
 
 
 def new_uniform(width: int, *shape: int) -> Parameter:
-    """A new parameter, uniform within 1 / sqrt(width): for biases, and for weights of recurrent layers."""
+    """A new parameter, uniform in +-1 / sqrt(width): for biases, and for weights of recurrent layers."""
     bound = 1 / math.sqrt(width) if width else 0.0
     return uniform_(Parameter(np.empty(shape, np.float32)), -bound, bound)
 

@@ -88,7 +88,7 @@ class Unflatten(Module):
 
 
 class Dropout(Module):
-    """In training, elements are zero with probability `p`, and the others are multiplied by 1 / (1 - p).
+    """In training, sets elements to zero with probability `p`, and multiplies the others by 1 / (1 - p).
 
     A traced graph gets a Dropout node, which is active in a training step and does nothing in a compiled model. There
     is no node if the module was switched to `eval` before tracing. `inplace` has no effect.

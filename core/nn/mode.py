@@ -35,16 +35,19 @@ class EagerValue(Value):
 
 
 class Mode(Protocol):
-    """An execution mode: the writer of operators, and the values of tensors and parameters in it."""
+    """An execution mode: `writer` executes or records operators; the methods give values for their inputs."""
 
     writer: Writer
 
     def take(self, value: Value, home: Mode) -> Value:
-        """The value for a tensor that was created in the mode `home`. TraceError for a value of another trace."""
+        """The value in this mode for `value`, created in mode `home`: a trace makes eager values its constants.
+
+        TraceError for a value of another trace.
+        """
         ...
 
     def parameter(self, parameter: Parameter) -> Value:
-        """The value of a parameter."""
+        """The value of a parameter in this mode: its elements, or a constant of the traced graph."""
         ...
 
 
@@ -60,7 +63,7 @@ class _EagerWriter(Writer):
     def emit(
         self, op: str, inputs: Sequence[Value | None], attrs: dict[str, Attr] | None = None, outputs: int = 1
     ) -> list[Value]:
-        """Run a node; returns its outputs.
+        """Run a node at once; returns its first `outputs` outputs.
 
         ModelError if the types of the inputs do not fit the operator, FeedError if their elements do not.
         """
@@ -122,7 +125,7 @@ class Tracing:
 
     @contextmanager
     def inside(self, graph: Graph) -> Iterator[None]:
-        """Write into `graph`, which is nested in the current graph, within the context."""
+        """Within the context, write nodes into `graph`, the body of a node of the graph that is written now."""
         outer, self.writer = self.writer, self.writer.nested(graph)
         try:
             yield

@@ -30,7 +30,7 @@ class Module:
     training: bool = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's computation."""
+        """The module's computation, which subclasses define. NotImplementedError otherwise."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,11 +44,14 @@ class Module:
     # Parameters and submodules
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules among its attributes, with their names."""
+        """The modules among its attributes, as pairs of name and module."""
         return ((name, each) for name, each in vars(self).items() if isinstance(each, Module))
 
     def named_modules(self, prefix: str = "", seen: set[Module] | None = None) -> Iterator[tuple[str, Module]]:
-        """This module and all modules inside it with their paths, each once."""
+        """Pairs of path and module: this module (path `prefix`) and all modules inside it, each once.
+
+        `seen` has the modules to leave out; the call adds to it.
+        """
         seen = set() if seen is None else seen
         if self in seen:
             return
@@ -61,7 +64,7 @@ class Module:
         return (module for _, module in self.named_modules())
 
     def named_state(self) -> Iterator[tuple[str, Parameter]]:
-        """All parameters and buffers with their paths, each once."""
+        """Pairs of path and parameter, for all parameters and buffers in this module, each once."""
         seen: set[Parameter] = set()
         for prefix, module in self.named_modules():
             for name, each in vars(module).items():
@@ -104,7 +107,7 @@ class Module:
     # Modes and utilities
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training mode (False: evaluation mode), which matters for dropout and batch normalization."""
+        """Set training mode (False: evaluation mode) in all modules inside; dropout and batch normalization read it."""
         for module in self.modules():
             module.training = mode
         return self
@@ -119,7 +122,7 @@ class Module:
         return self
 
     def apply(self, function: Callable[[Module], object]) -> Self:
-        """Call a function with all modules inside, then with this module."""
+        """Call `function` with all modules inside, then with this module, which is returned."""
         for _, child in self.named_children():
             child.apply(function)
         function(self)
@@ -143,7 +146,7 @@ class Module:
 
 
 class _Numbered(Module):
-    """The base class of containers whose modules are named 0, 1, ..."""
+    """The base class of containers whose modules are attributes named 0, 1, ..."""
 
     def __init__(self, modules: Iterable[Module]) -> None:
         for module in modules:
@@ -175,7 +178,10 @@ class _Numbered(Module):
 
 
 class Sequential(_Numbered):
-    """Runs modules one after the other, each on the result of the one before. A dictionary gives them names."""
+    """Runs modules one after the other, each on the result of the one before.
+
+    They are named 0, 1, ..., or by the keys of a single dictionary of modules.
+    """
 
     def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
         named = modules[0] if len(modules) == 1 and isinstance(modules[0], Mapping) else {}
@@ -247,7 +253,10 @@ _stack: ContextVar[tuple[tuple[Module, str], ...]] = ContextVar(
 
 @contextmanager
 def _entered_call(module: Module) -> Iterator[str]:
-    """Push a call on the stack, for error messages and names of nodes; yields the path from the outermost module."""
+    """A context for a call of `module`: errors name the module, and nodes get its path as prefix of their names.
+
+    Yields the path from the outermost module that is running: "" for that module itself, "?" if it has no path.
+    """
     calls = _stack.get()
     path = next((name for name, each in calls[0][0].named_modules() if each is module), "?") if calls else ""
     token = _stack.set((*calls, (module, path)))
@@ -265,7 +274,7 @@ def _entered_call(module: Module) -> Iterator[str]:
 
 
 def _with_module(error: LatheError, module: Module) -> LatheError:
-    """The error with the name of the module that raised it."""
+    """An error of the same kind whose message begins with the name of the module."""
     kinds = (TraceError, UnsupportedError, FeedError, ModelError)
     kind = next(each for each in kinds if isinstance(error, each))
     return kind(f"{_describe(module)}: {error}")

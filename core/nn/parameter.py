@@ -26,7 +26,7 @@ class Parameter(Tensor):
 
     @property
     def moves(self) -> bool:
-        """Whether training changes it."""
+        """Whether training changes the elements: by gradients, or as running statistics of a buffer."""
         return self.requires_grad
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class Parameter(Tensor):
 class Buffer(Parameter):
     """A tensor of a module's state without a gradient.
 
-    `statistics`: the operator that reads it updates it in training, as batch normalization does.
+    `statistics`: whether the operator that reads it updates it in training, as batch normalization does.
     """
 
     def __init__(self, data: object, statistics: bool = False) -> None:

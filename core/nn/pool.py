@@ -13,7 +13,10 @@ from lathe.core.nn.tensor import Tensor, tensor
 
 
 class _Pool(Module):
-    """The base class of pooling layers: a window over `axes` spatial axes, whose default stride is its size."""
+    """The base class of pooling layers: a window over `axes` spatial axes, whose default stride is its size.
+
+    ValueError if the padding exceeds half of the window.
+    """
 
     axes: ClassVar[int]
 
@@ -133,7 +136,8 @@ class ZeroPad2d(Module):
 class Upsample(Module):
     """Resizes images to `size`, or by `scale_factor`, with nearest or bilinear interpolation.
 
-    With `align_corners` the centers of the corner pixels are aligned, otherwise the edges of the images.
+    With `align_corners`, bilinear interpolation aligns the centers of the corner pixels, otherwise the edges of the
+    images.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Upsample(Module):
         return x.op("Resize", None, None, None, axes=(2, 3), **sizes, **self._sampling())
 
     def _sampling(self) -> dict[str, Attr]:
-        """The attributes of ONNX's Resize that select pixels."""
+        """The attributes of ONNX's Resize for the interpolation: mode, coordinates and rounding, as in PyTorch."""
         if self.mode == "nearest":
             return {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
         corners = "align_corners" if self.align_corners else "half_pixel"
@@ -170,7 +174,7 @@ class Upsample(Module):
 
 
 def _window_weights(size: int, count: int) -> Any:
-    """The weight of each element in the mean of each window: float32[count, size]."""
+    """The weight of each of `size` elements in the mean of each of `count` adaptive windows: float32[count, size]."""
     weights = np.zeros((count, size), np.float32)
     for i in range(count):
         first, end = i * size // count, -(-(i + 1) * size // count)

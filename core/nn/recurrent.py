@@ -60,7 +60,10 @@ class _Recurrent(Module):
         return [f"_l{layer}{direction}" for direction in self._directions]
 
     def run(self, x: Tensor, initial: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        """The results of the last layer, and the final states of all layers."""
+        """The results of the last layer, and for each kind of state the final states of all layers, concatenated.
+
+        `initial` has the initial states of all layers, one tensor per kind of state; empty for zeros.
+        """
         where = "N, L" if self.batch_first else "L, N"
         self.expect(x.ndim == 3 and x.shape[2] == self.input_size, f"[{where}, {self.input_size}]", x)
         y = x.transpose(0, 1) if self.batch_first else x
@@ -71,7 +74,10 @@ class _Recurrent(Module):
         return y.transpose(0, 1) if self.batch_first else y, [cat(each) for each in zip(*finals, strict=True)]
 
     def _layer(self, layer: int, x: Tensor, initial: tuple[Tensor, ...]) -> list[Tensor]:
-        """Results [L, N, D * hidden_size] and final states [D, N, hidden_size] of one layer."""
+        """A list: results [L, N, D * hidden_size] of layer number `layer`, then its final states [D, N, hidden_size].
+
+        `initial` has the initial states of all layers.
+        """
         count, suffixes = len(self._directions), self._suffixes(layer)
         weights = [self._gates("weight_ih", suffixes), self._gates("weight_hh", suffixes)]
         bias = None
@@ -84,7 +90,10 @@ class _Recurrent(Module):
         return [y.transpose(1, 2).flatten(2), *final]
 
     def _gates(self, name: str, suffixes: list[str]) -> Tensor:
-        """The parameters of all directions with gates in ONNX's order: [D, gates * hidden_size, ...]."""
+        """The parameters `name` + suffix of all directions, stacked, with gates in ONNX's order.
+
+        The result is [D, gates * hidden_size, ...].
+        """
         directions = []
         for suffix in suffixes:
             parameter: Parameter = getattr(self, name + suffix)
@@ -93,7 +102,7 @@ class _Recurrent(Module):
         return directions[0] if len(directions) == 1 else cat(directions)
 
     def attrs(self) -> dict[str, int]:
-        """Additional attributes of the operator."""
+        """Attributes of the ONNX operator besides hidden size and direction; none by default."""
         return {}
 
     def extra_repr(self) -> str:
@@ -102,7 +111,7 @@ class _Recurrent(Module):
 
 
 class GRU(_Recurrent):
-    """A gated recurrent unit. Returns the results and the final hidden states."""
+    """GRU layers. `forward` returns the results of the last layer and the final hidden states of all layers."""
 
     op = "GRU"
     order = (1, 0, 2)  # ONNX: update, reset, new; PyTorch: reset, update, new
@@ -116,7 +125,7 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """A long short-term memory. Returns the results and the final (hidden, cell) states."""
+    """LSTM layers. `forward` returns the results of the last layer, and all final (hidden, cell) states."""
 
     op = "LSTM"
     order = (0, 3, 1, 2)  # ONNX: input, output, forget, cell; PyTorch: input, forget, cell, output

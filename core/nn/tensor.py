@@ -41,7 +41,7 @@ class Tensor:
 
     @property
     def term(self) -> Term:
-        """The tensor as a `Term`, with which the compiler writes graphs."""
+        """The tensor as a `Term` (a value with operators) of the current mode's writer."""
         return Term(current_mode().writer, self.value)
 
     def op(self, name: str, *others: Operand | None, **attrs: Attr) -> Tensor:
@@ -76,7 +76,7 @@ class Tensor:
         return self.shape[dim]
 
     def extent(self, dim: int) -> int:
-        """A dimension that must be a number. ModelError if it is symbolic."""
+        """The extent of axis `dim`, which must be a number. ModelError if it is symbolic."""
         size = self.shape[dim]
         if isinstance(size, SymDim):
             raise ModelError(f"dimension {dim} of {self.value.type} is not known, expected a number", where="tensor")
@@ -93,7 +93,7 @@ class Tensor:
         return value.array if isinstance(value, EagerValue) else self._raise_unknown("the elements")
 
     def item(self) -> Any:
-        """The element of a tensor with one element, as a Python number."""
+        """The element of a tensor with one element, as a Python number. TraceError while a graph is traced."""
         return self.numpy().item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -283,7 +283,7 @@ class Tensor:
         return Tensor(self.term.transpose(*axes).value)
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
-        """The tensor with two axes exchanged."""
+        """The tensor with axes `dim0` and `dim1` exchanged."""
         axes = list(range(self.ndim))
         axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
         return self.permute(*axes)
@@ -299,13 +299,13 @@ class Tensor:
         return Tensor(self.term.squeeze(dim % self.ndim).value)
 
     def expand(self, *shape: Dim | Sequence[Dim]) -> Tensor:
-        """The tensor repeated along axes of extent 1; -1 leaves an axis unchanged."""
+        """The tensor broadcast to `shape`, which may have more leading axes; -1 leaves an axis unchanged."""
         extents = _flat_arguments(shape)
         own = (1,) * (len(extents) - self.ndim) + self.shape
         return Tensor(self.term.expand([a if b == -1 else b for a, b in zip(own, extents, strict=True)]).value)
 
     def split(self, size: int, dim: int = 0) -> list[Tensor]:
-        """Chunks of `size` along an axis; the last one may be smaller."""
+        """Chunks of `size` along axis `dim`, whose extent must be a number; the last one may be smaller."""
         extent = self.extent(dim)
         return [self._slice(dim % self.ndim, i, min(i + size, extent)) for i in range(0, extent, size)]
 
@@ -351,12 +351,12 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _flat_arguments(items: Sequence[Any]) -> Sequence[Any]:
-    """The arguments of a call `f(1, 2)` or `f((1, 2))`, which mean the same."""
+    """The items of a call's arguments, which are given as `f(1, 2)` or as one sequence, `f((1, 2))`."""
     return items[0] if len(items) == 1 and isinstance(items[0], Sequence) else items
 
 
 def _without_ellipsis(items: tuple[Index, ...], rank: int) -> list[Index]:
-    """The index with `...` replaced by full slices."""
+    """The index with `...` replaced by full slices, for a tensor of rank `rank`."""
     places = [i for i, item in enumerate(items) if item is Ellipsis]
     if not places:
         return list(items)
@@ -380,7 +380,7 @@ def _apply_index(x: Tensor, axis: int, item: Index) -> tuple[Tensor, int]:
 
 
 def _single_index(extent: Dim, index: int) -> tuple[Dim, Dim]:
-    """Start and end of the slice for a single index. IndexError if it is out of range."""
+    """Start and end of the slice that is the element `index`, which may be negative. IndexError if out of range."""
     if isinstance(extent, int) and not -extent <= index < extent:
         raise IndexError(f"index {index} is out of range for an axis of {extent}")
     start = index if index >= 0 else extent + index

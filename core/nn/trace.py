@@ -52,7 +52,10 @@ def _type(declared: TensorType | str) -> TensorType:
 
 
 def _named_results(results: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """The outputs by name. ModelError for a result that is not a tensor, or if the number of names differs."""
+    """The results of `forward` by output name, as `trace` names them.
+
+    ModelError for a result that is not a tensor, or if the number of `names`, when there are any, differs.
+    """
     if isinstance(results, Mapping) and not names:
         return {name: _tensor(each, name) for name, each in results.items()}
     several = list(results.values()) if isinstance(results, Mapping) else results
@@ -71,7 +74,7 @@ def _tensor(result: Any, name: str) -> Tensor:
 
 
 def _output(mode: Tracing, value: Value, name: str) -> Value:
-    """The value for an output of this name: a copy (Identity) of an input, a constant, or another output."""
+    """The value for a graph output, renamed to `name`; a copy (Identity) of an input, a constant, or another output."""
     graph = mode.writer.graph
     if value.producer is None or value in graph.outputs:
         (value,) = mode.writer.emit("Identity", [value])

@@ -165,20 +165,24 @@ def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[Pa
 
 
 def prepare(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
-    """A copy of `graph` after the required passes alone: every remaining node is one that the model's author wrote."""
+    """A copy of `graph` after the required passes alone, also in bodies, and one report per pass.
+
+    Every remaining node is one that the model's author wrote.
+    """
     bodies: list[Pass] = [OptimizeBodies(lambda body: _with_count(prepare(body, options)))]
     return run_passes(graph, [*required_passes(options), *([] if options.in_parts else bodies)])
 
 
 def _with_count(result: tuple[Graph, list[PassReport]]) -> tuple[Graph, int]:
-    """The graph, and the sum of all rewrites."""
+    """The graph, and the sum of the rewrites in all reports."""
     graph, reports = result
     return graph, sum(report.changed for report in reports)
 
 
 def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[PassReport]]:
-    """Runs the given passes on a copy of `graph`, and verifies the copy after each pass that changed it.
+    """Runs the given passes on a copy of `graph`, and returns the copy with one report per pass.
 
+    The copy is verified after each pass that changed it.
     Passes fold the values of constants, so the copy has no `defaults` that a run could replace. PassError as in
     `optimize`.
     """

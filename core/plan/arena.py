@@ -20,7 +20,7 @@ _MAX_PAIRS = 1 << 20  # pairs of buffers that all trials together may visit, not
 
 
 def place(buffers: list[Buffer]) -> Affine:
-    """Set the offsets such that buffers with overlapping lifetimes are disjoint; return the size of the arena.
+    """Set the offset of each buffer, so that buffers with overlapping lifetimes are disjoint; return the arena's size.
 
     They are disjoint for every n >= 1, and for all values of the sizes in dynamic-shape code. There, each buffer is a
     multiple of a unit. The buffers of one unit share memory like buffers proportional to n; each unit has a part of
@@ -33,7 +33,7 @@ def place(buffers: list[Buffer]) -> Affine:
 
 
 def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
-    """Place buffers that are multiples of a unit, from `start` on; return where they end."""
+    """Place buffers that are multiples of `unit` (a product of sizes), from `start` on; return where they end."""
     rows = [Buffer(Affine(a=buffer.size.units[0][1]), buffer.first, buffer.last) for buffer in buffers]
     extent = _place_together(rows)
     for buffer, row in zip(buffers, rows, strict=True):
@@ -42,7 +42,10 @@ def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
 
 
 def _place_together(buffers: list[Buffer]) -> Affine:
-    """Place buffers whose sizes are `a*n` or `b`; return the extent."""
+    """Place buffers whose sizes are `a*n` or `b`, and return the size of the memory that they need together.
+
+    Several orders of placement are tried unless the first is close to the lower bound.
+    """
     rows = [buffer for buffer in buffers if buffer.size.a]
     constant = [buffer for buffer in buffers if not buffer.size.a]
     order = _by_size(rows, constant)
@@ -66,7 +69,7 @@ def _place_together(buffers: list[Buffer]) -> Affine:
 
 
 def _place(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> Affine:
-    """Place the buffers proportional to n in this order, then those of constant size; return the extent."""
+    """Place the buffers `rows` (proportional to n) in this order, then those of constant size; return their end."""
     extent = _place_rows(rows)
     return Affine(extent, _place_constant(constant, rows, extent))
 
@@ -85,7 +88,10 @@ def _by_size(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> list[Buffer]
 
 
 def _place_rows(buffers: Sequence[Buffer]) -> int:
-    """Place each buffer in the lowest gap between the placed buffers with overlapping lifetimes; return the extent."""
+    """Place each buffer in the lowest gap between placed buffers with overlapping lifetimes; return where they end.
+
+    All are proportional to n: the result is the factor of n.
+    """
     placed: list[Buffer] = []
     for buffer in buffers:
         taken = sorted(_span(other) for other in placed if other.overlaps(buffer))

@@ -32,7 +32,7 @@ _PROBE = 1_000_003  # a prime far above the extents of models, so that it does n
 
 
 def is_valid_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
-    """Whether inference with a number for `n` (and for sizes) gives the same shapes as with the symbols.
+    """Whether type inference with numbers for `n` and for sizes gives the shapes that the node's outputs declare.
 
     The number is a large prime. If the node makes assumptions that exclude large sizes, small ones are tried.
     """
@@ -53,7 +53,7 @@ def is_valid_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bo
 
 
 def _agrees(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]) -> bool:
-    """Whether inference with these numbers gives the declared shapes."""
+    """Whether inference with the symbols in `env` replaced accepts the node, and gives the declared output types."""
     twin = _twin(node, constants, env)
     declared = [value.type for value in twin.outputs]
     return _is_valid(twin) and [value.type for value in twin.outputs] == declared
@@ -90,7 +90,7 @@ def _is_batch_specific(node: Node, constants: Mapping[Value, Array]) -> bool:
 
 
 def _twin(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]) -> Graph:
-    """A graph with a copy of the node, with the symbols in `env` replaced."""
+    """A graph with a copy of the node alone and the constants that it reads, with the symbols in `env` replaced."""
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     given = [value for value in inputs if value not in constants]
     known = {value: constants[value] for value in inputs if value in constants}
@@ -98,7 +98,7 @@ def _twin(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]) 
 
 
 def _is_valid(twin: Graph) -> bool:
-    """Whether inference accepts the nodes. It replaces the types of their outputs."""
+    """Whether inference accepts the graph `twin`; it replaces the types of all outputs of nodes."""
     forget_types(twin)
     try:
         infer_graph(twin)
@@ -108,6 +108,6 @@ def _is_valid(twin: Graph) -> bool:
 
 
 def _depends_on_data(node: Node, constants: Mapping[Value, Array]) -> bool:
-    """Whether the shape depends on an input that is computed at run time."""
+    """Whether a parameter input of the node, such as a shape or axes, is computed at run time."""
     indices = registry.get(node.op).params.values()
     return any((value := node.input(index)) is not None and value not in constants for index in indices)

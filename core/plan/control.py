@@ -53,7 +53,10 @@ class NotNativeError(LatheError):
 
 
 def control_call(request: Request, plan_body: PlanBody) -> KernelCall:
-    """The kernel call of a control-flow node. NotNativeError if it has none."""
+    """The kernel call of an If, Loop, Scan or MapSelected. NotNativeError if some node of its bodies has no kernel.
+
+    Also if values have unknown sizes, or types outside and inside the bodies differ. `plan_body` plans a body.
+    """
     node = request.node
     if node.op == "MapSelected":
         return _map_selected(node, request.constants, plan_body)
@@ -109,7 +112,10 @@ def _plan_body(node: Node, body: Graph, constants: Mapping[Value, Array], plan_b
 
 @dataclass(slots=True)
 class _Frame:
-    """Collects the operands of a call and the size of its scratch memory."""
+    """Collects the operands of a kernel call, and the parts of its scratch memory.
+
+    `outer`: the values that the bodies capture. `scratch`: the bytes reserved so far.
+    """
 
     outer: Sequence[Value]
     operands: list[Operand] = field(default_factory=list)
@@ -121,7 +127,7 @@ class _Frame:
         return len(self.operands) - 1
 
     def reserve(self, nbytes: Affine) -> Dim:
-        """Reserve bytes of scratch memory and return their offset."""
+        """Reserve bytes of scratch memory, aligned, and return their offset."""
         start = _dim(self.scratch)
         self.scratch += align_size(nbytes)
         return start
@@ -133,7 +139,7 @@ class _Frame:
         return start
 
     def reserve_table(self, *bodies: _Body) -> None:
-        """Reserve the table of operand addresses, which is as long as the call with the most operands."""
+        """Reserve the table of operand addresses, 8 bytes for each operand of the call with the most operands."""
         longest = max((len(step.operands) for body in bodies for step in body.plan.steps), default=0)
         self.reserve(Affine(b=8 * longest))
 
@@ -142,8 +148,8 @@ class _Frame:
     ) -> Tape:
         """The tape of a body; `inputs` and `outputs` are the bases of the original body's inputs and outputs.
 
-        Bases are in the order of a plan: arena, weights, inputs (captured values last), outputs. `rows`: the most rows
-        of a body that has an `n` of its own.
+        Bases are in the order of a plan: arena, weights, inputs (captured values last), outputs. The arena is reserved,
+        and weights become an operand, `key`. `rows`: the most rows of a body that has an `n` of its own.
         """
         plan = body.plan
         weights = np.frombuffer(b"".join(weight_chunks(body.planned)), np.uint8)
@@ -160,7 +166,7 @@ class _Frame:
 
 
 def _parts(bodies: Sequence[_Body]) -> tuple[KernelSpec, ...]:
-    """The kernels of the bodies, each once."""
+    """The specs of the kernels in the bodies, each once."""
     return tuple({part.symbol: part for body in bodies for part in body.planned.specs.values()}.values())
 
 
@@ -179,7 +185,7 @@ def _branch(node: Node, bodies: Sequence[_Body], outer: Sequence[Value]) -> Kern
 
 
 def _loop(node: Node, body: _Body, outer: Sequence[Value], trips: Dim) -> KernelCall:
-    """The call of a Loop. `trips` is only used to estimate its work."""
+    """The kernel call of a Loop; `trips`, its number of iterations, is only used to estimate its work."""
     count = max(len(node.inputs) - 2, 0)
     frame = _Frame(outer)
     limit, condition = (None if node.input(i) is None else frame.add_operand(In(i)) for i in range(2))
@@ -219,7 +225,10 @@ def _scan(node: Node, body: _Body, outer: Sequence[Value]) -> KernelCall:
 
 
 def _map_selected(node: Node, constants: Mapping[Value, Array], plan_body: PlanBody) -> KernelCall:
-    """The call of a MapSelected. Inside the body, `n` is the number of rows of a block."""
+    """The kernel call of a MapSelected, which runs its body for blocks of selected rows; there `n` is their number.
+
+    NotNativeError unless the extents of rows and captured values are numbers.
+    """
     view = registry.NodeView(registry.get(node.op), node)
     whole: Graph = view.attr("body")
     outer = outer_values(node, constants)
@@ -260,7 +269,7 @@ def _map_selected(node: Node, constants: Mapping[Value, Array], plan_body: PlanB
 
 
 def _row_bytes(value: Value) -> int:
-    """The bytes of a row of a value [n, ...]."""
+    """The bytes of a row of a value [n, ...]; NotNativeError if they are not known."""
     size = exact_affine(value.tensor.nbytes)
     if size is None or size.b or size.units:
         raise NotNativeError(f"%{value.name} of its body is {value.type}, expected rows of a known size")
@@ -268,7 +277,10 @@ def _row_bytes(value: Value) -> int:
 
 
 def _scan_length(node: Node, states: int) -> Dim:
-    """The number of slices, which must be known to be the same for all scan inputs."""
+    """The extent of all scan inputs along axis 0; NotNativeError unless it is known to be the same.
+
+    `states`: the number of inputs before the scan inputs.
+    """
     lengths = {value.shape[0] for value in node.inputs[states:] if value is not None}
     if len(lengths) != 1:
         raise NotNativeError(f"its scan inputs have {', '.join(map(str, lengths))} slices")

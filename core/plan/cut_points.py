@@ -16,9 +16,10 @@ from lathe.core.plan.plan import CutPoint
 
 
 def find_cut_points(buffers: Sequence[Buffer], times: Sequence[int]) -> tuple[CutPoint, ...]:
-    """The cut points of a tape. `buffers` have their offsets; `times` has the time (stage) of each step.
+    """The cut points of a tape: places between stages that exactly one buffer crosses, which holds one row per row.
 
-    The leading dimension of the value that crosses a cut point is the batch.
+    `buffers` have their offsets; `times` has the time (stage) of each step. The leading dimension of the value that
+    crosses must be the batch.
     """
     found = []
     for step, (before, after) in enumerate(pairwise(times), 1):
@@ -40,7 +41,7 @@ def _extent(buffers: Sequence[Buffer]) -> Affine:
 
 
 def row_bytes(type_: ValueType) -> int | None:
-    """Bytes of one row of the batch; 0 for a tensor that does not depend on n, None if its rows are not contiguous."""
+    """Bytes of one row of a tensor [n, ...]; 0 for a tensor that does not depend on n, None for any other type."""
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
     known = [parts for dim in type_.shape if (parts := affine(dim, "n")) is not None]

@@ -41,7 +41,10 @@ def is_view(node: Node) -> bool:
 
 
 def choose_kernel(request: Request, choose: Selector = select) -> KernelCall | str:
-    """The kernel of a node whose values can live in the arena, or the reason why it has none."""
+    """The kernel of a node whose values can live in the arena, or the reason, a text, why it has none.
+
+    `choose` selects from the catalog; it is asked only for nodes with elements that are valid for every batch size.
+    """
     node = request.node
     label = f"{node.op} of {', '.join(_types(node))}"
     if not has_elements(node):
@@ -80,7 +83,7 @@ class KernelChoice:
         return node not in self.reasons and is_view(node)
 
     def root(self, value: Value) -> Value:
-        """The value that owns the memory of `value`, found through views and windows."""
+        """The value that owns the memory of `value`: it, or what it is a view or a window of, directly or not."""
         while True:
             if value in self.windows:
                 value = self.windows[value].parent
@@ -107,7 +110,10 @@ class KernelChoice:
 
 
 def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: ChoiceOptions) -> KernelChoice:
-    """Choose a kernel for every node that has one, and make values windows of others where all kernels allow it."""
+    """Choose a kernel for every node that has one, and make values windows of others where all kernels allow it.
+
+    `nodes`: those of the graph, in the order in which they run.
+    """
 
     def request(node: Node) -> Request:
         return Request(
@@ -138,7 +144,7 @@ def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: ChoiceOptions) ->
 
 
 def _kernel(request: Request, asked: ChoiceOptions, bodies: dict[Node, tuple[PlannedGraph, ...]]) -> KernelCall | str:
-    """The kernel of a node, or why it has none. Control flow is one kernel if all nodes of its bodies have kernels.
+    """The kernel of a node, or the reason why it has none; control flow is one kernel if its bodies have kernels.
 
     `bodies` receives the plans of the bodies.
     """

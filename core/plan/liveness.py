@@ -23,7 +23,7 @@ Units: TypeAlias = tuple[tuple[Dim, int], ...]  # dimensions over sizes, with co
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`a*n + b`, for the batch size `n` of a run.
+    """A number of bytes or operations, `a*n + b`, for the batch size `n` of a run.
 
     Dynamic-shape code has no `n`: there it is `b` plus multiples of dimensions over sizes (`lathe.core.ir.dims`).
     """
@@ -68,7 +68,10 @@ def _add_units(left: Units, right: Units) -> Units:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Bytes in the arena. `size` is rounded so that consecutive buffers are aligned for every `n`."""
+    """Bytes in the arena that hold `values` from step time `first` to `last`, both included.
+
+    `size` is rounded so that consecutive buffers are aligned for every `n`.
+    """
 
     size: Affine
     first: int
@@ -77,7 +80,7 @@ class Buffer:
     offset: Affine | None = None  # set by `arena.place`
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether both must exist at the same step."""
+        """Whether the lifetimes overlap: both must exist at some time."""
         return self.first <= other.last and other.first <= self.last
 
 

@@ -20,9 +20,9 @@ def plan_within(
 ) -> tuple[PlannedGraph, Graph, PassResult]:
     """A plan whose arena has at most `limit` bytes, the graph that it is for, and the result of the recompute pass.
 
-    `graph` itself does not change; its shapes must be known. The pass counts live bytes, while an arena has gaps, and
-    results that are computed in place. So each trial's goal follows from the arena of the last one. ModelError with the
-    smallest arena that was reached if none fits.
+    `plan` plans a graph. `graph` itself does not change; its shapes must be known. The pass counts live bytes, while an
+    arena has gaps, and results that are computed in place. So each trial's goal follows from the arena
+    of the last one. ModelError with the smallest arena that was reached if none fits.
     """
     planned, changed, result, goal = plan(graph), graph, PassResult(0), limit
     reached = [planned.plan.arena.at(1)]

@@ -16,10 +16,10 @@ _UNIT = 1e-9  # costs are rounded to multiples of this: with integer capacities 
 
 
 def min_cut(costs: Mapping[N, tuple[float, float]], edges: Mapping[tuple[N, N], float]) -> set[N]:
-    """The nodes on the first side of a cut whose total cost is minimal.
+    """The nodes on the first side of a division in two sides whose total cost is minimal.
 
-    `costs` has the costs of each node on the first and on the second side. `edges` has the cost of each pair of nodes
-    if they are on different sides.
+    `costs` has for each node the cost if it is on the first side, and if it is on the second. `edges` has the cost of
+    each pair of nodes if they are on different sides. Costs are rounded to multiples of 1e-9.
     """
     source, sink = object(), object()
     residual: dict[object, dict[object, int]] = {source: {}, sink: {}, **{node: {} for node in costs}}
@@ -46,7 +46,7 @@ def min_cut(costs: Mapping[N, tuple[float, float]], edges: Mapping[tuple[N, N], 
 def _shortest_path(
     residual: Mapping[object, Mapping[object, int]], source: object, sink: object
 ) -> list[object] | None:
-    """An augmenting path with the fewest edges; None if the sink cannot be reached."""
+    """The nodes of an augmenting path with the fewest edges, source first; None if the sink cannot be reached."""
     predecessors = _reachable(residual, source)
     if sink not in predecessors:
         return None

@@ -30,9 +30,10 @@ def node_order(graph: Graph) -> list[Node]:
 
 
 def _strings_last(graph: Graph, nodes: list[Node]) -> list[Node]:
-    """The nodes with those moved to the end that produce strings, maps or sequences which no kernel reads.
+    """The nodes, with those moved to the end that produce only strings, maps or sequences, read by such nodes alone.
 
-    No kernel runs such nodes, and between kernels they would split the native code into several segments.
+    Unchanged for a graph with states. No kernel runs such nodes, and between kernels they would split the native
+    code into several segments.
     """
     if graph.states:  # the next value of a state may overwrite the old value, which such a node reads
         return nodes
@@ -47,7 +48,7 @@ def _strings_last(graph: Graph, nodes: list[Node]) -> list[Node]:
 
 
 def _is_kernel_readable(value: Value) -> bool:
-    """Whether kernels can read the value: a tensor of anything but strings."""
+    """Whether kernels can read values of this type: tensors of anything but strings."""
     return isinstance(value.type, TensorType) and value.type.dtype is not DType.STRING
 
 
@@ -58,8 +59,9 @@ def _greedy_order(graph: Graph) -> list[Node]:
 
 
 class _GreedyScheduler:
-    """Returns one node after the other. Nodes are named by their index in `graph.nodes`.
+    """The state of list scheduling; `next` returns one node after the other.
 
+    Nodes are named by their index in `graph.nodes`.
     The growth of the live set by a node is computed when the node becomes ready, and again when it becomes the last
     reader of a value.
     """
@@ -81,7 +83,7 @@ class _GreedyScheduler:
                 self._add_ready(index)
 
     def next(self) -> Node:
-        """The next node. A node that overwrites a state which others still have to read is chosen last."""
+        """The ready node that grows the live set least; one that overwrites a state still to be read comes last."""
         postponed: list[tuple[int, int]] = []
         chosen: tuple[int, int] | None = None
         while self._heap and chosen is None:
@@ -117,7 +119,7 @@ class _GreedyScheduler:
                         self._add_ready(reader)
 
     def _add_ready(self, index: int) -> None:
-        """Add a node that is ready to the heap, or update its growth."""
+        """Add a node (by index) that is ready to the heap of ready nodes, or update the growth that it has there."""
         reads, live_outs = self._reads[index], self._live_outs
         freed = (v for v in reads if v.producer is not None and self._reads_left[v] == 1 and v not in live_outs)
         written = (v for v in self._nodes[index].outputs if v not in self._updates)
@@ -128,7 +130,7 @@ class _GreedyScheduler:
 
 
 def _updates(graph: Graph) -> dict[Value, Value]:
-    """The next value of each state, with the state's value. It is written into the memory of the state."""
+    """For the next value of each state, which is written into the state's memory, the state's present value."""
     return {state.update: state.value for state in graph.states}
 
 
@@ -148,7 +150,7 @@ def _overwrites(node: Node, updates: Mapping[Value, Value], readers: Mapping[Val
 
 
 def _peak(graph: Graph, nodes: list[Node]) -> int:
-    """The most bytes that are live at one node, for this order of nodes."""
+    """The most bytes (for n = 1) that are live at one node, if the nodes run in this order."""
     last_read = {value: position for position, node in enumerate(nodes) for value in node_reads(node)}
     live_outs, updates = graph.live_outs(), _updates(graph)
     live = peak = 0

@@ -49,7 +49,10 @@ class DeviceSite:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that a part receives from another device. `sender` is the part that makes it, None for the caller."""
+    """A value that is copied from device `source` to `target`, for part `receiver`; `sender` is the part that makes it.
+
+    `sender` is None for an input of the model. Parts are numbered in the order in which they run.
+    """
 
     name: str
     source: str
@@ -61,7 +64,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Part:
-    """The nodes that one device runs without waiting for another device. Values keep their names."""
+    """The nodes that one device runs without waiting for another, as a graph whose values keep their names."""
 
     device: str
     graph: Graph
@@ -69,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Parts in the order in which they run. `states` are those that several parts read or update."""
+    """Parts in the order in which they run. `states`: those that belong to no single part (see `_owner`)."""
 
     parts: tuple[Part, ...]
     crossings: tuple[Crossing, ...] = ()
@@ -113,14 +116,14 @@ class _Problem:
         self.pins = self._checked_pins()
 
     def call(self, node: Node, site: DeviceSite) -> KernelCall | None:
-        """The kernel of a node on a device, None if it has none."""
+        """The kernel that the catalog prefers for a node on a device; None if it has none."""
         if unplannable_reason(node) is not None:
             return None
         found = choose_kernel(Request(node, self.graph.constants, site.target))
         return found if isinstance(found, KernelCall) else None
 
     def allowed(self, node: Node) -> list[DeviceSite]:
-        """The devices that may run a node, without the host, which may run every node that is not pinned."""
+        """The devices besides the host that have a kernel for a node, or the one among them that it is pinned to."""
         pinned = self.pins.get(node.name)
         return [
             site
@@ -146,7 +149,8 @@ class _Problem:
 def _assign_by_memory(problem: _Problem, worth: Set[Node]) -> dict[Node, str]:
     """Assign every node in `worth` to the first device with a kernel and free memory, all others to the host.
 
-    Once a device is full, later nodes go to the next one, so that a chain of nodes crosses between them once.
+    UnsupportedError if a pinned node does not fit its device. Once a device is full, later nodes go to the next
+    one, so that a chain of nodes crosses between them once.
     """
     where: dict[Node, str] = {}
     usage = {site.name: _MemoryEstimate(problem.graph, problem.wishes.rows) for site in problem.devices}
@@ -179,7 +183,7 @@ class _MemoryEstimate:
         self._peak = 0
 
     def with_node(self, node: Node) -> int:
-        """The bytes with this node added."""
+        """The bytes that are needed with this node added; the estimate itself stays unchanged."""
         weights = self._weights | self._new_weights(node)
         live = sum((self._live | self._operands(node)).values())
         return sum(weights.values()) + max(self._peak, live)
@@ -222,7 +226,7 @@ def _worth_copies(problem: _Problem) -> set[Node]:
 
 
 def _seconds(call: KernelCall, site: DeviceSite, rows: int) -> float:
-    """The time of a kernel by the roofline model: limited by arithmetic or by memory bandwidth."""
+    """The seconds that a kernel takes for `rows`, by the roofline model: limited by arithmetic or memory bandwidth."""
     flops, nbytes = estimated_affine(call.flops).at(rows), estimated_affine(call.bytes).at(rows)
     return max(flops / site.flops, nbytes / site.bandwidth)
 
@@ -236,7 +240,7 @@ def _host_seconds(problem: _Problem, node: Node, host: DeviceSite) -> float:
 
 
 def _edges(problem: _Problem) -> Iterator[tuple[Node, Node, int]]:
-    """Each producer and reader of a value, with its bytes. Views are skipped."""
+    """Yield each producer and reader of a value, with the value's bytes; a reader of a view reads its source."""
     nodes = set(problem.nodes)
     for node in problem.nodes:
         for value in dict.fromkeys(map(_view_source, node_reads(node))):
@@ -252,7 +256,7 @@ def _port_bytes(problem: _Problem, node: Node) -> int:
 
 
 def _view_source(value: Value) -> Value:
-    """The value at the start of a chain of views."""
+    """The value at the start of the chain of views that compute `value`; itself if none does."""
     while value.producer is not None and unplannable_reason(value.producer) is None and is_view(value.producer):
         source = value.producer.inputs[0]
         if source is None:
@@ -268,7 +272,10 @@ def _bytes_of(value: Value, rows: int) -> int:
 
 
 def _with_views(problem: _Problem, where: dict[Node, str]) -> dict[Node, str]:
-    """The assignment with views added: on the device of their source, or of a reader if the source is a model input."""
+    """The assignment with views added: on the device of the node that computes their source.
+
+    If no node does, on that of a reader, or the host.
+    """
     found = dict(where)
     readers = problem.graph.uses()
     for node in problem.graph.nodes:
@@ -300,7 +307,7 @@ def _partition(graph: Graph, where: Mapping[Node, str]) -> Placement:
 
 
 def device_groups(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:
-    """Groups of nodes with their devices, in a topological order that changes the device as late as possible."""
+    """Yield groups of nodes, each with its device, in a topological order that changes the device when it must."""
     remaining, available = list(graph.nodes), {value for value in graph.values() if value.producer is None}
     while remaining:
         device = where[next(node for node in remaining if _is_ready(node, available))]
@@ -332,7 +339,7 @@ def _is_ready(node: Node, available: set[Value]) -> bool:
 def _owner(
     state: State, graph: Graph, groups: Sequence[tuple[str, list[Node]]], maker: Mapping[Value, int]
 ) -> int | None:
-    """The only part that reads and updates a state; None if there are several, or an input updates it.
+    """The index of the only part that reads and updates a state; None if there are several, or an input updates it.
 
     A state that does not change, or becomes a constant, belongs to its only reader.
     """
@@ -345,7 +352,11 @@ def _owner(
 
 
 def part_graph(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value, int], states: list[State]) -> Graph:
-    """The graph of part `index`, with new values. `home` has the index of the part that makes each value."""
+    """The graph of part `index`, a copy of `nodes` with new values of the same names.
+
+    `home` has the index of the part that makes each value. Its outputs are what other parts read, and outputs of
+    `graph`; `states` are those that the part owns.
+    """
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}
     needed = [*reads, *(state.update for state in states)]

@@ -28,7 +28,7 @@ FLAG_BYTES = 16  # the distance between flags: operands on GPUs are aligned to 1
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address `bases[base] + a*n + b`, in bytes.
+    """The address `bases[base] + offset` of an operand, in bytes, where `offset` is `a*n + b`.
 
     A run of an empty batch uses the addresses of n = 1, because buffers of constant size are disjoint from the others
     for n >= 1 only.
@@ -78,7 +78,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input, output or state of the model: its name, type and base."""
+    """An input, output or state of the model: its name, type and the number of its base."""
 
     name: str
     type: ValueType
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def serves_no_batch(self) -> bool:
-        """Whether the plan serves no batch size: it is a placeholder, and each batch size is compiled separately."""
+        """Whether the plan is a placeholder that serves no batch size, as each batch size is compiled separately."""
         return NO_BATCH in self.supposed
 
     @property
@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def flags_base(self) -> int:
-        """The base of the flags, which follows the bases of all ports."""
+        """The number of the base of the flags, which follows the bases of inputs, states and outputs."""
         return WEIGHTS + 1 + len(self.inputs) + len(self.states) + len(self.outputs)
 
     @property
@@ -197,7 +197,7 @@ class WeightItem:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
-    """A plan, the specs of the kernels to generate (by symbol), and the arrays of its weight block.
+    """A plan, the specs of the kernels to generate (by function name), and the arrays of its weight block.
 
     `calls` has for every step the index of its node in `Graph.nodes`, and the kernel call. `bodies` has the plans of
     the bodies of control-flow nodes that are one step, by the index of the node. Only the checker reads these two.
@@ -211,7 +211,7 @@ class PlannedGraph:
 
 
 def weight_chunks(planned: PlannedGraph) -> Iterator[memoryview]:
-    """The weight block of `plan.weights` bytes, as successive chunks; the gaps between items are zero."""
+    """Yield the weight block of `plan.weights` bytes as successive chunks; the gaps between items are zero."""
     end = 0
     for item in planned.weights:
         yield memoryview(bytes(item.offset - end))
@@ -224,7 +224,10 @@ def weight_chunks(planned: PlannedGraph) -> Iterator[memoryview]:
 
 
 def estimated_affine(dim: Dim) -> Affine:
-    """A dimension as `a*n + b`; an estimate for costs if it is not of that form: the value for n = 1, or 0."""
+    """A dimension as `a*n + b`, for costs; if it is not of that form, a constant: its value for n = 1.
+
+    With other symbols than `n`, which are no sizes of dynamic-shape code, the constant is 0.
+    """
     if isinstance(dim, int):
         return Affine(b=dim)
     exact = exact_affine(dim)
@@ -232,7 +235,10 @@ def estimated_affine(dim: Dim) -> Affine:
 
 
 def exact_affine(dim: Dim) -> Affine | None:
-    """`dim` as `a*n + b` with a, b >= 0, or a dimension over sizes as a multiple of one unit; None for any other."""
+    """`dim` as `a*n + b` with a, b >= 0; a dimension over sizes as a multiple of one unit; None for any other.
+
+    A unit is an expression over the sizes of dynamic-shape code, such as `size0*size1`.
+    """
     parts = affine(dim, "n")
     if parts is None and has_only_sizes(dim):
         return _in_units(dim)
@@ -240,7 +246,7 @@ def exact_affine(dim: Dim) -> Affine | None:
 
 
 def _in_units(dim: Dim) -> Affine:
-    """A dimension over sizes as a number times one unit, whose coefficients have no common divisor."""
+    """A dimension over sizes as a number times one unit: the common divisor of its coefficients is taken out."""
     numbers = [number for _, number in dim.terms] if isinstance(dim, SymDim) else [dim]
     common = gcd(*numbers)
     return Affine(units=((floor_div(dim, common), common),))

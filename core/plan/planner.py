@@ -108,7 +108,10 @@ def _fallback_graph(graph: Graph, choice: KernelChoice) -> Graph:
 def _value_addresses(
     graph: Graph, choice: KernelChoice, storage: Storage, ports: Ports
 ) -> dict[str, tuple[Address, TensorType]]:
-    """Addresses of values that cross between native code and fallbacks, or are copied out at the end."""
+    """By name, address and type of each value that native code and fallbacks exchange, or that is copied at the end.
+
+    Values without memory in the plan (strings, unknown sizes) are left out.
+    """
     operands = (v for node in choice.reasons for v in (*node_reads(node), *node.outputs) if v not in graph.constants)
     crossing = dict.fromkeys([*operands, *(value for value, _ in _final_copies(storage, ports))])
     return {

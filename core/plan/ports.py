@@ -19,7 +19,7 @@ class Ports:
 
     @property
     def flags_base(self) -> int:
-        """The base of the flags, which follows the bases of all ports."""
+        """The number of the base of the flags, which follows the bases of all ports."""
         return WEIGHTS + 1 + len(self.inputs) + len(self.states) + len(self.outputs)
 
     @property

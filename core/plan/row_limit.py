@@ -13,15 +13,15 @@ _UNLIMITED = 1 << 31  # rows: more than any batch has
 
 
 def max_rows(sizes: Iterable[tuple[Dim, int]]) -> int:
-    """The largest n for which every size is within its limit; 0 if n = 1 is too large.
+    """The largest n for which every size is within its limit, at most 2**31; 0 if n = 1 is too large.
 
-    A size must not decrease as n grows.
+    `sizes` are pairs of a dimension over `n`, which must not decrease as n grows, and its limit.
     """
     return min((_largest_batch(size, limit) for size, limit in dict.fromkeys(sizes)), default=_UNLIMITED)
 
 
 def _largest_batch(size: Dim, limit: int) -> int:
-    """The largest n with `size` <= `limit`, by binary search."""
+    """The largest n up to 2**31 with `size` <= `limit`, by binary search; `size` is a dimension over `n`."""
     low, high = 0, _UNLIMITED
     while low < high:
         middle = (low + high + 1) // 2

@@ -39,7 +39,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_json(data: dict[str, Any], fallbacks: Graph) -> Plan:
-    """Read what `plan_to_json` wrote. ArtifactError if the data has another form or schema."""
+    """The plan that `plan_to_json` wrote, with its fallback graph. ArtifactError for another form or schema."""
     if data.get("schema") != SCHEMA:
         raise ArtifactError(f"plan has schema {data.get('schema')!r}, expected {SCHEMA}")
     try:

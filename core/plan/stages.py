@@ -16,7 +16,7 @@ MemoryOf: TypeAlias = Callable[[Value], Hashable]
 
 
 def separate_stages(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Every node in a stage of its own."""
+    """The stage of every node, counted from 0, if each node has a stage of its own."""
     return {node: stage for stage, node in enumerate(nodes)}
 
 

@@ -7,8 +7,9 @@ from lathe.core.plan.kernel_choice import KernelChoice
 
 
 def states_updated_in_place(graph: Graph, choice: KernelChoice) -> dict[Value, State]:
-    """The states whose next value a kernel may write directly into their memory, by that value.
+    """The states whose next value a kernel may write directly into their memory, by the value that it computes.
 
+    That is the next value itself, or the source of which it is a view.
     No node may read the old value after that kernel. The kernel itself may read it, if it reads every element before it
     writes the element with the same index.
     """
@@ -33,7 +34,10 @@ def states_updated_in_place(graph: Graph, choice: KernelChoice) -> dict[Value, S
 
 
 def _can_update_in_place(choice: KernelChoice, new: Value, old: Value) -> bool:
-    """Whether the kernel of `new` reads each element of `old` before it writes the element with the same index."""
+    """Whether the kernel that computes `new` may overwrite its input `old`, the state's present value.
+
+    It must read each element of `old` before it writes the element with the same index.
+    """
     node = new.producer
     if node is None or not (choice.calls[node].pointwise or new is node.output):
         return False

@@ -25,7 +25,7 @@ _MAX_STAGE_COST = 1.05  # the arena with stages may be larger than the arena wit
 
 @dataclass(eq=False)
 class Place:
-    """Where a value's bytes are: a fixed base, or a buffer of the arena."""
+    """Where a value's bytes are: at `offset` in the memory of base number `base`, or in a buffer of the arena."""
 
     base: int
     buffer: Buffer | None = None
@@ -56,13 +56,13 @@ class Storage:
         self.arena = self._store()
 
     def place(self, value: Value) -> Place:
-        """The place of a value that a kernel reads. A constant without a place is added to the weight block."""
+        """The place of a value that a kernel or fallback reads; a constant joins the weight block at its first use."""
         if value not in self.places and value in self.graph.constants:
             self.places[value] = Place(WEIGHTS, offset=Affine(b=self.weights.constant(value).offset))
         return self.places[value]
 
     def is_at(self, value: Value, base: int) -> bool:
-        """Whether a value is computed directly in the memory of this base."""
+        """Whether a value's place is in the memory of base number `base`, so that it need not be copied there."""
         found = self.places.get(value)
         return found is not None and found.base == base
 
@@ -82,12 +82,15 @@ class Storage:
         return arena if arena.at(1) <= least.at(1) * _MAX_STAGE_COST else self._arrange(separate)
 
     def _owner(self, value: Value) -> Value | int:
-        """The memory that a value has regardless of the arena: a base, or the value whose bytes it shares."""
+        """An identifier of a value's memory, before the arena is planned: a base number, or the value that owns it."""
         root = self.choice.root(value)
         return self._fixed[root].base if root in self._fixed else root
 
     def _arrange(self, times: Mapping[Node, int]) -> Affine:
-        """Place all values that nodes write, where nodes of the same time may run concurrently."""
+        """Place all values that nodes write, and return the size of the arena; replaces an earlier arrangement.
+
+        `times` has the stage of each node; nodes of the same time may run concurrently.
+        """
         self.places, self.times, self._nodes_at = dict(self._fixed), times, _group_by_time(times)
         self.buffers.clear()
         self.scratch.clear()
@@ -99,7 +102,10 @@ class Storage:
         return place(self.buffers)
 
     def _last_reads(self) -> dict[Value, int]:
-        """The time of the last read of every root value, including reads through views."""
+        """For each value that owns memory the time of its last read, also through views and windows.
+
+        Outputs and updates of states are read after all nodes.
+        """
         last: dict[Value, int] = {}
         for node in self.choice.nodes:
             for value in node_reads(node):
@@ -123,7 +129,10 @@ class Storage:
             self.places[value] = Place(ARENA, buffer)
 
     def _in_window(self, window: Window, time: int, last_read: Mapping[Value, int]) -> Place:
-        """The place of a window. The lifetime of its parent begins with the first window that is written."""
+        """The place of a window inside its parent, which gets a buffer now (`time`) if it has no place yet.
+
+        The lifetime of the parent thus begins with the first window that is written.
+        """
         parent = window.parent
         if parent not in self.places:
             buffer = self._new_buffer(parent, time)
@@ -139,7 +148,10 @@ class Storage:
         return buffer
 
     def _inplace(self, time: int, node: Node, value: Value, last_read: Mapping[Value, int]) -> Buffer | None:
-        """The buffer of an input of equal size that no later node reads and that the kernel may overwrite, if any."""
+        """The buffer of an input that the kernel may overwrite with its result `value`; None if there is none.
+
+        The input has the same size, and no later node, and no other of the same time, reads its memory.
+        """
         call = self.choice.calls.get(node)
         if call is None or value is not node.output:
             return None
@@ -156,7 +168,7 @@ class Storage:
         return None
 
     def _is_read_concurrently(self, node: Node, time: int, values: Sequence[Value]) -> bool:
-        """Whether another node of the same time reads the memory of `values`."""
+        """Whether a node other than `node`, of the same time, reads the memory that `values` own."""
         others = (other for other in self._nodes_at[time] if other is not node)
         return any(self.choice.root(value) in values for other in others for value in node_reads(other))
 
@@ -178,7 +190,7 @@ class Storage:
 
 
 def _port_places(graph: Graph, choice: KernelChoice, ports: Ports) -> dict[Value, Place]:
-    """The places of values in ports: inputs, states, and values that are computed directly in outputs and states."""
+    """The places of values outside the arena: inputs, states, and values computed directly in outputs and states."""
     places = {value: Place(base) for value, base in ports.of_inputs}
     places |= {state.value: Place(base) for state, base in ports.of_states}
     assigned: set[Value] = set()

@@ -25,7 +25,10 @@ from lathe.core.plan.storage import Place, Storage
 
 
 class Tape:
-    """The steps, and the schedule of native segments and fallbacks. `flags_base` is the base of the flags."""
+    """Makes the steps of a plan, and its schedule of native segments and fallbacks.
+
+    `flags_base`: the number of the base of the flags.
+    """
 
     def __init__(self, graph: Graph, choice: KernelChoice, storage: Storage, flags_base: int) -> None:
         self.steps: list[Step] = []

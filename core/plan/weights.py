@@ -25,21 +25,21 @@ class WeightBlock:
         return tuple(self._items.values())
 
     def constant(self, value: Value) -> WeightItem:
-        """A constant as it is."""
+        """The item of the block with a constant as it is, added if it is new."""
         return self._item(value, "", lambda: self.constants[value])
 
     def packed(self, value: Value, packed: Packed) -> WeightItem:
-        """A constant in a kernel's layout."""
+        """The item of the block with a constant in a kernel's layout, added if it is new."""
         return self._item(value, packed.key, lambda: packed.pack(self.constants[value]), packed.nbytes)
 
     def block(self, node: Node, block: Block) -> WeightItem:
-        """An array that a node's kernel needs besides the node's inputs."""
+        """The item of the block with an array that a node's kernel needs besides the node's inputs."""
         return self._item(node.output, block.key, lambda: block.data)
 
     def _item(self, value: Value, key: str, make: Callable[[], Array], nbytes: int | None = None) -> WeightItem:
-        """The item for a value and layout, added if it is new.
+        """The item for a value and layout (`key`), added if it is new; `make` makes its array.
 
-        The array is made now if its size is unknown; otherwise only when it is read.
+        The array is made now if its size is unknown (`nbytes` is None); otherwise only when it is read.
         """
         if (value, key) not in self._items:
             if nbytes is None:

@@ -95,7 +95,7 @@ class Windows:
     # -- Slice, Split, Gather ---------------------------------------------------------------------------------------
 
     def _make_output_windows(self, node: Node) -> bool:
-        """Make all outputs of the node windows of its first input; return whether that was possible."""
+        """Make all outputs of a Slice, Split or Gather windows of its first input; return whether that was possible."""
         source = node.input(0)
         if source is None or source in self.graph.constants:
             return False
@@ -179,7 +179,10 @@ class Windows:
     # -- support for strides by kernels -------------------------------------------------------------------------------
 
     def _with_views(self, value: Value, window: Window) -> dict[Value, Window] | None:
-        """The windows of a value and of all views of it; None if a view has no strides or is an output."""
+        """The windows of a value, given its `window`, and of all views of it.
+
+        None if one of them is an output or the update of a state, or the strides of a view cannot be expressed.
+        """
         found = {value: window}
         pending = [value]
         while pending:
@@ -196,7 +199,10 @@ class Windows:
         return found
 
     def _accept(self, found: Mapping[Value, Window], producers: Sequence[Node]) -> bool:
-        """Add windows if every kernel that reads or writes them supports strides; return whether that is so."""
+        """Add the windows `found` if every kernel that reads them, and those of `producers`, support their strides.
+
+        Returns whether they were added.
+        """
         strides = self._strides({**self.windows, **found})
         readers = (reader for value in found for reader in self.readers.get(value, ()) if not self.is_view(reader))
         touched = dict.fromkeys([*producers, *readers])
@@ -207,7 +213,7 @@ class Windows:
         return True
 
     def _supports(self, node: Node, strides: Strides) -> bool:
-        """Whether a kernel for the node supports the strides of all its operands."""
+        """Whether the catalog has a kernel for the node that supports `strides` for all operands that are in it."""
         if node not in self.calls or any(value in strides for value in set(node_reads(node)) - set(node.inputs)):
             return False
         if node.op == "Concat":
@@ -216,7 +222,10 @@ class Windows:
         return call is not None and _supports_strides(node, call, strides)
 
     def _same_kernel(self, node: Node, strides: Strides) -> KernelCall:
-        """The kernel that was chosen for the node, for operands with these strides."""
+        """The call of the kernel that was chosen for the node, for operands with these strides.
+
+        ValueError if it does not support them.
+        """
         dense = self.request(node)
         inside = replace(dense, strides=strides, inputs_in_place=self._placed.get(node, frozenset()))
         chosen = self.calls[node].spec.key
@@ -232,7 +241,7 @@ class Windows:
     # -- lookups ----------------------------------------------------------------------------------------------------
 
     def window_of(self, value: Value) -> Window:
-        """The window of a value. A value that is none counts as a window of all of its memory."""
+        """The window of a value; for a value that is none, a window over the whole value that owns its memory."""
         if value in self.windows:
             return self.windows[value]
         return Window(self._root(value), 0, row_major(value.shape))
@@ -250,7 +259,10 @@ class Windows:
 
 
 def _parts(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple[Value, tuple[Dim, tuple[Dim, ...]]]]:
-    """The outputs that are strided parts of the first input, with their offsets and strides in elements."""
+    """Yield outputs of a Slice, Split or Gather that are strided parts of the first input, with (offset, strides).
+
+    Both are in elements; `strides` are those of the first input.
+    """
     source = node.inputs[0]
     if source is None:
         return
@@ -269,7 +281,7 @@ def _parts(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple
 
 
 def _gather(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple[Value, tuple[Dim, tuple[Dim, ...]]]]:
-    """The output of a Gather of one constant index along an axis, which is a slice without that axis."""
+    """Yield the output of a Gather of one constant index, with its offset and strides; nothing for any other."""
     source, index = node.inputs[0], graph.constant_of(node.inputs[1])
     if source is None or index is None or np.ndim(index) != 0:
         return
@@ -281,7 +293,7 @@ def _gather(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tupl
 
 
 def view_strides(shape: Sequence[Dim], strides: Sequence[Dim], target: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """The strides of a view with shape `target` of a tensor with `shape` and `strides`; None if there are none.
+    """The strides of a view with shape `target` of a tensor with `shape` and `strides`; None if not covered.
 
     The shapes may differ by axes of extent 1 only.
     """

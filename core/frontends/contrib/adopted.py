@@ -14,7 +14,7 @@ from lathe.core.ir.graph import Attr
 
 @dataclass(frozen=True)
 class _Adopted:
-    """The opset since which ONNX has the operator, and the required values of attributes that ONNX has not adopted."""
+    """An adopted operator: the first opset that has it, and attributes that ONNX lacks, with the only allowed value."""
 
     since: int
     presets: Mapping[str, int]
@@ -33,16 +33,17 @@ _ADOPTED = {
 
 
 def adopted_operators() -> list[str]:
-    """The contributed operators that are imported as ONNX's of the same name."""
+    """The sorted names of contributed operators that are imported as ONNX's operators of the same name."""
     return sorted(_ADOPTED)
 
 
 def as_standard(
     proto: onnx.NodeProto, domain: str, attrs: Mapping[str, Attr], where: str
 ) -> tuple[onnx.NodeProto, dict[str, Attr], int] | None:
-    """The node in the default domain, its attributes, and the first opset that has it; None for other operators.
+    """A node of an adopted operator in the default domain, its attributes, and the first opset that has the operator.
 
-    UnsupportedError if an attribute that ONNX has not adopted is set.
+    None for every other operator. Attributes that ONNX has not adopted are dropped; UnsupportedError if one of them has
+    a value other than its default.
     """
     adopted = _ADOPTED.get(proto.op_type) if domain == DOMAIN else None
     if adopted is None:

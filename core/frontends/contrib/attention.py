@@ -23,7 +23,7 @@ _EPSILON = 9.999999960041972e-13  # 1e-12 as float32
 
 @lowers("Attention")
 def _attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Self-attention of [B,S,K] with one weight [K,3*N*D] for queries, keys and values.
+    """Self-attention of an input [B,S,K] with one weight [K,3*N*D] for queries, keys and values; returns the outputs.
 
     The mask is int32 and selects the keys to attend to: [B] (the number of keys), [B,T] or [B,S,T]. `past` is
     [2,B,N,P,D], `present` is [2,B,N,T,D].
@@ -35,7 +35,10 @@ def _attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("QAttention")
 def _quantized_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Attention with quantized input and weight. Inputs: x, weight, bias, scales of both, mask, zero points, past."""
+    """Attention with quantized x and weight.
+
+    Inputs: x, weight, bias, scale of x, scale of the weight, mask, zero point of x, zero point of the weight, past.
+    """
     x = integer_product(e, node, (0, 3, 6), (1, 4, 7))
     return _self_attention(e, node, e("Add", x, node.required(2)), node.input(5), node.input(8), None)
 
@@ -43,7 +46,11 @@ def _quantized_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 def _self_attention(
     e: Emitter, node: OnnxNode, x: Value, mask: Value | None, past: Value | None, bias: Value | None
 ) -> list[Value]:
-    """The node's outputs, for queries, keys and values concatenated in x [B,S,3*N*D]."""
+    """The outputs of self-attention, for queries, keys and values concatenated along the last axis of x [B,S,3*N*D].
+
+    They are the result [B,S,N*D] and, if the node has a second output, the keys and values with the cached ones of
+    `past` before them, stacked: [2,B,N,T,D]. `bias` is added to the scores.
+    """
     refuse_attributes(node, "do_rotary", "past_present_share_buffer")
     q, k, v = (_heads(e, node, part) for part in _parts(e, node, x))
     if past is not None:
@@ -57,7 +64,10 @@ def _self_attention(
 
 @lowers("MultiHeadAttention")
 def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Attention of queries [B,S,N*D] over keys and values, [B,L,N*D] or already split into heads, [B,N,L,D]."""
+    """Attention of queries [B,S,N*D] over keys and values, [B,L,N*D] or already split into heads, [B,N,L,D].
+
+    Cached keys and values (inputs 6 and 7) are put before them; outputs 1 and 2 are the concatenations.
+    """
     if node.input(1) is None or node.input(2) is None or node.rank(0) != 3:
         raise UnsupportedError("has its queries, keys and values in one tensor, expected three", where=node.where)
     given = [node.required(index) for index in range(3)]
@@ -73,7 +83,10 @@ def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 
 def _parts(e: Emitter, node: OnnxNode, x: Value) -> list[Value]:
-    """Queries, keys and values, which are concatenated along the last axis of `x`."""
+    """Split `x` into queries, keys and values, which are concatenated along its last axis.
+
+    Their widths are the attribute `qkv_hidden_sizes`, or a third each.
+    """
     sizes: Any = node.attrs.get("qkv_hidden_sizes")
     if sizes is None:
         width = x.shape[-1]
@@ -100,7 +113,7 @@ def _gather_index(e: Emitter, x: Value, index: int) -> Value:
 
 
 def _attention_output(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, bias: Value | None) -> list[Value]:
-    """The first output, [B,S,N*D]: softmax(q @ k^T * scale + bias) @ v."""
+    """Emit the first output, [B,S,N*D]: softmax(q @ k^T * scale + bias) @ v with the heads side by side."""
     scores = e("Mul", e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2))), score_scale(e, node, q))
     scores = scores if bias is None else e("Add", scores, bias)
     y = e("Transpose", e("MatMul", e("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
@@ -120,7 +133,10 @@ def score_scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
 
 
 def _score_bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask: Value | None, bias: Value | None) -> Value | None:
-    """The sum to add to the scores [B,N,S,T]: the mask, the causal mask, and the node's own bias; None if none."""
+    """The sum of `mask` and causal mask (both additive) and `bias`, to add to the scores; None if all are absent.
+
+    There is a causal mask if the attribute `unidirectional` is set.
+    """
     terms = [] if bias is None else [bias]
     if mask is not None:
         terms.append(_mask_bias(e, node, _attended_keys(e, node, mask, k), q))
@@ -130,13 +146,16 @@ def _score_bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask: Value | No
 
 
 def _mask_bias(e: Emitter, node: OnnxNode, keep: Value, like: Value) -> Value:
-    """0 where `keep` is true, otherwise the attribute `mask_filter_value`."""
+    """An additive mask of the type of `like`: 0 where `keep` is true, else `mask_filter_value` (default -10000)."""
     filtered = constant(e, node.attrs.get("mask_filter_value", _MASKED), like)
     return e("Where", keep, constant(e, 0.0, like), filtered)
 
 
 def _attended_keys(e: Emitter, node: OnnxNode, mask: Value, k: Value) -> Value:
-    """Whether each key is attended to: bool [B,1,1,T] or [B,1,S,T]."""
+    """Whether the mask lets each of the T keys `k` be attended to: bool [B,1,1,T], or [B,1,S,T] for a mask of rank 3.
+
+    A mask of rank 1 has the number of keys of each row. UnsupportedError for ranks other than 1 to 3.
+    """
     match mask.tensor.rank:
         case 1:
             ends = e("Unsqueeze", e("Cast", mask, to=DType.INT64.onnx_code), int64s(e, 1, 2, 3))
@@ -162,7 +181,10 @@ def _causal_mask(e: Emitter, q: Value, k: Value) -> Value:
 
 @lowers("EmbedLayerNormalization")
 def _embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """LayerNormalization of the sum of word, position and segment embeddings; output 1 counts the words in the mask."""
+    """LayerNormalization of the sum of word, position and segment embeddings.
+
+    Output 1 is the sum of the mask for each sequence, that is its number of words; output 2 is the sum of embeddings.
+    """
     ids, segments = node.required(0), node.input(1)
     position_ids = node.input(8)
     if position_ids is None:
@@ -193,13 +215,13 @@ def _quantized_embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 
 def _default_position_ids(e: Emitter, ids: Value) -> Value:
-    """The positions 0 to S - 1 of words with ids [B,S]."""
+    """The positions 0 to S - 1 of the words in each sequence, for `ids` [B,S]: int64 [S]."""
     zero, one = (e.constant(i, dtype=DType.INT64) for i in (0, 1))
     return e("Range", zero, e("Squeeze", e("Shape", ids, start=1, end=2)), one)
 
 
 def _embedding_outputs(e: Emitter, node: OnnxNode, rows: Sequence[Value], gamma: Value, beta: Value) -> list[Value]:
-    """The outputs: the normalized sum of `rows`, the sum of the mask for each sequence, and the sum of `rows`."""
+    """Those outputs that the node has: normalized sum of `rows`, sum of the mask per sequence, and sum of `rows`."""
     ids, mask = node.required(0), node.input(7)
     total = reduce(lambda a, b: e("Add", a, b), rows)
     epsilon = node.attrs.get("epsilon", _EPSILON)

@@ -19,7 +19,7 @@ _DEFAULTS = {"bits": 4, "block_size": 128, "gather_axis": 0, "quantize_axis": 1}
 
 @lowers("GatherBlockQuantized")
 def _gather_block_quantized(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Rows of a table, in which each block along `quantize_axis` has a scale and a zero point.
+    """Gather of rows from a constant table, in which each block along `quantize_axis` has a scale and a zero point.
 
     Rows are gathered before they are dequantized, so that the table in memory stays quantized. Without zero points, the
     middle of the range represents zero in a table of uint8, and 0 in others.
@@ -58,7 +58,10 @@ def _has_byte_elements(node: OnnxNode) -> bool:
 
 
 def _numbers(e: Emitter, value: Value | None, bits: int) -> Array | None:
-    """The numbers of a constant as bytes; None if it is unknown. In uint8, a byte has two numbers of 4 bits."""
+    """The elements of a constant, one per byte; None if the value is absent or unknown, or `bits` is not 4 or 8.
+
+    An array of uint8 has two numbers of 4 bits in each byte if `bits` is 4.
+    """
     array = e.value_of(value)
     if array is None or value is None or bits not in (4, 8):
         return None

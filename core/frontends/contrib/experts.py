@@ -30,7 +30,7 @@ _INTERLEAVED, _CONCATENATED = 1, 2  # `swiglu_fusion`: the order of gate and val
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of all experts: weight [E,out,in], bias [E,out]."""
+    """One linear layer of all E experts: weight [E,out,in], bias [E,out] or None."""
 
     weight: Value
     bias: Value | None
@@ -45,16 +45,17 @@ class _Layer:
 
 @lowers("MoE")
 def _mixture(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The sum of `k` experts fc2(activation(fc1(x))) for each token, weighted by the router's softmax."""
+    """MoE: for each token, the sum of `k` selected experts fc2(activation(fc1(x))) times `_routing_weights`."""
     first, second, third = (_float_layer(node, at) for at in (2, 4, 6))
     return _mixture_output(e, node, first, second, third, None)
 
 
 @lowers("QMoE")
 def _quantized_mixture(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """MoE with weights of 4 or 8 bits, which have a scale per row or block.
+    """QMoE: MoE with constant weights of 4 or 8 bits, which have a scale per row or per block of a row.
 
-    `router_weights`, if present, has the weights of the experts; `router_probs` then only selects them.
+    The input `router_weights`, if present, has the weights with which the experts are summed; `router_probs` then only
+    selects the experts.
     """
     kind = node.attrs.get("quant_type", "int")
     if kind != "int" or any(value is not None for value in node.inputs[_LAST_INPUT + 1 :]):
@@ -71,7 +72,7 @@ def _float_layer(node: OnnxNode, at: int) -> _Layer | None:
 
 
 def _dequantized_layer(e: Emitter, node: OnnxNode, number: int) -> _Layer | None:
-    """The layer fc1, fc2 or fc3, with its weight dequantized; None if it is absent."""
+    """Layer fc1, fc2 or fc3 (`number`) of all experts, with dequantized weight; None if the node has no such layer."""
     at = 3 * number - 1
     weight, scales, points = node.input(at), node.input(at + 1), node.input(10 + number)
     if weight is None:
@@ -105,7 +106,10 @@ def _mixture_output(
     third: _Layer | None,
     weights: Value | None,
 ) -> list[Value]:
-    """The node's output. With `third`, `first` computes the gates only, and `third` the values that they multiply."""
+    """The output of MoE or QMoE, from layers fc1, fc2 and fc3 of all experts; `weights`: see `_routing_weights`.
+
+    With `third`, `first` computes the gates only, and `third` the values that they multiply.
+    """
     refuse_attributes(node, "use_sparse_mixer", "swiglu_limit_after_activation")
     if first is None or second is None:
         raise UnsupportedError("has no weights of fc1 or fc2", where=node.where)
@@ -129,8 +133,9 @@ def _mixture_output(
 def _routing_weights(e: Emitter, node: OnnxNode, weights: Value | None) -> Value:
     """The weight of each expert in each token's result, [T,E]: zero except for the `k` with the highest router scores.
 
-    By default it is the softmax over all experts, or with `normalize_routing_weights` over the selected ones. If
-    `weights` are given, they are used instead; that attribute then divides them by their sum.
+    By default it is the softmax of the scores over all experts, or over the selected ones if the attribute
+    `normalize_routing_weights` is set. `weights` [T,E] replace the softmax; that attribute then divides the selected
+    ones by their sum.
     """
     scores, count = node.required(1), node.attrs.get("k", 1)
     names = [e.session.fresh(f"{node.label}.{name}") for name in ("best", "chosen")]
@@ -149,7 +154,10 @@ def _routing_weights(e: Emitter, node: OnnxNode, weights: Value | None) -> Value
 
 
 def _expert_activations(e: Emitter, node: OnnxNode, x: Value, first: _Layer, third: _Layer | None) -> Value:
-    """The inputs of the experts' second layers, [T,E,I]: the outputs of the first layers after the activation."""
+    """The outputs [T,E,I] of the first layers of all experts after the activation, for tokens x [T,H].
+
+    With the activation "swiglu" it is swish(gate) * (value + `activation_beta`), see `_gate_and_value`.
+    """
     kind: Any = node.attrs.get("activation_type", "relu")
     if kind != "swiglu":
         if third is not None:
@@ -180,7 +188,11 @@ def _activation(e: Emitter, node: OnnxNode, kind: str, y: Value) -> Value:
 
 
 def _gate_and_value(e: Emitter, node: OnnxNode, first: _Layer, third: _Layer | None) -> tuple[_Layer, _Layer]:
-    """The layers of gates and of values. With `swiglu_fusion`, the first layer has the rows of both."""
+    """The layers that compute gates and values for SwiGLU: `first` and `third`, or the two halves of `first`.
+
+    It has the rows of both if `swiglu_fusion` is 1 (alternating) or 2 (gates first). UnsupportedError if that does not
+    fit the presence of `third`.
+    """
     fusion = node.attrs.get("swiglu_fusion", 0)
     if third is not None and fusion == 0:
         return first, third
@@ -202,7 +214,7 @@ def _gate_and_value(e: Emitter, node: OnnxNode, first: _Layer, third: _Layer | N
 
 
 def _apply_layer(e: Emitter, node: OnnxNode, x: Value, layer: _Layer) -> Value:
-    """The results [T,E,out] of a layer of all experts for x [T,in]."""
+    """The results [T,E,out] of a layer of all experts, bias included, for x [T,in]."""
     experts, rows, columns = layer.sizes(node)
     weight = e("Transpose", e("Reshape", layer.weight, int64s(e, experts * rows, columns)), perm=(1, 0))
     y = e("MatMul", x, weight)
@@ -213,10 +225,11 @@ def _apply_layer(e: Emitter, node: OnnxNode, x: Value, layer: _Layer) -> Value:
 
 @lowers("MoEGroupRouter")
 def _router(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Scores for MoE or QMoE: the logarithm of the sigmoid for each selected expert, `router_sentinel` for the others.
+    """MoEGroupRouter: the logarithm of the sigmoid for each selected expert, `router_sentinel` for the others.
 
-    Experts are ranked by sigmoid plus bias, and selected from the best few groups; the score of a group is the sum of
-    its best experts. If outputs 1 and 2 are read, the node returns these sums and sigmoids of all experts instead.
+    The `top_k` experts with the highest sigmoid plus bias are selected, among those of the `topk_group` best groups;
+    the score of a group is the sum over its `group_topk` best experts. If the node has further outputs, output 0 has
+    the sigmoids of all experts instead, output 1 sigmoid plus bias, and output 2 the sigmoids again.
     """
     if node.input(2) is not None:
         raise UnsupportedError("projects its tokens itself: input 2 (projection_weight)", where=node.where)
@@ -239,7 +252,10 @@ def _attr(node: OnnxNode, name: str, default: float) -> Any:
 
 
 def _mask_groups(e: Emitter, node: OnnxNode, scores: Value, experts: int) -> Value:
-    """The scores [T,E], with -infinity for all experts outside the `topk_group` best groups."""
+    """The scores [T,E], with -infinity for experts outside the `topk_group` best of the `n_group` equal groups.
+
+    The score of a group is the sum of its `group_topk` (default 2) highest scores.
+    """
     count, selected = int(_attr(node, "n_group", 1)), int(_attr(node, "topk_group", 1))
     if selected >= count:
         return scores
@@ -254,7 +270,7 @@ def _mask_groups(e: Emitter, node: OnnxNode, scores: Value, experts: int) -> Val
 
 
 def _is_in_top(e: Emitter, node: OnnxNode, scores: Value, count: int) -> Value:
-    """Whether each score is among the `count` highest of its row: bool."""
+    """Whether each of the scores, a matrix, is among the `count` highest of its row: bool of the same shape."""
     names = [e.session.fresh(f"{node.label}.best{index}") for index in range(2)]
     _, indices = e.emit("TopK", [scores, int64s(e, count)], {"axis": -1}, names, node.label)
     shape = e("Shape", scores)

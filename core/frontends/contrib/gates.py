@@ -25,7 +25,7 @@ def _grouped_rms(e: Emitter, node: OnnxNode, x: Value, scale: Value) -> Value:
 
 @lowers("GatedRMSNorm")
 def _gated_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """RMSNormalization of groups of the last axis, times the activation of a gate."""
+    """RMSNormalization of groups of the last axis, times silu or sigmoid (attribute `activation`) of a gate."""
     x, gate = node.required(0), node.required(2)
     kind: Any = node.attrs.get("activation", "silu")
     if kind not in ("silu", "swish", "sigmoid"):
@@ -36,9 +36,9 @@ def _gated_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("BranchwiseRMSNorm")
 def _norm_of_branches(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """RMSNormalization of the last axis, or, with `num_branches`, of that number of parts of it.
+    """RMSNormalization of the last axis; with `num_branches`, of each of that number of equal parts of the axis.
 
-    The scale has the size of one part, or of the whole axis.
+    The optional scale has the size of one part, or of the whole axis.
     """
     x, scale = node.required(0), node.input(1)
     branches: Any = node.attrs.get("num_branches", 0)
@@ -55,7 +55,7 @@ def _norm_of_branches(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("GatedAdd")
 def _gated_add(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """X + Y * gate, with one gate per row."""
+    """X + Y * gate, by ONNX broadcasting. UnsupportedError if the gate is to be computed from a `gate_weight`."""
     if node.input(3) is not None:
         raise UnsupportedError("computes its gate by weights: input 3 (gate_weight)", where=node.where)
     return emit_output(e, node, "Add", node.required(0), e("Mul", node.required(1), node.required(2)))
@@ -71,7 +71,7 @@ def _scaled_silu(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("LinearAttentionGate")
 def _decay_and_rate(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The decay, decay_scale * softplus(a + dt_bias), and the rate, sigmoid(b)."""
+    """Output 0, the decay, is decay_scale * softplus(a + dt_bias); output 1, the rate, is sigmoid(b)."""
     decay = e("Softplus", e("Add", node.required(0), node.required(1)))
     found = emit_output(e, node, "Mul", decay, node.required(2))
     if len(node.outputs) < 2:

@@ -30,9 +30,9 @@ _UNSUPPORTED = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
 def _group_query_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Causal attention over cached and new keys.
 
-    `seqlens_k` [B] is the number of keys of each row, minus 1. The new keys of a row follow its cached ones (their
-    number is `cached`); entries of the past cache after them are unchanged. For a prompt, the number of queries is the
-    total number of keys, and no cached keys are used.
+    The input `seqlens_k` [B] is the number of keys of each row, cached and new together, minus 1. In the present cache,
+    the new keys of a row follow its cached ones; later entries of the past cache are unchanged. If the number of
+    queries is the total number of keys, as for a prompt, no cached keys are used.
     """
     refuse_attributes(node, "qk_output", "kv_cache_bit_width", "sliding_window_cache")
     if not node.attrs.get("causal", 1):
@@ -77,7 +77,7 @@ def _heads(e: Emitter, node: OnnxNode) -> list[Value]:
 
 
 def _head_counts(node: OnnxNode) -> tuple[int, int]:
-    """The number of heads of queries and of keys."""
+    """The numbers of heads of queries and of keys. UnsupportedError unless the second divides the first."""
     heads, shared = (node.attrs.get(name) for name in ("num_heads", "kv_num_heads"))
     if not isinstance(heads, int) or not isinstance(shared, int) or shared < 1 or heads % shared:
         raise UnsupportedError(f"has {heads!r} heads of queries for {shared!r} of keys", where=node.where)
@@ -85,7 +85,7 @@ def _head_counts(node: OnnxNode) -> tuple[int, int]:
 
 
 def _cached_count(e: Emitter, node: OnnxNode, q: Value) -> Value:
-    """The number of cached keys that each row uses: int64 [B,1]."""
+    """The number of cached keys that each row uses: int64 [B,1], or a single 0 if there are only new keys."""
     count = e("Shape", q, start=2, end=3)
     lengths = e("Add", e("Cast", node.required(_LENGTHS), to=_I64.onnx_code), e.constant(1, dtype=_I64))
     total = e("Cast", node.required(_TOTAL), to=_I64.onnx_code)
@@ -99,14 +99,17 @@ def _range(e: Emitter, size: Value) -> Value:
 
 
 def _normalize(e: Emitter, node: OnnxNode, x: Value, index: int) -> Value:
-    """Queries (index 0) or keys (index 1) after RMSNormalization of each head."""
+    """Queries (`index` 0) or keys (1) x after RMSNormalization of each head, scaled by input 14 or 15."""
     own = ("q_norm_epsilon", "k_norm_epsilon")[index]
     epsilon = node.attrs.get(own, node.attrs.get("qk_norm_epsilon", 1e-6))
     return e("RMSNormalization", x, node.required(_NORMS + index), epsilon=epsilon)
 
 
 def _rotate(e: Emitter, node: OnnxNode, x: Value, cached: Value) -> Value:
-    """x [B,.,S,D] rotated by the angles of its positions; only its first elements if the tables are narrow."""
+    """x [B,heads,S,D] rotated by the angles of its positions, which are `position_ids` or start at `cached`.
+
+    If the tables of cosines and sines are narrower than D / 2, only the first elements of each head are rotated.
+    """
     position_ids = node.input(_POSITIONS)
     if position_ids is None:
         position_ids = e("Add", cached, _range(e, e("Shape", x, start=2, end=3)))
@@ -116,9 +119,9 @@ def _rotate(e: Emitter, node: OnnxNode, x: Value, cached: Value) -> Value:
 
 
 def _cache_indices(e: Emitter, node: OnnxNode, cached: Value, k: Value) -> Value:
-    """For each entry of the present cache, its index in the past cache [B,K,P,D] followed by the new keys.
+    """For each entry of the present cache, its index in the concatenation of past cache [B,K,P,D] and new keys `k`.
 
-    int64 [B,K,L,1], as GatherND needs it.
+    int64 [B,K,L,1], as GatherND needs it. `cached` is the number of cached keys of each row.
     """
     past, new = (e("Shape", x, start=2, end=3) for x in (node.required(_PAST), k))
     total = e("Reshape", e("Cast", node.required(_TOTAL), to=_I64.onnx_code), int64s(e, 1))
@@ -131,12 +134,15 @@ def _cache_indices(e: Emitter, node: OnnxNode, cached: Value, k: Value) -> Value
 
 
 def _present_cache(e: Emitter, past: Value, new: Value, indices: Value) -> Value:
-    """The present cache, [B,K,L,D], from the past cache and the new entries."""
+    """The present cache, [B,K,L,D]: the entries `indices` (of `_cache_indices`) of `past` followed by `new`."""
     return e("GatherND", e("Concat", past, new, axis=2), indices, batch_dims=2)
 
 
 def _attention_output(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, cached: Value) -> list[Value]:
-    """The first output, [B,S,G*K*D]. The queries of all heads that share keys are rows of one matrix product."""
+    """Emit the first output, [B,S,G*K*D]: attention of q [B,G*K,S,D] over k and v [B,K,L,D].
+
+    The queries of all heads that share keys are rows of one matrix product.
+    """
     heads, shared = _head_counts(node)
     grouped = e("Reshape", q, int64s(e, 0, shared, -1, 0))
     scores = e("Mul", e("MatMul", grouped, e("Transpose", k, perm=(0, 1, 3, 2))), score_scale(e, node, q))
@@ -154,9 +160,9 @@ def _attention_output(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, 
 
 
 def _attention_weights(e: Emitter, node: OnnxNode, scores: Value) -> Value:
-    """The softmax of scores [B,N,S,L]. An attention sink, if any, adds a further score to its denominator.
+    """The softmax of scores [B,heads,S,L] over L. An attention sink, if any, adds a further score to its denominator.
 
-    The sink is an input with a score per head, or 0 with `smooth_softmax`.
+    The sink is an input with a score per head; without it, it is 0 if the attribute `smooth_softmax` is 1.
     """
     head_sink, smooth = node.input(_SINK), node.attrs.get("smooth_softmax", -1)
     if head_sink is None and smooth != 1:
@@ -169,7 +175,10 @@ def _attention_weights(e: Emitter, node: OnnxNode, scores: Value) -> Value:
 
 
 def _attended_keys(e: Emitter, node: OnnxNode, q: Value, k: Value, cached: Value) -> Value:
-    """Whether a query attends to a key: bool [B,1,S,L]. A local window includes the query's own position."""
+    """Whether a query attends to a key: bool [B,1,S,L], true for keys up to the query's own position.
+
+    With `local_window_size` w, only for the last w of these keys. `cached` is the number of keys before the queries.
+    """
     own = e("Unsqueeze", e("Add", cached, _range(e, e("Shape", q, start=2, end=3))), int64s(e, 1, 3))
     keys = _range(e, e("Shape", k, start=2, end=3))
     found = e("LessOrEqual", keys, own)

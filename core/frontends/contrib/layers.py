@@ -61,7 +61,10 @@ def _skip_rms_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 
 def _with_sum(e: Emitter, node: OnnxNode, y: list[Value], total: Value) -> Sequence[Value]:
-    """The outputs: normalized, mean, deviation, sum. UnsupportedError for the statistics, which are for training."""
+    """The node's outputs: `y`, and if it has four, two placeholders for mean and deviation, and `total`, the sum.
+
+    UnsupportedError if the model uses mean or deviation, which are for training.
+    """
     if not {1, 2} & set(range(len(node.outputs))) <= node.unnamed:
         raise UnsupportedError("returns its mean or deviation, which are for training", where=node.where)
     if len(node.outputs) < 4:
@@ -79,7 +82,7 @@ def _rms_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("FusedConv")
 def _fused_conv(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A convolution plus the fourth input, followed by `activation`."""
+    """A convolution, plus the optional fourth input, followed by the attribute `activation`."""
     attrs = present_attrs(node, "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     y = e("Conv", *node.inputs[:3], **attrs)
     if (residual := node.input(3)) is not None:

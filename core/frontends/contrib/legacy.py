@@ -15,7 +15,7 @@ _EXPERIMENTAL = ""
 
 
 def _number(e: Emitter, node: OnnxNode, name: str, preset: float) -> Value:
-    """An attribute as a constant of the type of the first input."""
+    """The attribute `name`, or `preset` if it is absent, as a constant of the node's input element type."""
     return constant(e, node.attrs.get(name, preset), node.required(0))
 
 
@@ -46,7 +46,7 @@ def _scale(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("ImageScaler", domain=_EXPERIMENTAL)
 def _image_scaler(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Images [N,C,H,W] times `scale`, plus a number for each channel."""
+    """Images [N,C,H,W] times the attribute `scale`, plus the number for each channel in the attribute `bias`."""
     bias: Any = node.attrs.get("bias", ())
     shift = constant(e, [[[number]] for number in bias], node.required(0))
     return emit_output(e, node, "Add", e("Mul", node.required(0), _number(e, node, "scale", 1.0)), shift)
@@ -54,9 +54,10 @@ def _image_scaler(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("Crop", domain=_EXPERIMENTAL)
 def _crop(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Images without `border` (left, top, right, bottom).
+    """Images [N,C,H,W] without the numbers of pixels in `border` (left, top, right, bottom).
 
-    With `scale` (height, width), the result has this size from left and top on, and right and bottom are ignored.
+    With the attribute `scale` (height, width), the result has this size and begins after left and top; right and bottom
+    are ignored.
     """
     border: Any = node.attrs.get("border", ())
     size: Any = node.attrs.get("scale", ())

@@ -20,19 +20,19 @@ _LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 
 def find_lowering(domain: str, op: str) -> Lowering | None:
-    """The lowering of a contributed operator, None if there is none. It emits ONNX operators and returns outputs."""
+    """The function that lowers an operator, or None: it emits ONNX operators and returns the node's outputs."""
     return _LOWERINGS.get((domain, op))
 
 
 def lowered_operators() -> list[str]:
-    """The sorted names of contributed operators with a lowering, including those of the default domain ONNX lacks."""
+    """The sorted names of lowered operators: those of `com.microsoft`, and of the default domain if ONNX lacks them."""
     return sorted(op for domain, op in _LOWERINGS if domain == DOMAIN or (domain == "" and not onnx.defs.has(op)))
 
 
 def lowers(*ops: str, domain: str = DOMAIN) -> Callable[[Lowering], Lowering]:
-    """A decorator that registers the lowering of these operators.
+    """A decorator that registers a function as the lowering of the operators `ops` of `domain`.
 
-    Operators in the default domain are those that ONNX lacks, or whose ONNX function body is unsuitable.
+    `domain` is "" for operators that ONNX lacks, and for operators of ONNX whose own function body is unsuitable.
     """
 
     def add(lowering: Lowering) -> Lowering:
@@ -43,7 +43,7 @@ def lowers(*ops: str, domain: str = DOMAIN) -> Callable[[Lowering], Lowering]:
 
 
 def emit_output(e: Emitter, node: OnnxNode, op: str, *inputs: Value | None, **attrs: Any) -> list[Value]:
-    """Emit the last node of a lowering, whose output gets the name of the node's first output."""
+    """Emit an operator that computes the first output of `node`, under its name; returns a list of that one value."""
     return e.emit(op, inputs, attrs, node.outputs[:1], node.label)
 
 

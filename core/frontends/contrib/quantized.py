@@ -24,7 +24,7 @@ def _dequantize_input(e: Emitter, node: OnnxNode, at: int, **attrs: Any) -> Valu
 
 
 def _quantize_output(e: Emitter, node: OnnxNode, y: Value, at: int) -> list[Value]:
-    """The output, quantized with the scale and zero point that are the inputs at index `at` and after it."""
+    """Emit the node's first output: `y` quantized with the scale in input `at` and the zero point in the next."""
     return emit_output(e, node, "QuantizeLinear", y, node.required(at), node.input(at + 1))
 
 
@@ -57,7 +57,7 @@ def _softmax(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("QLinearGlobalAveragePool", "QLinearAveragePool")
 def _pool(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Average pooling, with channels in axis 1 or last."""
+    """Average pooling, windowed or global. Channels are in axis 1, or last with the attribute `channels_last`."""
     attrs = present_attrs(node, "auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
     rank, is_last = node.rank(0), bool(node.attrs.get("channels_last"))
     x = _dequantize_input(e, node, 0)
@@ -68,7 +68,10 @@ def _pool(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("QLinearConcat")
 def _concat(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The first inputs are scale and zero point of the result; then each part follows with its own."""
+    """Concat of quantized tensors.
+
+    Inputs: scale and zero point of the result, then tensor, scale and zero point of each part.
+    """
     parts = [_dequantize_input(e, node, at) for at in range(2, len(node.inputs), 3)]
     return _quantize_output(e, node, e("Concat", *parts, axis=node.attrs["axis"]), 0)
 
@@ -81,7 +84,10 @@ def _where(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("QGemm")
 def _gemm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """alpha * (A @ B + C), where C is int32 in units of scale_A * scale_B. Without an output scale, it is float."""
+    """alpha * (A @ B + C), where C is int32 in units of scale_A * scale_B.
+
+    The result is quantized if the node has an output scale (input 7), otherwise float32.
+    """
     b = _dequantize_input(e, node, 3, axis=0 if node.attrs.get("transB") else 1)
     y = e("Gemm", _dequantize_input(e, node, 0), b, **present_attrs(node, "transA", "transB"))
     if (c := node.input(6)) is not None:
@@ -93,13 +99,16 @@ def _gemm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("MatMulIntegerToFloat")
 def _integer_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A @ B + bias. Inputs: A, B, the scales of both, the zero points of both, bias."""
+    """A @ B + bias for quantized A and B, as floats. Inputs: A, B, their scales, their zero points, bias."""
     return _add_bias(e, node, integer_product(e, node, (0, 2, 4), (1, 3, 5)), 6)
 
 
 @lowers("DynamicQuantizeMatMul")
 def _dynamic_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A @ B + bias, with A quantized dynamically to uint8. Inputs: A, B, B's scale, B's zero point, bias."""
+    """A @ B + bias as floats, for a float A, which is quantized to uint8 by its range in the run, and a quantized B.
+
+    Inputs: A, B, scale of B, zero point of B, bias.
+    """
     a, scale, zero = quantize_dynamically(e, node.required(0))
     return _add_bias(e, node, _product(e, a, scale, zero, *_quantized_input(node, (1, 2, 3))), 4)
 
@@ -108,9 +117,9 @@ _Quantized: TypeAlias = tuple[Value, Value, Value | None]  # a tensor, its scale
 
 
 def integer_product(e: Emitter, node: OnnxNode, a: Sequence[int], b: Sequence[int]) -> Value:
-    """The product of two quantized inputs, as floats.
+    """The matrix product of two quantized inputs of the node, as float32.
 
-    `a` and `b` are the input indices of the tensors, their scales and their zero points.
+    `a` and `b` are three input indices each: of the tensor, its scale, and its zero point (the input may be absent).
     """
     return _product(e, *_quantized_input(node, a), *_quantized_input(node, b))
 
@@ -154,7 +163,7 @@ def quantize_dynamically(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
-    """The scale and the zero point (as a float) for `x` as uint8."""
+    """The scale, and the zero point as a float, with which the range of `x`, extended to include 0, covers uint8."""
     zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
     low = e("Min", e("ReduceMin", x, keepdims=0), zero)
     high = e("Max", e("ReduceMax", x, keepdims=0), zero)
@@ -165,7 +174,9 @@ def _dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
 
 @lowers("MatMulNBits")
 def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A [..,K] times a weight of 4 or 8 bits, quantized in blocks along K: B uint8 [N,blocks,bytes], a scale per block.
+    """A [..,K] times the transpose of a constant weight [N,K] of 4 or 8 bits, quantized in blocks along K, plus bias.
+
+    The weight is uint8 [N,blocks,bytes per block]; each block has a scale.
 
     Zero points are packed like the weights, or floats. Without them, the middle of the range represents zero.
     """
@@ -189,10 +200,10 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("MatMulBnb4")
 def _bits_and_bytes_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """A times a weight [N,K] in bitsandbytes' format of 4 bits, with the upper half of each byte first.
+    """A times the transpose of a constant weight [N,K] in bitsandbytes' format of 4 bits, high half-byte first.
 
-    Each number is the index of one of 16 floats, which is multiplied by the largest magnitude of its block. Blocks are
-    those of the flat weight.
+    Each number is the index of one of 16 floats, which is multiplied by the largest magnitude of its block: of
+    `block_size` consecutive elements of the flattened weight. With `transB` 0 the weight is not transposed.
     """
     given: dict[str, Any] = {"transB": 1, **node.attrs}
     n, k, block = (given[name] for name in ("N", "K", "block_size"))
@@ -226,7 +237,7 @@ def _first_columns(e: Emitter, x: Value, count: int) -> Value:
 
 
 def unpack(packed: Any, bits: int) -> Any:
-    """Unpack numbers of 4 bits from bytes, the lower half first; numbers of 8 bits are returned as they are."""
+    """Numbers of 4 bits from bytes, lower half first: a last axis twice as long. If `bits` is 8, `packed` itself."""
     if bits == 8:
         return packed
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)

@@ -20,7 +20,7 @@ _ACTIVATIONS = ["sigmoid", "tanh", "tanh"]
 
 @lowers("DynamicQuantizeLSTM")
 def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """ONNX's LSTM with quantized weights [directions,inputs,gates].
+    """DynamicQuantizeLSTM: ONNX's LSTM with quantized weights [directions,inputs,4*hidden size]; returns Y, Y_h, Y_c.
 
     ONNX Runtime quantizes the other factor of each product dynamically to uint8: X once, and the state of the whole
     batch in every step. So the rows of a batch depend on each other.
@@ -40,7 +40,7 @@ def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 
 def _stack(e: Emitter, node: OnnxNode, at: int, parts: Sequence[Value], axis: int) -> Value:
-    """Output `at`: the results of all directions, stacked along a new axis."""
+    """Emit the node's output number `at`: `parts`, the results of all directions, stacked along the new axis `axis`."""
     axes = int64s(e, axis)
     names = node.outputs[at : at + 1] or [e.session.fresh(f"{e.label}.unused")]
     if len(parts) == 1:
@@ -58,13 +58,13 @@ class _Weight:
 
 
 class _DynamicallyQuantized:
-    """A tensor quantized to uint8 by its own range."""
+    """A float tensor quantized to uint8, with a scale and zero point computed from its range in the run."""
 
     def __init__(self, e: Emitter, x: Value) -> None:
         self.integers, self.scale, self.zero = quantize_dynamically(e, x)
 
     def times(self, e: Emitter, weight: _Weight) -> Value:
-        """The product with a weight, as floats."""
+        """The matrix product of this tensor and `weight`, as float32."""
         total = e("MatMulInteger", self.integers, weight.integers, self.zero, weight.zero)
         return e("Mul", e("Cast", total, to=DType.FLOAT32.onnx_code), e("Mul", self.scale, weight.scale))
 
@@ -72,7 +72,7 @@ class _DynamicallyQuantized:
 def _direction(
     e: Emitter, node: OnnxNode, x: _DynamicallyQuantized, index: int, backward: bool
 ) -> tuple[Value, Value, Value]:
-    """For one direction: all hidden states [T,B,H], the last hidden state and the last cell state, [B,H] each."""
+    """All hidden states [T,B,H], last hidden state and last cell state [B,H] of direction `index`."""
     w, r = (_weight(e, node, at, scale, index) for at, scale in ((1, 8), (2, 10)))
     gates = x.times(e, w)
     if (bias := node.input(3)) is not None:
@@ -96,7 +96,11 @@ def _direction(
 
 
 def _step(e: Emitter, gates: TensorType, hidden: int, r: _Weight, input_forget: bool) -> Graph:
-    """The body of the Scan: from (hidden state, cell state, gate inputs of X) to (both states, hidden state again)."""
+    """The body of the Scan over time: maps (h, c, the input's part of the gates) to (new h, new c, new h).
+
+    `gates` is the type of the input's part [T,B,4*hidden], `r` the recurrent weight. With `input_forget`, the forget
+    gate is 1 minus the input gate.
+    """
     body = Graph("step")
     inner = Emitter(body, e.session, e.label)
     batch = gates.dims[1]
@@ -115,7 +119,10 @@ def _step(e: Emitter, gates: TensorType, hidden: int, r: _Weight, input_forget: 
 
 
 def _weight(e: Emitter, node: OnnxNode, at: int, scale_at: int, index: int) -> _Weight:
-    """The weight of one direction."""
+    """The quantized weight of direction `index`.
+
+    Its integers are in input `at`, its scale in input `scale_at`, its zero point (optional) in the input after that.
+    """
     zero = node.input(scale_at + 1)
     scale = _of_direction(e, node.required(scale_at), index)
     zero_point = _of_direction(e, zero, index) if zero is not None else None
@@ -123,14 +130,14 @@ def _weight(e: Emitter, node: OnnxNode, at: int, scale_at: int, index: int) -> _
 
 
 def _of_direction(e: Emitter, x: Value, index: int) -> Value:
-    """The part of `x` for one direction. It is a constant if `x` is: integer products have kernels for constants."""
+    """`x[index]`, the part of `x` for one direction: a constant if `x` is one, as kernels of integer products need."""
     if (known := e.value_of(x)) is not None:
         return e.constant(known[index])
     return e("Gather", x, e.constant(index, dtype=DType.INT64), axis=0)
 
 
 def _initial_state(e: Emitter, node: OnnxNode, at: int, index: int, hidden: int) -> Value:
-    """The initial state of one direction, from input `at`, or zeros."""
+    """The initial state [batch, hidden] of direction `index`: from input `at`, or zeros if that is absent."""
     if (state := node.input(at)) is not None:
         return _of_direction(e, state, index)
     batch = e("Shape", node.required(0), start=1, end=2)

@@ -23,7 +23,10 @@ _STREAMS = 3  # of positions: time, height, width
 
 @lowers("RotaryEmbedding")
 def _rotary(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """x [B,S,N*D] or [B,N,S,D], rotated by the angles of its positions: [B,S], or the first one for all rows, [1]."""
+    """x [B,S,N*D] or [B,N,S,D], rotated by the angles of its positions.
+
+    Input 1 has the position of each element [B,S], or the first position [1], from which those of all rows count up.
+    """
     refuse_attributes(node, "is_packed_batching")
     x, position_ids = _heads(e, node), node.required(1)
     if node.rank(1) == 1:
@@ -44,7 +47,7 @@ def _rotary_of_streams(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 
 def _select_streams(e: Emitter, tables: Value, stream: Any) -> Value:
-    """[B,1,S,R/2], with each column of [3,B,S,R/2] taken from its stream."""
+    """One table [B,1,S,R/2] from those of three streams [3,B,S,R/2]; `stream` has the stream of each column."""
     first, *others = (e("Gather", tables, e.constant(number), axis=0) for number in np.arange(_STREAMS))
     for number, other in enumerate(others, start=1):
         first = e("Where", e.constant(stream == number), other, first)
@@ -52,7 +55,11 @@ def _select_streams(e: Emitter, tables: Value, stream: Any) -> Value:
 
 
 def _pair_streams(node: OnnxNode, half: int) -> Any:
-    """The stream of each of the `half` pairs: consecutive sections of `mrope_section`, or interleaved (layout 1)."""
+    """The stream (0 to 2) of each of the `half` pairs of elements: an int64 array.
+
+    Its sections have the lengths in `mrope_section`, or the streams alternate if `mrope_layout` is 1. ModelError unless
+    the three lengths add up to `half`.
+    """
     sizes: Any = node.attrs.get("mrope_section", ())
     if len(sizes) != _STREAMS or sum(sizes) != half:
         raise ModelError(f"mrope_section is {list(sizes)}, expected three numbers of sum {half}", where=node.where)
@@ -65,7 +72,7 @@ def _pair_streams(node: OnnxNode, half: int) -> Any:
 
 
 def _half(node: OnnxNode) -> int:
-    """R/2, the width of the tables of cosines and sines."""
+    """Half the number of rotated elements per head: the width of the tables of cosines and sines."""
     width = node.required(2).shape[-1]
     if not isinstance(width, int):
         raise UnsupportedError("needs to know the size of a head", where=node.where)
@@ -84,7 +91,7 @@ def _heads(e: Emitter, node: OnnxNode) -> Value:
 
 
 def _result(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value) -> list[Value]:
-    """The output, in the shape of the first input."""
+    """Emit the node's output: x [B,N,S,D] rotated by `rotate_first_elements`, in the shape of the first input."""
     y = rotate_first_elements(e, node, x, cos, sin, bool(node.attrs.get("interleaved")))
     if node.rank(0) != 3:
         return emit_output(e, node, "Identity", y)
@@ -92,7 +99,10 @@ def _result(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value) -> lis
 
 
 def rotate_first_elements(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
-    """x [B,N,S,D], with the first R elements rotated by angles with cosines and sines [B,1,S,R/2]."""
+    """x [B,N,S,D], with the first R elements of each head rotated by angles with cosines and sines [B,1,S,R/2].
+
+    `interleaved`: see `_rotate`. UnsupportedError unless R and D are known.
+    """
     half, size = cos.shape[-1], x.shape[-1]
     if not isinstance(half, int) or not isinstance(size, int):
         raise UnsupportedError("needs to know the size of a head", where=node.where)
@@ -105,7 +115,7 @@ def rotate_first_elements(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin:
 def _rotate(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
     """x [B,N,S,D] rotated by angles with cosines and sines [B,1,S,D/2].
 
-    A pair is two adjacent elements if `interleaved`, otherwise the same element of both halves.
+    A rotated pair is two adjacent elements if `interleaved`, otherwise elements i and i + D/2.
     """
     if interleaved:
         pairs = e("Reshape", x, int64s(e, 0, 0, 0, -1, 2))

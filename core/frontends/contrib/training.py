@@ -16,7 +16,10 @@ from lathe.core.ops.opdef.terms import Writer
 
 @lowers("Gradient", domain="ai.onnx.preview.training")
 def gradient(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """dy/dx for every x in `xs`, at the values that `xs` and `zs` have in the graph."""
+    """Lower Gradient: dy/dx for every x that the attribute `xs` names, by differentiating the graph before the node.
+
+    UnsupportedError unless the inputs are the values named in `xs` and `zs` themselves.
+    """
     named = {value.name: value for value in e.graph.values()}
     y = named.get(str(node.attrs.get("y")))
     if y is None:
@@ -38,7 +41,7 @@ def _names(node: OnnxNode, attribute: str) -> Sequence[Any]:
 
 
 def _input_named(node: OnnxNode, index: int, name: str, named: dict[str, Value]) -> Value:
-    """The input at `index`. UnsupportedError unless it is the value with this name."""
+    """The input at `index`. UnsupportedError unless it is the value `name` of the graph, whose values are `named`."""
     value = node.required(index)
     if named.get(name) is not value:
         message = f"input {index} is %{value.name}: gradients at other values than '{name}' itself are not supported"

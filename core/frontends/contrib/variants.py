@@ -39,7 +39,7 @@ def _as_int64(e: Emitter, x: Value) -> Value:
 
 @lowers("Pad")
 def _pad(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """Pad, whose pads may be a matrix [1,2R], and whose value may be a vector."""
+    """Pad of com.microsoft, whose pads may be a matrix [1, 2 * rank], and its value a vector of one element."""
     value = node.input(2)
     value = None if value is None else e("Reshape", value, int64s(e))
     pads = e("Reshape", node.required(1), int64s(e, -1))
@@ -59,7 +59,7 @@ def _range(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 def _unique(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Unique without sorting. Outputs: the unique elements, the index of each input element among them, the counts.
 
-    ONNX has a further output after the first one: the indices of first occurrences.
+    ONNX's Unique, which it is lowered to, has a further output after the first one: the indices of first occurrences.
     """
     names = [*node.outputs, *(e.session.fresh(f"{node.label}.unused") for _ in range(4 - len(node.outputs)))]
     values = e.emit("Unique", [node.required(0)], {"sorted": 0}, [names[0], names[3], *names[1:3]], node.label)
@@ -68,7 +68,7 @@ def _unique(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("ConvTransposeWithDynamicPads")
 def _transposed_conv(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """ConvTranspose with its pads, which crop the result, as an input."""
+    """ConvTranspose whose pads, which crop the result, are input 2; for computed pads, a Slice crops it in the run."""
     x, weight, pads, bias = node.required(0), node.required(1), node.input(2), node.input(3)
     attrs = present_attrs(node, *_CONV, "output_padding")
     known = e.value_of(pads)
@@ -85,7 +85,7 @@ def _transposed_conv(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("QLinearConv")
 def _quantized_conv(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """QLinearConv with channels in axis 1 or last. Weights have ONNX's layout in both cases."""
+    """QLinearConv with channels in axis 1, or last with `channels_last`. Weights have ONNX's layout in both cases."""
     attrs = present_attrs(node, *_CONV, "pads")
     if not node.attrs.get("channels_last"):
         return emit_output(e, node, "QLinearConv", *node.inputs, **attrs)
@@ -109,7 +109,10 @@ def _echo(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("CDist")
 def _distances(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """The Euclidean distance of each row of A [M,N] to each row of B [K,N], or its square: |a|^2 + |b|^2 - 2ab."""
+    """The distance of each row of A [M,N] to each row of B [K,N]: [M,K], from |a|^2 + |b|^2 - 2ab.
+
+    The attribute `metric` is "euclidean" or "sqeuclidean" (the squares).
+    """
     metric, a, b = node.attrs.get("metric", "sqeuclidean"), node.required(0), node.required(1)
     if metric not in ("sqeuclidean", "euclidean"):
         raise UnsupportedError(f"metric is {metric!r}, expected sqeuclidean or euclidean", where=node.where)
@@ -123,7 +126,7 @@ def _distances(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("UnfoldTensor")
 def _sliding_windows(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """All windows of `size` along `dim`, `step` apart. A new last axis has the elements of each window."""
+    """All windows along axis `dim`, one every `step` elements; the `size` elements of each form a new last axis."""
     rank = node.rank(0)
     given: dict[str, Any] = {"dim": -1, "step": 1, **node.attrs}
     axis, size = given["dim"] % rank, given["size"]

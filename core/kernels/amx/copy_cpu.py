@@ -11,13 +11,17 @@ WORD = DType.INT32  # the type of a word, whatever elements it holds
 
 
 def copy_rows(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, first: Val, count: Val) -> None:
-    """Copy `count` rows of a matrix."""
+    """Copy `count` rows of the matrix at `source`, from row `first` on, to rows 0, 1, ... of the layout at `target`."""
     with k.loop(0, count) as row:
         _copy_pixel(k, spec, source.at((first + row) * k.dim(spec.row_step)), target.at(row * spec.step))
 
 
 def copy_band(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, number: Val, images: Val) -> tuple[Val, Val]:
-    """Copy band `number`; returns the index of its first result in the whole batch, and its number of results."""
+    """Copy band `number` of the images at `source` to `target` in the layout `spec.flat`.
+
+    `images` is the number of images in the batch. Returns the index of the band's first result (output pixel) in the
+    whole batch, and its number of results.
+    """
     flat, height = spec.flat, spec.windows[0].count
     results = spec.windows[1].count
     if flat.parts > 1:
@@ -49,7 +53,10 @@ def _copy_image(k: Kernel, spec: AmxSpec, image: Pointer, target: Pointer, first
 
 
 def _copy_line(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, remainder: int) -> None:
-    """Copy every stride-th pixel of a line, with padding on both sides."""
+    """Copy the pixels of a line whose padded coordinate is `remainder` modulo the stride, with padding on both sides.
+
+    They go to a whole line of a plane, `spec.flat.pitch` pixels from `target` on.
+    """
     x, pitch = spec.windows[1], spec.flat.pitch
     begin = min(max(-((remainder - x.before) // x.stride), 0), pitch)
     end = max(min((x.size - 1 + x.before - remainder) // x.stride + 1, pitch), begin)
@@ -84,7 +91,7 @@ def _split(k: Kernel, values: Val, count: int) -> list[Val]:
 
 
 def _clamped(k: Kernel, values: Val) -> Val:
-    """`values` clamped to the range of bfloat16. In this order each select is one instruction, and NaN stays."""
+    """`values` clamped to the range of finite bfloat16. NaN stays. In this order each select is one instruction."""
     most = float(LARGEST)
     below = k.ops.select(k.ops.lt(most, values), most, values)
     return k.ops.select(k.ops.lt(below, -most), -most, below)
@@ -97,7 +104,7 @@ def _store(k: Kernel, spec: AmxSpec, parts: list[Val], place: Pointer, step: int
 
 
 def _words(spec: AmxSpec) -> int:
-    """Elements per pixel of A in memory: words, or float32 if they are split."""
+    """Elements per pixel of A in memory: `depth` words, or twice as many float32 if these are split into parts."""
     return spec.depth if spec.parts == 1 else 2 * spec.depth
 
 

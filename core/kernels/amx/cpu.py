@@ -25,7 +25,10 @@ _FETCHES = 8  # cache lines of the next panel of weights that each step prefetch
 
 
 class _Band(NamedTuple):
-    """`size` rows (results) from `first` on; `source` is the left factor of row 0 of the matrix, or of the copy."""
+    """The rows of A (results) that a task computes: `size` of them from `first` on.
+
+    `source` is the address of row 0 of the whole matrix or, if the band is copied, of the band's copy.
+    """
 
     first: Val
     size: Val
@@ -33,7 +36,11 @@ class _Band(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Results `first` to `stop` of a band; row 0 of the block has position `place`."""
+    """Results `first` to `stop` (exclusive) of a band; `number` counts the band's blocks.
+
+    Row 0 of the block's tiles is at position `place`: a row of the band, or a pixel of a plane of the copied images. In
+    a matrix `place` may lie before `first`, so that the tiles do not exceed the last row.
+    """
 
     number: Val
     place: Val
@@ -98,7 +105,10 @@ class _Amx:
     # Tasks
 
     def _tasks(self) -> None:
-        """Tasks are bands. If there are too few bands for the threads, they share the panels too."""
+        """Generate the loop over tasks. A task is a band with all panels of weights.
+
+        If there are too few bands for the threads, the panels of a band are divided among several tasks.
+        """
         k, spec = self.kernel, self.spec
         panels = -(-spec.columns // BLOCK)
         bands = self._bands()
@@ -142,7 +152,7 @@ class _Amx:
         self._each_block(band, lambda block, height: self._block(band, place, block, height))
 
     def _each_block(self, band: _Band, emit: Callable[[_Block, int], None]) -> None:
-        """Blocks of one or two rows of tiles: `emit(block, rows of tiles)`."""
+        """Generate loops that cut the band into blocks: `emit(block, height)` for blocks of 1 or 2 rows of tiles."""
         k = self.kernel
         if self.spec.windows:
             with k.loop(0, len(self.spec.flat.blocks) - 1) as number:
@@ -160,7 +170,10 @@ class _Amx:
         rest = band.size - whole
 
         def block(first: Val, height: int) -> None:
-            """Emit a block. If it would exceed the last row of a matrix, it begins further up, if rows suffice."""
+            """Emit the block of `height` rows of tiles from result `first` of the band on.
+
+            If it would exceed the last row of a matrix, its tiles begin further up, if rows suffice.
+            """
             stop, place = k.ops.min(first + BLOCK, band.size), first
             if not self.spec.copies:
                 place = k.ops.min(band.first + first, k.ops.max(self.rows - height * TILE, 0)) - band.first

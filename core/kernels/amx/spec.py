@@ -84,12 +84,12 @@ class AmxSpec(KernelSpec):
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
-        """The pairs (part of A, part of B) that are multiplied, in this order."""
+        """The pairs (index of a part of A, index of a part of B) that are multiplied and added up, in this order."""
         return _PRODUCTS[self.parts]
 
     @property
     def step(self) -> int:
-        """Words of the depth per tile."""
+        """Words of the depth that one tile covers (`words_per_step`)."""
         return words_per_step(self.depth) or 0
 
     @property
@@ -169,14 +169,14 @@ class FlatImages:
 
     @cached_property
     def planes(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of remainders that occur."""
+        """The pairs of remainders (of y, of x) that places of the window have, sorted: one plane for each."""
         y, x = self.windows
         found = {(i * y.dilation % y.stride, j * x.dilation % x.stride) for i, j in self._places}
         return tuple(sorted(found))
 
     @property
     def pitch(self) -> int:
-        """Pixels between lines."""
+        """Pixels from the start of a line of a plane to that of the next."""
         return _extent(self.windows[1]) - _shared(self.windows[1])
 
     @property
@@ -186,7 +186,7 @@ class FlatImages:
 
     @property
     def image_pitch(self) -> int:
-        """Pixels between images."""
+        """Pixels from the start of an image in a plane to that of the next."""
         return (self.image_lines - _shared(self.windows[0])) * self.pitch
 
     @property
@@ -219,7 +219,10 @@ class FlatImages:
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
-        """The first result of each block, then the number of results. The results of a block lie within 32 pixels."""
+        """The index of the first result of each block of a full band, then the band's number of results.
+
+        The results of a block lie within 32 pixels of a plane.
+        """
         firsts = [0]
         for result, place in enumerate(self.places):
             if place >= self.places[firsts[-1]] + BLOCK:
@@ -232,12 +235,12 @@ class FlatImages:
 
 
 def _reach(window: Window) -> int:
-    """The number of places in a plane that a window covers beyond its first place."""
+    """The number of pixels along one axis of a plane that a window covers beyond its first one."""
     return (window.kernel - 1) * window.dilation // window.stride
 
 
 def _extent(window: Window) -> int:
-    """The number of places in a plane that the windows cover."""
+    """The number of pixels along one axis of a plane that all windows together cover."""
     return window.count + _reach(window)
 
 
@@ -254,8 +257,8 @@ def words_per_step(depth: int) -> int | None:
 def amx(request: Request) -> KernelCall | None:
     """Selector of products and convolutions with constant weights on machines with AMX.
 
-    None where Winograd's algorithm in float32 is expected to win. For a `request.rank` above 0 it returns kernels
-    without AMX.
+    None where Winograd's algorithm in float32 is expected to win. For a `request.rank` r above 0 it returns the
+    kernel of rank r - 1 that a machine without AMX would use.
     """
     return None if not _has_tiles(request) or _is_winograd_faster(request) else _call(request)
 
@@ -272,7 +275,7 @@ def _has_tiles(request: Request) -> bool:
 
 
 def _is_winograd_faster(request: Request) -> bool:
-    """Whether Winograd's algorithm in float32 is expected to beat the split float32 product.
+    """Whether Winograd's algorithm in float32 suits this convolution and is expected to beat the split float32 product.
 
     With a stride of 1 it takes a quarter of the multiplications, and is 1.0 to 1.6 times as fast as the six products of
     the split (ResNet-50 on Granite Rapids, 1 to 32 images). With a stride of 2 it is not faster.
@@ -305,9 +308,10 @@ def _call(request: Request) -> KernelCall | None:
 
 
 def _spec(plain: KernelSpec, request: Request) -> AmxSpec | None:
-    """The AMX spec of the product that `plain` computes, or None.
+    """The AMX spec of the product that `plain`, a spec for vector registers, computes.
 
-    float32 is split only if the request allows algorithms other than the definition.
+    None if tiles cannot compute it, or the machine's tiles do not take its element type. float32 is split only if
+    the request allows algorithms other than the definition.
     """
     whole = _unsplit_spec(plain)
     if whole is None:
@@ -331,7 +335,10 @@ def _is_streamed(whole: AmxSpec) -> bool:
 
 
 def _unsplit_spec(plain: KernelSpec) -> AmxSpec | None:
-    """The AMX spec of a product or convolution with the smallest band; None if tiles cannot compute it."""
+    """The AMX spec of the product or convolution that `plain` computes, with the smallest band and unsplit elements.
+
+    None if tiles cannot compute it.
+    """
     match plain:
         case GemmSpec(packed=True, a_step=1, y_step=1, nest=nest) if not any(nest.strides[1]):
             source, pixels = subnest(nest, nest.strides[:1]), subnest(nest, nest.strides[2:])
@@ -355,9 +362,10 @@ def _unsplit_spec(plain: KernelSpec) -> AmxSpec | None:
 
 
 def _in_tile_words(words: Dim, element: DType) -> Dim | None:
-    """A number of words of vector kernels in words of tiles; unchanged for float32.
+    """A number of words of vector kernels, converted to words of tiles; unchanged for float32.
 
-    None unless it is a whole number for every batch size.
+    A tile's word may hold more elements (two float16 instead of one). None unless the result is known to be a whole
+    number for every batch size.
     """
     size = 1 if element is F32 else elements_per_tile_word(element) // elements_per_word(element)
     if isinstance(words, int):
@@ -366,12 +374,15 @@ def _in_tile_words(words: Dim, element: DType) -> Dim | None:
 
 
 def _is_even(windows: tuple[Window, ...]) -> bool:
-    """Whether there are two axes with equal strides."""
+    """Whether the windows have exactly two axes, with equal strides."""
     return len(windows) == 2 and windows[0].stride == windows[1].stride
 
 
 def _band(whole: AmxSpec, nbytes: int) -> int:
-    """Rows per band; for images, lines of results: those of several images, or of an even part of one image."""
+    """The rows per band so that what a band reads or copies takes about `nbytes` bytes of the cache.
+
+    For images it counts lines of results: those of several whole images, or of an even part of one image.
+    """
     if not whole.windows:
         return max(nbytes // _row_bytes(whole, nbytes) // BLOCK, 1) * BLOCK
     height, image = whole.windows[0].count, whole.copy_words * WORD_BYTES
@@ -399,7 +410,7 @@ def _row_bytes(whole: AmxSpec, nbytes: int) -> int:
 
 
 def _order(node: Node) -> tuple[int, ...] | None:
-    """The order of the weights' axes as [..., K, N] for a product (empty: unchanged); None for a convolution."""
+    """The permutation that makes a product's weights [..., K, N]; empty if they are already, None for a convolution."""
     return None if "Conv" in node.op else perm_attribute(node, "perm_b") or ()
 
 
@@ -420,7 +431,10 @@ def _pack(weight: Array, order: tuple[int, ...] | None, spec: AmxSpec) -> Array:
 
 
 def pack_parts(weight: Array, spec: AmxSpec) -> Array:
-    """The weights [..., K, N] as words, with a new leading axis of parts."""
+    """The weights [..., K, N] as words [parts, ..., K words, N]: `spec.parts` bfloat16 parts that add up to float32.
+
+    With one part they are packed as they are.
+    """
     if spec.parts == 1:
         return pack_words(weight, spec.element, elements_per_tile_word(spec.element))[np.newaxis]
     parts, rest = [], weight

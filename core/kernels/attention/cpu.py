@@ -43,7 +43,10 @@ def generate(spec: AttentionSpec, target: Target) -> Kernel:
 
 
 def operands_of(k: Kernel, spec: AttentionSpec) -> tuple[list[Pointer], Pointer]:
-    """The addresses of Q, K, V, extras and Y, with their compute types, and of this thread's scratch."""
+    """The addresses of Q, K, V, the extras and Y in one list, and that of this thread's scratch as float32.
+
+    Loads and stores of the operands convert from and to their compute types (narrow floats compute in float32).
+    """
     dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
     operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
     operands = [pointer.converting(compute_dtype(pointer.dtype)) for pointer in operands]
@@ -102,7 +105,10 @@ class _Block:
         return self._score_tile(k.index(whole), keys - whole, fold.values) if keys > whole else fold.values
 
     def _score_tile(self, key: Val, height: int, most: list[Val]) -> list[Val]:
-        """Compute the scores of `height` keys; returns the maxima, given those before."""
+        """Compute and store the scores of `height` keys from `key` on.
+
+        Returns the greatest score of each query (one per lane), with `most`, those over the keys before, included.
+        """
         k, spec = self.kernel, self.spec
         across, down = spec.k_steps
         sources = [self._words(self.operands[1].at((key + r) * across)) for r in range(height)]
@@ -122,11 +128,11 @@ class _Block:
         return most
 
     def _words(self, place: Pointer) -> Pointer:
-        """The same address, as words of the first product."""
+        """The address `place` of elements of K as an address of packed words of the first product."""
         return place if self.spec.element is F32 else place.view(word_dtype(self.spec.element))
 
     def _apply_epilogue(self, score: Val, key: Val, v: int) -> Val:
-        """A vector of scores after the epilogue."""
+        """The epilogue applied to the vector `score`: vector number `v` of the queries, for one key."""
         k, spec = self.kernel, self.spec
         if spec.epilogue is None:
             return score
@@ -135,7 +141,10 @@ class _Block:
         return k.ops.splat(scalar_body(k.ops, spec.epilogue, [score, *extras])[0], self.lanes)
 
     def _extra(self, place: Pointer, step: Dim, v: int) -> Val:
-        """The elements of an extra for vector `v` of the queries; `step` is its stride between queries."""
+        """The elements of an extra input for vector number `v` of the queries and the key that `place` points to.
+
+        `step` is the extra's stride between queries.
+        """
         k, lanes = self.kernel, self.lanes
         if step == 0:
             return place.load().splat(lanes)

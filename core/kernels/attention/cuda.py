@@ -33,11 +33,14 @@ class _Program:
         self.query_mask = edge_mask(w, self.query, spec.queries, tile.queries)
 
     def offset(self, operand: int) -> str:
-        """The offset of the matrix of an operand."""
+        """The expression of the offset of operand `operand`'s matrix for this program's batch index."""
         return Place(tuple(self.batch), (None,) * len(self.batch)).offset(self.spec.batch.strides[operand])
 
     def index(self, size: int, down: bool, hint: str, start: str = "") -> str:
-        """The numbers below `size` as a column (`down`) or a row."""
+        """A variable of the numbers 0 to `size` - 1, shaped [size, 1] if `down`, otherwise [1, size].
+
+        `start` is text before the numbers, such as "first + "; `hint` begins the variable's name.
+        """
         ways = ":, None" if down else "None, :"
         return self.w.let(f"{start}tl.arange(0, {size})[{ways}]", hint)
 
@@ -93,7 +96,7 @@ def _scores(p: _Program, queries: str, extras: list[str]) -> str:
 
 
 def _apply_epilogue(p: _Program, scores: str, key: str, inside: str | None, extras: list[str]) -> str:
-    """Scores after the epilogue."""
+    """The block of scores after the epilogue. `key` are the indices of its keys, `inside` their mask (None: all)."""
     if p.spec.epilogue is None:
         return scores
     e, values = Algebra(p.w), [Reg(scores, DType.FLOAT32)]
@@ -107,7 +110,7 @@ def _apply_epilogue(p: _Program, scores: str, key: str, inside: str | None, extr
 
 
 def _add_values(p: _Program, powers: str, sums: str) -> str:
-    """`sums` plus the product of powers and values of these keys."""
+    """The expression of `sums` plus the matrix product of `powers` and the values (rows of V) of the current keys."""
     w, spec, size, wide = p.w, p.spec, p.spec.tile.keys, padded(p.spec.columns)
     key, column = p.index(size, down=True, hint="j", start="start + "), p.index(wide, down=False, hint="c")
     masks = (edge_mask(w, key, spec.keys, size), edge_mask(w, column, spec.columns, wide))

@@ -79,7 +79,7 @@ def attention(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tiles."""
+    """Offers of the same attention with other tiles."""
     return _calls(request)
 
 
@@ -122,7 +122,10 @@ def _calls(request: Request) -> Iterator[KernelCall]:
 def tiles(
     target: GpuTarget, queries: Dim, keys: Dim, depth: int, columns: int, dtype: DType
 ) -> tuple[AttentionTile, ...]:
-    """Tiles that fit into shared memory and do not exceed the padded numbers of queries and keys."""
+    """The tiles to offer, preferred ones first: those that fit shared memory and exceed neither queries nor keys.
+
+    Numbers of queries and keys are padded to powers of two for this comparison.
+    """
     width = padded(depth) + padded(columns)
 
     def fits(tile: AttentionTile) -> bool:

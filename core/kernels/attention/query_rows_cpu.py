@@ -57,7 +57,10 @@ def generate(spec: QueryRowsSpec, target: Target) -> Kernel:
 
 
 def _remaining_queries(k: Kernel, first: Val, rest: Val, width: int, queries_from: Callable[[Val, int], None]) -> None:
-    """Compute the last queries, fewer than `width`. A dynamic number is made up of chunks of 8, 4, 2 and 1 queries."""
+    """Compute the last `rest` queries from `first` on, fewer than `width`: `queries_from(first, count)` generates code.
+
+    If `rest` is known at run time only, it is made up of chunks of 8, 4, 2 and 1 queries.
+    """
     if rest.constant is not None:
         queries_from(first, int(rest.constant))
         return
@@ -188,7 +191,10 @@ class _Block:
             panel(columns, int(rest))
 
     def _score_tile(self, query: Val, height: int, key: Val, count: int, panel: Pointer, step: int) -> None:
-        """Compute the scores of `height` queries and `count` keys, which lie in `panel`."""
+        """Compute and store the scores of `height` queries from `query` on and `count` keys from `key` on.
+
+        The keys lie in `panel` as [depth][keys], whose rows are `step` elements apart.
+        """
         k, spec, lanes = self.kernel, self.spec, self.lanes
         starts = range(0, count, lanes)
         mask = k.lane_mask(count % lanes, lanes) if count % lanes and not spec.repacks else None

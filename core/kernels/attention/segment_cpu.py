@@ -79,7 +79,7 @@ class _Block:
 
     @property
     def factors(self) -> Pointer:
-        """One number per query: its maximum score, later the factor of its sums."""
+        """The address in scratch of one number per query: first its maximum score, later the inverse of its sum."""
         return self.scratch.at(self.spec.depth * self.width)
 
     @property
@@ -135,7 +135,10 @@ class _Block:
         return most
 
     def _score_tile(self, key: Val, height: int, most: list[Val]) -> list[Val]:
-        """Compute the scores of `height` keys; returns the maxima, given those before."""
+        """Compute and store the scores of `height` keys from `key` on.
+
+        Returns the greatest score of each query (one per lane), with `most`, those over the keys before, included.
+        """
         k, spec = self.kernel, self.spec
         sources = [self.operands[1].at((key + r) * spec.k_step) for r in range(height)]
         grid = zeros(k, height, len(most), self.lanes)
@@ -149,7 +152,7 @@ class _Block:
         return most
 
     def _apply_epilogue(self, score: Val, key: Val, v: int) -> Val:
-        """A vector of scores after the epilogue."""
+        """The epilogue applied to the vector `score`: vector number `v` of the queries, for one key."""
         k, spec = self.kernel, self.spec
         if spec.epilogue is None:
             return score
@@ -158,7 +161,10 @@ class _Block:
         return k.ops.splat(scalar_body(k.ops, spec.epilogue, [score, *extras])[0], self.lanes)
 
     def _extra(self, place: Pointer, step: Val, dim: Dim, v: int) -> Val:
-        """The elements of an extra for vector `v` of the queries; `step` is its stride between queries."""
+        """The elements of an extra input for vector number `v` of the queries and the key that `place` points to.
+
+        `step` is the extra's stride between queries, and `dim` the same as a dimension of the spec.
+        """
         k, lanes = self.kernel, self.lanes
         if dim == 0:
             return place.load().splat(lanes)

@@ -65,7 +65,10 @@ class SegmentAttentionSpec(KernelSpec):
 
 
 def segment_attention(request: Request) -> KernelCall | None:
-    """Selector of float32 attention within packed sequences; strides between tokens and columns must be numbers."""
+    """Selector of float32 attention within packed sequences.
+
+    None unless the strides between tokens and the numbers of columns are numbers, and columns are contiguous.
+    """
     node = request.node
     if not _is_covered(node):
         return None
@@ -106,7 +109,7 @@ def segment_attention(request: Request) -> KernelCall | None:
 
 
 def _score_tiles(target: Target) -> tuple[Tile, ...]:
-    """The tiles for blocks of 1, 2, ... vectors, up to the widest that registers hold."""
+    """The register tiles of the first product for blocks of 1, 2, ... vectors, up to the widest that registers hold."""
     tiles: list[Tile] = []
     while True:
         tile = choose_tile(target, symbol("n"), (len(tiles) + 1) * target.lanes)

@@ -230,10 +230,10 @@ def attention(request: Request) -> KernelCall | None:
 
 
 def _is_query_per_vector(spec: AttentionSpec) -> bool:
-    """Whether a vector should belong to one query.
+    """Whether `QueryRowsSpec` should run: a vector then holds scores of one query and several keys.
 
-    That is if the number of keys or queries is dynamic, if one query per lane would leave many lanes empty, or if it
-    would have to gather the extras.
+    That is so if the number of keys or queries is dynamic, if one query per lane would leave many lanes empty, or if
+    such lanes would have to gather the extras.
     """
     if not isinstance(spec.keys, int) or not isinstance(spec.queries, int):
         return True
@@ -273,7 +273,7 @@ def extras_of(node: Node) -> dict[int, Value]:
 
 
 def _whole(dims: Iterable[Dim]) -> list[int] | None:
-    """The dimensions as numbers; None if one of them is not a number."""
+    """The dimensions as a list of ints; None if one of them has a symbol."""
     given = list(dims)
     known = [dim for dim in given if isinstance(dim, int)]
     return known if len(known) == len(given) else None

@@ -18,8 +18,9 @@ from lathe.core.kernels.cpu.microkernel import accumulate, for_each_tile, zeros
 class WeightedValues:
     """Generates code for `count` queries: the sums of powers times values over `keys`, times a factor per query.
 
-    `powers` gives the address of a query's powers, `step` is their stride between keys. `values` and `results` are V
-    and Y of this head, Y from the first of these queries on.
+    A power is exp(score - maximum). `powers(query)` is the address of a query's powers, `step` their stride between
+    keys. `factors` holds one number per query, the inverse of the sum of its powers. `values` and `results` are V and Y
+    of this head, Y from the first of these queries on.
     """
 
     kernel: Kernel
@@ -42,7 +43,7 @@ class WeightedValues:
             self._panel(k.index(full * width), rest)
 
     def _panel(self, column: Val, columns: int) -> None:
-        """Compute `columns` columns, a register tile of queries at a time."""
+        """Compute `columns` columns of Y from `column` on, a register tile of queries at a time."""
         k = self.kernel
 
         def tile(query: Val, height: int) -> None:

@@ -75,7 +75,10 @@ class _Repeat:
 
     @contextmanager
     def _while_going(self, limit: Val) -> Iterator[Val]:
-        """Code written inside runs for each iteration; afterwards `self.count` is their number."""
+        """Code written inside runs for each iteration, whose number is yielded; `self.count` is their count afterwards.
+
+        The loop ends after `limit` iterations, when the flag at `GOING` is false, or when the run must stop.
+        """
         b = self.k.builder
         before = b.block
         head, body, after = (b.append_block(name) for name in ("iteration", "once", "ended"))
@@ -107,7 +110,7 @@ class _Repeat:
                 return self._before(self.spec.carried[index], self.buffers[index], iteration)
 
     def _before(self, value: CarriedValue, buffers: Sequence[Pointer], iteration: Val) -> Pointer:
-        """The address of a carried value before the given iteration."""
+        """The address of a carried value as iteration number `iteration` finds it: its initial value, or a buffer."""
         last = self._select_buffer((iteration + 1) & 1, *buffers)
         return self._select_buffer(iteration.equals(0), last, self.operands[value.initial])
 

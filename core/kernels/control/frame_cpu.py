@@ -14,7 +14,7 @@ _STATUS, _STOP = 1, 2  # words of a step; _STOP, in steps of bodies only: the ad
 
 
 class Frame:
-    """The scratch memory of the function, and its calls of kernels."""
+    """The scratch memory of a generated function, and the calls of kernels that it makes from there."""
 
     def __init__(self, k: Kernel, scratch: Pointer) -> None:
         self.k = k
@@ -27,7 +27,7 @@ class Frame:
 
     @contextmanager
     def rows(self, count: Val) -> Iterator[None]:
-        """Inside, the `n` of tapes is `count`, which is at least 1."""
+        """Tapes that run inside get `count`, which is at least 1, as their batch size `n`."""
         before = self.k.n, self._rows, self._some_rows
         self.k.n = self._rows = self._some_rows = count
         yield
@@ -37,14 +37,17 @@ class Frame:
         return self.scratch.at(self.offset(offset))
 
     def offset(self, dim: Dim) -> Val:
-        """The value of an offset. An empty batch has the addresses of n = 1."""
+        """The value of `dim`, an offset in scratch memory or a base; an empty batch uses the offsets of n = 1."""
         self.k.n = self._some_rows
         value = self.k.dim(dim)
         self.k.n = self._rows
         return value
 
     def _outermost(self, step: Pointer) -> llvm_ir.Value:
-        """The address of the status word of the plan's step, at any depth: an interrupt is written there."""
+        """The address of the status word of the plan's own step, where an interrupt is written.
+
+        `step` is the counter line of the call of this function, which a function at any depth of nesting may have made.
+        """
         b, above = self.k.builder, step.load(_STOP)
         own = b.convert("ptrtoint", step.at(_STATUS).ir, llvm_ir.I64)
         return b.select(above.equals(0).ir, own, above.ir)
@@ -60,7 +63,7 @@ class Frame:
         return ~(stopped.equals(0) & self.status().equals(0))
 
     def run(self, tape: Tape, bases: Sequence[Pointer]) -> None:
-        """Run the kernels of a tape, then its moves; `bases` are in the tape's order."""
+        """Generate calls of the tape's kernels, then its moves; `bases` are the addresses of `tape.bases`, in order."""
         for call in tape.calls:
             self._call(call, bases)
         for move in tape.moves:

@@ -25,7 +25,10 @@ def generate(spec: SelectedSpec, target: Target) -> Kernel:
 
 
 def _rows_of_thread(k: Kernel, rows: Val) -> tuple[Val, Val]:
-    """The rows of the result that this thread computes: the first one, and the one after the last."""
+    """The rows of the result that this thread computes: the first one, and the one after the last.
+
+    Both are `rows` for a thread without work. With few rows per thread, thread 0 takes all.
+    """
     shared = rows >= k.threads * _MIN_ROWS_PER_THREAD
     alone = _select(k, k.tid.equals(0), k.index(0), rows)
     first = _select(k, shared, rows * k.tid // k.threads, alone)
@@ -75,9 +78,10 @@ class _SelectedRows:
             self.frame.copy(result.at(start), base.at(start), count * row_bytes)
 
     def _collect(self, elements: Val, done: Val, row: Val, element: Val) -> tuple[Val, ...]:
-        """Write the indices of the next selected elements, up to a whole block.
+        """Write the indices of the next selected elements, up to a whole block, to the two lists in scratch.
 
-        `done` of `elements` have been read; `row` and `element` are the next row, and the next element of the mask.
+        `done` of the mask's `elements` have been read; `row` and `element` are the next row, and the next element of
+        the mask. Returns the new `done`, `row` and `element`, and the number of elements found.
         """
         k, skipped = self.k, self.all_rows - (self.last - self.first)
 

@@ -20,7 +20,11 @@ BASE, MASK, RESULT = 0, 1, 2  # operands; the sources follow
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """A source: its operand, the bytes of a row, the scratch offset of its rows, and whether it is [P, T, ...]."""
+    """An input that the body reads by rows.
+
+    `operand` is its index, `nbytes` the size of a row, `rows` the offset in scratch of the gathered rows. If
+    `is_per_place`, it has a row for each element of the mask [places, rows], otherwise one for each row of the result.
+    """
 
     operand: int
     nbytes: int

@@ -38,7 +38,7 @@ class TapeCall:
 
 @dataclass(frozen=True, slots=True)
 class TapeMove:
-    """A copy at the end of a body: of results that lie elsewhere than required."""
+    """A copy of `nbytes` bytes at the end of a body, for a result that lies elsewhere than required."""
 
     source: Place
     target: Place
@@ -79,7 +79,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A carried value before the iteration, or after it if `next`."""
+    """The memory of carried value `index` before the iteration, or after it if `next`."""
 
     index: int
     next: bool = False
@@ -122,7 +122,7 @@ class RepeatSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class BranchSpec(KernelSpec):
-    """If: runs one of two tapes."""
+    """If: runs the tape `then` if operand 0, a bool, is true, otherwise the tape `other`."""
 
     family: ClassVar[str] = "control"
     generator: ClassVar[str] = "control.cpu"

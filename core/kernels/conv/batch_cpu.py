@@ -61,7 +61,10 @@ class _BatchConv:
         zeros = [k.zeros(F32, spec.lanes)] * (outputs * vectors)
 
         def along(axis: int, line: Val, w: Pointer, sums: Sequence[Val]) -> list[Val]:
-            """The sums after the products of the window's axes from `axis` on; `line` is the position before them."""
+            """`sums` plus all products over the window's axes from `axis` on.
+
+            `line` is the row-major position in the image along the axes before; `w` points to the weights there.
+            """
             if axis == len(reach):
                 return self._products(x.at(line * spec.rows), w, sums, outputs, mask)
             taps = reach[axis]
@@ -75,7 +78,7 @@ class _BatchConv:
         self._store(planes.values, first, outputs, pixel, mask)
 
     def _products(self, x: Pointer, w: Pointer, sums: Sequence[Val], outputs: int, mask: Val | None) -> list[Val]:
-        """The sums after one place of the window: each output's weight times the vectors of rows there."""
+        """`sums` plus the products at one place of the window: each output's weight times the vectors of rows there."""
         k, lanes, vectors = self.kernel, self.spec.lanes, len(sums) // outputs
         seen = [x.load(v * lanes, lanes, mask if v == vectors - 1 else None) for v in range(vectors)]
         weights = [w.load(m * self.spec.steps[0]).splat(lanes) for m in range(outputs)]
@@ -156,7 +159,10 @@ def window_range(k: Kernel, window: Window, at: Val) -> tuple[Val, Val]:
 
 
 def _vectors(k: Kernel, rows: int, most: int, lanes: int) -> tuple[int, Val | None]:
-    """The number of vectors, at most `most`, for the next rows, and the mask of the last vector."""
+    """The number of vectors, at most `most`, for the next of `rows` rows, and the mask of the last vector.
+
+    The mask is None if that vector is full.
+    """
     count = min(-(-rows // lanes), most)
     left = rows - (count - 1) * lanes
     return count, k.lane_mask(left, lanes) if left < lanes else None

@@ -118,9 +118,10 @@ def batch_conv(request: Request) -> KernelCall | None:
 
 
 def batch_conv_transpose(request: Request) -> KernelCall | None:
-    """Selector of transposed convolutions: a convolution with a mirrored window, padded so that it reaches everything.
+    """Selector of transposed convolutions of batch-last float32 images, as convolutions with a mirrored window.
 
-    None if a stride and a dilation have a common divisor.
+    Padding lets the window reach every pixel. None if a stride and a dilation of an axis have a common divisor, or the
+    node has an `output_shape`.
     """
     node = request.node
     x, w = node.inputs[:2]
@@ -218,7 +219,7 @@ def _sizes(value: Value) -> tuple[int, ...]:
 
 
 def as_ints(dims: Sequence[Dim]) -> tuple[int, ...]:
-    """Dimensions as ints; they must all be numbers."""
+    """The dimensions as ints. The caller makes sure that none has a symbol: such a dimension would be dropped."""
     return tuple(extent for extent in dims if isinstance(extent, int))
 
 
@@ -227,9 +228,10 @@ def _groups(node: Node) -> int:
 
 
 def _extra_strides(node: Node, index: int, value: Value) -> tuple[int, int] | None:
-    """The strides of an extra along the outputs and along the batch rows.
+    """The strides of extra input `index` along the outputs and along the batch rows.
 
-    It may hold one number, one for each output (such as the bias, input 2), or one for each result; otherwise None.
+    (0, 0) if it holds one number, (1, 0) for one number per output (such as the bias, input 2), (elements per output,
+    1) if it has the result's shape; otherwise None.
     """
     shape, result = value.shape, _sizes(node.output)
     if value.tensor.size == 1:
@@ -248,7 +250,10 @@ def _windows(node: Node, sizes: Sequence[int], counts: Sequence[int], kernel: Se
 
 
 def _gradient_window(window: Window) -> Window:
-    """The window of the gradient: sizes and counts are swapped, and padding lets it reach every place."""
+    """The window of the convolution that computes the gradient with respect to the image.
+
+    Sizes and counts are swapped, the stride is 1, and padding lets it reach every place.
+    """
     reach = (window.kernel - 1) * window.dilation
     before, after = reach - window.before, reach - window.after
     return Window(window.count, window.size, window.kernel, 1, window.dilation, before, after)

@@ -76,11 +76,14 @@ class _BatchWeight:
                     target.store(k.ops.sum(own.load((m * len(places) + i) * spec.lanes, spec.lanes)), place)
 
     def _own(self, channel: Val, tap: Val, tile: int) -> Pointer:
-        """The sums of one channel and one line of the window."""
+        """The address in scratch of the sums of one channel and one line (`tap`) of the window: `tile` vectors."""
         return self.sums.at((channel * self.spec.lines + tap) * (tile * self.spec.lanes))
 
     def _image(self, plane: Val, line: Val, tap: Val) -> tuple[Val, Val]:
-        """The image line for a line of the results and a line of the window, and whether it lies inside the image."""
+        """The image line that a line of the results reads for a line of the window, and whether it is in the image.
+
+        `plane` is the channel, `line` and `tap` are row-major numbers over all axes but the last.
+        """
         k, outer = self.kernel, self.spec.windows[:-1]
         inside = k.constant(True, DType.BOOL)
         if not outer:
@@ -93,7 +96,10 @@ class _BatchWeight:
         return plane, inside
 
     def _columns(self, x: Pointer, dy: Sequence[Pointer], places: range, sums: Sequence[Val]) -> list[Val]:
-        """The sums after all pixels of a line: a loop where the whole window lies in the image, unrolled elsewhere."""
+        """`sums` plus the products of all pixels of a line of results.
+
+        The code is a loop where the whole window lies in the image, and unrolled elsewhere.
+        """
         k, columns = self.kernel, self.spec.windows[-1]
         first, last = columns.inside
         values = list(sums)
@@ -118,7 +124,10 @@ class _BatchWeight:
         inside: Sequence[int],
         sums: Sequence[Val],
     ) -> list[Val]:
-        """The sums after all batch rows of one pixel, for the places `inside` the image."""
+        """`sums` plus the products of all batch rows of the results' pixel `column`, for the window places `inside`.
+
+        The other `places` lie outside the image; their sums stay unchanged.
+        """
         k, spec = self.kernel, self.spec
         columns = spec.windows[-1]
         corner = x.at((k.index(column) * columns.stride - columns.before) * spec.rows)

@@ -85,7 +85,10 @@ class _Conv:
         for_each_panel(k, k.index(1), spec.columns * spec.groups, spec.pixels, spec.tile, panel, in_blocks)
 
     def _scratch(self, index: int) -> None:
-        """Set up scratch: rows for gathered windows; or the table of runs, followed by a run of `fill`."""
+        """Set the addresses of scratch operand `index`: rows for gathered windows if the spec gathers.
+
+        Otherwise it is the table of runs, followed by a run of `fill`, which this writes if the image is padded.
+        """
         k, spec = self.kernel, self.spec
         if spec.gathers:
             self.rows = k.scratch(index, spec.tile.rows * spec.row_elements * WORD_BYTES, self.word)
@@ -99,7 +102,10 @@ class _Conv:
                 self.outside.store(k.constant(spec.fill, self.word, self.lanes), i)
 
     def _panel(self, group: Val, panel: Val, columns: int, start: Val, stop: Val, new: Val | None) -> None:
-        """Compute pixels `start` to `stop` of one panel."""
+        """Compute pixels `start` to `stop` of one panel, which has `columns` output channels of group `group`.
+
+        `new` is true where a thread reads this panel for the first time (None: always).
+        """
         k, spec = self.kernel, self.spec
         first = panel * spec.tile.columns
         weights = self.weights.at(group * packed_size(spec.depth, spec.columns, spec.tile) + first * spec.depth)
@@ -116,7 +122,7 @@ class _Conv:
         results.finish(start, stop, columns, self.lanes, self._offsets)
 
     def _offsets(self, pixel: Val) -> list[Val]:
-        """The offsets of the extras and Y at a pixel."""
+        """The offsets of the extras and of Y, in elements, at output pixel number `pixel` of the batch."""
         return offsets_of(self.kernel, self.spec.finish.pixels, pixel)
 
     def _tile(self, place: _Panel, pixel: Val, height: int, ahead: Prefetch | None) -> None:
@@ -151,12 +157,15 @@ class _Conv:
         return _as_grid(fold.values, grid)
 
     def _widen_sources(self, sources: list[Pointer], count: int) -> list[Pointer]:
-        """`count` words of each pixel, converted to float32 if the image is float16."""
+        """The addresses of `count` words of each pixel: `sources`, or float32 copies in scratch for a float16 image."""
         needed = self.spec.widened_words > 0
         return widen_rows(self.kernel, sources, self.wide, count, self.lanes) if needed else sources
 
     def _add_groups(self, grid: Grid, sources: Sequence[Pointer], panel: Pointer) -> Grid:
-        """Add one run of several groups side by side: channel c of each group is broadcast to its results' lanes."""
+        """`grid` plus the products of one run, for several groups side by side in a vector.
+
+        Channel c of each group is broadcast to the lanes of that group's results.
+        """
         k, lanes, size = self.kernel, self.lanes, self.spec.channels // self.spec.pair
         images, sums = [source.load(0, lanes) for source in sources], [row[0] for row in grid]
         for channel in range(size):
@@ -207,7 +216,10 @@ class _Conv:
             self.table.store(offset, run * self.entries)
 
     def _lane_count(self, count: Dim) -> Index:
-        """The number of results along an axis, as a divisor of vectors of pixel numbers."""
+        """The number of results along an axis, as a divisor of vectors of pixel numbers.
+
+        An int, or a dynamic number as an int32 in all lanes.
+        """
         k = self.kernel
         return count if isinstance(count, int) else k.dim(count).cast(DType.INT32).splat(self.entries)
 
@@ -222,7 +234,10 @@ class _Conv:
     # Windows read in place line by line, or copied into rows
 
     def _sum_gathered(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
-        """Add up a tile: windows that lie inside the image, on one line, are read in place; others are copied."""
+        """`grid` plus the products of a tile of pixels from `pixel` on.
+
+        Windows that lie inside the image, on one line of results, are read in place; others are copied first.
+        """
         if len(self.spec.windows) > 2:
             return self._sum_copied(place, grid, pixel)
         inside, corner = self._first_window(place.image, pixel, len(grid))
@@ -234,7 +249,10 @@ class _Conv:
         return _as_grid(flat, grid)
 
     def _first_window(self, image: Pointer, pixel: Val, height: int) -> tuple[Val, Pointer]:
-        """Whether the windows of `height` pixels lie inside the image, on one line; and the start of the first one."""
+        """Whether `height` pixels from `pixel` on are on one line with their windows inside the image.
+
+        Also returns the address of the first window's first element, which is valid only then.
+        """
         k, spec = self.kernel, self.spec
         batch, *places = k.unravel(pixel, [0, *(w.count for w in spec.windows)])
         inside, offset = places[-1] + height <= spec.windows[-1].inside[1], batch
@@ -245,7 +263,7 @@ class _Conv:
         return inside, image.at(offset * spec.channels)
 
     def _sum_in_place(self, place: _Panel, grid: Grid, corner: Pointer) -> Grid:
-        """Add up windows that are read in place; the first pixel's window begins at `corner`."""
+        """`grid` plus the products of windows that are read in place; the first pixel's window begins at `corner`."""
         k, spec = self.kernel, self.spec
         *outer, inner = spec.windows
         width = len(grid[0]) * self.lanes
@@ -267,7 +285,7 @@ class _Conv:
         return self._accumulate(grid, sources, place.weights, width, spec.depth)
 
     def _gather_window(self, image: Pointer, row: Pointer, pixel: Val) -> None:
-        """Copy one window, row by row, with `fill` for places outside the image."""
+        """Copy the window of output pixel `pixel` to `row`, line by line, with `fill` for places outside the image."""
         k, spec = self.kernel, self.spec
         batch, *places = k.unravel(pixel, [0, *(w.count for w in spec.windows)])
         *outer, last = [place * w.stride - w.before for place, w in zip(places, spec.windows, strict=True)]
@@ -286,7 +304,7 @@ class _Conv:
             self._copy_run(source, row.at(run * spec.row), first, end)
 
     def _copy_run(self, source: Pointer, target: Pointer, first: Val, end: Val) -> None:
-        """Copy words `first` to `end` of a row, with `fill` around them.
+        """Copy words `first` to `end` of a row of a window, and write `fill` to the other words of the row.
 
         Whole vectors are written; the copy of the next row overwrites the excess.
         """

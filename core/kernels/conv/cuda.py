@@ -42,7 +42,10 @@ def generate(spec: ConvSpec, target: GpuTarget) -> Source:
 
 
 def _step(w: Writer, spec: ConvSpec, windows: CoveringWindows | Windows, tile: ProgramTile, sums: str) -> None:
-    """Add the products of one step of the depth: channels at one place, or a range of (place, channel)."""
+    """Write code that adds the products of one step of the depth, from `k` on, to the block `sums`.
+
+    A step covers `spec.tile.depth` channels at one place of the window, or as many pairs (place, channel).
+    """
     size = spec.tile.depth
     blocks = [w.let(f"k + tl.arange(0, {size})[{ways}]", "k") for ways in ("None, :", ":, None")]
     inside = [edge_mask(w, block, spec.depth, size) for block in blocks]

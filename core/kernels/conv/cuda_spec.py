@@ -70,7 +70,7 @@ class ConvSpec(KernelSpec):
 
     @property
     def element(self) -> DType:
-        """The type that is multiplied."""
+        """The type of the factors in the product: int8 for an image of uint8, otherwise the image's type."""
         return I8 if self.image.dtype is DType.UINT8 else self.image.dtype
 
     @property
@@ -153,7 +153,7 @@ def _transposed(request: Request) -> Iterator[KernelCall]:
 
 
 def conv_windows(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
-    """The windows of a convolution along its axes; None if a size is not a number."""
+    """The windows of a convolution along its spatial axes; None if a size is not a number or the padding unknown."""
     return windows_along(node, spatial(node, x), spatial(node, node.output), w.shape[2:])
 
 
@@ -205,16 +205,19 @@ def _calls(
 
 
 def _by_channels(tile: ProductTile, channels: int, least: int) -> ProductTile:
-    """The tile, with its depth reduced to a divisor of `channels` if that is at least `least`.
+    """The tile with its depth reduced to the greatest common divisor with `channels`, if that is at least `least`.
 
-    Then each step of the depth stays at one place of the window.
+    Then each step of the depth stays at one place of the window. Otherwise the tile is unchanged.
     """
     common = gcd(channels, tile.depth)
     return replace(tile, depth=common) if common >= least else tile
 
 
 def is_covered(node: Node) -> bool:
-    """Whether the node is a convolution of floats with zero padding and known sizes."""
+    """Whether the node is a convolution of floats with known sizes, padded (if at all) with zeros.
+
+    The weights have the image's type, or float32 for an image of narrow floats.
+    """
     x, w = node.inputs[:2]
     padded = node.op == "FusedConv" and attribute(node, "pad_value")
     if x is None or w is None or x.dtype not in FACTORS or padded or not _has_known_sizes(node, x, w):
@@ -223,7 +226,7 @@ def is_covered(node: Node) -> bool:
 
 
 def _are_bytes(request: Request) -> bool:
-    """Whether the node is a convolution of uint8 by constant int8 weights, as ConvInteger is lowered to."""
+    """Whether the node is a FusedConv of uint8 by constant int8 weights with known sizes, as ConvInteger becomes."""
     node, (x, w) = request.node, request.node.inputs[:2]
     if node.op != "FusedConv" or x is None or w is None or (x.dtype, w.dtype) != (DType.UINT8, I8):
         return False
@@ -242,7 +245,7 @@ def is_depthwise(node: Node, weight: Value) -> bool:
 
 
 def sizes_of(value: Value) -> list[int]:
-    """The shape of a value without symbols."""
+    """The shape of a value as ints; the caller makes sure that it has no symbols."""
     return [evaluate(dim, {}) for dim in value.shape]
 
 
@@ -261,5 +264,8 @@ def _pack_bytes(weight: Array) -> Array:
 
 
 def _offsets(weight: Array) -> Array:
-    """The correction of each output channel's sums for the shift that is subtracted from the image."""
+    """The int32 number per output channel to add to its sums, because the image is multiplied less `SHIFT`.
+
+    It is `SHIFT` times the sum of the channel's weights.
+    """
     return SHIFT * weight.reshape(len(weight), -1).sum(1, dtype=np.int32)

@@ -39,7 +39,10 @@ def generate(spec: ConvGradientSpec, target: GpuTarget) -> Source:
 
 
 def _step(w: Writer, spec: ConvGradientSpec, tile: ProgramTile, channel: str, place: str, sums: str) -> None:
-    """Add the products of `spec.tile.depth` consecutive pixels."""
+    """Write code that adds the products of `spec.tile.depth` consecutive pixels, from `k` on, to the block `sums`.
+
+    `channel` and `place` are variables with the input channel and the window place of each column.
+    """
     size, pixels = spec.tile.depth, spec.image.pixels
     across, down = (w.let(f"k + tl.arange(0, {size})[{ways}]", "pixel") for ways in ("None, :", ":, None"))
     left, right = (edge_mask(w, each, pixels, size) for each in (across, down))

@@ -58,12 +58,12 @@ class Finish:
 
     @property
     def deferred(self) -> bool:
-        """Whether the epilogue is deferred: see `panels.is_deferred`."""
+        """Whether the epilogue runs after all sums of a block are stored (`panels.is_deferred`)."""
         return is_deferred(self.epilogue, self.dtype, 1)
 
     @property
     def staged(self) -> bool:
-        """Whether the epilogue is staged: see `panels.is_staged`."""
+        """Whether the sums of a tile go through scratch before the epilogue (`panels.is_staged`)."""
         return is_staged(self.epilogue, self.dtype, 1)
 
 
@@ -283,7 +283,10 @@ def dynamic_conv(request: Request) -> KernelCall | None:
 
 
 def _product(request: Request, weight: Array, element: DType, channels: int) -> KernelCall | None:
-    """A 1x1 convolution as a matrix product; None if pixels are not evenly spaced. `channels` counts words."""
+    """The call of a 1x1 convolution as a matrix product; None if the image's pixels are not evenly spaced in memory.
+
+    `channels` counts words of `element`.
+    """
     node, columns, wide = request.node, len(weight), element in (F32, F16)
     pitch = request.pitch(node.required_input(0))
     if pitch is None:
@@ -356,7 +359,10 @@ def _pack(weight: Array, groups: int, tile: Tile, element: DType) -> Array:
 
 
 def is_covered(node: Node) -> bool:
-    """Whether the node is a channels-last convolution of float32 or words whose epilogue can be generated."""
+    """Whether the node is a channels-last convolution of types with a kernel, whose epilogue can be generated.
+
+    Image and weights are float32, bfloat16 or float16 by float32, or uint8 by int8.
+    """
     epilogue = node.attrs.get("epilogue")
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return False
@@ -371,7 +377,10 @@ def has_long_epilogue(node: Node) -> bool:
 
 
 def windows_of(node: Node) -> tuple[Window, ...] | None:
-    """The window along each spatial axis; None if an image size is not a number."""
+    """The window along each spatial axis of a channels-last convolution.
+
+    None if an image size or the padding is not known, the layout is another one, or types cannot be planned.
+    """
     x, w = node.inputs[0], node.inputs[1]
     if x is None or w is None or not has_plannable_types(node) or attribute(node, "layout") != "NHWC":
         return None
@@ -381,7 +390,10 @@ def windows_of(node: Node) -> tuple[Window, ...] | None:
 def windows_along(
     node: Node, sizes: Sequence[Dim], counts: Sequence[Dim], kernels: Sequence[Dim]
 ) -> tuple[Window, ...] | None:
-    """The window along axes of these sizes; None if a size, count or kernel extent is not a number."""
+    """The window along each axis, for an image of `sizes` and a result of `counts`.
+
+    Strides, dilations and padding are the node's. None if a size, count, kernel extent or the padding is not known.
+    """
     pads = conv_pads(Infer(registry.get(node.op), node, {}))
     strides, dilations = (attribute(node, name) or (1,) * len(sizes) for name in ("strides", "dilations"))
     windows = []
@@ -395,14 +407,14 @@ def windows_along(
 
 
 def extra_indices(node: Node) -> list[int]:
-    """The inputs that the epilogue reads: the bias, then the extras."""
+    """The indices of the inputs that the epilogue reads: the bias (input 2) if there is one, then the extras."""
     return [i for i, value in enumerate(node.inputs) if i >= 2 and value is not None]
 
 
 def strided_operands(request: Request) -> tuple[In | Out, ...]:
-    """The output and the extras, if the channels of each are contiguous: then their pixels may have any strides.
+    """The bias, the extras and the output, if the channels of each are contiguous; otherwise an empty tuple.
 
-    Otherwise none.
+    Then their pixels may have any strides, so these operands may lie inside other tensors.
     """
     node = request.node
     values = [node.output, *(node.required_input(i) for i in extra_indices(node))]
@@ -411,7 +423,10 @@ def strided_operands(request: Request) -> tuple[In | Out, ...]:
 
 
 def finish_of(node: Node, request: Request | None = None) -> Finish:
-    """The epilogue with the bias as its first extra input. `request` gives strides of operands inside other tensors."""
+    """The `Finish` of a convolution node: its epilogue, with the bias as the first extra input if there is one.
+
+    `request` gives the strides of operands that lie inside other tensors; without it all are row-major.
+    """
     values = [node.required_input(i) for i in extra_indices(node)]
     shape, inside = node.output.shape, request.strides if request is not None else {}
     strides = [broadcast_strides(value.shape, shape, inside.get(value)) for value in values]
@@ -429,7 +444,7 @@ def finish_of(node: Node, request: Request | None = None) -> Finish:
 
 
 def inplace_extras(node: Node) -> tuple[int, ...]:
-    """Extras with the output's shape and element size, whose memory the output may reuse.
+    """The indices of extras with the output's shape and element size, whose memory the output may reuse.
 
     Each element is read right before the result is stored in its place.
     """

@@ -51,7 +51,7 @@ class _Chain:
         return self.kernel.operand(self._count - 1, F32)
 
     def _parameters(self, finish: Finish) -> list[Pointer]:
-        """The addresses of a convolution's weights and of the extra inputs of its epilogue."""
+        """Take the next operands: the addresses of a convolution's weights and of the extra inputs of its epilogue."""
         return [self._operand() for _ in range(1 + len(finish.extra_dtypes))]
 
     def _results(self, finish: Finish, extras: Sequence[Pointer], y: Pointer, deferred: bool = False) -> ResultWriter:
@@ -139,7 +139,7 @@ class _Chain:
         self.taps.each_tile(tile)
 
     def _place(self, image: Val, row: Val, line: Val, column: Val) -> list[Val]:
-        """The offsets of the operands for one result of the depthwise convolution."""
+        """The offsets of the extras and of the output for one result of the depthwise convolution."""
         k, spec = self.kernel, self.spec
         lines, columns = spec.windows
         if spec.narrow is None:
@@ -148,7 +148,10 @@ class _Chain:
         return [*unmoved, (line * columns.count + column) * spec.channels]
 
     def _lines(self, image: Val, corner: Val) -> Callable[[Val], Pointer]:
-        """A function from a line of the window that begins in line `corner` to its address."""
+        """A function that returns the address of a line of the window, given its number in the window.
+
+        The window begins in line `corner` of the wide image; its lines lie in the ring buffer, or in the input.
+        """
         k, spec = self.kernel, self.spec
         lines, elements = spec.windows[0], self.taps.line_elements
         if spec.widen is None:

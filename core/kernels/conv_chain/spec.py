@@ -55,7 +55,7 @@ class ConvChainSpec(KernelSpec):
 
     @property
     def reach(self) -> int:
-        """The number of lines of the wide image between the first and the last that one line of results reads."""
+        """The number of lines of the wide image from the first to the last that a line of results reads, inclusive."""
         lines = self.windows[0]
         return (lines.kernel - 1) * lines.dilation + 1
 
@@ -95,7 +95,7 @@ def conv_chain(request: Request) -> KernelCall | None:
 
 
 def other_bands(request: Request) -> Iterator[KernelCall]:
-    """Offers with more or fewer lines per band, and with other tiles."""
+    """Offers of the same chain with more or fewer lines per band, and with other tiles."""
     bands = _bands(request)
     for band in bands[1:]:
         yield _call(request, band)
@@ -183,7 +183,10 @@ def _body(node: Node) -> Graph:
 
 
 def _parts(body: Graph) -> tuple[Node | None, Node, Node | None]:
-    """The convolution that widens (if any), the depthwise convolution, and the one that narrows (if any)."""
+    """The nodes of a chain: the 1x1 convolution before the depthwise one, the depthwise one, the 1x1 one after it.
+
+    The first and the last are None if the chain has none.
+    """
     at = next(i for i, node in enumerate(body.nodes) if _is_depthwise(node))
     before: Sequence[Node] = body.nodes[:at]
     after: Sequence[Node] = body.nodes[at + 1 :]

@@ -66,7 +66,10 @@ def _mover(k: Kernel, spec: CopySpec, piece: Piece) -> _Row | _Swap:
 
 
 def _with_short_rows(piece: Piece) -> Piece:
-    """The same copy with long rows cut into several, so that threads can share even few rows."""
+    """The same copy with long rows cut into several equal ones, so that threads can share even few rows.
+
+    The piece itself if its rows are short, of dynamic length, or without a suitable divisor, or if it transposes.
+    """
     nest, length = piece.nest, piece.nest.extents[-1]
     if not isinstance(length, int) or length <= _LONG_ROW or swapped_axis(piece) is not None:
         return piece
@@ -76,9 +79,9 @@ def _with_short_rows(piece: Piece) -> Piece:
 
 
 def swapped_axis(piece: Piece) -> int | None:
-    """The loop along which the source is contiguous, if the target is contiguous along the last loop: a transpose.
+    """The loop before the last along which the source is contiguous, while the target is so along the last loop.
 
-    None if the copy is not a transpose.
+    Such a copy is a transpose of two axes. None if the copy is not one.
     """
     nest = piece.nest
     last = nest.rank - 1
@@ -131,7 +134,7 @@ class _Row:
         for_each_vector(self.k, length, step, self.lanes, self.masks, unroll=4)
 
     def _constant_value(self, source: Pointer | None) -> Val | None:
-        """The value that fills the row, if it is the same for all elements."""
+        """The value that fills the row, if it is the same for all elements, otherwise None."""
         if source is None:
             return self.k.constant(self.fill, self.dtype)
         return source.load() if self.step_in == 0 else None

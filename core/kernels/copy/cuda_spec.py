@@ -44,7 +44,7 @@ def copy(request: Request) -> KernelCall | None:
 
 
 def other_tilings(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tilings."""
+    """Offers of the same copy with other tilings."""
     return _calls(request)
 
 

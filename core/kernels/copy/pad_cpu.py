@@ -41,7 +41,10 @@ class _Line:
             self.fill = k.operand(2, dtype).load() if spec.fill is None else k.constant(spec.fill, dtype)
 
     def write(self, source: Pointer, target: Pointer, beside: list[Val]) -> None:
-        """Write a row. It is filled if a condition in `beside` holds: it lies outside of x along another axis."""
+        """Write one row of the result at `target`; `source` is its row of x.
+
+        The whole row gets the fill value if a condition in `beside` holds: it lies outside of x along another axis.
+        """
         k = self.k
         if not beside:
             self._copy(source, target)
@@ -84,7 +87,10 @@ class _Line:
 
 
 def _source_place(k: Kernel, mode: str, place: Val, axis: PadAxis) -> Val:
-    """The place in x from which a place that may lie outside is read."""
+    """The index in x along `axis` from which the result at index `place`, which may lie outside of x, is read.
+
+    `mode` is "edge", "reflect" or "wrap"; `place` 0 is the first element of x.
+    """
     extent, ops = k.dim(axis.extent), k.ops
     if mode == "wrap":
         back = extent - 1 - (k.index(-1) - place) % extent  # quotients are unsigned

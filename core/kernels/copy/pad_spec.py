@@ -32,7 +32,7 @@ class PadAxis:
         return self.before == 0 and self.length == self.extent
 
     def joined(self, inner: PadAxis) -> PadAxis | None:
-        """This axis and the next one merged into one axis; None if that is not possible."""
+        """This axis and the next one, `inner`, merged; None if one has places outside of x, or memory has gaps."""
         if not (self.is_plain and inner.is_plain and self.step == inner.step * inner.extent):
             return None
         extent = self.extent * inner.extent

@@ -61,7 +61,7 @@ class CopySpec(KernelSpec):
     numbers: int = 0
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
-        """A spec that reads its numbers at run time; only for copies of short rows, which tasks do not split."""
+        """See `KernelSpec.general`; None unless all pieces copy rows that are short or their only loop."""
         numbers, pieces = RuntimeNumbers(), []
         for piece in self.pieces:
             nest = numbers.of_nest(piece.nest) if _is_row_copy(piece.nest) else None
@@ -83,7 +83,10 @@ class CopySpec(KernelSpec):
 
 
 def _is_row_copy(nest: Nest) -> bool:
-    """Whether the source is contiguous along no loop before the last, and rows are short or the only loop."""
+    """Whether a copy goes row by row: the source is contiguous along no loop before the last.
+
+    The rows must also be at most `_LONG_ROW` elements long, or the only loop.
+    """
     inner, (source, _) = nest.extents[-1], nest.strides
     return 1 not in source[:-1] and (nest.rank == 1 or (isinstance(inner, int) and inner <= _LONG_ROW))
 
@@ -91,9 +94,9 @@ def _is_row_copy(nest: Nest) -> bool:
 def _call(
     node: Node, pieces: Sequence[Piece], operands: Sequence[Operand], fill: int = 0, strided: bool = False
 ) -> KernelCall | None:
-    """The call that copies all pieces, simplified; None if code cannot compute an extent or an offset.
+    """The call that copies all pieces, with their loops merged; None if code cannot compute an extent or an offset.
 
-    `strided`: the pieces use the operands' own strides.
+    `strided` says that the pieces use the operands' own strides, so that the operands may lie inside other tensors.
     """
     live = [piece for piece in pieces if 0 not in piece.nest.extents]
     merged = tuple(Piece(p.source, p.target, p.nest.collapsed(), p.offsets) for p in live)
@@ -139,7 +142,7 @@ def transpose(request: Request) -> KernelCall | None:
 
 
 def blocks(request: Request) -> KernelCall | None:
-    """Selector of DepthToSpace and SpaceToDepth: a transpose of the shape with the block's axes split off."""
+    """Selector of DepthToSpace and SpaceToDepth of rank 4: a transpose of the shape with the block's axes split off."""
     node = request.node
     if not _is_movable(node) or len(node.required_input(0).shape) != 4:
         return None
@@ -202,7 +205,10 @@ def tile(request: Request) -> KernelCall | None:
 
 
 def slice_(request: Request) -> KernelCall | None:
-    """Selector of Slice whose first places and strides can be computed; both operands may be strided."""
+    """Selector of Slice whose starts and steps are attributes; input and output may lie inside other tensors.
+
+    None if the first element's place depends on clamping that code cannot compute.
+    """
     node = request.node
     walk = slice_strides(node, request.strides_of(node.required_input(0))) if _is_movable(node) else None
     if walk is None:
@@ -213,7 +219,10 @@ def slice_(request: Request) -> KernelCall | None:
 
 
 def slice_strides(node: Node, given: Sequence[Dim]) -> tuple[Dim, tuple[Dim, ...]] | None:
-    """The offset and strides of a slice of an input with the strides `given`; None if a parameter is unknown."""
+    """The offset of a Slice's first element, and the slice's strides, in an input with the strides `given`.
+
+    None if a parameter is an input, or the first place cannot be computed.
+    """
     starts, steps = integers(node, "starts"), integers(node, "steps")
     if starts is None or len(node.inputs) != 1:
         return None
@@ -232,7 +241,7 @@ def slice_strides(node: Node, given: Sequence[Dim]) -> tuple[Dim, tuple[Dim, ...
 
 
 def _first_place(start: Dim, step: int, extent: Dim) -> Dim | None:
-    """The first place of a slice, clamped as in ONNX; None if that needs the value of a symbol."""
+    """The first index of a slice along an axis, clamped as in ONNX; None if that needs the value of a symbol."""
     if isinstance(start, int) and isinstance(extent, int):
         begin = start + extent if start < 0 else start
         return min(max(begin, 0), extent if step > 0 else extent - 1)
@@ -322,7 +331,10 @@ def pad(request: Request) -> KernelCall | None:
 
 
 def pad_widths(node: Node) -> list[tuple[Any, Any]] | None:
-    """The widths that a Pad adds before and after each axis; None if they are unknown, or elements cannot be copied."""
+    """The widths that a Pad adds before and after each axis, as pairs; negative ones crop.
+
+    None if they or the axes are inputs, or elements cannot be copied.
+    """
     pads = integers(node, "pads")
     computed = node.input(1) is not None or node.input(3) is not None
     if not _is_movable(node) or computed or pads is None or len(pads) % 2:
@@ -348,7 +360,10 @@ def fill_bits(request: Request) -> int | None:
 
 
 def _segments(mode: str, before: int, after: int, extent: Dim) -> list[_Segment] | None:
-    """The segments of a padded axis in order; None if a single reflection or repetition cannot fill it."""
+    """The segments of a padded axis in order, without empty ones; negative widths crop the axis.
+
+    None if a single reflection or repetition cannot fill it, or a crop might exceed its extent.
+    """
     remaining = extent + min(before, 0) + min(after, 0)
     if min(before, after) < 0 and not (isinstance(remaining, int) and remaining >= 0):
         return None  # the crop might exceed the extent
@@ -376,7 +391,11 @@ def _borders(mode: str, before: int, after: int, extent: Dim, middle: _Segment) 
 
 
 def _pad_piece(choice: Sequence[_Segment], source: Sequence[Dim], target: Sequence[Dim], filler: int | None) -> Piece:
-    """The copy of one part of a padded tensor. `filler` is the operand with the fill value, if it is computed."""
+    """The copy of one part of a padded tensor: `choice` has its segment along each axis.
+
+    `source` and `target` are the shapes of x and of the result. `filler` is the index of the operand with the fill
+    value, or None if that is a constant of the spec.
+    """
     extents = tuple(segment.extent for segment in choice)
     dense_in, dense_out = row_major(source), row_major(target)
     offset_out = sum((s.target * stride for s, stride in zip(choice, dense_out, strict=True)), start=_ZERO)

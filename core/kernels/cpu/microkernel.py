@@ -33,11 +33,11 @@ class Prefetch:
     pace: int
 
     def after(self, steps: Val) -> Prefetch:
-        """The same, `steps` steps further down."""
+        """The same prefetches for code that starts `steps` steps further down the panel."""
         return Prefetch(self.place.at(steps * self.step), self.step, self.pace)
 
     def fetch(self, step: Val, count: int) -> None:
-        """Prefetch for the `count` steps from `step` on."""
+        """Generate the prefetches of the `count` steps from number `step` on."""
         place = self.place.at(step * self.step)
         for line in range(0, count * self.pace, LINE):
             place.prefetch(line)
@@ -106,19 +106,22 @@ def accumulate(
 
 
 def _chain_count(products: int, depth: int | Val) -> int:
-    """The number of independent partial sums per accumulator."""
+    """The number of independent partial sums per accumulator, for a tile with `products` products per step.
+
+    At least 1, and no more than the depth if that is known.
+    """
     return max(1, min(_BUSY // products, depth if isinstance(depth, int) else _BUSY))
 
 
 def _unroll_count(products: int, chains: int) -> int:
-    """The number of steps in the loop body."""
+    """The number of steps of the depth in the loop body, a multiple of `chains`, for `products` products per step."""
     return max(chains, min(max(_BODY // products, 1), 8) // chains * chains)
 
 
 def for_each_tile(k: Kernel, start: Val, stop: Val, rows: Dim, height: int, emit: Callable[[Val, int], None]) -> None:
-    """Cover the rows `start` to `stop` of `rows` by tiles: `emit(row, height)`. `start` is a multiple of `height`.
+    """Cover the rows `start` to `stop` of `rows` by tiles of `height` rows: `emit(row, rows in the tile)`.
 
-    Below the last full tile come the tail tiles of `panels.tails`.
+    `start` is a multiple of `height`. Lower tiles cover the rows after the last full tile (`panels.tail_heights`).
     """
     full = start + (stop - start) // height * height
     with k.loop(start, full, height) as row:
@@ -187,7 +190,10 @@ def _at_least_one(count: Val) -> Val:
 
 
 def _block_rows(k: Kernel, rows: Val, panels: Val, height: int) -> Val:
-    """Rows per task: whole tiles, and few enough that there are `_least_tasks` tasks."""
+    """Rows per task: whole tiles of `height` rows, and few enough that there are at least `_least_tasks` tasks.
+
+    There may be fewer tasks if there are fewer tiles. `panels` is the number of panels of all products.
+    """
     panels_or_one = _at_least_one(panels)
     wanted = k.ops.max((_least_tasks(k) + panels_or_one - 1) // panels_or_one, 1)
     tiles = (rows + (height - 1)) // height
@@ -217,7 +223,7 @@ def _advance(rows: Sequence[Pointer], by: Val) -> list[Pointer]:
 
 
 def _add_chains(k: Kernel, values: list[Val], chains: int) -> list[Val]:
-    """The partial sums of all chains added up pairwise."""
+    """The sums of a tile: `values` holds the accumulators of each chain, one chain after the other, to be added up."""
     parts = [values[i * len(values) // chains : (i + 1) * len(values) // chains] for i in range(chains)]
     while len(parts) > 1:
         pairs = [[a + b for a, b in zip(*parts[i : i + 2], strict=True)] for i in range(0, len(parts) - 1, 2)]

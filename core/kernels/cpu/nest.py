@@ -22,15 +22,19 @@ _LINE_BYTES = 64
 
 
 def grain(nbytes: float, operations: float = 0) -> int:
-    """The number of loop iterations per task, if each moves `nbytes` and does `operations` vectorised operations."""
+    """The number of loop iterations that make one task worth its overhead.
+
+    An iteration moves `nbytes` and does `operations` vectorised operations.
+    """
     return max(1, int(_TASK_NS / (_NS_PER_BYTE * nbytes + _NS_PER_OPERATION * operations + 1e-3)))
 
 
 @contextmanager
 def even_chunks(k: Kernel, extent: Index, steps: Index, multiple: int = 1) -> Iterator[tuple[Val, Val]]:
-    """Tasks `[start, stop)` of equal size, a multiple of `multiple`.
+    """Tasks `[start, stop)` that cut `extent` iterations into parts of equal size, a multiple of `multiple`.
 
-    Each has at least `steps` iterations, unless `extent` has fewer. A single thread gets one task with everything.
+    Each but the last has at least `steps` iterations, unless `extent` has fewer. A single thread gets one task with
+    everything.
     """
     size = k.index(extent)
     wanted = k.ops.select(k.threads.equals(1), k.index(1), k.ops.max(size // k.ops.max(steps, k.index(1)), 1))
@@ -62,7 +66,7 @@ def for_each_row(k: Kernel, nest: Nest, steps: int, emit: Callable[[list[Val], V
 
 
 def _each_part_of_row(k: Kernel, nest: Nest, inner: int, steps: int, emit: Callable[[list[Val], Val], None]) -> None:
-    """Split rows that are so long that each makes several tasks."""
+    """Split a nest whose rows (last loop) are so long that each makes several tasks; arguments as `for_each_row`."""
     parts = inner // steps
     chunk = -(-inner // parts // _LINE_BYTES) * _LINE_BYTES + _LINE_BYTES
     rows = k.dim(product(nest.extents[:-1]))
@@ -78,7 +82,7 @@ def _offsets_after(k: Kernel, nest: Nest, steps: Val) -> list[Val]:
 
 
 def offsets_of(k: Kernel, nest: Nest, flat: Val) -> list[Val]:
-    """The offset of each operand at a row-major position of the nest."""
+    """The offset of each operand, in elements, at row-major position `flat` of the nest's loops."""
     if nest.rank == 0:
         return [k.index(0) for _ in nest.strides]
     places = k.unravel(flat, [k.dim(extent) for extent in nest.extents])
@@ -89,14 +93,21 @@ def offsets_of(k: Kernel, nest: Nest, flat: Val) -> list[Val]:
 
 
 def has_masks(target: Target, itemsizes: Sequence[int]) -> bool:
-    """Whether masked loads and stores of such elements are single instructions; otherwise each lane is a branch."""
+    """Whether masked loads and stores of elements of all these sizes are single instructions on the target.
+
+    Otherwise each lane is a branch.
+    """
     if target.name == "avx512":
         return True
     return target.name == "avx2" and all(size >= 4 for size in itemsizes)
 
 
 def for_each_vector(k: Kernel, length: Index, body: Step, lanes: int, masks: bool, unroll: int = 1) -> None:
-    """Call `body` for `length` elements: in blocks of `unroll` vectors, in vectors, then masked or one by one."""
+    """Call `body(i, lanes, mask)` for all of `length` elements: in blocks of `unroll` vectors, then in vectors.
+
+    The elements that remain are one masked vector if `masks` is true or their number is known, otherwise single
+    elements (with 1 as `lanes`).
+    """
     size = k.index(length)
     done = k.index(0)
     for block in sorted({unroll * lanes, lanes}, reverse=True):

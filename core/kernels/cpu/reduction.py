@@ -45,14 +45,14 @@ def reduce_pairwise(values: Sequence[Val], combine: Combine) -> Val:
 
 
 def lowest(dtype: DType) -> float:
-    """The least value of a type, the identity of a maximum."""
+    """The least value of a type (minus infinity for floats), the identity of a maximum."""
     if dtype.is_float:
         return -math.inf
     return -(1 << (8 * dtype.itemsize - 1)) if is_signed(dtype) else 0
 
 
 def highest(dtype: DType) -> float:
-    """The greatest value of a type, the identity of a minimum."""
+    """The greatest value of a type (infinity for floats), the identity of a minimum."""
     if dtype.is_float:
         return math.inf
     return -1 - int(lowest(dtype)) if is_signed(dtype) else (1 << (8 * dtype.itemsize)) - 1
@@ -78,7 +78,7 @@ class ParallelAccumulators:
         return [vector] * self.count + ([] if self.masks else [self.k.constant(self.identity, self.dtype)])
 
     def extend(self, values: Sequence[Val], length: Index, step: Accumulate) -> list[Val]:
-        """The accumulators after `length` further elements."""
+        """The accumulators, given as `values`, after `length` further elements, which `step` combines into them."""
         k, lanes, count = self.k, self.lanes, self.count
         size, done = k.index(length), k.index(0)
         current = list(values)
@@ -113,7 +113,7 @@ class ParallelAccumulators:
         return total if self.masks else self.combine(total, values[-1])
 
     def over(self, length: Index, step: Accumulate) -> Val:
-        """The reduction of `length` elements."""
+        """The reduction of `length` elements, which `step` loads and combines into an accumulator, to a scalar."""
         return self.result(self.extend(self.start, length, step))
 
     def masked(self, value: Val, mask: Val | None) -> Val:

@@ -11,12 +11,15 @@ _LARGEST_SIDE = 16
 
 
 def tile_side(target: Target, itemsize: int) -> int:
-    """The side of the largest square tile, with vectors as rows, whose transposition fits the registers."""
+    """The side of the largest square tile whose transposition fits the registers: at most 16 and at most a vector."""
     return min(_LARGEST_SIDE, target.vector_bytes // itemsize, target.registers // 2)
 
 
 def transpose_rows(k: Kernel, rows: Sequence[Val]) -> list[Val]:
-    """The transposed tile: in stage d, the off-diagonal blocks of d x d elements are exchanged."""
+    """The rows of the transposed square tile: lane j of row i is lane i of `rows[j]`.
+
+    In stage d = 1, 2, 4, ..., off-diagonal blocks of d x d elements are exchanged.
+    """
     tile = list(rows)
     distance = 1
     while distance < len(tile):
@@ -48,7 +51,7 @@ def row_sums(k: Kernel, rows: Sequence[Val]) -> Val:
 
 
 def shuffle(k: Kernel, a: Val, b: Val, lanes: Sequence[int]) -> Val:
-    """Lanes chosen from the concatenation of `a` and `b`."""
+    """The vector of the elements at positions `lanes` of the concatenation of `a` and `b`."""
     return Val(k, k.builder.shuffle(a.ir, b.ir, lanes), a.dtype, len(lanes))
 
 
@@ -59,7 +62,10 @@ def interleave(k: Kernel, planes: Sequence[Val]) -> list[Val]:
 
 
 def _interleave_range(k: Kernel, planes: Sequence[Val], elements: range) -> Val:
-    """The given range of the interleaved planes: shuffles combine two planes at a time, then their results."""
+    """A vector with the elements at positions `elements` of the interleaved planes.
+
+    Shuffles combine two planes at a time, then their results.
+    """
     count, lanes = len(planes), len(elements)
     plane = [element % count for element in elements]
     value = planes[0]

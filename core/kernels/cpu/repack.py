@@ -47,7 +47,7 @@ def _round_to(k: Kernel, values: Val, element: DType | None) -> Val:
 
 
 def widen_rows(k: Kernel, rows: Sequence[Pointer], scratch: Pointer, count: int, lanes: int) -> list[Pointer]:
-    """Copies of rows of `count` narrow floats as float32, `row_pitch` apart.
+    """Copy `rows` of `count` narrow floats to `scratch` as float32, `row_pitch` apart; returns the copies' addresses.
 
     A factor is loaded once for every vector of a panel; converting it each time would take longer than its products.
     """
@@ -71,7 +71,7 @@ def _vectors(columns: int, lanes: int) -> list[tuple[int, int]]:
 
 
 def _for_each_square(k: Kernel, depth: int, lanes: int, square: Callable[[Val, int], None]) -> None:
-    """Call `square(first, count)` for each group of at most `lanes` rows."""
+    """Call `square(first, count)` for each group of at most `lanes` rows along the depth."""
     whole = depth // lanes * lanes
     with k.loop(0, whole, lanes) as i:
         square(i, lanes)
@@ -89,7 +89,10 @@ def _transpose(
     lanes: int,
     element: DType | None,
 ) -> None:
-    """Transpose at most `lanes` columns that are contiguous along the depth, `lanes` x `lanes` at a time."""
+    """Copy at most `lanes` columns, each contiguous along the depth, to the rows of a panel, by transposed squares.
+
+    `across` is the distance between columns, `width` that between rows of the panel.
+    """
     depth, columns = shape
 
     def square(i: Val, valid: int) -> None:

@@ -20,9 +20,10 @@ Offsets: TypeAlias = Callable[[Val], list[Val]]  # the offset of each operand in
 
 @dataclass(frozen=True)
 class ResultWriter:
-    """Writes results: `operands` are the extra inputs of the epilogue, then the output.
+    """Generates code that runs the epilogue on sums and stores the results, matrices of rows and columns.
 
-    `steps` are the strides of the operands along the columns; an extra with step 0 holds one value per row.
+    `operands` are the addresses of the epilogue's extra inputs, then of the output; `steps` are their strides along the
+    columns. An extra with step 0 holds one value per row.
     """
 
     kernel: Kernel
@@ -33,14 +34,15 @@ class ResultWriter:
     stage: Pointer | None = None  # buffer for the sums of a tile, if the epilogue is staged (see `panels.is_staged`)
 
     def at_column(self, first: Val) -> ResultWriter:
-        """The same operands from column `first` on."""
+        """A writer of the same results whose column 0 is column `first` of this one."""
         moved = tuple(p.at(first * step) for p, step in zip(self.operands, self.steps, strict=True))
         return dataclasses.replace(self, operands=moved)
 
     def store_tile(self, grid: Grid, row: Val, offsets: Offsets, mask: Val | None) -> None:
-        """Finish and store a tile whose first row is `row`.
+        """Run the epilogue on the tile `grid` of sums, whose first row is `row`, and store the results.
 
-        `offsets(row)` gives the offset of each operand in a row; `mask` guards the last vector.
+        `offsets(row)` gives the offset of each operand in a row; `mask` guards the last vector. If the epilogue is
+        deferred, the sums themselves are stored.
         """
         if self.stage is None:
             self.store(grid, [offsets(row + r) for r in range(len(grid))], mask)
@@ -53,7 +55,10 @@ class ResultWriter:
             self.finish_line(self.stage.at(line * (width * lanes)), offsets(row + line), width, lanes, mask)
 
     def finish_line(self, sums: Pointer, offsets: Sequence[Val], width: int, lanes: int, mask: Val | None) -> None:
-        """Finish and store the sums of one row, `width` vectors in memory; `offsets` are those of the operands."""
+        """Run the epilogue on the sums of one row, `width` vectors in memory, and store the results.
+
+        `offsets` are those of the operands in this row; `mask` guards the last vector.
+        """
         places = self._places(offsets)
         for v in range(width):
             self._finish(sums.load(v * lanes, lanes), places, v * lanes, mask if v == width - 1 else None)
@@ -74,7 +79,10 @@ class ResultWriter:
                 place.at(offset).prefetch(at)
 
     def store(self, grid: Grid, rows: Sequence[Sequence[Val]], mask: Val | None) -> None:
-        """Finish and store a tile. `rows[r]` are the operands' offsets in row r; `mask` guards the last vector."""
+        """Run the epilogue on the tile `grid` of sums, unless it is deferred, and store the values.
+
+        `rows[r]` are the operands' offsets in row r; `mask` guards the last vector.
+        """
         for values, offsets in zip(grid, rows, strict=True):
             places = self._places(offsets)
             for v, value in enumerate(values):
@@ -88,7 +96,10 @@ class ResultWriter:
         return [p.at(offset) for p, offset in zip(self.operands, offsets, strict=True)]
 
     def finish(self, start: Val, stop: Val, columns: int, lanes: int, offsets: Offsets) -> None:
-        """Run a deferred epilogue over the rows `start` to `stop`; `offsets(row)` gives the operands' offsets."""
+        """Run the epilogue over the stored sums of rows `start` to `stop`, in place, if it is deferred.
+
+        `offsets(row)` gives the operands' offsets in a row. Other writers do nothing.
+        """
         if not self.deferred:
             return
         k = self.kernel

@@ -9,7 +9,10 @@ _HALVINGS = 40  # no run has 2**40 tokens
 
 
 def segment_count(k: Kernel, offsets: Pointer) -> Val:
-    """The number of sequences that begin before token n: a binary search for the first of `offsets` that is n."""
+    """The number of sequences that begin before token n, the end of all tokens.
+
+    A binary search for the first of `offsets`, the first token of each sequence in order, that is n or more.
+    """
     with k.fold(0, _HALVINGS, [k.index(0), k.n]) as fold:
         low, high = fold.values
         middle = (low + high) // 2

@@ -58,7 +58,7 @@ def cached(spec: KernelSpec, target: GpuTarget, cache: ObjectCache) -> Binary | 
 
 
 def binary_key(spec: KernelSpec, target: GpuTarget, version: str | None = None) -> str:
-    """Everything that the binary of `spec` depends on, as one digest.
+    """The cache's key of the binary of `spec`: a SHA-256 digest of the spec, target, generators and Triton's version.
 
     `version` is that of the Triton that compiles it, by default the installed version.
     """
@@ -69,7 +69,8 @@ def binary_key(spec: KernelSpec, target: GpuTarget, version: str | None = None) 
 def interpret(source: Source, grid: Sequence[int], arrays: Sequence[Array | int], n: int) -> None:
     """Run all programs of a kernel on this CPU, one after the other; slow, for tests.
 
-    `arrays` are the operands: C-contiguous NumPy arrays or addresses.
+    `grid` is the number of programs along each axis. `arrays` are the operands: C-contiguous NumPy arrays, which
+    kernels write in place, or addresses. Errors are those of `lathe.core.kernels.cuda.interpreter.run`.
     """
     from lathe.core.kernels.cuda.interpreter import run
 

@@ -67,7 +67,7 @@ class Algebra:
         return Reg(self.writer.let(self.loaded(f"tl.load({', '.join(arguments)})", dtype), "x"), dtype)
 
     def loaded(self, expression: str, dtype: DType) -> str:
-        """The expression of a loaded value, converted to its register type."""
+        """The expression of a loaded value of type `dtype`, converted to its register type."""
         if dtype is DType.BOOL:
             return f"{expression} != 0"
         return f"{expression}.to(tl.float32)" if dtype in NARROW else expression
@@ -303,7 +303,10 @@ class Algebra:
         return x if isinstance(x, Reg) else self.const(x, self.dtype(x))
 
     def _match(self, *operands: Operand) -> tuple[Reg, ...]:
-        """All operands as registers of one type: Python numbers become constants. TypeError for different types."""
+        """All operands as registers of one type: Python numbers become constants of the first register's type.
+
+        That is float32 if all operands are numbers. TypeError for registers of different types.
+        """
         dtype = next((x.dtype for x in operands if isinstance(x, Reg)), F32)
         values = tuple(x if isinstance(x, Reg) else self.const(x, dtype) for x in operands)
         if any(value.dtype is not dtype for value in values):

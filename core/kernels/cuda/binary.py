@@ -35,7 +35,7 @@ class Binary:
 
     @staticmethod
     def is_one(data: bytes) -> bool:
-        """Whether the bytes begin with the magic number of a binary."""
+        """Whether `data` begins with the magic number of the bytes that `to_bytes` writes."""
         return data.startswith(_MAGIC)
 
     @staticmethod

@@ -29,7 +29,10 @@ def compile_source(source: Source, target: GpuTarget) -> Binary:
 
 @lru_cache(_CACHED)
 def _compile(source: Source, arch: int) -> Any:
-    """The kernel as compiled by Triton."""
+    """Triton's compiled kernel of `source` for the architecture sm_`arch`.
+
+    RuntimeError if Triton cannot compile the text, or the kernel needs scratch memory of Triton's own.
+    """
     triton = import_triton()
     with LOCK, tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder  # Lathe has a cache of its own

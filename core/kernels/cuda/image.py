@@ -13,14 +13,20 @@ from lathe.core.kernels.shared.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """A block of image elements: their offsets without channels, and a mask of those inside the image (None: all)."""
+    """Expressions for a block of pixels: their offsets in elements, to which the caller adds the channel's, and a mask.
+
+    The mask is true for pixels inside the image; None if all are.
+    """
 
     offset: str
     mask: str | None
 
 
 class Windows:
-    """The windows of output pixels, whose numbers along batch and spatial axes are in `pixels`, a block or a scalar."""
+    """The windows of a block of output pixels.
+
+    `pixels` is an expression for their row-major numbers over batch and spatial axes, a block or a scalar.
+    """
 
     def __init__(self, w: Writer, image: Image, pixels: str) -> None:
         self._w, self._image = w, image
@@ -29,7 +35,7 @@ class Windows:
         self._origins = [_origin(w, place, window) for place, window in zip(places, image.windows, strict=True)]
 
     def at(self, place: str | tuple[int, ...]) -> Taps:
-        """The elements at one place of the windows.
+        """The image pixels that the windows have at one of their places.
 
         The place is an expression for its row-major number in the window, or one number per axis.
         """
@@ -59,10 +65,10 @@ class Windows:
 
 
 class CoveringWindows:
-    """The windows that cover image places, for transposed convolutions and gradients.
+    """The windows that cover given pixels of an image, for transposed convolutions and gradients.
 
-    `places` are numbers along batch and spatial axes. For each place of a window there is at most one window that has
-    the image element there. The image that is read has one pixel per window.
+    `places` is an expression for the row-major numbers of these pixels over batch and spatial axes. For each place of a
+    window there is at most one window that has the pixel there. The image that is read has one pixel per window.
     """
 
     def __init__(self, w: Writer, image: Image, places: str) -> None:
@@ -75,12 +81,15 @@ class CoveringWindows:
         ]
 
     def at(self, place: str | tuple[int, ...]) -> Taps:
-        """The pixels of the windows that have the elements at this place, and a mask of where such windows exist."""
+        """The pixels that belong to the windows which have the given pixels at `place`; masked where there is none."""
         windows, mask = self.windows_at(place)
         return Taps(self._w.let(self.offset(windows), "at"), mask)
 
     def offset(self, windows: list[str]) -> str:
-        """The offsets of the pixels of windows, without channels."""
+        """The expression of the offsets of the pixels that belong to `windows`, their numbers along each axis.
+
+        The caller adds the channel's offset.
+        """
         steps = [scaled(each, stride) for each, stride in zip(windows, self._image.steps, strict=True)]
         return total([self._batch, *steps])
 
@@ -101,12 +110,12 @@ class CoveringWindows:
 
 
 def _axes(w: Writer, place: str | tuple[int, ...], image: Image) -> list[str]:
-    """The coordinates of a window place, which may be an expression for its row-major number."""
+    """Expressions for the coordinates of a window place, which is its row-major number as text, or one int per axis."""
     return split(w, place, image.kernel) if isinstance(place, str) else [str(each) for each in place]
 
 
 def pixel_offset(w: Writer, image: Image, pixels: str) -> str:
-    """The offsets of pixels in an image with one pixel per window, without channels."""
+    """The expression of the offsets of pixels in an image with one pixel per window, without the channel's offset."""
     batch, *places = split(w, pixels, (image.batch, *image.counts))
     steps = [scaled(place, stride) for place, stride in zip(places, image.steps, strict=True)]
     return total([scaled(batch, image.batch_step), *steps])

@@ -64,7 +64,7 @@ def _address(array: Array | int) -> int:
 
 @functools.cache
 def _rewrite(function: FunctionType) -> Any:
-    """The function, rewritten for the interpreter."""
+    """The function as rewritten by Triton, so that its interpreter can run it."""
     from triton.runtime.interpreter import FunctionRewriter
 
     return FunctionRewriter(function).rewrite_ast()

@@ -42,7 +42,7 @@ class LineWriter:
 
     @contextmanager
     def pieces(self) -> Iterator[LineChunk]:
-        """Code written inside runs for each chunk of the lines."""
+        """Code written inside runs for each chunk of the lines: once without a loop if a whole line is one chunk."""
         if self._piece is not None:
             yield self._piece
             return
@@ -59,11 +59,14 @@ class LineWriter:
         return LineChunk(index, Place(tuple(places), (mask,) * len(places)), mask)
 
     def both(self, piece: LineChunk) -> str:
-        """The mask of a block."""
+        """The mask expression of a block [lines, columns]: both the line and the element of `piece` exist."""
         return self.mask if piece.mask is None else f"{self.mask} & {piece.mask}"
 
     def load(self, pointer: str, operand: int, dtype: DType, piece: LineChunk) -> Reg:
-        """The elements of an operand, in its register type."""
+        """The elements of operand `operand` of the lines' nests at this chunk, in their register type.
+
+        `dtype` is their type in memory. Lines that are one chunk are loaded only once.
+        """
         if piece is self._piece and (pointer, operand) in self._loaded:
             return self._loaded[pointer, operand]
         lines, along = self.lines.lines.strides[operand], self.lines.along.strides[operand]
@@ -95,18 +98,24 @@ class LineWriter:
         return self.w.let(f"tl.full(({tile.rows}, {tile.columns}), {value}, {register_name(dtype)})", "total")
 
     def within(self, value: str, piece: LineChunk, other: str) -> str:
-        """`value` inside the lines, `other` outside."""
+        """The variable of a block that is `value` where line and element exist, and `other` elsewhere."""
         return self.w.let(f"tl.where({self.both(piece)}, {value}, {other})")
 
     def reduce(self, value: str, combine: str, dtype: DType) -> Reg:
-        """A block [lines, columns] reduced to one number per line, [lines, 1]."""
+        """The block `value` [lines, columns] reduced to one number per line, [lines, 1].
+
+        `combine` is the name of a Triton function of two values, such as `SUM`.
+        """
         return Reg(self.w.let(f"tl.reduce({value}, 1, {combine})[:, None]", "line"), dtype)
 
     def sum(self, value: str, dtype: DType = DType.FLOAT32) -> Reg:
         return self.reduce(value, SUM, dtype)
 
     def extreme(self, value: str, combine: str, dtype: DType) -> Reg:
-        """The maximum or minimum of each line, or NaN if the line has one: comparisons alone would lose it."""
+        """The maximum or minimum (by `combine`) of each line of the block `value`, or NaN if the line has one.
+
+        Comparisons alone would lose the NaN.
+        """
         best = self.reduce(value, combine, dtype)
         if not dtype.is_float:
             return best
@@ -115,17 +124,17 @@ class LineWriter:
 
 
 def register_dtype(dtype: DType) -> DType:
-    """The type in registers."""
+    """The type of a block in registers whose type in memory is `dtype`: float32 for float16 and bfloat16."""
     return DType.FLOAT32 if dtype in NARROW else dtype
 
 
 def lowest(dtype: DType) -> str:
-    """The least value of a type, as an expression."""
+    """The least value of a type (minus infinity for floats), as an expression."""
     return 'float("-inf")' if dtype.is_float else str(-(1 << (8 * dtype.itemsize - 1)) if _signed(dtype) else 0)
 
 
 def highest(dtype: DType) -> str:
-    """The greatest value of a type, as an expression."""
+    """The greatest value of a type (infinity for floats), as an expression."""
     bits = 8 * dtype.itemsize - (1 if _signed(dtype) else 0)
     return 'float("inf")' if dtype.is_float else str((1 << bits) - 1)
 

@@ -23,12 +23,15 @@ class Place:
     masks: tuple[str | None, ...]
 
     def offset(self, strides: Sequence[Dim], start: Dim = 0) -> str:
-        """The offset of an operand with these strides, in elements, plus `start`."""
+        """The expression of an operand's offset in elements: its `strides` times the indices, plus `start`."""
         terms = [scaled(index, stride) for index, stride in zip(self.indices, strides, strict=True)]
         return total([*([text_of(start)] if start != 0 else []), *terms])
 
     def mask(self, strides: Sequence[Dim]) -> str | None:
-        """A mask of the elements of an operand that are inside, in the shape of its offset."""
+        """A mask of the elements of an operand that are inside, in the shape of its offset.
+
+        Loops along which the operand does not move are left out; None if no other loop has a mask.
+        """
         moved = zip(self.masks, self.indices, strides, strict=True)
         masks = dict.fromkeys(mask for mask, index, stride in moved if mask and stride != 0 and index != "0")
         return " & ".join(masks) or None
@@ -40,7 +43,7 @@ def place(w: Writer, nest: Nest, tiling: Tiling, program: str) -> Place:
 
 
 def split(w: Writer, index: str, extents: Sequence[Dim]) -> list[str]:
-    """A row-major index over all loops as one index per loop."""
+    """The row-major index `index` over loops of these extents, as one expression per loop."""
     indices = []
     for k in range(len(extents) - 1, 0, -1):
         extent = extents[k]
@@ -61,7 +64,10 @@ def _line(w: Writer, nest: Nest, size: int, program: str) -> Place:
 
 
 def _squares(w: Writer, nest: Nest, tiling: Tiling, program: str) -> Place:
-    """The elements of a program for a tiling with cut loops, whose blocks vary fastest from program to program."""
+    """The elements of a program for a tiling that cuts `tiling.loops` into blocks of `tiling.sizes`.
+
+    Other loops have one iteration per program. The blocks vary fastest from program to program.
+    """
     cut = dict(zip(tiling.loops, tiling.sizes, strict=True))
     order = [k for k in range(nest.rank) if k not in cut] + list(tiling.loops)
     counts = [blocks(nest.extents[k], cut[k]) if k in cut else nest.extents[k] for k in order]

@@ -32,7 +32,10 @@ class ProgramTile:
 
 
 def program_tile(w: Writer, tile: ProductTile, rows: Dim, columns: Dim) -> ProgramTile:
-    """The tile of this program. Programs run through all tiles of one batch before those of the next."""
+    """Write code that computes which tile this program has, from its number; returns the variables.
+
+    Programs run through all tiles of one batch index before those of the next.
+    """
     high, wide = text_of(blocks(rows, tile.rows)), text_of(blocks(columns, tile.columns))
     program = w.let("tl.program_id(0)", "program")
     batch = w.let(f"{program} // ({high} * {wide})", "batch")
@@ -54,7 +57,7 @@ def edge_mask(w: Writer, index: str, extent: Dim, size: int) -> str | None:
 
 
 def join_masks(*masks: str | None) -> str | None:
-    """The conjunction of the masks; None if all are None."""
+    """The expression of the conjunction of the masks that are not None; None if all are."""
     return " & ".join(mask for mask in masks if mask is not None) or None
 
 
@@ -67,7 +70,10 @@ def zero_sums(w: Writer, tile: ProductTile, element: DType = DType.FLOAT32) -> s
 def load_factors(
     w: Writer, pointer: str, offset: str, dtype: DType, element: DType, *masks: str | None, outside: int = 0
 ) -> str:
-    """Load a block of factors as `element`, with `outside` where a mask is false."""
+    """Load a block of factors of type `dtype` as `element`, with `outside` where a mask is false; returns its name.
+
+    From uint8, `outside` included, 128 is subtracted, which gives int8.
+    """
     mask, nothing = join_masks(*masks), repr(float(outside) if dtype.is_float else outside)
     loaded = w.let(f"tl.load({pointer} + {offset}{f', {mask}, other={nothing}' if mask else ''})", "factors")
     if dtype is DType.UINT8:  # subtract 128
@@ -85,7 +91,10 @@ def multiply(w: Writer, sums: str, left: str, right: str, precision: str, elemen
 
 
 def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:
-    """The steps of a program along the depth, as arguments of `range`. The second axis of programs counts parts."""
+    """The text of the arguments of `range` for a loop over the depth in steps of `step`.
+
+    If `parts` is above 1, the loop covers one part of the depth, whose number is the program's along the second axis.
+    """
     if parts == 1:
         return f"0, {text_of(depth)}, {step}"
     part = text_of(blocks(blocks(depth, step), parts) * step)
@@ -95,7 +104,10 @@ def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:
 
 @contextmanager
 def last_program_of_tile(w: Writer, size: ProductTile, programs: Dim, parts: int, sums: str) -> Iterator[str]:
-    """Code written inside runs once per tile, with the sums of all its parts: see `split_operands`."""
+    """Code written inside runs once per tile, in the last of its `parts` programs; yields the sums of all parts.
+
+    `sums` are those of one program. With one part it runs in every program. See `split_operands`.
+    """
     if parts == 1:
         yield sums
         return
@@ -128,7 +140,10 @@ def finish(
     w: Writer, results: Results, here: Place, moves: Sequence[tuple[Dim, ...]], pointers: Sequence[str], sums: str,
     tile: ProgramTile,
 ) -> None:  # fmt: skip
-    """Run the epilogue and store Y. `moves` are the strides of the extras and Y along the loops of `here`."""
+    """Write code that runs the epilogue on the block `sums` and stores Y.
+
+    `pointers` are the names of the extras' and Y's pointers, `moves` their strides along the loops of `here`.
+    """
     e = Algebra(w)
     values = [Reg(sums, results.computed)]
     *extras, (y, to) = zip(pointers, moves, strict=True)

@@ -83,7 +83,7 @@ class Writer:
 
 
 def text_of(dim: Dim) -> str:
-    """A dimension as an expression over `n`, in parentheses where needed."""
+    """The dimension as the text of an expression over `n`, in parentheses where needed."""
     text = str(dim)
     return text if text.isalnum() else f"({text})"
 

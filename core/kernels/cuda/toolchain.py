@@ -45,7 +45,10 @@ def is_interpreter_supported() -> bool:
 
 @lru_cache(_CACHED)
 def function_of(source: Source) -> FunctionType:
-    """The function that a source defines, as plain Python. Triton reads its text through `linecache`."""
+    """The Python function that a source defines, without Triton's `jit` around it.
+
+    Triton reads the function's text through `linecache`, so the text is entered there.
+    """
     triton = import_triton()
     file = f"<lathe {source.symbol}>"
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)

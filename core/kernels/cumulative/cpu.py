@@ -27,7 +27,10 @@ def generate(spec: CumulativeSpec, target: Target) -> Kernel:
 
 
 def _around_axis(k: Kernel, spec: CumulativeSpec) -> tuple[Val, ...]:
-    """The numbers of elements before the axis, along it, and after it, for an axis that is an input."""
+    """The products of the extents before the axis, along it and after it, for an axis that is an input (operand 1).
+
+    An axis out of range sets `Status.AXIS_OUT_OF_RANGE`, and the first product is 0, so that nothing is computed.
+    """
     assert spec.axis is not None
     given, rank = k.operand(1, spec.axis).load().cast(DType.INT64), len(spec.extents)
     axis = k.ops.select(given < 0, given + rank, given)

@@ -34,7 +34,7 @@ def generate(spec: CumulativeSpec, target: GpuTarget) -> Source:
 
 
 def _at(spec: CumulativeSpec, base: str, k: str) -> str:
-    """The offset of the k-th element in the order of summation."""
+    """The expression of the offset of the `k`-th element in the order of summation, in a line that begins at `base`."""
     place = f"({text_of(spec.length)} - 1 - {k})" if spec.reverse else k
     return total([base, scaled(place, spec.inner)])
 

@@ -39,12 +39,12 @@ class CumulativeSpec(KernelSpec):
 
 
 def running_sums(request: Request) -> KernelCall | None:
-    """Selector of CumSum over numbers with a known axis."""
+    """Selector of CumSum of numeric types with a known axis."""
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tiles."""
+    """Offers of the same sums with other tiles."""
     return _calls(request)
 
 

@@ -28,7 +28,7 @@ class CustomSpec(KernelSpec):
     attrs: tuple[tuple[str, Any], ...]
 
     def attr(self, name: str) -> Any:
-        """The attribute's value, or its default."""
+        """The value of attribute `name`, or its default. KeyError if the operator has no such attribute."""
         return dict(self.attrs)[name]
 
     @property
@@ -37,7 +37,10 @@ class CustomSpec(KernelSpec):
 
 
 def register_kernels(op: registry.OpDef) -> None:
-    """Add the kernels of a newly registered operator; they replace those of an earlier definition."""
+    """Add the kernels of a newly registered operator to all devices' tables; they replace those of an earlier one.
+
+    They are its own kernel if it has one, and the elementwise kernel if it is elementwise.
+    """
     own = (_own_kernel,) if op.has_kernel else ()
     add_row(op.name, Row((*own, elementwise) if op.is_elementwise else own))
     add_row(op.name, Row((elementwise_on_gpu,) if op.is_elementwise else ()), device="cuda")
@@ -45,7 +48,10 @@ def register_kernels(op: registry.OpDef) -> None:
 
 
 def _own_kernel(request: Request) -> KernelCall | None:
-    """Selector of the operator's own kernel; None for unplannable shapes and types outside `kernel_dtypes`."""
+    """Selector of the operator's own kernel.
+
+    None if the operator has none, if generated code cannot compute a shape, or for types outside `kernel_dtypes`.
+    """
     node, op = request.node, registry.get(request.node.op)
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     if not op.has_kernel or not has_plannable_types(node) or any(v.dtype not in op.kernel_dtypes for v in values):

@@ -72,7 +72,7 @@ class Taps:
         return self.windows[1].size * self.channels
 
     def each_tile(self, emit: Emit) -> None:
-        """Cover a line by calls `emit(column, count, taps)`.
+        """Cover a line of results by calls `emit(column, count, taps)`: `count` results from `column` on.
 
         Columns whose windows reach outside the image are emitted one by one, with the taps that lie inside; the others
         in tiles, with all taps.
@@ -88,7 +88,7 @@ class Taps:
             emit(k.index(full), end - full, range(columns.kernel))
 
     def inner_lines(self, corner: Val) -> tuple[Val, Val]:
-        """The range [first, last) of window lines that lie in the image."""
+        """The range [first, last) of window lines that lie in the image, for a window whose first line is `corner`."""
         k, lines = self.kernel, self.windows[0]
         step = lines.dilation
         if lines.inside == (0, lines.count):
@@ -102,7 +102,9 @@ class Taps:
     ) -> None:
         """Compute adjacent results from `column` on, for all channels.
 
-        `offsets` has one list per result, with the offset of each operand of `results`.
+        `lines(step)` is the address of the image line for line `step` of the window, `inner` the range of window lines
+        and `taps` the window columns inside the image. `offsets` has one list per result, with the offset of each
+        operand of `results`.
         """
         k, window = self.kernel, self.windows[1]
         left = (column * window.stride - window.before) * self.channels
@@ -122,7 +124,7 @@ class Taps:
         return Val(k, whole, DType.INT32, total.lanes)
 
     def _inside(self, column: int) -> Sequence[int]:
-        """The columns of the window of result `column` that lie in the image."""
+        """The columns of the window (0 is its first) of result `column` that lie in the image."""
         window = self.windows[1]
         corner = column * window.stride - window.before
         return [tap for tap in range(window.kernel) if 0 <= corner + tap * window.dilation < window.size]
@@ -130,7 +132,7 @@ class Taps:
     def _sums(
         self, lines: Lines, inner: tuple[Val, Val], at: Val, taps: Sequence[int], count: int, mask: Val | None
     ) -> list[Val]:
-        """The sums of `count` results for the vector of channels `at`, over the lines of the window."""
+        """The sums of `count` adjacent results for a vector of channels from `at` on, over the window lines `inner`."""
         k, window, lanes = self.kernel, self.windows[1], self.lanes
         begin = k.zeros(F32, lanes) if self.full is None else self.full.load(at, lanes, mask)
         with k.fold(*inner, [begin] * count) as fold:

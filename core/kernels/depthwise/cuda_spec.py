@@ -55,7 +55,7 @@ def depthwise(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tiles."""
+    """Offers of the same convolution with other tiles."""
     return _calls(request)
 
 

@@ -55,7 +55,10 @@ class DepthwiseSpec(KernelSpec):
 
 
 def depthwise(request: Request) -> KernelCall | None:
-    """Selector of depthwise convolutions of one- and two-dimensional images with constant weights."""
+    """Selector of channels-last depthwise convolutions of one- and two-dimensional images with constant weights.
+
+    Image sizes must be numbers. None for bytes if the window has more than `MOST_BYTES` places.
+    """
     node, weight, windows = request.node, request.constant(1), windows_of(request.node)
     if weight is None or windows is None or not is_covered(node) or not is_depthwise(node, weight, windows):
         return None
@@ -92,7 +95,10 @@ def pack(weight: Array, fill: int = 0) -> Array:
 
 
 def columns_of(target: Target, window: Window) -> int:
-    """The number of adjacent results per tile, so that registers are left for a line of weights and of the image."""
+    """The number of adjacent results per tile: at most 8 (4 with few registers), and at least 1.
+
+    Registers must be left for a line of weights and of the image, and the windows must lie inside the image.
+    """
     inside = window.inside[1] - window.inside[0]
     room = target.registers - window.kernel - 3
     return max(1, min(inside, room, 8 if target.registers >= 32 else 4))

@@ -123,7 +123,10 @@ class _Direct:
         return [[[next(values) for _ in range(vectors)] for _ in outputs] for _ in range(spec.lines)]
 
     def _line_of_taps(self, place: Pointer, weights: Pointer, sums: Sequence[Val], vectors: int) -> list[Val]:
-        """The flat `sums` [lines][outputs][vectors] after one more line of the window."""
+        """The flat `sums` [lines][outputs][vectors] plus the products of one more line of the window.
+
+        `place` is the first image element that the line reads, `weights` its weights.
+        """
         k, spec = self.kernel, self.spec
         lines, columns = spec.windows
         sums, outputs = list(sums), len(sums) // (spec.lines * vectors)
@@ -139,7 +142,7 @@ class _Direct:
         return sums
 
     def _finish(self, value: Val, output: int) -> Val:
-        """The value after the epilogue, whose extra inputs hold one value per channel."""
+        """The vector `value` of channel `output` after the epilogue, whose extra inputs hold one value per channel."""
         finish, k = self.spec.finish, self.kernel
         if finish.epilogue is None:
             return value
@@ -150,7 +153,10 @@ class _Direct:
         return k.ops.splat(scalar_body(k.ops, finish.epilogue, [value, *extras])[0], value.lanes)
 
     def _store_channel(self, lines: Sequence[Sequence[Val]], output: int, column: Val) -> None:
-        """Store the results of one channel in scratch for `_write`, pooled if the spec has a pool."""
+        """Store the results of channel `output`, from `column` on, in scratch for `_write`.
+
+        `lines` are vectors of adjacent results of each line; if the spec has a pool, they are pooled first.
+        """
         spec = self.spec
         if spec.pool:
             lines, column = [self._pool(*lines)], column // spec.step
@@ -160,7 +166,10 @@ class _Direct:
                 target.store(value, v * spec.lanes)
 
     def _pool(self, upper: Sequence[Val], lower: Sequence[Val]) -> list[Val]:
-        """Two lines of one or two vectors pooled into one vector. With one vector, only the first half is valid."""
+        """Two lines of one or two vectors, pooled 2x2 into one vector: a list of that vector.
+
+        Lines of one vector give a vector of which only the first half is valid.
+        """
         k, lanes, average = self.kernel, self.spec.lanes, self.spec.pool == "average"
         combine = k.ops.add if average else k.ops.max
         line = [combine(a, b) for a, b in zip(upper, lower, strict=True)]
@@ -172,7 +181,7 @@ class _Direct:
         return [value * 0.25 if average else value]
 
     def _write(self, image: Val, line: Val, r: int) -> None:
-        """Write line `line` of the result, with the channels of each pixel interleaved."""
+        """Write line `line` of an image's result from line `r` of scratch, with the channels of each pixel adjacent."""
         k, spec = self.kernel, self.spec
         width, outputs, lanes = spec.size[1], spec.outputs, spec.lanes
         source = self.results.at(r * outputs * spec.result_width)

@@ -175,6 +175,6 @@ def _band(spec: DirectSpec, target: Target) -> int:
 
 
 def _unpooled(window: Window) -> Window:
-    """The window with the number of results before pooling."""
+    """The window with `count` replaced by the number of results before pooling."""
     reach = (window.kernel - 1) * window.dilation + 1
     return dataclasses.replace(window, count=(window.size + window.before + window.after - reach) // window.stride + 1)

@@ -35,7 +35,7 @@ def generate(spec: DynamicWindowsSpec, target: Target) -> Kernel:
 
 
 def _line(writer: Writer, row: Val, begin: Val, end: Val) -> None:
-    """Compute the results [begin, end) of a line."""
+    """Compute the results [begin, end) of line number `row`; lines count over the batch and all axes but the last."""
     k, windows = writer.kernel, writer.spec.windows
     batch, *places = k.unravel(row, [k.index(0), *(k.dim(window.count) for window in windows[:-1])])
     corners = [place * w.stride - w.before for place, w in zip(places, windows, strict=False)]

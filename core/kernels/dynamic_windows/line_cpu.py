@@ -30,7 +30,10 @@ class Line:
     inside: Sequence[tuple[Val, Val]]  # the range of their taps in the image, along the same axes
 
     def folded(self, emit: Taps, totals: list[Val]) -> list[Val]:
-        """The totals after all lines of the window that lie in the image."""
+        """`totals` after all lines of the window that lie in the image.
+
+        `emit(place, tap, totals)` adds one line: `place` is its row-major number in the image, `tap` in the window.
+        """
         k = self.kernel
 
         def nested(axis: int, place: Val, tap: Val, values: list[Val]) -> list[Val]:
@@ -67,15 +70,15 @@ class Writer:
         return self.spec.windows[-1]
 
     def start(self, lanes: int) -> Val:
-        """The result of an empty window: the identity."""
+        """A vector of totals of an empty window: minus infinity for a maximum, 0 for sums."""
         return self.kernel.constant(lowest(F32) if self.spec.kind == "max" else 0, F32, lanes)
 
     def combined(self, total: Val, value: Val) -> Val:
-        """The total of a pool after one more place of the image."""
+        """`total` combined with the element `value` of the window: the maximum, or the sum."""
         return self.kernel.ops.max(total, value) if self.spec.kind == "max" else total + value
 
     def together(self, values: Sequence[Val]) -> Val:
-        """The total of a pool from those of its parts."""
+        """The combination (maximum or sum) of all `values`, totals of parts of a window."""
         total, *others = values
         for value in others:
             total = self.combined(total, value)
@@ -94,7 +97,10 @@ class Writer:
     def store(
         self, pixel: Val, values: Sequence[Val], at: Val, mask: Val | None = None, count: Val | None = None
     ) -> None:
-        """Finish and store adjacent results, with a vector of channels from `at` on for each."""
+        """Store adjacent results from number `pixel` on: for each, a vector of channels from `at` on.
+
+        Sums of products go through the epilogue first; totals of averages are divided by `count`.
+        """
         finish, pixels = self.spec.finish, [pixel + index for index in range(len(values))]
         if finish is not None:
             results = ResultWriter(self.kernel, finish.epilogue, (*self.extras, self.y), (*finish.extra_steps, 1))
@@ -120,7 +126,10 @@ class Writer:
         k.strip(self.spec.channels, channels, lanes=self.lanes)
 
     def _taps(self, corner: Val, inside: tuple[Val, Val], at: Val, mask: Val | None) -> Taps:
-        """A function that adds a line of taps in a loop, for a vector of channels."""
+        """The `emit` of `Line.folded` for one result: it adds a line of taps in a loop, for channels from `at` on.
+
+        `corner` is the window's first column, `inside` the range of its taps in the image.
+        """
         k, window, channels = self.kernel, self.window, self.spec.channels
 
         def emit(place: Val, tap: Val, totals: list[Val]) -> list[Val]:
@@ -149,6 +158,6 @@ def padded_taps(k: Kernel, window: DynamicWindow, corner: Val) -> Val:
 
 
 def _taps_before(k: Kernel, window: DynamicWindow, corner: Val, limit: Val) -> Val:
-    """The number of taps before `limit`, for a window that begins at `corner`."""
+    """The number of taps that lie before place `limit` of an axis, for a window that begins at `corner`."""
     step = window.dilation
     return k.ops.min((k.ops.max(limit - corner, 0) + (step - 1)) // step, window.kernel)

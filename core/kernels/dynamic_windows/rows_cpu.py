@@ -24,7 +24,7 @@ def _last_shift(writer: Writer) -> int:
 
 
 def _phases(writer: Writer) -> list[int]:
-    """The remainders of taps by the stride, sorted."""
+    """The remainders of the taps' columns, relative to the window's first, divided by the stride; sorted, each once."""
     window = writer.window
     return sorted({tap * window.dilation % window.stride for tap in range(window.kernel)})
 
@@ -45,7 +45,7 @@ def row_vectors(writer: Writer, line: Line, begin: Val, end: Val) -> None:
 
 
 def _average(writer: Writer, line: Line, column: Val, total: Val) -> Val:
-    """A vector of results from `column` on: `total`, divided by the divisor for averages."""
+    """A vector of results from `column` on: `total`, which is divided by the number of places for averages."""
     others = writer.divisor(line, writer.kernel.index(1))
     if others is None:
         return total
@@ -91,7 +91,10 @@ def _vectors(writer: Writer) -> tuple[Sequence[int], int]:
 
 
 def _pool_columns(writer: Writer, line: Line, corner: Val, masked: bool) -> list[Val]:
-    """The vectors of columns from `corner` on, pooled over the lines of the window."""
+    """The vectors of image columns that `_vectors` lists, relative to `corner`, pooled over the lines of the window.
+
+    If `masked`, columns outside the image give the identity; otherwise all must lie inside.
+    """
     k, window, lanes = writer.kernel, writer.window, writer.kernel.target.lanes
     starts, step = _vectors(writer)
     numbers = k.lane_numbers(lanes) * step
@@ -112,7 +115,7 @@ def _inside_image(writer: Writer, columns: Val) -> Val:
 
 
 def _load(writer: Writer, image: Pointer, start: int, step: int, mask: Val | None) -> Val:
-    """Every `step`-th column from `start` on, with the identity where the mask is false."""
+    """A vector of every `step`-th column of the line `image` from `start` on; the identity where the mask is false."""
     k, lanes = writer.kernel, writer.kernel.target.lanes
     found = image.load(start, lanes, mask) if step == 1 else image.gather(k.lane_numbers(lanes) * step + start, mask)
     return found if mask is None else k.ops.select(mask, found, writer.start(lanes))
@@ -133,7 +136,7 @@ def _windows(writer: Writer, here: Planes, ahead: Planes) -> Val:
 
 
 def _taps_inside(writer: Writer, column: Val) -> Val:
-    """The number of taps along the last axis that count in the divisor, for a vector of averages."""
+    """The number of taps along the last axis that count in the divisor of the results from `column` on, as float32."""
     k, window, lanes = writer.kernel, writer.window, writer.kernel.target.lanes
     corners = (k.lane_numbers(lanes) + column) * window.stride - window.before
     one, total = k.constant(1.0, F32, lanes), k.zeros(F32, lanes)

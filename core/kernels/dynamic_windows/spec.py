@@ -106,7 +106,10 @@ def dynamic_pool(request: Request) -> KernelCall | None:
 def dynamic_windows_of(
     node: Node, image: Sequence[Dim], results: Sequence[Dim], kernel: tuple[int, ...]
 ) -> tuple[DynamicWindow, ...] | None:
-    """The windows of a pool; None for `auto_pad` that depends on a dynamic size."""
+    """The windows of a pool along each spatial axis, for an image and results of these extents.
+
+    None if `auto_pad` is SAME_UPPER or SAME_LOWER and an extent is dynamic.
+    """
     if (known := windows_of(node, image, results)) is not None:
         return tuple(DynamicWindow(w.size, w.count, w.kernel, w.stride, w.dilation, w.before, w.after) for w in known)
     if str(attribute(node, "auto_pad") or "NOTSET") not in ("NOTSET", "VALID"):

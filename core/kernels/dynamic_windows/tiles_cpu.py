@@ -34,7 +34,7 @@ def _results_per_tile(writer: Writer) -> int:
 
 
 def _columns(writer: Writer, count: int) -> list[int]:
-    """The columns of the image that a tile reads, relative to its first column."""
+    """The columns of the image that a tile of `count` results reads, relative to its first column, sorted."""
     window = writer.window
     return sorted({c * window.stride + t * window.dilation for c in range(count) for t in range(window.kernel)})
 
@@ -53,7 +53,10 @@ def _tile(writer: Writer, line: Line, column: Val, count: int) -> None:
 
 
 def _pool_totals(writer: Writer, line: Line, corner: Val, count: int, at: Val, mask: Val | None) -> list[Val]:
-    """The totals of pools: each image column is pooled separately, then the columns of each window are combined."""
+    """The totals of `count` adjacent pools whose first window begins at column `corner`, for channels from `at` on.
+
+    Each image column is pooled separately, then the columns of each window are combined.
+    """
     k, window, lanes = writer.kernel, writer.window, writer.lanes
     columns = _columns(writer, count)
 
@@ -68,7 +71,7 @@ def _pool_totals(writer: Writer, line: Line, corner: Val, count: int, at: Val, m
 
 
 def _product_sums(writer: Writer, line: Line, corner: Val, count: int, at: Val, mask: Val | None) -> list[Val]:
-    """The sums of products of `count` windows."""
+    """The sums of products of `count` adjacent windows, the first one at column `corner`, for channels from `at` on."""
     k, window, channels, lanes = writer.kernel, writer.window, writer.spec.channels, writer.lanes
     weights = writer.weights
     assert weights is not None

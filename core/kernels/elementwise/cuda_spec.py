@@ -36,13 +36,13 @@ def _tile_text(tiling: Tiling) -> str:
 
 
 def elementwise(request: Request) -> KernelCall | None:
-    """Selector of elementwise nodes with plannable shapes, whose body the scalar algebra can compute."""
+    """Selector of elementwise nodes whose shapes generated code can compute, and whose body fits a GPU kernel."""
     found = on_cpu.call_of(request, bodies.is_computable_on_gpu)
     return next(iter(tiled(found)), None) if found is not None else None
 
 
 def other_tilings(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tilings."""
+    """Offers of the same elementwise kernel with other tilings."""
     found = on_cpu.call_of(request, bodies.is_computable_on_gpu)
     return tiled(found) if found is not None else ()
 

@@ -28,7 +28,7 @@ class ElementwiseSpec(KernelSpec):
     nest: Nest
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
-        """A spec that reads its numbers at run time; not for rows so long that the code splits them into tasks."""
+        """See `KernelSpec.general`; None for rows so long that the code splits them into tasks."""
         inner = self.nest.extents[-1]
         if self.nest.rank > 1 and isinstance(inner, int) and inner > _LONG_ROW:
             return None
@@ -52,14 +52,18 @@ OPS = _names()
 
 
 def elementwise(request: Request) -> KernelCall | None:
-    """Selector of elementwise nodes with plannable shapes, whose body the scalar algebra can compute."""
+    """Selector of elementwise nodes whose shapes generated code can compute, and whose body `Arithmetic` can.
+
+    Bodies compute in types other than float16 and bfloat16, which may only be converted.
+    """
     return call_of(request, _is_covered)
 
 
 def call_of(request: Request, can_compute: Callable[[Graph], bool]) -> KernelCall | None:
-    """The call with a CPU spec, from which the selectors of all devices start.
+    """The call of an elementwise node with a CPU spec, from which the selectors of all devices start.
 
-    None for shapes that cannot be planned, or if `can_compute` is false for the body.
+    None if an input or output is no tensor with dimensions that generated code can compute, or if `can_compute` is
+    false for the node's body.
     """
     node = request.node
     source = node.attrs["body"] if node.op == "FusedElementwise" else bodies.single_body(node)
@@ -83,7 +87,7 @@ def call_of(request: Request, can_compute: Callable[[Graph], bool]) -> KernelCal
 
 
 def _are_contiguous(nest: Nest) -> bool:
-    """Whether each operand is contiguous along the last loop, or has one value for all of it."""
+    """Whether each operand has stride 1 along the last loop, or stride 0: one value for all of it."""
     return all(stride in (0, 1) for stride in nest.loop(nest.rank - 1))
 
 
@@ -96,13 +100,16 @@ def _is_covered(body: Graph) -> bool:
 
 
 def _computes_in_wide_types(body: Graph) -> bool:
-    """Whether float16 and bfloat16 occur in conversions only."""
+    """Whether float16 and bfloat16 occur only as inputs and outputs of Cast and Identity nodes."""
     nodes = [node for node in body.nodes if node.op not in ("Cast", "Identity")]
     return all(value.dtype not in bodies.STORED for node in nodes for value in (*node.inputs, *node.outputs) if value)
 
 
 def _scalar_constants(given: list[tuple[int, Value]], constants: Mapping[Value, Array]) -> dict[int, Array]:
-    """Constant inputs of one element, by position: they become constants of the code."""
+    """The arrays of those inputs `given` that are constants of one element, by their position in `given`.
+
+    They become constants of the code.
+    """
     return {
         position: constants[value]
         for position, (_, value) in enumerate(given)

@@ -51,7 +51,10 @@ class _Gemm:
         for_each_panel(k, entries, spec.columns, spec.rows, spec.tile, self._panel, in_blocks)
 
     def _panel(self, entry: Val, panel: Val, columns: int, start: Val, stop: Val, new: Val | None) -> None:
-        """Rows `start` to `stop` of one panel of one product."""
+        """Compute rows `start` to `stop` of one panel of `columns` columns; `entry` is the number of the product.
+
+        `new` is true where a thread reads this panel for the first time (None: always).
+        """
         k, spec = self.kernel, self.spec
         first = panel * spec.tile.columns
         offsets = offsets_of(k, self.batch, entry)
@@ -77,7 +80,7 @@ class _Gemm:
         results.finish(start, stop, columns, self.lanes, self._offsets)
 
     def _offsets(self, row: Val) -> list[Val]:
-        """The offsets of the extras and Y in a row."""
+        """The offsets of the extras and of Y, in elements, in row `row` over all loops of the nest."""
         return [row * move for move in self.moves[2:]]
 
     def _tile(

@@ -88,7 +88,7 @@ class LibrarySpec(KernelSpec):
 
     @property
     def finding(self) -> str:
-        """The symbol of the spec without algorithms, then the algorithms that were found for batch sizes."""
+        """The symbol of the spec without algorithms, then ` n:algorithm/workspace` for each batch size in `ways`."""
         ways = [f"{way.n}:{way.algorithm}/{way.workspace}" for way in self.ways]
         return " ".join([self.offered.symbol, *ways])
 
@@ -98,15 +98,15 @@ class LibrarySpec(KernelSpec):
         return replace(self, ways=())
 
     def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:
-        """The call with a further algorithm, for batches of `n`; `way` is its encoding and workspace."""
+        """`call` with a further algorithm for batches of `n`; `way` is the text `algorithm/workspace`."""
         return self._with((*self.ways, *_ways(f"{n}:{way}")), call)
 
     def recalled(self, call: KernelCall, added: str) -> KernelCall:
-        """The call with the algorithms of a recorded finding."""
+        """`call` with the algorithms of a recorded finding; unchanged if that is malformed."""
         return self._with(_ways(added), call)
 
     def _with(self, ways: tuple[TunedAlgorithm, ...], call: KernelCall) -> KernelCall:
-        """The call with these algorithms, and the workspace that they need."""
+        """`call` with these algorithms in its spec and the workspace that they need; unchanged if there are none."""
         if not ways:
             return call
         needed = Scratch(max(way.workspace for way in ways) + WORKSPACE_ALIGNMENT, shared=True)
@@ -166,7 +166,10 @@ def _matrix(facts: list[str] | None) -> Matrix | None:
 
 
 def cublaslt_gemm(call: KernelCall, spec: GemmSpec, request: Request) -> KernelCall | None:
-    """The call of the library for the product of a GPU kernel; None if the library is missing or does not cover it."""
+    """The call of the library for the product that `call`, with the GPU kernel's `spec`, computes.
+
+    None if the target has no cuBLASLt, or the library does not cover the types, layouts, epilogue or small sizes.
+    """
     if not request.gpu.cublaslt or spec.factors != (spec.element, spec.element):
         return None
     if spec.batch.rank != 1 or spec.rows.rank != 1 or _is_small(spec.columns) or _is_small(spec.depth):
@@ -222,9 +225,10 @@ def _matrix_of(dtype: DType, down: Dim, across: Dim, step: Dim) -> Matrix | None
 
 
 def _bias(request: Request, spec: GemmSpec, index: int, place: int) -> Operand | None:
-    """The operand for an extra that has one row for all rows, otherwise None.
+    """The operand for extra number `place` (input `index`) as a bias; None unless it is one row for all rows.
 
-    The library adds a bias of the result's type only, so a constant is converted to it.
+    The library adds a bias of the result's type only, so a constant is converted to it; None for another type that
+    is not constant.
     """
     moves = (spec.batch.strides[2 + place][0], spec.rows.strides[2 + place][0], spec.results.extra_steps[place])
     if moves != (0, 0, 1):

@@ -53,7 +53,11 @@ def generate(spec: GemmSpec, target: GpuTarget) -> Source:
 def _step(
     w: Writer, spec: GemmSpec, a: str, b: str, columns: str, sums: str, masks: tuple[str | None, str | None]
 ) -> None:
-    """Add the products of one step of the depth."""
+    """Write code that adds the products of `spec.tile.depth` steps of the depth, from `k` on, to the block `sums`.
+
+    `a` and `b` are expressions of the offsets of the tile's rows of A and of the matrix B; `masks` are those of rows
+    and columns.
+    """
     size = spec.tile.depth
     across, down = (w.let(f"k + tl.arange(0, {size})[{ways}]", "k") for ways in ("None, :", ":, None"))
     left, right = (edge_mask(w, k, spec.depth, size) for k in (across, down))

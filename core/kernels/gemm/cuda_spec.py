@@ -93,7 +93,7 @@ def other_kernels(request: Request) -> Iterator[KernelCall]:
 
 
 def _calls(request: Request) -> Iterator[KernelCall]:
-    """The kernel with each candidate tile and precision."""
+    """The calls of the kernel with each candidate precision and tile, the preferred one first."""
     node = request.node
     element = _element(request)
     if element is None:
@@ -143,7 +143,10 @@ def _calls(request: Request) -> Iterator[KernelCall]:
 
 
 def _element(request: Request) -> DType | None:
-    """The type that is multiplied; None for types and epilogues without a kernel. Bytes need a constant matrix B."""
+    """The type of the factors in the product: that of A, or int8 for uint8 by int8.
+
+    None for types and epilogues without a kernel. Bytes need a constant matrix B.
+    """
     node, (a, b) = request.node, request.node.inputs[:2]
     if a is None or b is None or not has_plannable_types(node) or min(len(a.shape), len(b.shape)) < 2:
         return None
@@ -166,12 +169,18 @@ def _right_operand(request: Request, element: DType) -> tuple[Operand, tuple[DTy
 
 
 def _transpose(array: Array, perm: Perm | None) -> Array:
-    """The transposed matrix: bytes that are multiplied with each other are adjacent, as tensor cores require."""
+    """The matrix B that `perm` makes of `array`, transposed, so that each column's bytes are adjacent.
+
+    Tensor cores require that.
+    """
     return np.ascontiguousarray(_matrix(array, perm).T)
 
 
 def _offsets(array: Array, perm: Perm | None) -> Array:
-    """The correction of each column's sums for the shift that is subtracted from the left factors."""
+    """The int32 number per column of B to add to its sums, because left factors are multiplied less `SHIFT`.
+
+    It is `SHIFT` times the sum of the column.
+    """
     return SHIFT * _matrix(array, perm).sum(0, dtype=np.int32)
 
 

@@ -74,7 +74,10 @@ class GemmSpec(KernelSpec):
     in_blocks: bool = False
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
-        """A spec that reads the depth at run time; only for packed weights and rows that one loop walks."""
+        """See `KernelSpec.general`: the spec reads the depth, and the stride of A along its rows, at run time.
+
+        None unless B is packed, one loop walks the rows, A is contiguous and no float16, and the depth is large.
+        """
         step = self.nest.strides[0][-1]
         plain = self.packed and self.nest.rank == 1 and not self.widened_words and self.a_step == 1
         if not plain or self.depth < _DEEP or not isinstance(step, int):
@@ -87,7 +90,7 @@ class GemmSpec(KernelSpec):
 
     @property
     def depth_dim(self) -> Dim:
-        """The depth: a number, or the symbol of a run-time number."""
+        """The depth: a number, or the symbol of the first run-time number if `depth` is 0."""
         return self.depth or RuntimeNumbers().take(0)
 
     @property
@@ -102,12 +105,15 @@ class GemmSpec(KernelSpec):
 
     @property
     def deferred(self) -> bool:
-        """Whether the epilogue is deferred. Not for few columns: reading them back would wait for the masked store."""
+        """Whether the epilogue runs after all sums of a block are stored (`panels.is_deferred`).
+
+        Not for few columns: reading them back would wait for the masked store.
+        """
         return self.columns > self.tile.lanes // 2 and is_deferred(self.epilogue, self.dtype, self.y_step)
 
     @property
     def staged(self) -> bool:
-        """Whether the epilogue is staged: see `panels.is_staged`."""
+        """Whether the sums of a tile go through scratch before the epilogue (`panels.is_staged`)."""
         return is_staged(self.epilogue, self.dtype, self.y_step)
 
     @property
@@ -117,7 +123,7 @@ class GemmSpec(KernelSpec):
 
     @property
     def widened_words(self) -> int:
-        """Words of a tile's rows converted to float32; 0 unless A is float16."""
+        """Words of scratch for a tile's rows of A, converted to float32; 0 unless A is float16."""
         return self.tile.rows * row_pitch(self.depth, self.tile) if self.element is F16 else 0
 
     @property
@@ -191,7 +197,7 @@ def _are_contiguous(extras: Mapping[int, tuple[Dim, ...]]) -> bool:
 
 
 def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
-    """The operands A, B, the extras, Y, and scratch."""
+    """The operands A, B (packed at compile time if the spec says so), the extras, Y, and scratch."""
     b: Operand = In(1)
     if spec.packed:
         perm, tile = perm_attribute(node, "perm_b"), spec.tile
@@ -202,7 +208,7 @@ def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
 
 
 def _packed_bytes(weights: Value | None, spec: GemmSpec) -> int | None:
-    """The size in bytes of float32 matrices in panels; None for other elements and unknown sizes."""
+    """The size in bytes of B when packed into panels; None unless its elements are float32 and its size is a number."""
     if weights is None or spec.element is not F32 or not isinstance(weights.tensor.size, int):
         return None
     matrices = weights.tensor.size // (spec.depth * spec.columns)
@@ -252,18 +258,18 @@ def extras_of(node: Node) -> dict[int, Value]:
 
 
 def product_shape(node: Node) -> tuple[Dim, ...]:
-    """The shape of the product, before `perm_y`."""
+    """The shape [..., rows, columns] of the node's product, before `perm_y` permutes it to the output's shape."""
     return to_product_axes(node.output.shape, perm_attribute(node, "perm_y"))
 
 
 def rows_last(nest: Nest) -> Nest:
-    """The nest with a last loop along which B does not move: a loop of one row is added if there is none."""
+    """The nest if operand 1 (B) does not move along its last loop, otherwise with a last loop of one row added."""
     if nest.strides[1][-1] == 0:
         return nest
     return Nest((*nest.extents, 1), tuple((*strides, 0) for strides in nest.strides))
 
 
 def can_be_replaced(node: Node, index: int) -> bool:
-    """Whether elements of the output are as large as those of this extra, so that it may take over its memory."""
+    """Whether elements of the output are as large as those of input `index`, so that it may reuse that memory."""
     value = node.inputs[index]
     return value is not None and value.dtype.itemsize == node.output.dtype.itemsize

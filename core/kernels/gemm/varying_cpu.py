@@ -26,7 +26,7 @@ def generate(spec: VaryingGemmSpec, target: Target) -> Kernel:
 
 
 def multiply(k: Kernel, spec: VaryingGemmSpec) -> None:
-    """Generate the product in kernel `k`, which has its operands."""
+    """Generate the code of the product in kernel `k`, whose operands are those of the spec, in its order."""
     dtypes = (F32, F32, *spec.extra_dtypes, spec.dtype)
     operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
     write = _along_columns if spec.b_steps[1] == 1 else _along_depth
@@ -49,12 +49,15 @@ def _along_columns(k: Kernel, spec: VaryingGemmSpec, a: Pointer, b: Pointer, res
 
 
 def _along_depth(k: Kernel, spec: VaryingGemmSpec, a: Pointer, b: Pointer, results: ResultWriter) -> None:
-    """Sums along the depth: a vector of partial sums per column, added up for `lanes` columns at once."""
+    """Compute one row of Y with vectors along the depth: a vector of partial sums per column.
+
+    The lanes are added up for `lanes` columns at once. `a` points to the row of A, `b` to the matrix B.
+    """
     step, depth, lanes = k.dim(spec.b_steps[1]), k.dim(spec.depth), k.lanes
     whole = depth // lanes * lanes
 
     def columns(at: Val, vectors: int, count: Val) -> None:
-        """With fewer than `lanes` columns, the last one stands in for the missing ones."""
+        """Compute `count` columns from `at` on; if fewer than `lanes`, the last one stands in for those missing."""
         known = count.constant == lanes
         rows = [b.at((at + (r if known else k.ops.min(count - 1, r))) * step) for r in range(lanes)]
 
@@ -76,7 +79,10 @@ def _along_depth(k: Kernel, spec: VaryingGemmSpec, a: Pointer, b: Pointer, resul
 
 
 def _store(results: ResultWriter, at: Val, values: list[Val], mask: Val | None) -> None:
-    """Finish and store vectors of one row, from column `at` on."""
+    """Run the epilogue on vectors of sums of one row, from column `at` on, and store the results.
+
+    `mask` guards the last vector.
+    """
     no_offset = [at.kernel.index(0)] * len(results.operands)
     results.at_column(at).store([values], [no_offset], mask)
 
@@ -84,9 +90,10 @@ def _store(results: ResultWriter, at: Val, values: list[Val], mask: Val | None) 
 def _cover(
     k: Kernel, spec: VaryingGemmSpec, columns: Callable[[Val, int, Val], None], vectors: tuple[int, ...]
 ) -> None:
-    """Call `columns(first, vectors, count)` for all columns.
+    """Generate calls `columns(first, vectors, count)` that cover all columns of Y.
 
-    `vectors` takes the given numbers in turn; the last call may have fewer columns than lanes.
+    As many columns as possible go by the first number of `vectors` at a time, the rest by the next number. The last
+    call has one vector, and may have fewer columns than lanes.
     """
     size, done = k.dim(spec.columns), k.index(0)
     for count in vectors:

@@ -25,7 +25,7 @@ def generate(spec: WideGemmSpec, target: Target) -> Kernel:
 
 
 def multiply(k: Kernel, spec: WideGemmSpec) -> None:
-    """Generate the product in kernel `k`, which has its operands."""
+    """Generate the code of the product in kernel `k`, whose operands are those of the spec, in its order."""
     _WideGemm(k, spec)
 
 
@@ -47,7 +47,10 @@ class _WideGemm:
             self._task(entry, panel * width, part * block, k.ops.min((part + 1) * block, self.rows))
 
     def _block(self, panels: Val) -> Val:
-        """Rows per task: all of them for a single thread; several threads share them in whole tiles."""
+        """Rows per task, whole tiles: all rows for a single thread; several threads share them.
+
+        `panels` is the number of panels of all products.
+        """
         k, height = self.kernel, self.spec.tile.rows
         least = k.index(grain(0, 1)) // k.ops.max(self.depth, 1) // self.spec.tile.columns
         tasks = k.ops.select(k.threads.equals(1), 1, k.threads * _TASKS_PER_THREAD)
@@ -56,7 +59,7 @@ class _WideGemm:
         return k.ops.max((rows + (height - 1)) // height, 1) * height
 
     def _task(self, entry: Val, first: Val, start: Val, stop: Val) -> None:
-        """Compute rows `start` to `stop` of the panel of columns from `first` on."""
+        """Compute rows `start` to `stop` of the panel of columns from `first` on, of product number `entry`."""
         k, spec = self.kernel, self.spec
         offsets = offsets_of(k, spec.batch, entry)
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(self.operands, offsets, strict=True))
@@ -101,7 +104,10 @@ class _WideGemm:
                 self._tiles(a, b.at(v * lanes), step, results.at_column(k.index(v * lanes)), 1, mask, start, stop)
 
     def _copy(self, b: Pointer, vector: int, left: Val | None) -> None:
-        """Copy vector `vector` of every row of the panel at `b`; `left` is its number of columns, None if full."""
+        """Copy vector number `vector` of every row of the panel at `b` to scratch.
+
+        `left` is the number of columns from it on, None if the vector is full.
+        """
         assert self.scratch is not None
         k, tile, (down, across) = self.kernel, self.spec.tile, self.spec.b_steps
         lanes, along = tile.lanes, k.dim(across)
@@ -132,7 +138,10 @@ class _WideGemm:
         start: Val,
         stop: Val,
     ) -> None:
-        """Compute rows `start` to `stop` of `vectors` vectors; `mask` guards the last vector."""
+        """Compute rows `start` to `stop` of the results' first `vectors` vectors of columns, tile by tile.
+
+        `b` is the panel, whose rows are `step` elements apart; `mask` guards the last vector.
+        """
         k, spec, lanes = self.kernel, self.spec, self.spec.tile.lanes
         row_step, depth_step = (k.dim(each) for each in spec.a_steps)
         moves = [k.dim(row) for row, _ in spec.result_steps]
@@ -160,5 +169,5 @@ class _WideGemm:
 
 
 def _as_constant(count: Val) -> int | Val:
-    """`count` as an int if it is a constant."""
+    """`count` as an int if it is a constant, otherwise unchanged."""
     return count if count.constant is None else int(count.constant)

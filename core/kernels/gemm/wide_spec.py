@@ -55,7 +55,7 @@ class WideGemmSpec(KernelSpec):
 
     @property
     def words(self) -> bool:
-        """Whether bytes are multiplied in words of four that are adjacent along the depth."""
+        """Whether bytes are multiplied in 32-bit words: four elements that are adjacent along the depth."""
         return self.factors[0] is DType.UINT8 and self.packs and self.a_steps[1] == 1
 
     @property
@@ -68,9 +68,9 @@ class WideGemmSpec(KernelSpec):
 
 
 def wide_gemm(request: Request) -> KernelCall | None:
-    """Selector of all other products: types of 32 or 64 bits, or uint8 x int8, and any plannable sizes.
+    """Selector of all other products: types of 32 or 64 bits, or uint8 x int8, and any sizes that code can compute.
 
-    None for narrow floats and for epilogues that are not scalar code.
+    None for narrow floats and for epilogues with operators that are not elementwise.
     """
     node, types = request.node, _types(request)
     epilogue = node.attrs.get("epilogue")
@@ -120,7 +120,10 @@ def _types(request: Request) -> tuple[DType, DType, DType] | None:
 
 
 def _tile(target: Target, element: DType, columns: Dim, rows: Dim) -> Tile:
-    """The register tile: as many accumulators as leave registers for a row of the panel and a factor."""
+    """The register tile: as many accumulators as leave registers for a row of the panel and a factor.
+
+    It has no more rows or vectors than the product, as far as those are numbers.
+    """
     lanes = max(target.vector_bytes // element.itemsize, 1)
     widest, height = (3, _ROWS) if target.registers >= _MANY_REGISTERS else (2, _FEWER_ROWS)
     vectors = min(widest, -(-columns // lanes)) if isinstance(columns, int) else widest

@@ -48,7 +48,7 @@ def gather(request: Request) -> KernelCall | None:
 
 
 def other_sizes(request: Request) -> Iterable[KernelCall]:
-    """Offers with other numbers of results per program."""
+    """Offers of the same Gather with other numbers of results per program."""
     return _calls(request)
 
 

@@ -36,7 +36,10 @@ class GatherElementsSpec(KernelSpec):
 
 
 def gather_elements(request: Request) -> KernelCall | None:
-    """Selector of GatherElements; None if the indices might exceed x along another axis."""
+    """Selector of GatherElements of fixed-size elements by int32 or int64 indices.
+
+    None if the indices might have a larger extent than x along another axis.
+    """
     node = request.node
     x, indices = node.inputs[0], node.inputs[1]
     if x is None or indices is None or not has_plannable_types(node) or not indices.shape:
@@ -54,9 +57,9 @@ def gather_elements(request: Request) -> KernelCall | None:
 
 
 def _is_inside(indices: Sequence[Dim], x: Sequence[Dim], axis: int) -> bool:
-    """Whether the indices do not exceed x along any axis but `axis`.
+    """Whether the shape `indices` does not exceed the shape `x` along any axis but `axis`.
 
-    If the difference is an entry of the table of sizes, the types of the node assume that.
+    A difference that consists of dynamic dimensions (`size0`, ...) counts as not negative: the node's types assume it.
     """
     more = [extent - count for at, (extent, count) in enumerate(zip(x, indices, strict=True)) if at != axis]
     return all(dim >= 0 if isinstance(dim, int) else has_only_sizes(dim) for dim in more)

@@ -49,7 +49,10 @@ def generate(spec: ScatterRowsSpec, target: Target) -> Kernel:
 
 
 def _row(k: Kernel, spec: ScatterRowsSpec, coordinates: list[Val]) -> tuple[Val, Val]:
-    """The row that coordinates select, and whether it exists; if not, the step's status is set."""
+    """The row-major number of the row that `coordinates` select, and whether it exists.
+
+    If it does not, the step's status is set to `Status.INDEX_OUT_OF_RANGE`.
+    """
     row, valid = k.index(0), k.constant(True, DType.BOOL)
     for coordinate, extent in zip(coordinates, spec.extents, strict=True):
         front, inside = check_index(k, coordinate.cast(DType.INT64), k.dim(extent))
@@ -58,7 +61,10 @@ def _row(k: Kernel, spec: ScatterRowsSpec, coordinates: list[Val]) -> tuple[Val,
 
 
 def check_index(k: Kernel, index: Val, extent: Val) -> tuple[Val, Val]:
-    """The index counted from the front, and whether it is in range; if not, the step's status is set."""
+    """The index counted from the front, and whether it is in range; negative ones count from the end of `extent`.
+
+    If it is not in range, the step's status is set to `Status.INDEX_OUT_OF_RANGE`.
+    """
     front = k.ops.select(index < 0, index + extent, index)
     valid = (front >= 0) & (front < extent)
     with k.when(~valid):
@@ -67,7 +73,7 @@ def check_index(k: Kernel, index: Val, extent: Val) -> tuple[Val, Val]:
 
 
 def combiner(k: Kernel, reduction: str) -> Callable[[Val, Val], Val]:
-    """A function that combines the old element and the update by a reduction of ONNX."""
+    """The function of (old element, update) that gives the new element by ONNX's `reduction` ("none": the update)."""
     if reduction == "none":
         return lambda old, new: new
     return {"add": k.ops.add, "mul": k.ops.mul, "max": k.ops.max, "min": k.ops.min}[reduction]

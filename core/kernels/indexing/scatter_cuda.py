@@ -39,14 +39,14 @@ def generate(spec: ScatterRowsSpec, target: GpuTarget) -> Source:
 
 
 def _old_rows(spec: ScatterRowsSpec, at: str, inside: str) -> str:
-    """The rows before the updates."""
+    """The expression of a block of rows before the updates: loaded from x at offsets `at`, or zeros if `cleared`."""
     if spec.cleared:
         return f"tl.full(({spec.rows}, {spec.columns}), 0, tl.{spec.dtype})"
     return f"tl.load(x + {at}, {inside})"
 
 
 def _selected_row(w: Writer, spec: ScatterRowsSpec) -> tuple[str, str]:
-    """The row that the i-th coordinates select, and whether it exists."""
+    """Expressions of the row-major number of the row that the i-th coordinates select, and of whether it exists."""
     depth, number, goods = len(spec.extents), "", []
     for axis, extent in enumerate(spec.extents):
         index = w.let(f"tl.load(indices + i * {depth} + {axis})", "index")
@@ -57,13 +57,16 @@ def _selected_row(w: Writer, spec: ScatterRowsSpec) -> tuple[str, str]:
 
 
 def from_front(w: Writer, index: str, extent: str) -> tuple[str, str]:
-    """An index counted from the front, and whether it is in range."""
+    """The variables of the index counted from the front, and of whether it is in range of `extent`.
+
+    A negative index counts from the end.
+    """
     front = w.let(f"tl.where({index} < 0, {index} + {extent}, {index})", "front")
     return front, w.let(f"({front} >= 0) & ({front} < {extent})", "good")
 
 
 def join(reduction: str, dtype: DType, old: str, new: str) -> str:
-    """The expression that combines the old element and the update by a reduction of ONNX."""
+    """The expression that combines `old` and the update `new` by a `reduction` of ONNX ("none": just `new`)."""
     if reduction == "none":
         return new
     nan = ", propagate_nan=tl.PropagateNan.ALL" if dtype.is_float else ""

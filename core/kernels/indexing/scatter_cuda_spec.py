@@ -45,7 +45,7 @@ class ScatterElementsSpec(on_cpu.ScatterElementsSpec):
 
 
 def scatter_rows(request: Request) -> KernelCall | None:
-    """Selector of the nodes that the CPU's `scatter_rows` covers."""
+    """Selector of the ScatterND nodes that the CPU's `scatter_rows` covers."""
     return next(_rows(request), None)
 
 
@@ -55,7 +55,7 @@ def other_tiles(request: Request) -> Iterable[KernelCall]:
 
 
 def scatter_elements(request: Request) -> KernelCall | None:
-    """Selector of the nodes that the CPU's `scatter_elements` covers."""
+    """Selector of the ScatterElements nodes that the CPU's `scatter_elements` covers."""
     call = on_cpu.scatter_elements(request)
     if call is None or not isinstance(call.spec, on_cpu.ScatterElementsSpec):
         return None

@@ -80,7 +80,7 @@ def scatter_rows(request: Request) -> KernelCall | None:
 
 
 def scatter_elements(request: Request) -> KernelCall | None:
-    """Selector of ScatterElements whose indices have the extents of x along all other axes."""
+    """Selector of ScatterElements of the same types, whose indices have the extents of x along all other axes."""
     node = request.node
     x, indices, updates = node.inputs
     if x is None or indices is None or updates is None or not _has_types(node):

@@ -34,7 +34,10 @@ def generate(spec: NormSpec, target: GpuTarget) -> Source:
 
 
 def _mean(lines: LineWriter, spec: NormSpec, x: str, form: str) -> str:
-    """The mean over each line of an expression in its elements."""
+    """Write code that computes the mean over each line of an expression of its elements; returns its variable.
+
+    `form` is a format string that takes the variable of an element, such as "({} - mean)"; `x` is the data's pointer.
+    """
     w = lines.w
     total = lines.start("0.0", F32)
     with lines.pieces() as piece:

@@ -46,7 +46,7 @@ def norm(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tiles."""
+    """Offers of the same normalisation with other tiles."""
     return _calls(request)
 
 
@@ -93,7 +93,7 @@ def _groups(spec: KernelSpec, dtype: DType, vector: DType) -> Iterator[NormSpec]
 
 
 def _is_covered(node: Node) -> bool:
-    """Whether data and vectors are floats, each of one type, and statistics are float32."""
+    """Whether the data (x and y) share one float type, scale and bias share one, and the other outputs are float32."""
     vectors = [value.dtype for value in node.inputs[1:] if value is not None]
     data = [value.dtype for value in (node.inputs[0], node.output) if value is not None]
     statistics = all(value.dtype is DType.FLOAT32 for value in node.outputs[1:])

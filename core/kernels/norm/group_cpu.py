@@ -89,7 +89,7 @@ def _groups_last(k: Kernel, spec: GroupNormSpec, o: _Operands) -> None:
 def _sum_over_pixels(
     k: Kernel, spec: GroupNormSpec, value_at: Callable[[Val], Callable[[Val, int, Val | None], Val]]
 ) -> Val:
-    """The sum of `value_at(row)(i, lanes, mask)` over a group; `row` is the offset of a pixel."""
+    """The sum over a group of `value_at(row)(i, lanes, mask)`: `row` is the offset of a pixel, `i` a channel of it."""
     chains = ParallelAccumulators(k, _F32, 0, k.ops.add, count=1 if spec.channels < 4 * k.lanes else 4)
     with k.fold(0, k.dim(spec.pixels), chains.start) as fold:
         value = value_at(fold.index * (spec.groups * spec.channels))
@@ -130,7 +130,7 @@ def _vectors_last(k: Kernel, spec: GroupNormSpec, o: _Operands) -> None:
 
 
 def _columns(k: Kernel, spec: GroupNormSpec, o: _Operands, parts: Sequence[Part]) -> None:
-    """Normalise the channels of `parts` at all pixels, in three passes: mean, variance, results."""
+    """Normalise the channels that the vectors `parts` hold at all pixels, in three passes: mean, variance, results."""
     count = (k.dim(spec.pixels) * spec.channels).cast(_F32)
     zero = [k.zeros(_F32, k.lanes)] * len(parts)
     sums = _fold_pixels(k, spec, o.x, parts, zero, lambda total, value, _: total + value)
@@ -155,7 +155,7 @@ def _columns(k: Kernel, spec: GroupNormSpec, o: _Operands, parts: Sequence[Part]
 
 
 def _sum_over_group(k: Kernel, total: Val, channels: int) -> Val:
-    """The sum over the lanes of each group, in all lanes of the group."""
+    """`total` with each lane replaced by the sum over its group: `channels` adjacent lanes, a power of two."""
     distance = 1
     while distance < channels:
         total = total + shuffle(k, total, total, [lane ^ distance for lane in range(total.lanes)])
@@ -171,7 +171,10 @@ def _fold_pixels(
     start: Sequence[Val],
     add: Callable[[Val, Val, int], Val],
 ) -> list[Val]:
-    """Reduce columns of vectors over all pixels."""
+    """Reduce the channels that the vectors `parts` hold over all pixels; returns one vector for each part.
+
+    `add(total, value, i)` adds the vector of a pixel to the total of part i, which begins as `start[i]`.
+    """
     with k.fold(0, k.dim(spec.pixels), start) as fold:
         place = fold.index * (spec.groups * spec.channels)
         values = [x.load(place + part.start, part.lanes, part.mask) for part in parts]

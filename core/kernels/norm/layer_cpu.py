@@ -53,7 +53,7 @@ def _operands(k: Kernel, spec: LayerNormSpec) -> _Operands:
 
 
 def _short_row(k: Kernel, spec: LayerNormSpec, o: _Operands, x: Pointer, y: Pointer) -> tuple[Val, Val]:
-    """Normalise a row that fits the registers. Lanes beyond its end are zero."""
+    """Normalise a row that fits the registers; returns its mean and inverse deviation."""
     parts = parts_of(k, spec.length)
     row = [x.load(part.start, part.lanes, part.mask) for part in parts]
     mean = k.constant(0, _F32)
@@ -73,7 +73,7 @@ def _total(k: Kernel, row: Sequence[Val]) -> Val:
 
 
 def _sum_of_squares(k: Kernel, row: Sequence[Val]) -> Val:
-    """The sum of squares lane by lane, in four chains."""
+    """The vector of sums of squares of `row`, lane by lane, in four chains."""
     chains = [v * v for v in row[:_CHAINS]]
     for i, v in enumerate(row[_CHAINS:]):
         chains[i % _CHAINS] = k.ops.fma(v, v, chains[i % _CHAINS])
@@ -81,7 +81,7 @@ def _sum_of_squares(k: Kernel, row: Sequence[Val]) -> Val:
 
 
 def _affine_result(k: Kernel, o: _Operands, value: Val, start: Val | int, lanes: int, mask: Val | None) -> Val:
-    """The normalised value times scale plus bias."""
+    """The normalised `value`, elements from `start` on of a row, times their scale, plus their bias if there is one."""
     scale = o.scale.load(start, lanes, mask)
     return value * scale if o.bias is None else k.ops.fma(value, scale, o.bias.load(start, lanes, mask))
 
@@ -109,7 +109,7 @@ def sum_of(k: Kernel, x: Pointer, length: Val | int) -> Val:
 
 
 def squares_of(k: Kernel, x: Pointer, length: Val | int, mean: Val) -> Val:
-    """The sum of squared differences from `mean`."""
+    """The sum of the squared differences of `length` contiguous elements from `mean`."""
     chains = ParallelAccumulators(k, _F32, 0, k.ops.add)
 
     def step(acc: Val, i: Val, lanes: int, mask: Val | None) -> Val:

@@ -71,9 +71,10 @@ def layer_norm(request: Request) -> KernelCall | None:
 
 
 def layer_call_of(request: Request, is_covered: Callable[[Node], bool]) -> KernelCall | None:
-    """The call with a CPU spec, from which the selectors of all devices start.
+    """The call of a layer or RMS normalisation with a CPU spec, from which the selectors of all devices start.
 
-    None if scale and bias do not have the length of a line, or the node is not covered.
+    None if scale and bias do not have the length of a line, that is not a number, x and y differ in type, or
+    `is_covered` is false for the node.
     """
     node = request.node
     x = node.required_input(0)
@@ -102,9 +103,10 @@ def group_norm(request: Request) -> KernelCall | None:
 
 
 def group_call_of(request: Request, is_covered: Callable[[Node], bool]) -> KernelCall | None:
-    """The call with a CPU spec, from which the selectors of all devices start.
+    """The call of a group or instance normalisation with a CPU spec, from which the selectors of all devices start.
 
-    None if scale and bias do not have one element per channel, or the node is not covered.
+    None if scale and bias do not have one element per channel, the channels are not a number, or `is_covered` is false
+    for the node.
     """
     node = request.node
     x = node.required_input(0)
@@ -121,7 +123,7 @@ def group_call_of(request: Request, is_covered: Callable[[Node], bool]) -> Kerne
 
 
 def batch_norm(request: Request) -> KernelCall | None:
-    """Selector of BatchNormalization with running statistics, as an elementwise kernel.
+    """Selector of float32 BatchNormalization with given mean and variance (not training), as an elementwise kernel.
 
     It computes (x - mean) / sqrt(variance + epsilon) * scale + bias per channel.
     """
@@ -162,7 +164,10 @@ def _normalization(node: Node, spec: KernelSpec, operands: list[Operand]) -> Ker
 
 
 def _is_float32(node: Node, also: Set[DType] = frozenset()) -> bool:
-    """Whether all tensors are float32; the types in `also` are allowed for the first input and output."""
+    """Whether all tensors of the node are float32 and can be planned.
+
+    The first input and output may also have a type in `also`.
+    """
     data = [node.required_input(0), node.outputs[0]]
     rest = [value for value in (*node.inputs[1:], *node.outputs[1:]) if value is not None]
     allowed = all(value.dtype is DType.FLOAT32 or value.dtype in also for value in data)

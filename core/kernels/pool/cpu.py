@@ -73,7 +73,10 @@ def _line(k: Kernel, spec: PoolSpec, x: Pointer, y: Pointer, outer: Sequence[Val
 def _result(
     k: Kernel, spec: PoolSpec, x: Pointer, y: Pointer, places: Sequence[Val], strides: Sequence[Dim], unrolled: bool
 ) -> None:
-    """Compute one pixel of the result, all channels."""
+    """Compute all channels of the result's pixel at `places`, and store them at `y`.
+
+    `unrolled` requires that its window lies completely in the image.
+    """
     starts = [place * window.stride - window.before for place, window in zip(places, spec.windows, strict=True)]
     reduce = _reduce_unrolled if unrolled else _reduce_clipped
     count: Val | int = spec.taps if unrolled or not spec.average else _divisor(k, spec, starts)
@@ -87,7 +90,10 @@ def _result(
 
 
 def _each_block(k: Kernel, spec: PoolSpec, emit: Callable[[_Channels], None]) -> None:
-    """Call `emit` for all channels: up to `_MOST_VECTORS` vectors at a time, then the rest."""
+    """Generate calls of `emit` that cover all channels: `_MOST_VECTORS` vectors at a time, then the rest.
+
+    If the number of channels is dynamic, it is one masked vector at a time.
+    """
     if spec.channels == 1:
         emit(_Channels(k.index(0), (None,), 1))
         return
@@ -111,7 +117,7 @@ def _start(k: Kernel, spec: PoolSpec, channels: _Channels) -> list[Val]:
 
 
 def _tap(k: Kernel, spec: PoolSpec, x: Pointer, channels: _Channels, values: Sequence[Val]) -> list[Val]:
-    """The accumulators after one more place of the window, whose channels start at `x`."""
+    """The accumulators `values` (maxima or sums) after one more place of the window, whose channels start at `x`."""
     combine = k.ops.add if spec.average else k.ops.max
     loads = [x.load(channel, channels.lanes, mask) for channel, mask in channels.places]
     return [combine(value, load) for value, load in zip(values, loads, strict=True)]
@@ -120,7 +126,10 @@ def _tap(k: Kernel, spec: PoolSpec, x: Pointer, channels: _Channels, values: Seq
 def _reduce_unrolled(
     k: Kernel, spec: PoolSpec, x: Pointer, starts: Sequence[Val], strides: Sequence[Dim], channels: _Channels
 ) -> list[Val]:
-    """The results of a window that lies completely in the image."""
+    """The maxima or sums of a window that lies completely in the image, one vector for each of `channels`.
+
+    `starts` are the window's first places, `strides` those of the image along its axes.
+    """
     corner = sum((start * k.dim(stride) for start, stride in zip(starts, strides, strict=False)), start=k.index(0))
     values = _start(k, spec, channels)
     for tap in itertools.product(*(range(window.kernel) for window in spec.windows)):
@@ -132,7 +141,7 @@ def _reduce_unrolled(
 def _reduce_clipped(
     k: Kernel, spec: PoolSpec, x: Pointer, starts: Sequence[Val], strides: Sequence[Dim], channels: _Channels
 ) -> list[Val]:
-    """The results of the part of a window that lies in the image."""
+    """As `_reduce_unrolled`, by loops over the part of a window that lies in the image."""
 
     def nested(axis: int, offset: Val, values: list[Val]) -> list[Val]:
         if axis == len(spec.windows):
@@ -154,12 +163,12 @@ def _taps_inside(k: Kernel, window: Window, start: Val) -> tuple[Val, Val]:
 
 
 def _taps_before(k: Kernel, window: Window, start: Val, limit: int) -> Val:
-    """The number of taps before `limit`, for a window that begins at `start`."""
+    """The number of taps that lie before place `limit` of an axis, for a window that begins at `start`."""
     return k.ops.min((k.ops.max(limit - start, 0) + (window.dilation - 1)) // window.dilation, window.kernel)
 
 
 def _divisor(k: Kernel, spec: PoolSpec, starts: Sequence[Val]) -> Val:
-    """The divisor of an average: the number of places in the image, or in the padded image."""
+    """The divisor of an average: the number of the window's places in the image or, with `include_pad`, its padding."""
     count = k.index(1)
     for window, start in zip(spec.windows, starts, strict=True):
         if spec.include_pad:

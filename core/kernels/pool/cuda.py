@@ -31,7 +31,7 @@ def generate(spec: PoolSpec, target: GpuTarget) -> Source:
 
 
 def _greatest(w: Writer, spec: PoolSpec, windows: Windows, tile: ProgramTile) -> str:
-    """The maximum of each window. Padding is less than all numbers; NaN is the maximum, as in NumPy."""
+    """The variable of a block of maxima, one per window. Padding is ignored; NaN is the maximum, as in NumPy."""
     dtype = spec.image.dtype
     nan = ", propagate_nan=tl.PropagateNan.ALL" if dtype.is_float else ""
     outside = lowest(register_dtype(dtype)) if dtype.is_float else lowest(dtype)
@@ -43,7 +43,7 @@ def _greatest(w: Writer, spec: PoolSpec, windows: Windows, tile: ProgramTile) ->
 
 
 def _average(w: Writer, spec: PoolSpec, windows: Windows, tile: ProgramTile) -> str:
-    """The mean of each window over all its places, or over those inside the image."""
+    """The variable of a block of means, one per window, over the places that `_inside` counts."""
     sums, count = "0.0", "0.0"
     taps: list[Taps] = []
     for place in itertools.product(*map(range, spec.image.kernel)):
@@ -55,7 +55,10 @@ def _average(w: Writer, spec: PoolSpec, windows: Windows, tile: ProgramTile) -> 
 
 
 def _inside(spec: PoolSpec, taps: Taps, windows: Windows, place: tuple[int, ...]) -> str:
-    """1 where a place counts in the divisor: inside the image, or with `include_pad` inside the padded image."""
+    """The expression of a block that is 1.0 where a window's `place` counts in the divisor, otherwise 0.0.
+
+    It counts inside the image, or with `include_pad` inside the padded image.
+    """
     mask = windows.within_padding(place) if spec.include_pad else taps.mask
     return f"({mask}).to(tl.float32)" if mask else "1.0"
 

@@ -46,12 +46,12 @@ class PoolSpec(KernelSpec):
 
 
 def pool(request: Request) -> KernelCall | None:
-    """Selector of pools without indices, for floats and bytes (MaxPool), with known image sizes."""
+    """Selector of pools without indices, of floats or (MaxPool only) bytes, with known image sizes."""
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tiles."""
+    """Offers of the same pool with other tiles."""
     return _calls(request)
 
 
@@ -74,7 +74,10 @@ def _calls(request: Request) -> Iterator[KernelCall]:
 
 
 def image_tiles(image: Image) -> tuple[tuple[int, int, int], ...]:
-    """Pixels, channels and warps of programs, with most elements along the axis that is contiguous in memory."""
+    """The candidate tiles as (pixels, channels, warps) of a program, the preferred one first.
+
+    Most elements lie along the axis that is contiguous in memory: channels if their stride is 1, otherwise pixels.
+    """
     if image.channel_step == 1:
         return _TILES
     return tuple((pixels, channels, warps) for channels, pixels, warps in _ACROSS)

@@ -17,9 +17,10 @@ F32 = DType.FLOAT32
 
 @dataclass(frozen=True)
 class PoolGradientSpec(KernelSpec):
-    """Images [batch, H, W, channels] with windows of `kernel` that do not overlap.
+    """The gradient of MaxPool on images [batch, H, W, channels] with adjacent windows of `kernel` that do not overlap.
 
-    For batch-last images, the batch rows take the place of the channels.
+    `size` are H and W, `count` the numbers of windows along them. For batch-last images, the batch rows take the place
+    of the channels.
     """
 
     family: ClassVar[str] = "pool_gradient"
@@ -32,7 +33,7 @@ class PoolGradientSpec(KernelSpec):
 
     @property
     def covered(self) -> bool:
-        """Whether every place lies in a window."""
+        """Whether every pixel of the image lies in a window."""
         return all(n * k == size for n, k, size in zip(self.count, self.kernel, self.size, strict=True))
 
     @property
@@ -42,7 +43,7 @@ class PoolGradientSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class PoolSumSpec(KernelSpec):
-    """The gradient for windows of any kind: a task is an image, whose windows are added one after the other."""
+    """The gradient of MaxPool for any windows: a task is an image, whose windows are added one after the other."""
 
     family: ClassVar[str] = "pool_sum"
     generator: ClassVar[str] = "pool.sum_cpu"
@@ -79,6 +80,6 @@ def _spec(batch: Dim, windows: tuple[Window, ...], channels: int) -> KernelSpec:
 
 
 def _is_tiling(window: Window) -> bool:
-    """Whether windows are adjacent, do not overlap, and lie inside the image."""
+    """Whether windows along this axis are adjacent, do not overlap, and lie inside the image, from its start on."""
     apart = window.stride == window.kernel and window.dilation == 1 and window.before == 0
     return apart and window.count * window.kernel <= window.size

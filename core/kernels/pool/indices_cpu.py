@@ -39,9 +39,9 @@ def generate(spec: PoolIndicesSpec, target: Target) -> Kernel:
 
 
 def _greatest(k: Kernel, spec: PoolIndicesSpec, image: Pointer, results: Sequence[Val], at: Val) -> tuple[Val, Val]:
-    """The maxima of the windows of adjacent results from `at` on, and their indices in the image.
+    """The maxima of the windows of adjacent results from `at` on, and their row-major indices in the image (int32).
 
-    `results` are the coordinates of the line along the outer axes.
+    `results` are the coordinates of the line of results along all axes but the last.
     """
     *outer, last = spec.windows
     columns = [
@@ -101,5 +101,5 @@ class _Columns:
 
 
 def _lanes(spec: PoolIndicesSpec, target: Target) -> int:
-    """Lanes per vector of results: indices of places are int32."""
+    """The number of results per vector: as many as fit one of the elements and one of their int32 indices."""
     return max(target.vector_bytes // max(spec.dtype.itemsize, I32.itemsize), 1)

@@ -33,7 +33,7 @@ class PoolSpec(KernelSpec):
 
     @property
     def computed(self) -> DType:
-        """The type in registers."""
+        """The type of elements in registers: float32 for narrow floats, otherwise `dtype`."""
         return compute_dtype(self.dtype)
 
     @property
@@ -48,7 +48,7 @@ class PoolSpec(KernelSpec):
 
 
 def pool(request: Request) -> KernelCall | None:
-    """Selector of pools without indices, for floats and bytes (MaxPool), with known image sizes."""
+    """Selector of pools without indices, of floats or (MaxPool only) bytes, with known image sizes."""
     node = request.node
     x = node.inputs[0]
     if x is None or not has_plannable_types(node) or len(node.outputs) > 1 or x.dtype not in _DTYPES[node.op]:

@@ -34,10 +34,16 @@ def generate(spec: PoolSumSpec, target: Target) -> Kernel:
 
 
 def _window(k: Kernel, spec: PoolSumSpec, x: Pointer, seed: Pointer, dx: Pointer, reach: Sequence[Taps]) -> None:
-    """Add the gradient of one window, for all channels."""
+    """Add the gradient of one result, at `seed`, to `dx` at the first maximum of its window, for all channels.
+
+    `x` and `dx` point to the image and its gradient; `reach` are the window's taps inside the image, by axis.
+    """
 
     def along(axis: int, place: Val, values: Sequence[Val], visit: Visit) -> list[Val]:
-        """Call `visit` for each place of the window, from this axis on."""
+        """Generate `values[0] = visit(offset, values[0])` for each place of the window, over the axes from `axis` on.
+
+        `place` is the row-major position along the axes before. Returns the last value in a list.
+        """
         if axis == len(reach):
             return [visit(place * spec.channels, values[0])]
         taps = reach[axis]
@@ -63,7 +69,7 @@ def _window(k: Kernel, spec: PoolSumSpec, x: Pointer, seed: Pointer, dx: Pointer
 
 
 def clear(k: Kernel, dx: Pointer, size: int) -> None:
-    """Set `size` elements to zero."""
+    """Set the `size` float32 elements at `dx` to zero."""
 
     def zeros(at: Val, mask: Val | None) -> None:
         dx.store(k.zeros(F32, k.lanes), at, mask)

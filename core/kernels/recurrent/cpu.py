@@ -63,7 +63,7 @@ class _Recurrent:
             self._through_time(_Task(direction, first, k.ops.min(self.batch - first, rows)))
 
     def _operands(self) -> None:
-        """Set up the operands in the order of the spec; absent ones are None."""
+        """Set the attributes for the operands, in the order of the spec, and for scratch; absent operands are None."""
         k, spec = self.kernel, self.spec
         index = iter(range(16))
 
@@ -85,7 +85,7 @@ class _Recurrent:
         self.sums = scratch.at(part * spec.buffers)  # [block][gates of a stage][lanes]
 
     def _rows_per_task(self) -> Val:
-        """Rows per task: as many as scratch holds for a single thread; several threads share the batch."""
+        """Rows per task, whole tiles: an equal share of the batch for each thread, at most as many as scratch holds."""
         k, height = self.kernel, self.spec.height
         workers = k.ops.max(k.threads // len(self.spec.backwards), 1)
         share = (self.batch + workers - 1) // workers
@@ -107,14 +107,17 @@ class _Recurrent:
             self._end(task, self.extra[0], self.last_c)
 
     def _time(self, direction: Val, step: Val) -> Val:
-        """The time of a step: forwards or backwards; the second of two directions runs backwards."""
+        """The time at which step number `step` runs: counted from the end if the direction runs backwards.
+
+        Of two directions, the second one does.
+        """
         backwards, last = self.spec.backwards, self.steps - 1
         if len(backwards) == 1:
             return last - step if backwards[0] else step
         return self.kernel.ops.select(direction.equals(1), last - step, step)
 
     def _start(self, task: _Task, given: Pointer | None, state: Pointer) -> None:
-        """Set the state before the first step: as given, or zero."""
+        """Set the rows of a task in `state` to the state before the first step: that at `given`, or zero if None."""
 
         def copy(row: Val, unit: Val, mask: Val | None) -> None:
             place = row * self.spec.pitch + unit
@@ -127,7 +130,7 @@ class _Recurrent:
         self._each_vector(task, copy)
 
     def _initial_state(self, entry: Val, state: Val) -> Val:
-        """The state of an entry before its first step: zero for a sequence without steps, which keeps it to the end."""
+        """The vector `state` of batch row `entry`, or zero if its sequence has no steps, which keeps it to the end."""
         if self.lengths is None:
             return state
         empty = self.lengths.load(entry).equals(0)
@@ -146,7 +149,7 @@ class _Recurrent:
             visit(row, block * self.lanes, self._mask(block * self.lanes))
 
     def _of_batch(self, task: _Task, row: Val, unit: Val) -> Val:
-        """The offset of a unit in a state [D, B, H]."""
+        """The offset of a unit of row `row` of the task in a state [directions, batch, hidden]."""
         return ((task.direction * self.batch) + task.first + row) * self.spec.hidden + unit
 
     def _mask(self, unit: Val) -> Val | None:
@@ -154,7 +157,7 @@ class _Recurrent:
         return None if hidden % self.lanes == 0 else self.kernel.lane_mask(self.kernel.index(hidden) - unit, self.lanes)
 
     def _units(self, task: _Task, time: Val, step: Val, stage: int, block: Val) -> None:
-        """Compute a stage for a vector of units: its products, then its part of the cell."""
+        """Compute a stage of a step for vector number `block` of the units: its products, then its part of the cell."""
         k, spec = self.kernel, self.spec
         gates, old = spec.stages[stage], step % 2
         self._products(task, old, stage, block)
@@ -168,7 +171,10 @@ class _Recurrent:
             self._cell(place, stage, [self._add_bias(place, g, value) for g, value in zip(gates, sums, strict=True)])
 
     def _products(self, task: _Task, old: Val, stage: int, block: Val) -> None:
-        """Multiply the state of all rows by the weights of a vector of units; the results go to `self.sums`."""
+        """Multiply all rows' state by a stage's weights for vector number `block` of the units.
+
+        `old` is the half of `self.h` with the state before the step. The results go to `self.sums`.
+        """
         k, spec = self.kernel, self.spec
         count = len(spec.stages[stage])
         line = count * self.lanes
@@ -204,7 +210,10 @@ class _Recurrent:
                 self._mix(p, self.extra[0].load(self._at(p), self.lanes), self._input(p, 2) + sums[0])
 
     def _reset(self, p: _Place, sums: Sequence[Val]) -> None:
-        """Store the update gate, and the reset state that enters the last gate's product."""
+        """A GRU's first stage: store the update gate, and the state times the reset gate, for the third gate's product.
+
+        `sums` are the products of the two gates.
+        """
         self.extra[0].store(self._activate(0, self._input(p, 0) + sums[0]), self._at(p))
         reset = self._activate(0, self._input(p, 1) + sums[1])
         self.extra[1].store(reset * self._state(p), self._at(p))
@@ -239,11 +248,11 @@ class _Recurrent:
         return p.row * self.spec.pitch + p.unit
 
     def _state(self, p: _Place) -> Val:
-        """The hidden state before the step."""
+        """The vector of the hidden state at `p` before the step."""
         return self.h.load(p.old * (self.spec.block * self.spec.pitch) + self._at(p), self.lanes)
 
     def _input(self, p: _Place, gate: int) -> Val:
-        """The input's contribution to a gate."""
+        """The vector of the input's contribution to gate `gate` at `p`, which operand G holds."""
         spec = self.spec
         at = (p.item * len(spec.backwards) + p.direction) * spec.gates + gate
         return self.gates.load(at * spec.hidden + p.unit, self.lanes, p.mask)

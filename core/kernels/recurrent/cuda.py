@@ -30,7 +30,10 @@ def generate(spec: RecurrentSpec, target: GpuTarget) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """A block of units [1, units]; masks as in `ProgramTile`."""
+    """Variables of a block of units: their indices [1, units], and masks of those that exist.
+
+    `mask` is None if all do; `both` is the mask of rows and units.
+    """
 
     index: str
     mask: str | None
@@ -85,7 +88,10 @@ class _Recurrent:
     # Time
 
     def _begin(self, length: str | None) -> None:
-        """Set the states before the first step: as given, or zero; zero for a sequence without steps."""
+        """Write code that stores the states before the first step: as given, or zero.
+
+        `length` is the variable of the sequences' lengths, if there are any; one of 0 steps begins with zero.
+        """
         starts = [("h0", 0, self.spec.initial[0])]
         if self.spec.cell == "LSTM":
             starts.append(("c0", _CELL, self.spec.initial[1]))
@@ -116,7 +122,7 @@ class _Recurrent:
                 self.e.store(name, f"{self.rows} + {units.index}", self._state(place, units), units.both)
 
     def _barrier(self) -> None:
-        """A barrier: all threads store before one of them loads."""
+        """Write a barrier: all threads of the program store before one of them loads."""
         self.w.line("tl.debug_barrier()")
 
     # Cells
@@ -127,7 +133,7 @@ class _Recurrent:
             self._store_step(now, units, self._activate(0, gate))
 
     def _gru(self, now: _Step) -> None:
-        """Gates in the order update, reset, hidden."""
+        """Write code for a step of a GRU, whose gates are in the order update, reset, hidden."""
         e = self.e
         if self.spec.linear_before_reset:
             with self._units() as units:
@@ -150,7 +156,10 @@ class _Recurrent:
         self._store_step(now, units, self.e.add(self.e.mul(self.e.sub(1.0, update), hidden), old))
 
     def _lstm(self, now: _Step) -> None:
-        """Gates in the order input, output, forget, cell; peepholes as well."""
+        """Write code for a step of an LSTM, whose gates are in the order input, output, forget, cell.
+
+        Peepholes are in the order input, output, forget.
+        """
         e, spec = self.e, self.spec
         with self._units() as units:
             enter, leave, forget, candidate = self._gates((0, 1, 2, 3), now, units, now.before)
@@ -178,7 +187,10 @@ class _Recurrent:
         return result
 
     def _store_step(self, now: _Step, units: _Units, new: Reg) -> None:
-        """Store the state and the result of a step. A sequence that has ended keeps its state; its result is 0."""
+        """Write code that stores `new` as the state and the result of a step, for a block of units.
+
+        A sequence that has ended keeps its state; its result is 0.
+        """
         old = self._state(now.before, units) if now.active is not None else new
         self._store_state(now.after, units, self._select_active(now, new, old))
         result = new if now.active is None else self.e.select(Reg(now.active, DType.BOOL), new, 0.0)
@@ -190,12 +202,15 @@ class _Recurrent:
     # Gates
 
     def _gates(self, gates: Sequence[int], now: _Step, units: _Units, state: str) -> list[Reg]:
-        """The contributions of input and state to the given gates, added up."""
+        """For each of `gates`, the sum of the input's contribution, the state's product and the bias.
+
+        `state` is the offset of the state in scratch.
+        """
         sums = self._sums(gates, units, state)
         return [self.e.add(self._input_part(g, now, units), each) for g, each in zip(gates, sums, strict=True)]
 
     def _sums(self, gates: Sequence[int], units: _Units, state: str) -> list[Reg]:
-        """The products of the state and the weights of the given gates, with their bias."""
+        """For each of `gates`, the product of the state at offset `state` in scratch by its weights, plus its bias."""
         w, spec, depth = self.w, self.spec, self.spec.tile.depth
         sums = [zero_sums(w, spec.tile) for _ in gates]
         with w.block(f"for k in range(0, {spec.hidden}, {depth})"):
@@ -211,7 +226,7 @@ class _Recurrent:
         return [self.e.add(Reg(total, F32), bias) for total, bias in zip(sums, biases, strict=True)]
 
     def _input_part(self, gate: int, now: _Step, units: _Units) -> Reg:
-        """The input's contribution to a gate."""
+        """The block of the input's contribution to gate `gate`, which operand G holds."""
         spec = self.spec
         wide = len(spec.backwards) * spec.gates * spec.hidden
         row = f"({now.time} * {text_of(spec.batch)} + {self.row}) * {wide}"

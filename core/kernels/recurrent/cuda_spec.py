@@ -54,12 +54,12 @@ def recurrent(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tiles and precisions."""
+    """Offers of the same layer with other tiles and precisions."""
     return _calls(request)
 
 
 def _calls(request: Request) -> Iterator[KernelCall]:
-    """The kernel with each tile, few rows first: batches rarely have as many rows as a GPU has multiprocessors."""
+    """The calls with each precision and tile, few rows first: batches rarely have a row for each multiprocessor."""
     facts = on_cpu.recurrence_of(request)
     if facts is None:
         return

@@ -32,7 +32,9 @@ _BLOCK = 32  # rows that a task runs through time: their state and sums stay in 
 
 @dataclass(frozen=True)
 class Recurrence(KernelSpec):
-    """`steps` steps of the rows of a batch with `hidden` units; one direction for each item of `backwards`.
+    """`steps` time steps of the rows of a batch with `hidden` units.
+
+    `backwards` has an item for each direction: whether it runs from the last time to the first.
 
     The operands are G (the input's contributions to the gates), packed weights, then bias, lengths, initial h, initial
     c and peepholes as far as they are present, Y, the final h, an LSTM's final c, and scratch. `stages` are groups of
@@ -77,7 +79,7 @@ class RecurrentSpec(Recurrence):
     registers: int
 
     def width(self, stage: int, rows: int) -> int:
-        """The gates of a stage that a tile of `rows` rows computes at once.
+        """The number of gates of a stage that a tile of `rows` rows computes at once: a divisor of their number.
 
         Accumulators and a line of weights must fit the registers.
         """
@@ -88,12 +90,15 @@ class RecurrentSpec(Recurrence):
 
     @property
     def blocks(self) -> int:
-        """The number of vectors of units."""
+        """The number of vectors that hold all units of a row."""
         return -(-self.hidden // self.lanes)
 
     @property
     def pitch(self) -> int:
-        """Elements between rows of state: whole vectors and one more, since powers of two would share cache sets."""
+        """Elements between rows of state: whole vectors and a further vector.
+
+        Without that, rows a power of two apart would share cache sets.
+        """
         return (self.blocks + 1) * self.lanes
 
     @property
@@ -123,7 +128,10 @@ class RecurrentSpec(Recurrence):
 
 
 def stages_of(cell: str, linear_before_reset: bool) -> tuple[tuple[int, ...], ...]:
-    """The stages of a cell. A GRU that resets the state before the product needs a second stage for its third gate."""
+    """The stages of a cell, each a tuple of the indices of its gates.
+
+    All gates form one stage, but a GRU that resets the state before the product has its third gate in a second stage.
+    """
     if cell == "GRU" and not linear_before_reset:
         return ((0, 1), (2,))
     return (tuple(range(GATES[cell])),)
@@ -149,7 +157,10 @@ def recurrent(request: Request) -> KernelCall | None:
 
 
 def call_of(request: Request, spec: Recurrence, weights: Sequence[Operand], scratch: Scratch) -> KernelCall:
-    """The call with its operands, cost and traffic, which are the same on all devices."""
+    """The call of `spec`, with the operands, cost and traffic that are the same on all devices.
+
+    `weights` are the operands of the packed recurrent weights.
+    """
     node, gates = request.node, request.node.required_input(0)
     operands: list[Operand] = [
         In(0),
@@ -162,10 +173,10 @@ def call_of(request: Request, spec: Recurrence, weights: Sequence[Operand], scra
 
 
 def recurrence_of(request: Request) -> Recurrence | None:
-    """The fields that the specs of all devices share.
+    """A spec with the fields that the specs of all devices share, for a node RecurrentSteps.
 
-    None for weights that are not constant, types other than float32, activations that are not operators, and directions
-    with different activations.
+    None for weights that are not constant, types other than float32, activations that are not operators, directions
+    with different activations, and activation parameters for two directions.
     """
     node = request.node
     r, activations = request.constant(1), _activations(node)
@@ -202,7 +213,11 @@ def _pack(r: Array, cell: str, stage: tuple[int, ...], lanes: int) -> Array:
 
 
 def _activations(node: Node) -> tuple[Graph, ...] | None:
-    """One body per activation of a direction; all directions must have the same."""
+    """One body per activation of a direction.
+
+    None if an activation is no operator with a kernel, directions have different ones, or parameters are given for
+    two directions.
+    """
     cell = str(attribute(node, "cell"))
     count = len(_DEFAULTS[cell])
     names = [str(name).lower() for name in attribute(node, "activations") or ()] or list(_DEFAULTS[cell]) * 2
@@ -217,7 +232,10 @@ def _activations(node: Node) -> tuple[Graph, ...] | None:
 
 
 def _body(name: str, alphas: list[float], betas: list[float]) -> Graph:
-    """An activation as a body. It removes the parameters that it uses from the lists."""
+    """A body with the activation `name` as its single node.
+
+    Its parameters are the first items of `alphas` and `betas`, if it has them; they are removed from the lists.
+    """
     operator, parameters = _OPERATORS[name]
     left = {"alpha": alphas, "beta": betas}
     attrs: dict[str, Attr] = {parameter: left[parameter].pop(0) for parameter in parameters if left[parameter]}

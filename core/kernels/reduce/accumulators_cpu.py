@@ -12,9 +12,9 @@ from lathe.core.kernels.cpu.reduction import highest, lowest
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One pass over the elements: each becomes `prepare(value, i)`, where i is the index of its result in the sweep.
+    """One pass over the elements: each becomes `prepare(value, i)`, and `combine` reduces them from `identity` on.
 
-    Then `combine` reduces them, beginning with `identity`.
+    A pass computes several results at once; i is the index of the result that the element belongs to.
     """
 
     identity: float
@@ -23,7 +23,10 @@ class Reduction:
 
 
 def passes(k: Kernel, kind: str, dtype: DType, count: Val, sweep: Callable[[Reduction], list[Val]]) -> list[Val]:
-    """The results of an operator. `sweep` makes one pass and returns one partial result per result."""
+    """The results of the reduction operator `kind`, each of `count` elements.
+
+    `sweep(reduction)` generates one pass over the elements and returns one partial result per result.
+    """
     if kind == "ReduceLogSumExp":
         return _log_sum_exp(k, dtype, sweep)
     totals = sweep(_REDUCTIONS[kind](k, dtype))

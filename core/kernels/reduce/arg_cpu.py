@@ -73,7 +73,10 @@ def _columns(k: Kernel, spec: ArgReduceSpec, x: Pointer, y: Pointer) -> None:
 
 
 def _is_better(k: Kernel, spec: ArgReduceSpec, value: Val, best: Val) -> Val:
-    """Whether a later element replaces the best one so far."""
+    """A mask of the lanes where a later element `value` replaces `best`, the best one so far.
+
+    Equal elements replace it if the spec wants the last one. NaN is better than all numbers.
+    """
     beats = k.ops.lt(value, best) if spec.least else k.ops.lt(best, value)
     if spec.last:
         beats = beats | k.ops.eq(value, best) | (_is_nan(k, value) & _is_nan(k, best))

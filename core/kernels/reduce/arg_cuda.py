@@ -13,7 +13,7 @@ _NOWHERE = (1 << 31) - 1
 
 
 def generate(spec: ArgReduceSpec, target: GpuTarget) -> Source:
-    """A NaN counts as the extreme, as in NumPy."""
+    """The source of a kernel for ArgMax or ArgMin of lines; NaN counts as the extreme, as in NumPy."""
     w = Writer(spec.symbol)
     x, y = w.operand("x", spec.dtype), w.operand("y", DType.INT64)
     lines, dtype = LineWriter(w, spec.lines), register_dtype(spec.dtype)
@@ -33,7 +33,10 @@ def generate(spec: ArgReduceSpec, target: GpuTarget) -> Source:
 
 
 def _is_better(spec: ArgReduceSpec, value: str, best: str) -> str:
-    """The condition under which a later element replaces the best one so far."""
+    """The expression of whether a later element `value` replaces `best`, the best one so far.
+
+    Equal elements replace it if the spec wants the last one. NaN is better than all numbers.
+    """
     relation = ("<" if spec.least else ">") + ("=" if spec.last else "")
     text = f"({value} {relation} {best})"
     if not spec.dtype.is_float:

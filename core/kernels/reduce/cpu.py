@@ -29,7 +29,7 @@ def generate(spec: ReduceSpec, target: Target) -> Kernel:
 
 
 def _steps(k: Kernel, spec: ReduceSpec, results: int = 1) -> Val:
-    """Groups of `results` results per task, if each result has `spec.count` elements."""
+    """The number of groups of `results` results that make one task, if each result has `spec.count` elements."""
     return k.index(grain(spec.dtype.itemsize * results, 2)) // k.ops.max(k.dim(spec.count), 1)
 
 
@@ -50,7 +50,10 @@ def _along_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
 
 
 def _sweep(k: Kernel, spec: ReduceSpec, reduced: Nest, x: Pointer, r: Reduction) -> Val:
-    """One pass over all elements of one result."""
+    """The scalar that the reduction `r` gives for all elements of one result, which begin at `x`.
+
+    `reduced` has the loops over them.
+    """
     chains = ParallelAccumulators(k, spec.computed, r.identity, r.combine)
 
     def step(acc: Val, i: Val, lanes: int, mask: Val | None) -> Val:
@@ -72,7 +75,10 @@ def _nest_loops(
     values: list[Val],
     body: Callable[[Val, list[Val]], list[Val]],
 ) -> list[Val]:
-    """Generate loops around `body(offset, values) -> values` that carry the values."""
+    """Generate nested loops around `body(offset, values) -> values` that carry the values; returns the last values.
+
+    `offset` grows by the stride of each loop.
+    """
     if not extents:
         return body(offset, values)
     with k.fold(0, k.dim(extents[0]), values) as fold:
@@ -115,7 +121,10 @@ def _masks(k: Kernel, inner: Dim, first: Val, vectors: int, lanes: int) -> list[
 def _columns(
     k: Kernel, spec: ReduceSpec, reduced: Nest, x: Pointer, lanes: int, masks: Sequence[Val | None]
 ) -> list[Val]:
-    """The results of adjacent columns, in several vectors."""
+    """The results of adjacent columns from `x` on: one vector of `lanes` results for each of `masks`.
+
+    `reduced` has the loops over a result's elements.
+    """
     length, stride = k.dim(reduced.extents[-1]), k.dim(reduced.strides[0][-1])
     outer = reduced.take(range(reduced.rank - 1))
 

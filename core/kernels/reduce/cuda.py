@@ -33,7 +33,10 @@ def generate(spec: ReduceSpec, target: GpuTarget) -> Source:
 
 
 def _sum(lines: LineWriter, spec: ReduceSpec, x: str, y: str) -> None:
-    """Generate a reduction by addition. Only these can be split among several programs."""
+    """Write code for a reduction by addition (sum, mean, norms) and store its results at `y`.
+
+    Only these can be split among several programs.
+    """
     w, dtype, tile = lines.w, register_dtype(spec.dtype), spec.lines.tile
     form = _TERMS[spec.kind]
     total = _accumulate(lines, spec, x, "0", lambda sofar, value: f"{sofar} + {form.format(value)}")
@@ -57,7 +60,7 @@ def _product(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
 
 
 def divisor(count: Dim, dtype: DType) -> str:
-    """The expression of a number of elements as a float."""
+    """The expression of `count`, a number of elements, as a float of type `dtype`."""
     return f"{float(count)!r}" if isinstance(count, int) else f"{text_of(count)}.to(tl.{dtype})"
 
 
@@ -71,7 +74,10 @@ def _extreme(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
 
 
 def _log_sum_exp(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
-    """log(sum(exp(x - m))) + m for the greatest element m, so that nothing overflows."""
+    """The variable of log(sum(exp(x - m))) + m of each line, for its greatest element m, so that nothing overflows.
+
+    An infinite m is replaced by 0.
+    """
     w, dtype = lines.w, register_dtype(spec.dtype)
     none = lowest(dtype)
     best = _accumulate(lines, spec, x, none, lambda sofar, value: f"tl.maximum({sofar}, {value})")
@@ -86,7 +92,11 @@ def _log_sum_exp(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
 def _accumulate(
     lines: LineWriter, spec: ReduceSpec, x: str, first: str, combine: Callable[[str, str], str], outside: str = ""
 ) -> str:
-    """A block of accumulators after all chunks of the lines. Elements outside count as `outside`, or as `first`."""
+    """The variable of a block of accumulators, one per line and column, after all chunks of the lines.
+
+    They begin as `first`, and `combine(total, value)` gives the text of the next ones. Elements outside the lines count
+    as `outside`, or as `first` if that is "".
+    """
     w = lines.w
     total = lines.start(first, register_dtype(spec.dtype))
     with lines.pieces() as piece:

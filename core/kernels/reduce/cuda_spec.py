@@ -54,7 +54,7 @@ class ArgReduceSpec(KernelSpec):
 
 
 def reduce(request: Request) -> KernelCall | None:
-    """Selector of reductions over known axes."""
+    """Selector of reductions over known axes, global pooling included."""
     return next(_reductions(request), None)
 
 

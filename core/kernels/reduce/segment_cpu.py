@@ -26,7 +26,7 @@ def generate(spec: SegmentReduceSpec, target: Target) -> Kernel:
         length = stop - start
 
         def strip(column: Val, vectors: int, mask: Val | None) -> None:
-            """Reduce the columns of `vectors` vectors, the last of which may be incomplete."""
+            """Reduce the columns of `vectors` vectors from `column` on; `mask` guards an incomplete last one."""
 
             def row(token: Val) -> list[Val]:
                 here = source.at(token * spec.columns + column)

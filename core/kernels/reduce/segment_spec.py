@@ -15,7 +15,7 @@ _DTYPES = (DType.FLOAT32, DType.INT64, DType.INT32)
 
 @dataclass(frozen=True)
 class SegmentReduceSpec(KernelSpec):
-    """Y[s, c] from X[t, c] for t from `offsets[s]` to `offsets[s + 1]`; X and Y are row-major.
+    """Y[s, c] = the reduction of X[t, c] over t from `offsets[s]` to `offsets[s + 1]`; X and Y are row-major.
 
     `mode` is that of the operator SegmentReduce.
     """
@@ -32,7 +32,10 @@ class SegmentReduceSpec(KernelSpec):
 
 
 def segment_reduce(request: Request) -> KernelCall | None:
-    """Selector of SegmentReduce along the outermost axis; None for a mean of integers."""
+    """Selector of SegmentReduce along the outermost axis, with a known number of columns.
+
+    None for a mean of integers.
+    """
     node = request.node
     x, mode = node.inputs[0], str(node.attrs["mode"])
     if x is None or not has_plannable_types(node) or x.dtype not in _DTYPES:

@@ -44,17 +44,17 @@ class ReduceSpec(KernelSpec):
 
     @property
     def computed(self) -> DType:
-        """The type in registers."""
+        """The type of elements in registers: float32 for narrow floats, otherwise `dtype`."""
         return compute_dtype(self.dtype)
 
     @property
     def reduced(self) -> tuple[int, ...]:
-        """The loops that are reduced."""
+        """The indices of the nest's loops that are reduced."""
         return tuple(k for k, stride in enumerate(self.nest.strides[1]) if stride == 0)
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The loops along which the output moves."""
+        """The indices of the nest's loops along which the output moves, which are not reduced."""
         return tuple(k for k, stride in enumerate(self.nest.strides[1]) if stride != 0)
 
     @property
@@ -95,9 +95,10 @@ def _is_covered(op: str, dtype: DType) -> bool:
 
 
 def call_of(request: Request, is_covered: Callable[[str, DType], bool]) -> KernelCall | None:
-    """The call with a CPU spec, from which the selectors of all devices start.
+    """The call of a reduction or global pool with a CPU spec, from which the selectors of all devices start.
 
-    None for unplannable shapes, unknown axes and element types that are not covered.
+    None if an input or output is no tensor with dimensions that generated code can compute, if the axes are an input,
+    or if `is_covered(operator, element type)` is false.
     """
     node = request.node
     source = node.required_input(0)
@@ -118,9 +119,10 @@ def arg_reduce(request: Request) -> KernelCall | None:
 
 
 def arg_call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | None:
-    """The call with a CPU spec, from which the selectors of all devices start.
+    """The call of an ArgMax or ArgMin with a CPU spec, from which the selectors of all devices start.
 
-    None for unplannable shapes and other element types.
+    None if an input or output is no tensor with dimensions that generated code can compute, if the input is a scalar,
+    or if its type is not in `dtypes`.
     """
     node = request.node
     source = node.required_input(0)

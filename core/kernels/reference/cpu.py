@@ -29,7 +29,10 @@ View = Callable[[int, int], NDArray[np.uint8]]  # (address, number of bytes) -> 
 
 
 def object_of(spec: KernelSpec) -> bytes:
-    """The object of a ReferenceSpec: the node and its strides. Equal specs give equal bytes."""
+    """The object of a ReferenceSpec as bytes: the node and its strides. Equal specs give equal bytes.
+
+    TypeError for another spec.
+    """
     if not isinstance(spec, ReferenceSpec):
         raise TypeError(f"spec: expected a reference kernel, got {spec.key}")
     weights = Weights()
@@ -59,9 +62,10 @@ class ReferenceKernel:
         self.strides: list[tuple[Dim, ...]] = [tuple(map(parse_dim, each)) for each in facts["strides"]]
 
     def run(self, grid: tuple[int, int, int], addresses: Sequence[int], n: int, view: View) -> None:
-        """Run the node once; the grid is ignored.
+        """Run the node once on the operands at `addresses`, for a batch of `n`; the grid is ignored.
 
-        If the reference rejects its data, the status flag is set; without a flag, the reference's error is raised.
+        `view(address, nbytes)` gives access to memory. If the reference rejects its data, the status flag is set;
+        without a flag, the reference's error (FeedError or ModelError) is raised.
         """
         node = self.graph.nodes[0]
         values = [*self.graph.inputs, *self.graph.outputs]
@@ -80,7 +84,10 @@ class ReferenceKernel:
 
 
 def array_in(view: View, address: int, value: Value, strides: Sequence[Dim], n: int) -> NDArray[Any]:
-    """A strided array over the elements of a value in memory."""
+    """A NumPy array of the type and shape of `value` for a batch of `n`, over the memory at `address`, not copied.
+
+    `strides` are in elements. An array without elements lies elsewhere.
+    """
     env, dtype = {"n": n}, value.dtype.numpy
     shape = value.tensor.evaluate(env)
     steps = [evaluate(stride, env) * dtype.itemsize for stride in strides]

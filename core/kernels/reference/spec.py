@@ -55,12 +55,15 @@ def other_kernels(request: Request) -> Iterator[KernelCall]:
 
 
 def on_cuda(request: Request) -> Request:
-    """The request with a CUDA device as its target."""
+    """The request with its simulated GPU replaced by the CUDA device of the same figures."""
     return replace(request, target=replace(request.gpu, device="cuda"))
 
 
 def simulated_call(call: KernelCall, request: Request) -> KernelCall:
-    """The call of a reference kernel that corresponds to a CUDA call."""
+    """The call of a reference kernel that replaces the CUDA kernel's `call` for the request's node.
+
+    Scratch, status flag, in-place inputs, cost and grid are those of `call`; constants are passed unpacked.
+    """
     node = request.node
     given = [index for index, value in enumerate(node.inputs) if value is not None]
     values = [*(node.inputs[index] for index in given), *node.outputs]

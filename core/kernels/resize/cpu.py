@@ -26,7 +26,7 @@ class _Table:
     weights: Pointer
 
     def at(self, result: Val, tap: int, lanes: int = 1, mask: Val | None = None) -> tuple[Val, Val]:
-        """The index and the weight of a tap of these results."""
+        """The indices and the weights of tap number `tap` of `lanes` adjacent results from `result` on."""
         place = result + tap * self.results
         return self.indices.load(place, lanes, mask), self.weights.load(place, lanes, mask)
 
@@ -60,14 +60,17 @@ def _table(k: Kernel, name: str, taps: Taps) -> _Table:
 
 
 def _constant(k: Kernel, name: str, array: Array, dtype: DType) -> Pointer:
-    """The address of an array in the module's read-only data."""
+    """Add an array, as elements of `dtype`, to the module's read-only data; returns its address."""
     return Pointer(k, k.module.constants(f"{k.symbol}.{name}", element_type(dtype), array.ravel().tolist()), dtype)
 
 
 def _pixel(
     k: Kernel, spec: ResizeSpec, columns: _Table, column: Val, sources: list[tuple[Pointer, Val]], y: Pointer
 ) -> None:
-    """Compute all channels of one pixel."""
+    """Compute all channels of the result's pixel `column` of a line, and store them at `y`.
+
+    `sources` are the addresses of the image lines that it reads, each with its weight.
+    """
     taps = [columns.at(column, tap) for tap in range(columns.taps)]
     corners = [
         (source.at(index * spec.channels), row_weight * weight)
@@ -86,7 +89,10 @@ def _pixel(
 
 
 def _line(k: Kernel, columns: _Table, sources: list[tuple[Pointer, Val]], y: Pointer) -> None:
-    """Compute a line of results for an image of one channel, with gathers."""
+    """Compute a line of results at `y` for an image of one channel, with gathers.
+
+    `sources` are the addresses of the image lines that it reads, each with its weight.
+    """
 
     def step(i: Val, lanes: int, mask: Val | None) -> None:
         total = None

@@ -34,6 +34,6 @@ def generate(spec: ResizeSpec, target: GpuTarget) -> Source:
 
 
 def _tap(w: Writer, axis: str, place: str, inside: str) -> tuple[str, str]:
-    """The index and the weight of a tap."""
+    """Load the indices and weights of taps from the tables of `axis` at `place`; returns the two variables."""
     at = w.let(f"tl.load({axis}_at + {place}, {inside}, other=0)", "tap")
     return at, w.let(f"tl.load({axis}_weights + {place}, {inside})", "weight")

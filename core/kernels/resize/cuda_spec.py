@@ -20,7 +20,7 @@ _SIZES = ((256, 4), (1024, 4), (512, 4))  # results, warps
 
 @dataclass(frozen=True)
 class ResizeSpec(KernelSpec):
-    """Float32 images [batch, height, width, channels].
+    """Resize of float32 images [batch, height, width, channels].
 
     Pairs hold numbers for rows and columns: image extents, results, and taps per result. The operands are x, y, then
     for rows and for columns the indices of the taps (int32) and their weights, each [results, taps].
@@ -51,7 +51,7 @@ def resize(request: Request) -> KernelCall | None:
 
 
 def other_sizes(request: Request) -> Iterable[KernelCall]:
-    """Offers with other numbers of results per program."""
+    """Offers of the same Resize with other numbers of results per program."""
     return _calls(request)
 
 

@@ -59,7 +59,10 @@ def _times(weight: Val | None, other: Val | None) -> Val | None:
 
 
 def _taps(k: Kernel, spec: DynamicResizeSpec, axis: DynamicAxis, result: Val) -> Taps:
-    """The places from which a result along an axis is interpolated."""
+    """The places along an axis from which result number `result` is interpolated, each with its weight.
+
+    Two places, or one with the weight None (1) if the spec rounds to the nearest. Places outside are clamped.
+    """
     at = _coordinate(k, spec.coordinates, axis, result.cast(F32))
     most = k.ops.max(k.dim(axis.size) - 1, 0)
 
@@ -85,7 +88,10 @@ def _round_place(k: Kernel, rounding: str, at: Val) -> Val:
 
 
 def _coordinate(k: Kernel, mode: str, axis: DynamicAxis, result: Val) -> Val:
-    """The coordinate of a result in the image, see `lathe.core.ops.image.resize`."""
+    """The coordinate along `axis` of the image, as float32, that belongs to result number `result`.
+
+    `mode` is ONNX's `coordinate_transformation_mode`, see `lathe.core.ops.image.resize`.
+    """
     size, count = (k.dim(each).cast(F32) for each in (axis.size, axis.count))
     scale = k.constant(axis.scale, F32) if axis.scale is not None else count / size
     zero, several = k.constant(0.0, F32), k.dim(axis.count) > 1

@@ -30,10 +30,10 @@ class DynamicAxis:
 
 @dataclass(frozen=True)
 class DynamicResizeSpec(KernelSpec):
-    """Float32 images [batch, height, width, channels].
+    """Resize of the height and width of float32 images [batch, height, width, channels].
 
-    `rounding` is the mode by which the nearest place is chosen; "" means linear interpolation between two places per
-    axis.
+    `coordinates` is ONNX's `coordinate_transformation_mode`, `rounding` its `nearest_mode`; if that is "", results are
+    interpolated linearly between two places per axis.
     """
 
     family: ClassVar[str] = "open_resize"
@@ -79,9 +79,9 @@ def _channels_first(shape: Shape, last: bool) -> Shape:
 
 
 def _scales(node: Node) -> Sequence[float | None] | None:
-    """The scale of each axis, channels first, with None for a scale that follows from sizes.
+    """The scale of each of four axes, channels first; None in place of a scale that follows from the axis's sizes.
 
-    None instead of a sequence if the node keeps the aspect ratio.
+    None instead of a sequence if the node has no scales and keeps the aspect ratio.
     """
     call = Call(registry.get(node.op), node, [])
     scales: Sequence[Any] | None = call.param("scales")

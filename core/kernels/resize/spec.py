@@ -37,7 +37,10 @@ class Taps:
 
 @dataclass(frozen=True)
 class ResizeSpec(KernelSpec):
-    """Float32 images [batch, height, width, channels], or [batch, height, width] if there is one channel."""
+    """Resize of float32 images [batch, height, width, channels], or [batch, height, width] if there is one channel.
+
+    `rows` and `columns` are the taps of the results' lines and columns.
+    """
 
     family: ClassVar[str] = "resize"
     generator: ClassVar[str] = "resize.cpu"
@@ -83,7 +86,10 @@ def _channels_first(shape: Shape, last: bool) -> Shape:
 
 
 def _taps(node: Node, shape: Sequence[int]) -> tuple[Taps, Taps] | None:
-    """The taps of both spatial axes; None if another axis changes or a result lies outside the image."""
+    """The taps along height and width of an image of `shape` [N, C, H, W].
+
+    None if another axis changes, or a result gets the extrapolation value because it lies outside the image.
+    """
     call = Call(registry.get(node.op), node, [], symbols=_ONE)
     n, c, rows, columns = samples_by_axis(call, shape)
     if n is not None or c is not None or any(s is not None and s.outside is not None for s in (rows, columns)):

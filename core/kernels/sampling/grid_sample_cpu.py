@@ -22,7 +22,10 @@ _FAR = {I32: float(1 << 30), I64: float(1 << 40)}  # a place beyond every image 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """One neighbour of each sample along one axis. Nothing is read where it is not `inside`."""
+    """One neighbour of each sample of a vector: its index along an axis or its pixel in a channel, and its weight.
+
+    Nothing is read where it is not `inside`.
+    """
 
     place: Val
     inside: Val
@@ -67,7 +70,10 @@ def _sum(k: Kernel, source: Pointer, around: list[Tap]) -> Val:
 
 
 def _pixel(k: Kernel, spec: GridSampleSpec, taps: tuple[Tap, ...], mask: Val) -> Tap:
-    """One pixel around each sample, given one neighbour along each axis."""
+    """One pixel around each sample, given one neighbour along each axis; its place is row-major in the channel.
+
+    Its weight is the product of theirs. `mask` is true for the samples that exist.
+    """
     dtype = _place_type(spec)
     place, inside, weight = k.zeros(dtype, k.lanes), mask, None
     for tap, size in zip(taps, spec.sizes, strict=True):
@@ -83,7 +89,10 @@ def _place_type(spec: GridSampleSpec) -> DType:
 
 
 def _taps(k: Kernel, spec: GridSampleSpec, axis: int, number: Val) -> list[Tap]:
-    """The neighbours along an axis of samples with coordinates from -1 to 1; see `lathe.core.ops.image.sampling`."""
+    """The neighbours along an axis of samples with the coordinates `number`, where -1 to 1 covers the image.
+
+    One for the mode "nearest", two for "linear", four for "cubic"; see `lathe.core.ops.image.sampling`.
+    """
     count = k.dim(spec.sizes[axis])
     size = count.cast(F32)
     at = (number + 1.0) / 2.0 * (size - 1.0) if spec.aligned else ((number + 1.0) * size - 1.0) / 2.0
@@ -113,7 +122,10 @@ def _taps(k: Kernel, spec: GridSampleSpec, axis: int, number: Val) -> list[Tap]:
 
 
 def _cubic_weight(k: Kernel, distance: Val) -> Val:
-    """The cubic weight of a neighbour (R. Keys, Cubic convolution interpolation for digital image processing, 1981)."""
+    """The cubic weight of a neighbour at `distance`, from 0 to 2 pixels, from the sample.
+
+    Source: R. Keys, Cubic convolution interpolation for digital image processing, 1981.
+    """
     d, a = distance, _CUBIC_A
     near = ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
     far = ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a
@@ -121,7 +133,11 @@ def _cubic_weight(k: Kernel, distance: Val) -> Val:
 
 
 def _tap(k: Kernel, spec: GridSampleSpec, at: Val, count: Val, weight: Val | None) -> Tap:
-    """The tap at a position. With zero padding, places outside are not read; with other paddings, only NaN is not."""
+    """The tap at position `at` (rounded) along an axis of `count` places.
+
+    With zero padding, places outside and NaN are not read. With other paddings the position has been moved into the
+    image, NaN reads place 0 and its weight is NaN, and nothing is read from an empty image.
+    """
     at = k.ops.rint(at)
     ahead = k.ops.select(at >= 0.0, at, k.zeros(F32, k.lanes))
     dtype = _place_type(spec)

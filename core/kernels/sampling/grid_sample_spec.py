@@ -40,7 +40,7 @@ class GridSampleSpec(KernelSpec):
 
 
 def grid_sample(request: Request) -> KernelCall | None:
-    """Selector of GridSample of float32, with at most 16 pixels per sample."""
+    """Selector of GridSample of float32 with at most 16 pixels (taps of all axes) per sample."""
     node = request.node
     x, grid = node.inputs[:2]
     if x is None or grid is None or not has_plannable_types(node):

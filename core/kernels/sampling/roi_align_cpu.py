@@ -47,7 +47,7 @@ class _Axis:
     size: Val
 
     def taps(self, k: Kernel, bin_: Val, sample: Val) -> tuple[Val, list[tuple[Val, Val]]]:
-        """For one sample of each bin: whether it lies in the image, and the two pixels around it with their weights.
+        """For sample number `sample` of each bin: whether it is in the image, and (pixel, weight) of two pixels around.
 
         Samples up to one pixel outside count as inside, and read the border.
         """
@@ -63,7 +63,7 @@ class _Axis:
 
 
 def _axis(k: Kernel, spec: RoiAlignSpec, region: Pointer, axis: int) -> _Axis:
-    """A region along an axis; axis 0 is vertical, and a region is x1, y1, x2, y2."""
+    """The region whose corners x1, y1, x2, y2 lie at `region`, along axis 0 (vertical) or 1 (horizontal)."""
     half = 0.5 if spec.half else 0.0
     start, end = (region.load(at) * k.constant(spec.scale, F32) - half for at in (1 - axis, 3 - axis))
     extent = end - start if spec.half else k.ops.max(end - start, 1.0)
@@ -79,7 +79,7 @@ def _axis(k: Kernel, spec: RoiAlignSpec, region: Pointer, axis: int) -> _Axis:
 
 
 def _region(k: Kernel, spec: RoiAlignSpec, image: Pointer, y: Pointer, axes: Sequence[_Axis]) -> None:
-    """Compute all bins of a region of an image."""
+    """Compute all bins of a region for all channels of `image`, and store them at `y` [channels, *bins]."""
     count, lanes = spec.bins[0] * spec.bins[1], k.target.lanes
     channels, (lines, columns) = k.dim(spec.channels), axes
     any_sample = (lines.samples > 0) & (columns.samples > 0)

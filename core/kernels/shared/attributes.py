@@ -12,13 +12,19 @@ from lathe.core.ops.opdef.registry import NodeView
 
 
 def attribute(node: Node, name: str) -> Any:
-    """The attribute's value, or the operator's default; None if the operator has no such attribute."""
+    """The value of the node's attribute `name`, or the operator's default; None if there is neither.
+
+    ModelError if the operator requires the attribute and the node lacks it.
+    """
     op = registry.find(node.op)
     return NodeView(op, node).attr(name) if op is not None else node.attrs.get(name)
 
 
 def integers(node: Node, name: str) -> tuple[Any, ...] | None:
-    """An attribute or bound parameter as a flat tuple of integers or dimensions; None if it is absent."""
+    """Attribute `name`, or its default, as a flat tuple of integers or dimensions; None if there is neither.
+
+    The attribute may be a number, a list or an array, or a parameter that was an input and became an attribute.
+    """
     value = node.attrs.get(name)
     if value is None:
         value = attribute(node, name)
@@ -30,5 +36,8 @@ def integers(node: Node, name: str) -> tuple[Any, ...] | None:
 
 
 def axis_of(axis: Any, rank: int) -> int:
-    """A possibly negative axis as an axis >= 0."""
+    """The axis of a tensor of `rank` axes, counted from the front; a negative `axis` counts from the end.
+
+    0 for a scalar.
+    """
     return int(axis) % rank if rank else 0

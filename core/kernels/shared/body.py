@@ -49,7 +49,7 @@ def canonical(body: Graph, known: Mapping[int, Array]) -> Graph:
 
 
 def dtypes(body: Graph) -> set[DType]:
-    """All element types that appear in a body."""
+    """The element types of all values of a body: inputs, constants and results of nodes."""
     return {value.dtype for value in body.values()}
 
 
@@ -81,7 +81,10 @@ def _number(values: Sequence[Value], prefix: str) -> None:
 
 
 def with_bias(body: Graph | None, dtype: DType) -> Graph:
-    """`body` with an addition in front: the new second input, the bias, is added to the first input."""
+    """A body (epilogue) that first adds its new second input, the bias, to its first input, and then does as `body`.
+
+    If `body` is None, the sum is the result. `dtype` is the type of sum and bias.
+    """
     scalar = TensorType(dtype, ())
     value, bias = Value("x", scalar), Value("bias", scalar)
     node = Node("Add", [value, bias], [])
@@ -97,5 +100,5 @@ def with_bias(body: Graph | None, dtype: DType) -> Graph:
 
 
 def is_computable_on_gpu(body: Graph) -> bool:
-    """Whether a body can be fused into a GPU kernel."""
+    """Whether a body can be fused into a GPU kernel: all operators elementwise, all types among those of kernels."""
     return dtypes(body) <= DTYPES | STORED and is_scalar(body)

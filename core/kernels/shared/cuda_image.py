@@ -60,7 +60,7 @@ class Image:
 
 
 def image_axes(node: Node, rank: int) -> tuple[int, ...]:
-    """The axes of an image in the order [batch, spatial ..., channels]."""
+    """The axes of an image of `rank` axes in the node's layout, in the order [batch, spatial ..., channels]."""
     match attribute(node, "layout"):
         case "NHWC":
             return tuple(range(rank))
@@ -70,7 +70,7 @@ def image_axes(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def spatial(node: Node, value: Value) -> list[Dim]:
-    """The spatial extents of an image."""
+    """The spatial extents of the image `value` in the node's layout."""
     return [value.shape[axis] for axis in image_axes(node, len(value.shape))[1:-1]]
 
 
@@ -105,7 +105,10 @@ def results_of(request: Request, extras: Sequence[int]) -> tuple[Nest, Results]:
 
 
 def _walk(request: Request, node: Node, value: Value, axes: tuple[int, ...]) -> tuple[Dim, ...]:
-    """Strides of an extra input in the order of `axes`. A bias has one number for each channel."""
+    """The strides of an extra input, broadcast to the output, in the order of `axes`, of which the channels are last.
+
+    Input 2, a bias, has one number for each channel.
+    """
     if value is node.input(2):
         return (*(0 for _ in axes[1:]), 1)
     strides = request.walk(value, node.output.shape)

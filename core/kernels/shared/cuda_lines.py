@@ -65,7 +65,7 @@ class Lines:
 
 
 def middle_axis(outer: Dim, length: Dim, inner: Dim) -> tuple[Nest, Nest]:
-    """The nests `lines` and `along` for the middle axis of one dense operand [outer, length, inner]."""
+    """The nests of `Lines` for the middle axis of one dense operand [outer, length, inner]: over lines, then along."""
     lines = Nest((outer, inner), ((length * inner, 1),)).collapsed()
     return lines, Nest((length,), ((inner,),))
 

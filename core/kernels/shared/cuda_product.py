@@ -87,10 +87,10 @@ def precisions(element: DType, target: GpuTarget) -> tuple[str, ...]:
 def ranked_tiles(
     target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: Dim, element: DType
 ) -> tuple[ProductTile, ...]:
-    """Tiles that fit into shared memory, in the order in which they should be tried.
+    """Tiles that fit into shared memory and the product's size, in the order in which they should be tried.
 
-    First the tile with the least regret over the sampled batch sizes, then the best tile for each sample, then the
-    rest.
+    First the tile with the least total regret (its cost relative to the best tile) over some batch sizes, then the best
+    tile for each of these sizes, then the rest. `batch` is the number of products.
     """
     sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]
     most = [max(_power(max(size[axis] for size in sizes)), LEAST) for axis in (0, 1)]
@@ -116,7 +116,10 @@ def ranked_tiles(
 
 
 def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int, depth: int) -> float:
-    """Estimated time: waves of programs times the cost of a tile. A `depth` other than 0 may be split."""
+    """The estimated time for `batch` products, in arbitrary units: waves of programs times the cost of a tile.
+
+    A `depth` other than 0 may be split among programs.
+    """
     count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
     parts = _parts(target, tile, count, depth)
     waves = -(-count * parts // target.multiprocessors)
@@ -124,9 +127,9 @@ def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: 
 
 
 def _parts(target: GpuTarget, tile: ProductTile, count: int, depth: int) -> int:
-    """The number of parts of the depth that gives each multiprocessor two programs.
+    """The number of parts of the depth that gives each multiprocessor two programs, if there are `count` tiles.
 
-    Each part has at least `_LEAST_STEPS` steps, and there are at most `_MOST_PARTS` parts.
+    Each part has at least `_LEAST_STEPS` steps, and there are at most `_MOST_PARTS` parts and at least one.
     """
     wanted = 2 * target.multiprocessors // max(count, 1)
     return max(min(wanted, depth // (_LEAST_STEPS * tile.depth), _MOST_PARTS), 1)
@@ -141,7 +144,7 @@ def parts_of(target: GpuTarget, tile: ProductTile, programs: Dim, depth: Dim) ->
 
 
 def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operand, ...]:
-    """The operands of a split depth: scratch for partial sums, and one counter per tile.
+    """The operands of a split depth: scratch for partial sums, and one counter per tile; none if `parts` is 1.
 
     The programs of a tile count themselves when they are done. The last program adds up all partial sums in order, and
     resets the counter to 0 for the next run.
@@ -153,7 +156,7 @@ def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operan
 
 
 def cast_array(array: Array, element: DType) -> Array:
-    """The array converted to `element`."""
+    """The array converted to the NumPy type of `element`."""
     return array.astype(element.numpy)
 
 

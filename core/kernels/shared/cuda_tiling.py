@@ -31,7 +31,7 @@ def blocks(extent: Dim, size: int) -> Dim:
 
 
 def programs(nest: Nest, tiling: Tiling) -> Dim:
-    """The number of programs that cover the nest."""
+    """The number of programs that cover all elements of the nest with this tiling."""
     if not tiling.loops:
         return blocks(product(nest.extents), tiling.sizes[0])
     cut = dict(zip(tiling.loops, tiling.sizes, strict=True))
@@ -54,7 +54,7 @@ def tilings(nest: Nest) -> tuple[Tiling, ...]:
 
 
 def _across(nest: Nest) -> int | None:
-    """The first loop before the last along which an operand is contiguous; None if there is none."""
+    """A loop before the last along which an operand is contiguous that is not so along the last loop, or None."""
     for strides in nest.strides:
         if strides[-1] in (0, 1):
             continue

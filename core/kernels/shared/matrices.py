@@ -14,7 +14,7 @@ Perm = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Matrices:
-    """A tensor with its axes permuted; strides count elements."""
+    """An operand of a product, viewed as [batch..., rows, columns]: its shape, and its strides in elements."""
 
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
@@ -26,7 +26,7 @@ class Matrices:
         return cls(tuple(value.shape[axis] for axis in axes), tuple(strides[axis] for axis in axes))
 
     def along(self, batch: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Strides along the batch axes of the product: 0 where the operand is repeated."""
+        """The operand's strides along the axes `batch` of the product: 0 where it is repeated (broadcast)."""
         missing = len(batch) - (len(self.shape) - 2)
         pairs = zip(self.shape[:-2], self.strides[:-2], batch[missing:], strict=True)
         return (*(0,) * missing, *(0 if extent == 1 and full != 1 else s for extent, s, full in pairs))
@@ -39,5 +39,8 @@ def perm_attribute(node: Node, name: str) -> Perm | None:
 
 
 def to_product_axes(of_output: tuple[Dim, ...], perm: Perm | None) -> tuple[Dim, ...]:
-    """Extents or strides of the output, reordered from the axes of the transposed output to those of the product."""
+    """Extents or strides of a node's output in the order of the product's axes [batch..., rows, columns].
+
+    `perm` is the permutation that makes the output from the product, or None.
+    """
     return of_output if perm is None else tuple(of_output[perm.index(axis)] for axis in range(len(perm)))

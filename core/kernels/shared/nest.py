@@ -29,7 +29,7 @@ class Nest:
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """All extents and strides."""
+        """All extents and strides in one tuple: the extents, then the strides of each operand."""
         return tuple(dim for dims in (self.extents, *self.strides) for dim in dims)
 
     def loop(self, k: int) -> tuple[Dim, ...]:
@@ -45,7 +45,7 @@ class Nest:
         )
 
     def collapsed(self) -> Nest:
-        """The same elements in the same order with as few loops as possible.
+        """A nest that visits the same elements in the same order with as few loops as possible.
 
         Loops of one iteration are dropped. Adjacent loops are merged where each operand goes through both with one
         stride. At least one loop remains.
@@ -67,7 +67,7 @@ class Nest:
 
 
 def row_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Strides, in elements, of a dense array."""
+    """The strides, in elements, of a dense array of `shape` whose last axis varies fastest."""
     strides: list[Dim] = []
     step: Dim = 1
     for extent in reversed(shape):
@@ -79,7 +79,10 @@ def row_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 def broadcast_strides(
     shape: Sequence[Dim], to: Sequence[Dim], strides: tuple[Dim, ...] | None = None
 ) -> tuple[Dim, ...]:
-    """Strides of an array of `shape` (row-major by default) when it is broadcast to the shape `to`."""
+    """The strides of an array of `shape` when it is broadcast to the shape `to`: 0 along repeated axes.
+
+    `strides` are those of the array itself; by default they are row-major.
+    """
     dense = (0,) * (len(to) - len(shape)) + (row_major(shape) if strides is None else strides)
     padded = (1,) * (len(to) - len(shape)) + tuple(shape)
     return tuple(0 if extent == 1 else stride for extent, stride in zip(padded, dense, strict=True))

@@ -55,14 +55,20 @@ class Tile:
 
 
 def choose_tile(target: Target, rows: Dim, columns: int, rank: int = 0) -> Tile:
-    """The register tile for a product of `rows` x `columns`. `rank` 1 gives the second best tile, and so on."""
+    """The register tile for a product of `rows` x `columns`: number `rank` of `ranked_tiles`, or the last one.
+
+    Rank 0 is expected to be the fastest.
+    """
     ranked = ranked_tiles(target, rows, columns)
     return ranked[min(rank, len(ranked) - 1)]
 
 
 @lru_cache(maxsize=4096)
 def ranked_tiles(target: Target, rows: Dim, columns: int) -> tuple[Tile, ...]:
-    """Tiles for a product of `rows` x `columns`: the one expected to be fastest, then the best of each width, ..."""
+    """Register tiles for a product of `rows` x `columns`, the one expected to be fastest first.
+
+    Then follow the best tile of each width in vectors, the second best of each width, and so on.
+    """
     table, counts = _row_choices(target), _sample_rows(rows)
     total = -(-columns // target.lanes)
     preferred = _panel_vectors(total, sorted(table))
@@ -94,7 +100,7 @@ class Tails(NamedTuple):
 
 
 def tail_heights(rows: Dim, height: int) -> Tails:
-    """The tail tiles for `rows` and full tiles of `height`.
+    """The heights of the smaller tiles that cover what full tiles of `height` rows leave of `rows` rows.
 
     If at most two remainders can occur, each has a tile of its own; otherwise tiles of 8, 4, 2 and 1 rows add up.
     """
@@ -119,7 +125,7 @@ def prefetch_tiles(rows: Dim, tile: Tile, in_blocks: bool) -> int:
 
 
 def fits_l2(target: Target, depth: int, columns: int) -> bool:
-    """Whether all panels of the weights fit their share of the second-level cache."""
+    """Whether all panels of weights [depth, columns] fit the share of the second-level cache that is meant for them."""
     return depth * columns * WORD_BYTES <= target.l2_bytes * _WEIGHTS
 
 
@@ -143,15 +149,20 @@ def pack_panels(matrix: Array, tile: Tile) -> Array:
 
 
 def is_deferred(epilogue: Graph | None, dtype: DType, step: int) -> bool:
-    """Whether a long epilogue runs over a finished block of rows instead of inside each tile.
+    """Whether an epilogue runs over a finished block of rows instead of inside each tile: a long one does.
 
-    This needs one copy of its code only. Meanwhile the sums lie in the output, so no other value may share that buffer.
+    This needs one copy of its code only. Meanwhile the sums lie in the output, so no other value may share that buffer:
+    its type `dtype` must be float32 like the sums, and `step`, its stride along the columns, 1.
     """
     return _is_long(epilogue) and step == 1 and _can_hold_sums(epilogue, dtype)
 
 
 def is_staged(epilogue: Graph | None, dtype: DType, step: int) -> bool:
-    """Whether a long epilogue runs tile by tile over a copy of the sums, because the output cannot hold them."""
+    """Whether a long epilogue runs tile by tile over a copy of the sums in scratch.
+
+    That is so if the output cannot hold the sums (its type `dtype` or theirs is not float32), but has the stride
+    `step` 1 along the columns.
+    """
     return _is_long(epilogue) and step == 1 and not _can_hold_sums(epilogue, dtype)
 
 
@@ -160,7 +171,7 @@ def _is_long(epilogue: Graph | None) -> bool:
 
 
 def _can_hold_sums(epilogue: Graph | None, dtype: DType) -> bool:
-    """Whether the output has the type of the sums, so that it can hold them until the epilogue runs."""
+    """Whether output and sums are float32, so that the output can hold the sums until the epilogue runs."""
     return dtype is DType.FLOAT32 and epilogue is not None and epilogue.inputs[0].dtype is DType.FLOAT32
 
 
@@ -181,7 +192,10 @@ def _row_choices(target: Target) -> RowChoices:
 
 
 def _panel_vectors(total: int, widths: Iterable[int]) -> int:
-    """Panel width in vectors for a matrix of `total` vectors, chosen so that the last panel is as full as possible."""
+    """The panel width, one of `widths` in vectors, for a matrix of `total` vectors.
+
+    It is chosen so that the last panel is as full as possible, with wide panels preferred to those of one or two.
+    """
     if total in widths:
         return total
     return max(widths, key=lambda width: (total % width == 0 and width > 2, total % width if width > 2 else 0, width))
@@ -196,7 +210,10 @@ def _sample_rows(rows: Dim) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _cost(target: Target, rows: int, height: int, vectors: int) -> float:
-    """Cycles per step of K for `rows` rows, in tiles of `height` and smaller tail tiles."""
+    """The estimated cycles per step of K for `rows` rows of a panel of `vectors` vectors.
+
+    The rows are cut into tiles of `height`, and smaller ones for the rest.
+    """
     full, rest = divmod(rows, height)
     cycles = full * tile_cycles(target, height, vectors)
     for size in (8, 4, 2, 1):
@@ -207,7 +224,7 @@ def _cost(target: Target, rows: int, height: int, vectors: int) -> float:
 
 
 def tile_cycles(target: Target, rows: int, vectors: int) -> float:
-    """Cycles per step of K for one register tile."""
+    """The estimated cycles per step of K for one register tile of `rows` x `vectors` accumulators."""
     products = rows * vectors
     spare = target.registers - products - vectors
     loads = vectors + (rows if spare > 0 else products)  # without a register for a broadcast, every product loads it

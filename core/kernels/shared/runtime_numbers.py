@@ -29,7 +29,10 @@ class RuntimeNumbers:
         self.values: list[int] = []
 
     def take(self, dim: Dim) -> Dim:
-        """The dimension with a symbol for each coefficient. It must be a polynomial in `n`."""
+        """The dimension with each coefficient replaced by a new symbol, whose number is added to `values`.
+
+        It must be a polynomial in `n`.
+        """
         if not isinstance(dim, SymDim):
             return self._symbol(dim)
         total: Dim = 0
@@ -65,7 +68,7 @@ def runtime_numbers_in(dims: Iterable[Dim]) -> list[tuple[str, int]]:
 
 
 def with_runtime_numbers(call: KernelCall, target: Target) -> KernelCall | None:
-    """The call with code that reads numbers at run time.
+    """The call with code that reads numbers at run time, and with a further operand that holds them.
 
     None if its kernel has no such code, or is dynamic-shape code already.
     """
@@ -79,7 +82,10 @@ def with_runtime_numbers(call: KernelCall, target: Target) -> KernelCall | None:
 
 
 def share_code(calls: Sequence[KernelCall], target: Target) -> list[KernelCall]:
-    """The calls, where more than `_FEW` kernels that differ only in numbers share code that reads the numbers."""
+    """The calls in order, with general code where more than `_FEW` different kernels can share it.
+
+    These kernels differ only in numbers, which the general code reads at run time.
+    """
     pairs = [(call, with_runtime_numbers(call, target)) for call in calls]
     kernels: dict[str, set[str]] = {}
     for call, general in pairs:

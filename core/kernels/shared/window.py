@@ -32,7 +32,10 @@ class Window:
 
 
 def windows_of(node: Node, spatial: Sequence[Dim], results: Sequence[Dim]) -> tuple[Window, ...] | None:
-    """The window of a pooling node along each spatial axis; None unless all extents are numbers."""
+    """The window of a pooling node along each spatial axis, for an image and results of these extents.
+
+    None unless all extents are numbers and the node has a `kernel_shape`.
+    """
     kernel = integers(node, "kernel_shape")
     sizes = [size for size in (*spatial, *results) if isinstance(size, int)]
     if kernel is None or len(sizes) != 2 * len(kernel):

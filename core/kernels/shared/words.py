@@ -41,22 +41,22 @@ def elements_per_tile_word(element: DType) -> int:
 
 
 def word_dtype(element: DType) -> DType:
-    """The type of a word in a register, and in scratch."""
+    """The type of a word in a register, and in scratch: float32 for float32 and float16, otherwise int32."""
     return DType.FLOAT32 if element in (DType.FLOAT32, DType.FLOAT16) else DType.INT32
 
 
 def stored_dtype(element: DType) -> DType:
-    """The type of a word in tensors and packed weights."""
+    """The type of a word in tensors and packed weights: as in registers, but float16 for float16."""
     return DType.FLOAT16 if element is DType.FLOAT16 else word_dtype(element)
 
 
 def accumulator_dtype(element: DType) -> DType:
-    """The accumulator type of a product."""
+    """The type in which a product of words with such elements adds up: float32 for floats, int32 for bytes."""
     return DType.FLOAT32 if element.is_float else DType.INT32
 
 
 def word_of(value: int, element: DType) -> int:
-    """The word whose elements all have this integer value."""
+    """The 32-bit word, as a signed integer, whose elements all have the value `value`."""
     if value == 0:
         return 0
     return int(np.full(elements_per_word(element), value, element.numpy).view(np.int32)[0])
@@ -73,7 +73,7 @@ def count_in_words(count: Dim, element: DType) -> Dim | None:
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """The type in which kernels compute with elements of this type."""
+    """The type in which kernels compute with elements of this type: float32 for float16 and bfloat16, else the same."""
     return DType.FLOAT32 if dtype in NARROW else dtype
 
 

@@ -39,7 +39,7 @@ def _rows(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer) -> None:
 
 
 def _short_row(k: Kernel, spec: SoftmaxSpec, length: int, x: Pointer, y: Pointer) -> None:
-    """Compute a row that fits the registers."""
+    """Compute the softmax of a row of `length` elements that fits the registers, from `x` to `y`."""
     parts = parts_of(k, length)
     lowest = k.constant(-math.inf, spec.dtype)
     row = [k.ops.select(p.mask, v, lowest) if p.mask else v for p in parts for v in [x.load(p.start, p.lanes, p.mask)]]
@@ -58,12 +58,18 @@ def _finish(k: Kernel, spec: SoftmaxSpec, values: Sequence[Val], total: Val) -> 
 
 
 def _last_operand(k: Kernel, spec: SoftmaxSpec, total: Val) -> Val:
-    """The last argument of `_result`, given the sum of the exponentials: its logarithm, or its inverse."""
+    """The last argument of `_result`, given the sum `total` of the exponentials: its logarithm if `spec.log`.
+
+    Otherwise its inverse.
+    """
     return k.ops.log(total) if spec.log else 1.0 / total
 
 
 def _result(k: Kernel, spec: SoftmaxSpec, value: Val, last: Val) -> Val:
-    """A result, given an exponential, or for LogSoftmax its exponent. If any exponential is NaN, so is the sum."""
+    """The result for the exponential `value` (for LogSoftmax its exponent), given what `_last_operand` returns.
+
+    If any exponential is NaN, so is the sum, and with it each result; a guarded softmax gives 0 instead.
+    """
     if spec.log:
         return value - last
     share = value * last

@@ -32,7 +32,7 @@ def generate(spec: SoftmaxSpec, target: GpuTarget) -> Source:
 
 
 def _in_registers(w: Writer, lines: LineWriter, spec: SoftmaxSpec, x: str) -> tuple[str, str]:
-    """The maximum and the sum of exponentials of lines that registers hold."""
+    """The variables of the maximum and the sum of exponentials of each line, for lines that registers hold."""
     with lines.pieces() as piece:
         value = lines.within(lines.load(x, 0, spec.dtype, piece).name, piece, _NONE)
         greatest = _finite(w, lines.reduce(value, GREATEST, DType.FLOAT32).name)
@@ -54,5 +54,8 @@ def _online(w: Writer, lines: LineWriter, spec: SoftmaxSpec, x: str) -> tuple[st
 
 
 def _finite(w: Writer, greatest: str) -> str:
-    """The number to subtract: the maximum, or 0 if all elements are minus infinity, so that results become NaN."""
+    """The variable of what is subtracted from each line: its maximum, or 0 if all elements are minus infinity.
+
+    The sum is 0 then, so that results become NaN.
+    """
     return w.let(f"tl.where({greatest} == {_NONE}, 0.0, {greatest})", "greatest")

@@ -38,7 +38,7 @@ def softmax(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers with other tiles."""
+    """Offers of the same softmax with other tiles."""
     return _calls(request)
 
 

@@ -43,9 +43,10 @@ def softmax(request: Request) -> KernelCall | None:
 
 
 def call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | None:
-    """The call with a CPU spec, from which the selectors of all devices start.
+    """The call of a softmax with a CPU spec, from which the selectors of all devices start.
 
-    None for unplannable shapes and other element types.
+    None if an input or output is no tensor with dimensions that generated code can compute, or if the output's type is
+    not in `dtypes`.
     """
     node = request.node
     if not has_plannable_types(node) or node.output.dtype not in dtypes:

@@ -36,7 +36,7 @@ _LOWER, _RIGHT = (4, _S1), (_S1, 6)  # the quarter is in the lower, or in the ri
 
 
 class _Factors(NamedTuple):
-    """The indices of a product (0 to 6), of a tile of the task, and of a pair of panels."""
+    """The factors of one product: its index (0 to 6), and the indices of a tile of the task and of a pair of panels."""
 
     product: Val
     tile: Val
@@ -63,7 +63,10 @@ class _Strassen:
         self._tasks()
 
     def _tasks(self) -> None:
-        """Tasks are blocks of tiles. If there are too few blocks for the threads, they share the columns too."""
+        """Generate the loop over tasks. A task is a block of tiles with all pairs of panels.
+
+        If there are too few blocks for the threads, the pairs of panels of a block are divided among several tasks.
+        """
         k, spec = self.kernel, self.spec
         tiles = k.dim(spec.samples * spec.tiles)
         blocks = (tiles + (spec.block - 1)) // spec.block
@@ -89,7 +92,7 @@ class _Strassen:
                 self._compute_at_once(start, count, pair)
 
     def _place(self, tile: Val) -> tuple[Val, Val]:
-        """The first row of a tile's upper half: in the batch, and in its sample."""
+        """The number of the first row of a tile's upper half: counted in the whole batch, and in its sample."""
         sample, number = self.kernel.unravel(tile, [0, self.spec.tiles])
         row = number * self.tile.rows
         return sample * self.spec.rows + row, row
@@ -97,7 +100,10 @@ class _Strassen:
     # Left factors
 
     def _factors(self, tile: Val, number: Val) -> None:
-        """Compute the left factors of the seven products, each [rows][pitch]. Missing rows repeat the last row."""
+        """Compute the left factors of the seven products of a tile, each [rows][pitch], in scratch.
+
+        `number` is the tile's index in the task. Rows beyond the sample's last one repeat it.
+        """
         k, spec = self.kernel, self.spec
         first, row = self._place(tile)
         target = self.factors.at(number * spec.factor_words)
@@ -116,7 +122,7 @@ class _Strassen:
     # Products
 
     def _compute_at_once(self, start: Val, count: Val, pair: Val) -> None:
-        """Compute all seven products tile by tile; the accumulators stay in registers."""
+        """Compute all seven products of a pair of panels tile by tile; the accumulators stay in registers."""
         k = self.kernel
         with k.loop(0, count) as number:
             with k.fold(0, PRODUCTS, self._zeros()) as fold:
@@ -126,7 +132,7 @@ class _Strassen:
                 self._finish(start + number, pair)
 
     def _compute_in_turn(self, start: Val, count: Val, pair: Val) -> None:
-        """Compute all tiles product by product; between products the accumulators lie in scratch."""
+        """Compute a pair of panels product by product, each for all tiles; meanwhile accumulators lie in scratch."""
         k = self.kernel
         with k.loop(0, PRODUCTS) as p, k.loop(0, count) as number:
             kept = self.kept.at(number * (3 * self.size))
@@ -138,7 +144,10 @@ class _Strassen:
                 self._finish(start + number, pair)
 
     def _product(self, factors: _Factors, tile: Val, sums: list[Val], kept: Pointer) -> list[Val]:
-        """The accumulators before the next product, given those before this one. `kept` is memory for U2 and U3."""
+        """Compute one product of a tile, and store the results that it completes.
+
+        `sums` are the accumulators before it; returns those before the next product. `kept` is memory for U2 and U3.
+        """
         k, spec, width = self.kernel, self.spec, self.tile.columns
         p, number, pair = factors.product, factors.tile, factors.pair
         left = self.factors.at(number * spec.factor_words + p * (self.tile.rows * spec.pitch))
@@ -160,7 +169,7 @@ class _Strassen:
         return k.choose(p.equals(_S1), lambda: self._with_u2(_flat(grid), kept), lambda: _flat(grid))
 
     def _with_u2(self, sums: list[Val], kept: Pointer) -> list[Val]:
-        """U2 + S1 T1, given U3 + S1 T1."""
+        """U2 + S1 T1, given `sums`, which are U3 + S1 T1; U2 and U3 lie at `kept`."""
         u2, u3 = self._load(kept), self._load(kept.at(self.size))
         return [value - old + new for value, old, new in zip(sums, u3, u2, strict=True)]
 
@@ -184,13 +193,19 @@ class _Strassen:
     # Results
 
     def _fetch(self, tile: Val, lower: Val, column: Val) -> None:
-        """Prefetch the extra inputs of a tile's results. Addresses of rows beyond the last one do no harm."""
+        """Prefetch the extra inputs of a tile's results from `column` on: of its lower half if `lower` is 1.
+
+        Addresses of rows beyond the last one do no harm.
+        """
         first = self._place(tile)[0] + lower * self.spec.first_rows
         rows = [self._offsets(first + r) for r in range(self.tile.rows)]
         self.results.at_column(column).fetch(rows, self.tile.columns)
 
     def _emit(self, grid: Grid, tile: Val, lower: Val, column: Val) -> None:
-        """Finish and store a tile of results."""
+        """Run the epilogue (unless deferred) on `grid`, the sums of half a tile from `column` on, and store them.
+
+        It is the tile's lower half if `lower` is 1. Rows beyond the sample's last one are not stored.
+        """
         k, spec = self.kernel, self.spec
         first, row = self._place(tile)
         results, first = self.results.at_column(column), first + lower * spec.first_rows
@@ -203,7 +218,10 @@ class _Strassen:
                 results.store([values], [self._offsets(first + r)], None)
 
     def _rows(self, lower: Val, row: Val) -> Val:
-        """The number of rows in the upper or lower half of a tile, whose first row is `row` of the half sample."""
+        """The number of rows in the upper (`lower` 0) or lower (1) half of a tile.
+
+        `row` is the tile's first row in the half sample.
+        """
         spec = self.spec
         return self.kernel.ops.min(self.kernel.index(spec.first_rows) - lower * (spec.rows % 2) - row, self.tile.rows)
 
@@ -216,7 +234,7 @@ class _Strassen:
             self.results.at_column(column).finish(start, start + count, width, self.lanes, self._offsets)
 
     def _offsets(self, row: Val) -> list[Val]:
-        """The offsets of the extras and Y in a row."""
+        """The offsets of the extras and of Y, in elements, in row `row` of the batch."""
         return offsets_of(self.kernel, self.spec.finish.pixels, row)
 
 

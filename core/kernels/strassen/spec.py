@@ -79,12 +79,12 @@ class StrassenSpec(KernelSpec):
 
     @property
     def is_even(self) -> bool:
-        """Whether all tiles are full."""
+        """Whether all tiles are full: the rows of a sample are a multiple of two tiles."""
         return self.rows % (2 * self.tile.rows) == 0
 
     @property
     def half(self) -> int:
-        """The depth of a product."""
+        """The depth of each of the seven products: half of `depth`."""
         return self.depth // 2
 
     @property
@@ -123,7 +123,7 @@ class StrassenSpec(KernelSpec):
 def strassen(request: Request) -> KernelCall | None:
     """Selector of float32 products with large constant weights, including 1x1 convolutions.
 
-    With a `request.rank` above 0 it returns kernels that compute the product by its definition.
+    With a `request.rank` r above 0 it returns the kernel of rank r - 1 that computes the product by its definition.
     """
     weight = request.constant(1)
     if not request.winograd or weight is None or weight.size < _LEAST_DEPTH * _LEAST_COLUMNS:
@@ -159,7 +159,7 @@ def _call(spec: StrassenSpec, plain: KernelCall, node: Node, weight: Array) -> K
 
 
 def _variant(plain: KernelSpec, request: Request) -> StrassenSpec | None:
-    """The Strassen spec of the product that `plain` computes; None if it would gain nothing."""
+    """The Strassen spec of the product that `plain` computes; None if it is no such product or too small to gain."""
     found, rows = _product(plain), _rows(request.node)
     if found is None or rows is None or found.finish.dtype is not F32 or found.finish.staged:
         return None
@@ -219,12 +219,15 @@ def _product(plain: KernelSpec) -> _Product | None:
 
 
 def subnest(nest: Nest, strides: Iterable[tuple[Dim, ...]]) -> Nest:
-    """The same loops over some of the operands."""
+    """The loops of `nest`, merged, over operands with the given strides, which are some of the nest's own."""
     return Nest(nest.extents, tuple(strides)).collapsed()
 
 
 def _tile(target: Target, rows: int, columns: int) -> Tile | None:
-    """The tile that covers half a sample in the fewest cycles; None if none fits or padding would waste too much."""
+    """The register tile that covers half a sample of `rows` rows in the fewest cycles.
+
+    None if no tile's width divides half of `columns`, or if padding of the rows would waste too much.
+    """
     shapes = _TILES_32 if target.registers >= 32 else _TILES_16
     half = -(-rows // 2)
 
@@ -239,7 +242,7 @@ def _tile(target: Target, rows: int, columns: int) -> Tile | None:
 
 
 def _order(node: Node, weight: Array) -> tuple[int, ...]:
-    """The order of the weights' axes as [..., K, N]; all other axes have length 1."""
+    """The permutation that makes the weights [..., K, N]; all axes before these two have length 1."""
     if "Conv" in node.op:
         return (*range(2, weight.ndim), 1, 0)
     return perm_attribute(node, "perm_b") or tuple(range(weight.ndim))

@@ -11,7 +11,7 @@ _RANKS = 6
 
 
 def other_tiles(request: Request) -> Iterator[KernelCall]:
-    """The kernel with the next tiles of `panels.ranked_tiles`, then the offers that are rarely faster."""
+    """Offers of the node's kernel with the next tiles of `panels.ranked_tiles`, then of `unlikely_candidates`."""
     for rank in range(1, _RANKS):
         call = request.select_with(rank=rank)
         if call is not None:

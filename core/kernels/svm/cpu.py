@@ -54,7 +54,7 @@ class _Machine:
     # One row
 
     def decide(self, row: Val, lane: Val) -> None:
-        """Compute the decisions of a row."""
+        """Compute the decisions of batch row `row`, which is number `lane` of the task's rows."""
         spec, k = self.spec, self.k
         x, full = self.x.at(row * spec.features), spec.blocks // _BLOCKS * _BLOCKS
         with k.loop(0, full, _BLOCKS) as block:
@@ -75,7 +75,7 @@ class _Machine:
             self._store_decision(place, lane, both)
 
     def _compute_kernels(self, x: Pointer, block: Val, count: int) -> None:
-        """Compute the kernel values of a row with the vectors of `count` blocks."""
+        """Compute the kernel values of the row at `x` with the support vectors of `count` blocks from `block` on."""
         k, spec = self.k, self.spec
         lanes, size = spec.lanes, spec.features * spec.lanes
         parts = [self.vectors.at((block + part) * size) for part in range(count)]
@@ -88,7 +88,7 @@ class _Machine:
             self.kernels.store(self._kernel(total), (block + part) * lanes)
 
     def _kernel(self, total: Val) -> Val:
-        """The kernel value, given the product of two vectors, or the square of their distance (RBF)."""
+        """The kernel values (RBF, POLY, SIGMOID or LINEAR), given dot products, or squared distances for RBF."""
         ops, spec = self.k.ops, self.spec
         match spec.kernel:
             case "RBF":
@@ -100,7 +100,7 @@ class _Machine:
         return total
 
     def _weighted_sum(self, weights: Val, column: Val) -> None:
-        """Compute the sum of the kernel values with one class's vectors, weighted by one row of weights."""
+        """Compute the sum of the kernel values with the vectors of class `column`, by row `weights` of the weights."""
         k, lanes, blocks = self.k, self.spec.lanes, self.spec.blocks
         start, stop = self.spans.load(column), self.spans.load(column + 1)
         with k.fold(start, stop, [k.zeros(_F64, lanes)]) as fold:
@@ -114,7 +114,7 @@ class _Machine:
 
     @contextmanager
     def _pairs(self) -> Iterator[tuple[Val, Val, Val]]:
-        """Two classes, and the place of their decision."""
+        """Code written inside runs for each pair of classes i < j: yields i, j and the index of their decision."""
         classes = self.spec.classes
         with self.k.loop(0, classes) as i, self.k.loop(i + 1, classes) as j:
             yield i, j, i * (i * -1 + (2 * classes - 1)) // 2 + j - i - 1
@@ -122,7 +122,7 @@ class _Machine:
     # Several rows
 
     def finish(self, first: Val, have: Val) -> None:
-        """The results of rows from `first` on, whose decisions are known."""
+        """Write the labels and scores of `have` rows from `first` on, whose decisions are computed."""
         k, spec = self.k, self.spec
         if not spec.classes:
             with k.loop(0, have) as lane:
@@ -140,7 +140,10 @@ class _Machine:
         return self.k.ops.select(decision > 0, 1.0, self.k.constant(-1, _F64)) if self.spec.one_class else decision
 
     def _score(self, scores: Pointer, lane: Val) -> None:
-        """Write the scores of a row. A single decision gives the scores of both classes."""
+        """Write the scores of row `lane` of the task to `scores`: probabilities if there are any, or decisions.
+
+        A single decision gives the scores of both classes.
+        """
         spec, found = self.spec, self.classes if self.spec.probable else self.decisions
         if spec.decisions == 1 and not spec.probable:
             scores.store((-found.load(lane)).cast(_F32))
@@ -150,7 +153,7 @@ class _Machine:
             scores.store(found.load(column * self.wide + lane).cast(_F32), column)
 
     def _elect(self) -> None:
-        """Find the class that wins most pairs of each row; of equal ones the first."""
+        """Store in `self.row` the index of the class that wins most pairs of each row; of equal ones the first."""
         k, classes = self.k, self.spec.classes
         with k.loop(0, classes) as c:
             self._set(self.classes, c, k.zeros(_F64, self.wide))
@@ -166,7 +169,10 @@ class _Machine:
         self.row.store(fold.values[1])
 
     def _couple(self, present: Val) -> None:
-        """Compute the class probabilities that agree best with those of the pairs, as in `lathe.core.ops.ml.svm`."""
+        """Compute the class probabilities that agree best with those of the pairs, as in `lathe.core.ops.ml.svm`.
+
+        `present` is a mask of the lanes that hold rows.
+        """
         k, classes = self.k, self.spec.classes
         with k.loop(0, classes) as c:
             self._set(self.classes, c, k.constant(1 / classes, _F64, self.wide))
@@ -178,14 +184,14 @@ class _Machine:
             self._round(present)
 
     def _probability(self, place: Val, present: Val) -> Val:
-        """The probability of a pair for each row: Platt's sigmoid of the decision."""
+        """The probability of the first class of a pair for each row: Platt's sigmoid of decision number `place`."""
         k, wide = self.k, self.wide
         decision = k.ops.select(present, self._get(self.decisions, place), 0.0)
         power = k.ops.exp(k.ops.fma(self.a.load(place).splat(wide), decision, self.b.load(place).splat(wide)))
         return k.ops.min(k.ops.max(1.0 / (power + 1.0), LEAST), 1 - LEAST)
 
     def _weigh(self, i: Val, j: Val, r: Val) -> None:
-        """Add the terms of a pair's probability to the matrix Q."""
+        """Add the terms of `r`, the probability of class i in the pair of classes i and j, to the matrix Q."""
         classes, s = self.spec.classes, 1.0 - r
         for place in (i * classes + j, j * classes + i):
             self._set(self.square, place, -(r * s))
@@ -215,7 +221,10 @@ class _Machine:
             rest.values = [self._improve(rest.index, rest.values[0], is_unconverged)]
 
     def _improve(self, t: Val, total: Val, is_unconverged: Val) -> Val:
-        """Improve the probability of one class, given the others; returns the new p Q p."""
+        """Improve the probability of class `t`, given the others, in rows that have not converged; returns new p Q p.
+
+        `total` is p Q p before.
+        """
         k, classes, ops = self.k, self.spec.classes, self.k.ops
         own, product, p = (
             self._get(self.square, t * (classes + 1)), self._get(self._product, t), self._get(self.classes, t)
@@ -231,7 +240,7 @@ class _Machine:
 
     @property
     def _product(self) -> Pointer:
-        """The address of Q p, which follows Q in memory."""
+        """The address of the vector Q p, which follows the matrix Q in memory."""
         return self.square.at(self.spec.classes**2 * self.wide)
 
     def _get(self, values: Pointer, place: Val) -> Val:

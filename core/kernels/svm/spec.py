@@ -147,7 +147,10 @@ def _probabilities(view: NodeView) -> tuple[Array, Array] | None:
 
 
 def _places(sizes: Sequence[int], lanes: int) -> Array:
-    """The index of the vector in each lane of the blocks; ~index where the vector is padding."""
+    """The index of the vector in each lane of the blocks, for classes of `sizes` vectors; ~index where it is padding.
+
+    Each class begins a new block of `lanes` vectors.
+    """
     found: list[int] = []
     for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True):
         found += [*range(end - size, end), *[~(end - 1)] * (-size % lanes)]

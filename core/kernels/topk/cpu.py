@@ -76,14 +76,17 @@ class Heap:
         self.keys.store(key, fold.values[0])
 
     def take(self) -> Val:
-        """Remove and return the least key."""
+        """Return the least key and replace it by a key greater than all, so that it is not returned again."""
         key = self.least()
         self.replace(self.k.index(_EVERY_KEY))
         return key
 
 
 def _select(k: Kernel, spec: TopKSpec, source: Pointer, heap: Heap, length: Val, step: Val) -> None:
-    """Put the keys of the first elements of a line into the heap."""
+    """Put the keys of the elements that come first in a line into the heap.
+
+    The line has `length` elements from `source` on, `step` apart.
+    """
 
     def one(index: Val) -> None:
         place = _order(k, spec, _load(spec, source, index * step, 1))
@@ -108,7 +111,7 @@ def _load(spec: TopKSpec, source: Pointer, offset: Val, lanes: int) -> Val:
 
 
 def _order(k: Kernel, spec: TopKSpec, value: Val) -> Val:
-    """An int32 that is greater for elements that come first.
+    """An int32 that is greater for elements that come first: the greatest, or the least if `spec.least`.
 
     The bits of floats, read as integers, are in order, except that those of negative numbers run backwards. Zeros are
     equal, and NaN is the greatest.

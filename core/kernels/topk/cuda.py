@@ -28,7 +28,7 @@ def generate(spec: TopKSpec, target: GpuTarget) -> Source:
 
 
 def _find_in_turn(w: Writer, spec: TopKSpec) -> None:
-    """Find the results one after the other: each is the first of the elements that come after the previous result."""
+    """Write code that finds the results one after the other, each the first of those after the previous result."""
     tile, length = spec.tile, spec.length
     shape = f"({tile.rows}, {tile.columns})"
     line = w.let(f"tl.program_id(0) * {tile.rows} + tl.arange(0, {tile.rows})[:, None]", "line")
@@ -53,7 +53,7 @@ def _find_in_turn(w: Writer, spec: TopKSpec) -> None:
 
 
 def _find_by_ranks(w: Writer, spec: TopKSpec) -> None:
-    """Find the results by ranks: the rank of an element is the number of elements that come before it."""
+    """Write code that finds the results by ranks: an element's rank is the number of elements that come before it."""
     tile, length = spec.tile, spec.length
     line = w.let(f"tl.program_id(0) // {spec.pieces}", "line")
     mine = w.let(f"(tl.program_id(0) % {spec.pieces}) * {tile.rows} + tl.arange(0, {tile.rows})[:, None]", "mine")
@@ -75,7 +75,10 @@ def _load(w: Writer, spec: TopKSpec, line: str, k: str, mask: str) -> Reg:
 
 
 def _store(w: Writer, spec: TopKSpec, line: str, place: str, k: str, value: Reg, mask: str) -> None:
-    """Store the k-th element as the result at a place."""
+    """Write code that stores `value`, the element at index `k` of a line, as its result at index `place`.
+
+    The index is stored too, if indices are an output.
+    """
     to = w.let(_at(w, spec, line, place, spec.count), "to")
     Algebra(w).store("y", to, value, mask)
     if spec.indices:
@@ -83,13 +86,19 @@ def _store(w: Writer, spec: TopKSpec, line: str, place: str, k: str, value: Reg,
 
 
 def _at(w: Writer, spec: TopKSpec, line: str, k: str, length: int) -> str:
-    """The offset of the k-th of `length` elements of a line; always a block, even if all terms are scalars."""
+    """The expression of the offset of the `k`-th of `length` elements of line `line`.
+
+    It is a block even if all terms are scalars.
+    """
     outer, inner = split(w, line, (spec.outer, spec.inner))
     return total([scaled(outer, length * spec.inner), scaled(k, spec.inner), inner, f"{line} * 0"])
 
 
 def _key(w: Writer, spec: TopKSpec, value: Reg) -> str:
-    """A signed integer that is greater for elements that come first. All zeros are equal, and so are all NaNs."""
+    """The variable of a signed integer that is greater for elements that come first.
+
+    All zeros are equal, and so are all NaNs.
+    """
     dtype, x = register_dtype(spec.dtype), value.name
     _, _, kind = _range(spec)
     if dtype.is_float:
@@ -104,6 +113,6 @@ def _key(w: Writer, spec: TopKSpec, value: Reg) -> str:
 
 
 def _range(spec: TopKSpec) -> tuple[int, int, str]:
-    """The least and the greatest key, and their type."""
+    """The least and the greatest key, and the name of their type in Triton."""
     bits = 64 if spec.dtype.itemsize == 8 or spec.dtype is DType.UINT32 else 32
     return -(1 << (bits - 1)), (1 << (bits - 1)) - 1, f"tl.int{bits}"

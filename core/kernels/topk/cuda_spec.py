@@ -45,7 +45,7 @@ class TopKSpec(KernelSpec):
 
     @property
     def pieces(self) -> int:
-        """The number of programs that share a line, by ranks."""
+        """The number of programs that share a line if results are found by ranks."""
         return -(-self.length // self.tile.rows)
 
     @property
@@ -54,12 +54,12 @@ class TopKSpec(KernelSpec):
 
 
 def top(request: Request) -> KernelCall | None:
-    """Selector of TopK over numbers, with a length and a positive number of results that are known."""
+    """Selector of TopK of numeric types, with a length and a positive number of results that are known."""
     return next(_calls(request), None)
 
 
 def other_kernels(request: Request) -> Iterable[KernelCall]:
-    """Offers with the other algorithm and with other tiles."""
+    """Offers of the same TopK with the other algorithm and with other tiles."""
     return _calls(request)
 
 

@@ -46,19 +46,19 @@ class _Walk:
         self.weights, self.base, self.y = (k.operand(i, _F32) for i in (4, 5, 6))
 
     def begin(self, row: Val) -> None:
-        """Set the scores of a row to the base."""
+        """Set the scores of batch row `row` to the base values."""
         with self.k.loop(0, self.spec.targets) as target:
             self.y.store(self.base.load(target), row * self.spec.targets + target)
 
     def rows_down(self, tree: Val, row: Val) -> None:
-        """Walk several rows down one tree."""
+        """Walk WALKERS rows from `row` on down tree number `tree`, and add the leaves' weights to their scores."""
         root, depth = (self.trees.load(tree * 2 + i).cast(_I64) for i in (0, 1))
         rows = [row + i for i in range(WALKERS)]
         for at, each in zip(self._leaves([root] * WALKERS, rows, depth), rows, strict=True):
             self._add(at, each)
 
     def down_all(self, row: Val) -> None:
-        """Walk one row down all trees, several trees at a time."""
+        """Walk one row down all trees, WALKERS at a time, and add the leaves' weights to its scores."""
         with self.k.loop(0, self.spec.trees // WALKERS) as group:
             roots = [self.trees.load((group * WALKERS + i) * 2).cast(_I64) for i in range(WALKERS)]
             depth = self.depths.load(group).cast(_I64)
@@ -72,7 +72,7 @@ class _Walk:
         return fold.values
 
     def _step(self, at: Val, x: Pointer) -> Val:
-        """The node that follows the node whose words begin at `at`."""
+        """The offset in words of the node that follows the node at word `at`, for a row whose features lie at `x`."""
         word, split = self.words.load(at), self.splits.load(at + 1)
         feature = word & (MISSING - 1) if self.spec.missing else word
         value = x.load(feature.cast(_I64))
@@ -92,7 +92,7 @@ class _Walk:
         return split < value
 
     def _add(self, at: Val, row: Val) -> None:
-        """Add the weights of a leaf to a row's scores."""
+        """Add the weights of the leaf at word `at` to the scores of row `row`."""
         k, targets = self.k, self.spec.targets
         if targets == 1:
             self.y.store(self.y.load(row) + self.splits.load(at + 1), row)

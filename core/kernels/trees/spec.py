@@ -70,7 +70,7 @@ def _is_plain_sum(node: Node) -> bool:
 
 
 def _is_covered(found: Forest, targets: int) -> bool:
-    """Whether all nodes have the same comparison in single precision, and the tables stay small."""
+    """Whether all nodes have the same comparison, splits and weights are float32, and the tables stay small."""
     single = found.split.dtype == np.float32 and found.weight.dtype == np.float32
     small = len(found.mode) < _MOST_NODES and (targets == 1 or len(found.mode) * targets <= _MOST_DENSE)
     return single and small and len(found.modes) <= 1 and set(found.modes) <= set(_COMPARISONS)
@@ -96,14 +96,17 @@ def _call(node: Node, found: Forest, weights: Array, targets: int, features: int
 
 
 def _pad_trees(found: Forest) -> tuple[Array, Array]:
-    """Roots and depths of the trees, padded to a multiple of WALKERS with trees of one leaf after all nodes."""
+    """The root node and the depth of each tree, padded to a multiple of WALKERS with trees of one leaf.
+
+    That leaf is a node after all others.
+    """
     depths = _depths(found)
     more = -len(depths) % WALKERS
     return np.append(found.roots, [len(found.mode)] * more), np.append(depths, [0] * more)
 
 
 def _depths(found: Forest) -> Array:
-    """Steps from each root to its farthest leaf, computed from the heights of nodes, from the leaves up."""
+    """The number of steps from each tree's root to its farthest leaf."""
     height = np.zeros(len(found.mode), np.int64)
     for _ in range(found.depth):
         above = np.where(found.mode == forest.LEAF, 0, 1 + np.maximum(height[found.yes], height[found.no]))
@@ -122,7 +125,11 @@ def _weight_table(found: Forest, weights: Array, targets: int) -> Array:
 
 
 def _nodes(found: Forest, dense: Array, targets: int) -> Array:
-    """The table of nodes, with the leaf of padding trees at the end."""
+    """The table of nodes, int32 [nodes + 1, WORDS], with the leaf of padding trees at the end.
+
+    `dense` are the weights [nodes + 1, targets]. The words are the feature (with a bit for missing values), the split
+    or the leaf's weight or place of weights, and the links to both successors in words.
+    """
     size = len(found.mode)
     table = np.empty((size + 1, WORDS), np.int32)
     leaves, own = np.append(found.mode == forest.LEAF, True), np.arange(size + 1)

@@ -52,7 +52,7 @@ class _Tile:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """The product [rows, depth] by [depth, columns] for a pair of points."""
+    """The matrix product [rows, depth] by [depth, columns] for a pair of points: its operands' addresses and sizes."""
 
     inputs: Pointer
     weights: Pointer
@@ -63,7 +63,7 @@ class _Matrix:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The results from `start` to `stop` of every pixel: whole panels."""
+    """The output channels from `start` to `stop`, whole panels, that a task computes."""
 
     start: Val
     stop: Val
@@ -147,7 +147,7 @@ class _Winograd:
         return {zeros: after[zeros] - before[zeros] for zeros in before}
 
     def _preceding(self, tile: Val) -> Rows:
-        """The numbers of `_rows` for all tiles before `tile`."""
+        """The same numbers as `_rows`, for all tiles of the batch before `tile`."""
         k, covers = self.kernel, self.spec.covers
         image, line, column = self._coordinates(tile)
         found: Rows = {}
@@ -164,7 +164,10 @@ class _Winograd:
     # The image
 
     def _transform_image(self, tile: _Tile, rows: Rows) -> None:
-        """Transform a tile of the image: for each vector of channels, the value at each pair of points."""
+        """Transform a tile of the image: store the value of each channel at each pair of points in scratch.
+
+        `rows` are the tile's row numbers in the matrices, as `_rows` counts the tiles before it.
+        """
         k, form = self.kernel, self.spec.form
         self._fill_table(tile)
         parts = [range(part, form.input, form.stride) for part in range(form.stride)]
@@ -176,11 +179,14 @@ class _Winograd:
                     self._store_value(value, c, point, (upper, left), rows)
 
     def _place(self, i: int, j: int) -> Pointer:
-        """The channels at place (i, j) of the current tile."""
+        """The address of the channels at place (i, j) of the tile for which the table is filled."""
         return self.image.at(self.table.load(i * self.spec.table_lanes + j))
 
     def _store_value(self, value: Val, channel: Val, point: tuple[int, int], part: tuple[int, int], rows: Rows) -> None:
-        """Store the value of a part of the image at a pair of points."""
+        """Store a vector of values of a part of the image at a pair of points, for channels from `channel` on.
+
+        `part` is the pair of remainders of the part's places by the stride; `rows` as in `_transform_image`.
+        """
         spec, form = self.spec, self.spec.form
         (i, j), (upper, left) = point, part
         scale = spec.channels // spec.depth  # elements per word
@@ -191,12 +197,15 @@ class _Winograd:
         place.store(value, matrix + (upper * form.parts(j) + left) * spec.channels)
 
     def _row(self, number: Val, step: int, words: int) -> Val:
-        """The offset of row `number` of the first matrix; rows have `words` words, matrices are `step` words apart."""
+        """The offset in words of row `number` of the first matrix of a task's intermediates.
+
+        Rows have `words` words; the matrices of a group of tiles are `step` words apart.
+        """
         group = self.spec.group
         return number // group * (self.spec.matrices * step) + number % group * words
 
     def _fill_table(self, tile: _Tile) -> None:
-        """Fill the table: image offsets of the places of a tile; places outside the image point at zeros."""
+        """Fill the table with the image offsets of all places of a tile; places outside the image point at zeros."""
         k, spec, lanes = self.kernel, self.spec, self.spec.table_lanes
         lines, columns = spec.windows
         line, column = tile.corner
@@ -212,7 +221,10 @@ class _Winograd:
     # Products
 
     def _multiply(self, rows: Rows, span: _Columns) -> None:
-        """Multiply [tiles, depth] by [depth, columns] for each pair of points, panel by panel."""
+        """Multiply [tiles, depth] by [depth, columns] for each pair of points, panel by panel of the channels `span`.
+
+        `rows` are the numbers of tiles, as `_rows` counts them.
+        """
         k, spec = self.kernel, self.spec
         rest = spec.columns % spec.tile.columns
         full = spec.columns - rest
@@ -239,7 +251,10 @@ class _Winograd:
         )
 
     def _matrices_before(self, i: Val, j: Val, height: Val) -> Val:
-        """The number of packed matrices, one per part of the image, before those of points i and j."""
+        """The number of packed weight matrices, one per part of the image, before those of the points i and j.
+
+        `height` is the number of parts along the lines at point i.
+        """
         k, form = self.kernel, self.spec.form
         if form.whole is None:
             return (i * form.line_products + height * j) * form.stride
@@ -281,7 +296,10 @@ class _Winograd:
     # Results
 
     def _transform_results(self, tile: _Tile, rows: Rows, span: _Columns) -> None:
-        """Transform a tile back and store its results, as far as they lie in the output."""
+        """Transform a tile's products back and store its results for the channels `span`, as far as they exist.
+
+        `rows` as in `_transform_image`.
+        """
         k, spec, form = self.kernel, self.spec, self.spec.form
         lines, columns = spec.windows
         line, column = tile.corner
@@ -303,7 +321,10 @@ class _Winograd:
     def _finish(
         self, tile: _Tile, values: Sequence[Val], results: ResultWriter, offsets: Sequence[Sequence[Val]]
     ) -> None:
-        """Finish and store a vector of results for each place of a tile."""
+        """Run the epilogue on a vector of sums for each place of a tile, and store those that exist.
+
+        `values` and `offsets` (of the extras and Y) are in row-major order of the places.
+        """
         places = range(self.spec.form.output)
         for i in places:
             with self._when_inside(tile, 0, i):
@@ -313,7 +334,10 @@ class _Winograd:
                         results.store([[values[number]]], [offsets[number]], None)
 
     def _finish_staged(self, tile: _Tile, values: Sequence[Val], results: ResultWriter, offsets: _Offsets) -> None:
-        """Like `_finish`, with an epilogue in a loop, since it is too long to be generated for every place."""
+        """Like `_finish`, with the epilogue in a loop over the places, since its code is too long to be repeated.
+
+        `offsets(i, j)` gives the offsets of the extras and Y at place (i, j).
+        """
         k = self.kernel
         for place, value in enumerate(values):
             self.stage.store(value, place * self.lanes)
@@ -323,12 +347,12 @@ class _Winograd:
                 results.finish_line(self.stage.at(number * self.lanes), offsets(i, j), 1, self.lanes, None)
 
     def _is_inside(self, tile: _Tile, axis: int, number: Val) -> Val:
-        """Whether result `number` of a tile along an axis exists and the tile computes it."""
+        """Whether result `number` of a tile along an axis exists and the tile computes it (not 0 in a short tile)."""
         inside = tile.corner[axis] + number < self.spec.windows[axis].count
         return inside & ~(tile.short[axis] & number.equals(0)) if self.spec.covers[axis].short else inside
 
     def _product(self, column: Val, i: int, j: int, rows: Rows) -> Val:
-        """A vector of the current tile's products at a pair of points."""
+        """A vector of a tile's products at the pair of points (i, j), for channels from `column` on."""
         spec = self.spec
         number = i * spec.form.evaluations + j
         row = self.outputs.at(self._row(rows[i == 0, j == 0], spec.output_step, spec.columns) + column)

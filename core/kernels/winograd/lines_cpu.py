@@ -45,13 +45,16 @@ class _WinogradLines:
             self._finish(image, line)
 
     def _clear(self, target: Pointer, words: int) -> None:
-        """Store zeros in whole vectors. The padding of transformed lines keeps them."""
+        """Set `words` words at `target`, rounded up to whole vectors, to zero; padding of lines stays zero for good."""
         k = self.kernel
         with k.loop(0, words, self.lanes) as i:
             target.store(k.zeros(F32, self.lanes), i)
 
     def _transform_lines(self, image: Val, line: Val) -> None:
-        """Transform the image lines for the results from `line` on, each part at all points."""
+        """Transform the image lines for the result lines from `line` on: store the values at all points in scratch.
+
+        With a stride of 2, even and odd lines are two parts, which are transformed separately.
+        """
         k, spec, form = self.kernel, self.spec, self.spec.form
         sources = [self._line(image, line * form.stride - spec.windows[0].before + i) for i in range(form.input)]
 
@@ -64,7 +67,7 @@ class _WinogradLines:
         k.strip(spec.image_words, words, lanes=self.lanes)
 
     def _line(self, image: Val, line: Val) -> Pointer:
-        """The address of a line of the image; that of a line of zeros outside the image."""
+        """The address of line `line` of an image; that of a line of zeros if it lies outside the image."""
         k, size = self.kernel, self.spec.windows[0].size
         offset = (image * size + line) * self.spec.image_words
         return self.image.at(k.ops.select((line >= 0) & (line < size), offset, self.zeros.distance_from(self.image)))
@@ -80,7 +83,7 @@ class _WinogradLines:
                 self._panel(point, k.index(full * spec.tile.columns), rest)
 
     def _panel(self, point: Val, first: Val, columns: int) -> None:
-        """Compute the products at a point, for `columns` columns from `first` on."""
+        """Compute the products at point number `point`, for `columns` output channels from `first` on."""
         k, spec, form, window = self.kernel, self.spec, self.spec.form, self.spec.windows[1]
         parts = k.ops.select(point < len(form.points), k.index(form.stride), 1)
         before = point * form.stride
@@ -99,7 +102,10 @@ class _WinogradLines:
         for_each_tile(k, k.index(0), k.index(window.count), window.count, spec.tile.rows, tile)
 
     def _sum_tile(self, grid: Grid, start: Pointer, panel: Pointer, parts: Val) -> Grid:
-        """The sums of a tile of windows, the first of which begins at `start`, over the parts of the image."""
+        """`grid` plus the products of a tile of windows, the first of which begins at `start`, over all image parts.
+
+        `panel` are the weights, `parts` is the number of parts.
+        """
         k, spec, width = self.kernel, self.spec, len(grid[0])
         step = spec.windows[1].stride * spec.channels
         with k.fold(0, parts, [value for row in grid for value in row]) as fold:
@@ -113,7 +119,7 @@ class _WinogradLines:
         return _as_grid(fold.values, width)
 
     def _finish(self, image: Val, line: Val) -> None:
-        """Transform back and store the results from `line` on, as far as they lie in the output."""
+        """Transform the products back, run the epilogue, and store the result lines from `line` on that exist."""
         k, spec, form = self.kernel, self.spec, self.spec.form
         lines, columns = spec.windows
         with k.loop(0, columns.count) as place:

@@ -63,7 +63,7 @@ class WinogradLinesSpec(KernelSpec):
 
     @property
     def depth(self) -> int:
-        """Words in a line of the window."""
+        """Words in a line of the window: its columns times the image's channels."""
         return self.windows[1].kernel * self.channels
 
     @property

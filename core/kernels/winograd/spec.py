@@ -66,7 +66,10 @@ class Form:
     whole: Form | None = None  # see `part`
 
     def part(self, output: int) -> Form:
-        """The smaller form with the first of these points. It uses a subset of this form's weights unchanged."""
+        """The form of `output` results with the first of these points, whose `whole` is this form.
+
+        It uses a subset of this form's weights unchanged.
+        """
         return replace(self, output=output, points=self.points[: output + self.taps - 2], whole=self)
 
     @property
@@ -75,7 +78,10 @@ class Form:
         return len((self.whole or self).points)
 
     def scale(self, point: float) -> float:
-        """The factor of a point in the inverse transform of a part, whose weights are scaled for the whole form."""
+        """The factor of a point in the inverse transform: 1 unless this form is a part of another.
+
+        The weights of a part are scaled for the whole form.
+        """
         return self.whole.own(point) / self.own(point) if self.whole is not None else 1.0
 
     @property
@@ -254,7 +260,7 @@ class WinogradSpec(KernelSpec):
 
     @property
     def output_step(self) -> int:
-        """Words between matrices of products."""
+        """Words between matrices of products: [group][columns] and a cache line."""
         return self.group * self.columns + LINE
 
     @property
@@ -263,7 +269,7 @@ class WinogradSpec(KernelSpec):
 
     @property
     def tiles_ahead(self) -> int:
-        """The number of row tiles that share the prefetch of the next panel: those of a block in small batches."""
+        """The number of row tiles that share the prefetch of the next panel: those of a block in a small batch."""
         tiles = prod(axis.tiles for axis in self.covers)
         rows = tiles * max(2 * self.many, 1) if self.part is not None else tiles
         return max(min(rows, self.block) // self.tile.rows, 1)
@@ -275,7 +281,7 @@ class WinogradSpec(KernelSpec):
 
     @property
     def stage_words(self) -> int:
-        """Words for a vector of results per place of a tile, if the epilogue is deferred or staged."""
+        """Words for a vector of results per place of a tile, if the epilogue is long; otherwise 0."""
         return self.form.output**2 * self.tile.lanes if self.finish.deferred or self.finish.staged else 0
 
     @property
@@ -302,9 +308,10 @@ def winograd(request: Request) -> KernelCall | None:
 
 
 def suits_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:
-    """Whether Winograd's algorithm is expected to win: many tiles, and whole vectors of channels.
+    """Whether Winograd's algorithm applies and is expected to win: many tiles, and whole vectors of channels.
 
-    Its weights are two to four times as large, which does not pay for very small images.
+    It applies to 3x3 windows without dilation or groups, of stride 1, or 2 for float32 and float16. Its weights are two
+    to four times as large, which does not pay for very small images.
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]
@@ -319,7 +326,7 @@ def suits_winograd(request: Request, weight: Array, windows: tuple[Window, ...])
 
 
 def _call(request: Request, slow: bool = False) -> KernelCall | None:
-    """The call of the kernel, or None.
+    """The call of the kernel; None unless `suits_winograd` is true.
 
     `slow` is for machines on which reads beyond the second-level cache are slow. Then more tiles share the weights, and
     small batches use the part of the form for large images too.
@@ -367,7 +374,9 @@ def _tile(target: Target, depth: int, columns: int) -> Tile:
 
 
 def _form(batch: Dim, windows: tuple[Window, Window], element: DType, slow: bool) -> tuple[Form, int]:
-    """The form, and the number of images from which it pays (0: always).
+    """The form for the windows, and the number of images from which it pays (0: always).
+
+    If that is above 1, smaller batches should use `PART`.
 
     The large form multiplies least. In bfloat16 its rounding errors would be four times those of the definition. Small
     images need a larger batch before the large form's weights pay.
@@ -395,7 +404,7 @@ def _least_images(windows: tuple[Window, Window]) -> int:
 
 
 def _products(windows: tuple[Window, Window], form: Form) -> int:
-    """The number of multiplications of an image, with short tiles counted as short."""
+    """The number of multiplications of an image per input and output channel, where short tiles take fewer."""
     covers = (Cover(window.count, form.output) for window in windows)
     return prod(cover.tiles * form.line_products - cover.short for cover in covers)
 
@@ -449,13 +458,13 @@ def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.F
 
 
 def _copy_rows(lines: Array, place: Array) -> None:
-    """Copy rows into those of a panel, and pad them with zeros."""
+    """Copy `lines` [..., rows, columns] into the rows of the panel `place`, and pad these with zeros."""
     width = lines.shape[-1]
     place[..., :width] = lines
     place[..., width:] = 0
 
 
 def _spans(form: Form) -> list[range]:
-    """The rows of the weight transform that belong to each evaluation."""
+    """The indices of the rows of `form.weight` that belong to each evaluation: one per part, or one at infinity."""
     starts = [min(i * form.stride, form.line_products) for i in range(form.evaluations + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]

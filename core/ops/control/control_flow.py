@@ -19,7 +19,11 @@ from lathe.core.ops.opdef.terms import Term
 
 
 def common_type(c: Infer, label: str, a: ValueType, b: ValueType) -> ValueType:
-    """The common supertype: different extents become a symbol, different ranks an unknown shape."""
+    """The type that describes values of type `a` and of type `b`, such as the results of two branches.
+
+    Different extents become a new symbol, different ranks an unknown shape; a type and an optional become an optional.
+    ModelError, with `label`, for different element types or kinds.
+    """
     if isinstance(a, OptionalType) or isinstance(b, OptionalType):
         contents = (x.element if isinstance(x, OptionalType) else x for x in (a, b))
         return OptionalType(common_type(c, label, *contents))
@@ -37,7 +41,7 @@ def common_type(c: Infer, label: str, a: ValueType, b: ValueType) -> ValueType:
 
 @register
 class If(OpDef):
-    """The outputs of one of two graphs without inputs."""
+    """The outputs of graph `then_branch` if `cond` is true, otherwise of `else_branch`; they have no inputs."""
 
     inputs = "cond"
     outputs = "*outputs"
@@ -89,7 +93,7 @@ def _taken_branch(c: Infer) -> Graph | None:
 
 
 def _valid_branches(branches: Sequence[Graph], known: Mapping[Value, Array]) -> list[Graph]:
-    """The branches that pass type inference, typed.
+    """Those branches that pass type inference, which also sets their types; `known` are known values around them.
 
     Exporters leave branches for other ranks or sizes, which are never taken. ModelError if no branch passes.
     """
@@ -108,7 +112,7 @@ def _valid_branches(branches: Sequence[Graph], known: Mapping[Value, Array]) -> 
 
 @register
 class Loop(OpDef):
-    """Runs `body` at most M times while its condition holds.
+    """Runs `body` at most M times (no limit if absent) while its condition holds.
 
     The body maps (iteration number, condition, carried values) to (condition, carried values, scan outputs). Scan
     outputs are stacked over the iterations.
@@ -184,7 +188,12 @@ class Loop(OpDef):
         real: Sequence[int],
         wanted: Sequence[Value],
     ) -> Graph:
-        """One iteration: (number, condition, carried gradients, sums of captures' gradients) to all but the number."""
+        """The body of the Loop that computes the gradient: it takes one iteration of the forward loop back.
+
+        Inputs: iteration number, condition, gradients of carried values, sums of gradients of captured values; outputs:
+        the same without the number. `records` are the recorded iteration numbers and carried values, `last` the index
+        of the last iteration, `real` the indices of differentiable carried values, `wanted` the captured values.
+        """
         back = Graph(f"{body.name}_gradient")
         writer = g.writer.nested(back)
         number = writer.input("back", TensorType(DType.INT64, ()))
@@ -208,7 +217,7 @@ class Loop(OpDef):
 
 
 def _type_after_loop(carried: ValueType, result: ValueType) -> ValueType:
-    """The type of a carried value after the loop: the type of the body's result, if it starts as an optional."""
+    """The type of a carried value after the loop: the body's `result` if `carried` is optional, else `carried`."""
     return result if isinstance(carried, OptionalType) else carried
 
 
@@ -227,7 +236,7 @@ def trip_count(c: Infer) -> Dim | None:
 
 
 def _always_true(c: Infer, condition: Value | None) -> bool:
-    """Whether a Loop's condition is absent or always true."""
+    """Whether a Loop's initial condition is absent or known to be true."""
     known = None if condition is None else c.known.get(condition)
     return condition is None or (known is not None and known.size == 1 and bool(known.all()))
 
@@ -242,9 +251,9 @@ def fixed_point(
 ) -> list[ValueType]:
     """Types of the carried values that hold before and after every iteration.
 
-    Each round of inference only widens the types, so that the search ends after at most two widenings per axis.
-    `before` and `after` are the types of the body's inputs around the carried ones; `skip` is the number of its outputs
-    before them. The body's types are set.
+    `initial` are their types before the loop. Each round of inference only widens the types, so that the search ends
+    after at most two widenings per axis. `before` and `after` are the types of the body's inputs around the carried
+    ones; `skip` is the number of its outputs before them. The types of all values in the body are set.
     """
     carried = list(initial)
     while True:

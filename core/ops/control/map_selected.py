@@ -19,10 +19,10 @@ SELECTED = symbol("_selected")  # in the body: the number of elements of the mas
 class MapSelected(OpDef):
     """The rows of `base`, to which a body's results for the selected elements of a mask are written or added.
 
-    base [T, ...], mask bool [P, T]: P elements for each row. A source is [T, ...], or [P, T, ...] where `per_place` is
-    1. For each element [p, t] of the mask that is true, in row-major order, the body reads row t, or row [p, t], of
-    each source. It computes these rows independently: [S, ...] to one result [S, ...]. The result becomes row t of the
-    output, or is added to it if `adds` is 1.
+    base is [T, ...]; mask, bool [P, T], has P elements for each row. A source is [T, ...], or [P, T, ...] where the
+    attribute `per_place` is 1. For the S true elements [p, t] of the mask, in row-major order, the body is given row t,
+    or row [p, t], of each source, as [S, ...]; it computes one result [S, ...], row by row. Each row of the result
+    replaces row t of the output, or is added to it if `adds` is 1.
     """
 
     domain = "lathe"

@@ -19,7 +19,7 @@ from lathe.core.ops.opdef.type_rules import normalize_axis
 
 @register
 class Scan(OpDef):
-    """The body maps (states, one slice of each scan input) to (states, one slice of each scan output).
+    """Runs `body` for each slice: it maps (states, one slice of each scan input) to (states, one of each scan output).
 
     Directions are 0 (forward) or 1 (backward): the order of reading inputs, and of storing outputs.
     """
@@ -128,8 +128,11 @@ class _ScanGradient:
         }
 
     def _step(self) -> Graph:
-        """(gradients of states, of captures so far, states, slices, gradients of scan outputs) to (gradients of states,
-        of captures, of slices)."""
+        """The body of the Scan that computes the gradient.
+
+        Inputs: gradients of states, sums of gradients of captured values, recorded states, slices, gradients of scan
+        outputs. Outputs: gradients of states, the sums, gradients of slices.
+        """
         body, states = self.body, self.states
         back = Graph(f"{body.name}_gradient")
         writer = self.g.writer.nested(back)
@@ -151,7 +154,7 @@ class _ScanGradient:
 
 
 def _body(c: NodeView, given: int) -> tuple[Graph, int]:
-    """The nested graph and the number of its states. ModelError if it does not fit `given` inputs."""
+    """The nested graph and the number of its states. ModelError if it does not fit a node of `given` inputs."""
     body: Graph = c.attr("body")
     states = given - c.attr("num_scan_inputs")
     if states < 0 or states == given or len(body.inputs) != given:
@@ -162,7 +165,7 @@ def _body(c: NodeView, given: int) -> tuple[Graph, int]:
 
 
 def _number_at(c: NodeView, name: str, index: int) -> int:
-    """The index-th number of an attribute; 0 if the attribute is absent."""
+    """Element `index` of the attribute `name`; 0 if the attribute is absent. ModelError if it is too short."""
     values = c.attr(name)
     if values is not None and index >= len(values):
         c.fail(f"{name} has {len(values)} elements, expected one for each scan input or output")
@@ -170,7 +173,7 @@ def _number_at(c: NodeView, name: str, index: int) -> int:
 
 
 def _run_body(c: Call, body: Graph, states: list[Any], scanned: Sequence[Any]) -> tuple[list[Any], list[Array]]:
-    """The final states, and the scan outputs stacked along a new first axis."""
+    """Run `body` for each slice in turn: the final states, and the scan outputs stacked along a new axis 0."""
     if len({len(slices) for slices in scanned}) > 1:
         c.fail(f"scan inputs have {[len(slices) for slices in scanned]} slices, expected one number")
     rows = []
@@ -184,5 +187,5 @@ def _run_body(c: Call, body: Graph, states: list[Any], scanned: Sequence[Any]) -
 
 
 def _empty_stack(type_: TensorType) -> Array:
-    """An empty stack of slices of this type."""
+    """A stack of no slices of this type: an array of extent 0, with 0 also for symbolic extents."""
     return np.zeros((0, *(dim if isinstance(dim, int) else 0 for dim in type_.shape or ())), type_.dtype.numpy)

@@ -22,7 +22,7 @@ from lathe.core.ops.opdef.type_rules import INDEX, Shape, as_dtype, check_kind, 
 
 
 def element_type(c: Infer, index: int) -> ValueType:
-    """The element type of an input. ModelError unless it is a sequence."""
+    """The type of the elements of input `index`. ModelError unless it is a sequence."""
     value = c.node.input(index)
     if value is None or not isinstance(value.type, SequenceType):
         found = "missing" if value is None else str(value.type)
@@ -31,7 +31,7 @@ def element_type(c: Infer, index: int) -> ValueType:
 
 
 def element_with_fresh_symbols(c: Infer, type_: ValueType, label: str = "d") -> ValueType:
-    """The type of one element of a sequence: a copy of the type with new symbols."""
+    """The type of an element that is read from a sequence of elements of `type_`: with new symbols for its symbols."""
     if not isinstance(type_, TensorType) or type_.shape is None:
         return type_
     return TensorType(type_.dtype, tuple(_fresh_extent(c, dim, f"{label}{i}") for i, dim in enumerate(type_.shape)))
@@ -42,7 +42,7 @@ def _fresh_extent(c: Infer, dim: Dim, label: str) -> Dim:
 
 
 def _position(c: Call, position: Array, low: int, high: int) -> int:
-    """The position as a number; an error unless it lies in [low, high]."""
+    """The single element of `position` as a number; FeedError unless it lies in [low, high]."""
     if position.size != 1:
         c.fail(f"position has {position.size} elements, expected 1")
     index = int(position.item())
@@ -69,7 +69,7 @@ class SequenceEmpty(OpDef):
 
 @register
 class SequenceConstruct(OpDef):
-    """A sequence of the inputs."""
+    """A sequence with the inputs as its elements."""
 
     inputs = "first, *inputs"
     outputs = "output_sequence"
@@ -87,7 +87,7 @@ class SequenceConstruct(OpDef):
 
 @register
 class SequenceAt(OpDef):
-    """One element; a negative position counts from the end."""
+    """The element of a sequence at `position`; a negative one counts from the end."""
 
     inputs = "input_sequence, position"
     outputs = "tensor"
@@ -123,7 +123,7 @@ class SequenceInsert(OpDef):
 
 @register
 class SequenceErase(OpDef):
-    """The sequence without the element at `position`, or without its last."""
+    """The sequence without the element at `position` (by default the last)."""
 
     inputs = "input_sequence, position?"
     outputs = "output_sequence"
@@ -142,7 +142,7 @@ class SequenceErase(OpDef):
 
 @register
 class SequenceLength(OpDef):
-    """The number of elements."""
+    """The number of elements of a sequence: an int64 scalar."""
 
     inputs = "input_sequence"
     outputs = "length"
@@ -208,7 +208,7 @@ class SplitToSequence(OpDef):
 
 @register
 class ConcatFromSequence(OpDef):
-    """The elements concatenated along `axis`, or stacked along a new axis there."""
+    """The elements of a sequence concatenated along `axis`, or with `new_axis` stacked along a new axis there."""
 
     inputs = "input_sequence"
     outputs = "concat_result"
@@ -234,7 +234,10 @@ class ConcatFromSequence(OpDef):
 
 @register
 class SequenceMap(OpDef):
-    """Runs `body` on the elements at each position; additional inputs that are tensors are the same for all."""
+    """Runs `body` on the elements at each position of all input sequences, which have equal lengths.
+
+    Inputs that are tensors are given to every run. The outputs are sequences of its results.
+    """
 
     inputs = "input_sequence, *additional_inputs"
     outputs = "*out_sequence"
@@ -314,7 +317,7 @@ class OptionalGetElement(OpDef):
 
 @register
 class OptionalHasElement(OpDef):
-    """Whether there is a value."""
+    """Whether an optional has a value: a boolean, false without an input."""
 
     inputs = "input?"
     outputs = "output"

@@ -18,7 +18,8 @@ class NonMaxSuppression(OpDef):
     """For each image and class, the boxes of highest score that overlap no better box by more than `iou_threshold`.
 
     boxes [N, B, 4] are y1, x1, y2, x2 (corners in any order), or with `center_point_box` x, y, width, height; scores
-    [N, C, B]. The result [S, 3] holds (image, class, box).
+    [N, C, B]. The result [S, 3] holds (image, class, box). At most `max_output_boxes_per_class` (0 by default) are
+    selected, and only boxes with a score above `score_threshold`.
     """
 
     agreeing = True
@@ -51,7 +52,7 @@ class NonMaxSuppression(OpDef):
 
 
 def _corners(boxes: Any, centred: int) -> Any:
-    """Boxes as (low, high) corners, [B, 2, 2]."""
+    """Boxes as pairs of low and high corner, [B, 2, 2]; `centred` boxes are given as centre and size."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if centred:
         return np.stack([first - second / 2, first + second / 2], axis=1)
@@ -59,7 +60,11 @@ def _corners(boxes: Any, centred: int) -> Any:
 
 
 def _best(corners: Any, scores: Any, most: int, overlap: float, least: float | None) -> list[int]:
-    """The indices of the selected boxes, best first; of equal scores the first box is better."""
+    """The indices of at most `most` selected boxes, best first; of equal scores the first box is better.
+
+    A box is selected unless its intersection over union with a better selected box exceeds `overlap`. Scores must be
+    above `least` (None: no limit).
+    """
     candidates = np.argsort(-scores, kind="stable")
     if least is not None:
         candidates = candidates[scores[candidates] > least]
@@ -73,7 +78,7 @@ def _best(corners: Any, scores: Any, most: int, overlap: float, least: float | N
 
 
 def _intersection_over_union(box: Any, others: Any) -> Any:
-    """The intersection over union of one box [2, 2] with others [K, 2, 2]; 0 if either has no area."""
+    """The intersection over union of one box [2, 2] with others [K, 2, 2]; 0 where they do not overlap."""
     common = np.minimum(box[1], others[:, 1]) - np.maximum(box[0], others[:, 0])
     shared = np.prod(np.maximum(common, 0), axis=-1)
     areas = np.prod(others[:, 1] - others[:, 0], axis=-1)
@@ -116,7 +121,10 @@ class MaxRoiPool(OpDef):
 
 
 def _bins(start: int, end: int, count: int, size: int) -> list[slice]:
-    """The pixels of each bin along an axis. Bins overlap if the region does not divide evenly."""
+    """The pixels of each of `count` bins along an axis, for a region from pixel `start` to pixel `end`, inclusive.
+
+    Bins overlap if the region does not divide evenly, and are cut to the image of `size` pixels.
+    """
     extent = max(end - start + 1, 1) / count
     edges = [(start + int(np.floor(i * extent)), start + int(np.ceil((i + 1) * extent))) for i in range(count)]
     return [slice(min(max(low, 0), size), min(max(high, 0), size)) for low, high in edges]

@@ -19,7 +19,7 @@ _MOST_PIXELS = 1 << 26
 
 
 def decode(data: bytes) -> Pixels:
-    """The pixels of a file. The format follows from its first bytes."""
+    """The pixels of an image file [height, width, 3]. The format follows from its first bytes."""
     for signature, reader in _READERS.items():
         if data.startswith(signature):
             try:
@@ -36,7 +36,7 @@ def _check_size(width: int, height: int) -> tuple[int, int]:
 
 
 def _pixels(data: bytes, height: int, width: int, channels: int) -> Pixels:
-    """Rows of samples as RGB pixels: gray is repeated, alpha is dropped."""
+    """Rows of 8-bit samples as RGB pixels: gray is repeated, alpha is dropped. ValueError for too few bytes."""
     if len(data) < height * width * channels:
         raise ValueError(f"the image has {len(data)} bytes, expected {height * width * channels}")
     samples = np.frombuffer(data, np.uint8, height * width * channels).reshape(height, width, channels)
@@ -67,7 +67,11 @@ def _png(data: bytes) -> Pixels:
 
 
 def _undo_filters(rows: Any, step: int) -> Any:
-    """Undoes PNG filters: each byte is a difference from its left (a), upper (b) or upper left (c) neighbour."""
+    """The samples of PNG rows, each of which begins with the number of its filter.
+
+    In a filtered row, bytes are differences from a guess: a function of the left (a), upper (b) and upper left (c)
+    neighbours, where left is `step` bytes before.
+    """
     done = np.zeros((len(rows) + 1, rows.shape[1] - 1 + step), np.int64)
     for number, row in enumerate(rows):
         above, line = done[number], done[number + 1]
@@ -137,7 +141,7 @@ def _tiff(data: bytes) -> Pixels:
 
 
 def _tiff_tags(data: bytes, order: str) -> dict[int, tuple[int, ...]]:
-    """The tags whose values are bytes, or 16-bit or 32-bit numbers."""
+    """The values of tags by number, for tags of bytes, or 16-bit or 32-bit numbers. ValueError if there is no size."""
     (start,) = struct.unpack(f"{order}I", data[4:8])
     (count,) = struct.unpack(f"{order}H", data[start : start + 2])
     tags: dict[int, tuple[int, ...]] = {}

@@ -30,7 +30,10 @@ from lathe.core.ops.opdef.type_rules import FLOAT, as_computed, check_kind, expe
 
 @register
 class Col2Im(OpDef):
-    """The image whose windows are the columns [N, C * block, windows]; overlapping windows are summed."""
+    """The image [N, C, image_shape] whose windows are the columns of [N, C * block elements, windows].
+
+    Elements of overlapping windows are summed.
+    """
 
     inputs = "input, image_shape, block_shape"
     outputs = "output"
@@ -73,7 +76,11 @@ class Col2Im(OpDef):
         return batch_rows(c, axes)
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """Data movement for blocks that do not overlap, otherwise a transposed convolution (a channel per element)."""
+        """Reshapes and a transpose for blocks that tile the image, without gap, overlap, padding or remainder.
+
+        Otherwise a transposed convolution with one input channel per block element. UnsupportedError for dilations, and
+        for parameters that are not known.
+        """
         image, block, x = g.param("image_shape"), g.param("block_shape"), g.x()
         if image is None or block is None or not all(isinstance(size, int) for size in image):
             g.unsupported("image_shape and block_shape must be known to write it as other operators")
@@ -97,7 +104,7 @@ class Col2Im(OpDef):
         ]
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """The columns of dY, by a convolution with one output channel per block element."""
+        """The columns of dY (its windows), by a convolution with one output channel per block element."""
         image, block = g.param("image_shape"), g.param("block_shape")
         if image is None or block is None:
             g.unsupported("image_shape and block_shape must be known to differentiate it")
@@ -133,7 +140,7 @@ class MaxUnpool(OpDef):
         return [TensorType(x.dtype, self._natural(c, x.shape))]
 
     def _natural(self, c: NodeView, shape: Sequence[Any]) -> tuple[Dim, ...]:
-        """The output shape whose pooling has the shape of X."""
+        """The shape of the smallest image whose pooling has `shape`, that of X: the default output shape."""
         window = window_of(c, c.attr("kernel_shape"))
         axes = zip(shape[2:], window.strides, window.kernel, window.pads or (), strict=True)
         return (*shape[:2], *((n - 1) * stride + kernel - sum(pads) for n, stride, kernel, pads in axes))
@@ -151,7 +158,7 @@ class MaxUnpool(OpDef):
         return np.pad(y, [(0, size - own) for size, own in zip(wanted, natural, strict=True)])
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """A ScatterND into zeros. Negative indices, which MaxPool never returns, are out of range."""
+        """A ScatterElements into zeros. Negative indices, which MaxPool never returns, become indices out of range."""
         x, indices, out = g.x(0), g.x(1).cast(DType.INT64), g.node.output.shape
         own = self._natural(g, x.shape)
         size = product(own)

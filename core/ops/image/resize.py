@@ -31,7 +31,7 @@ Params = tuple[Any, ...]
 
 
 class Axis(NamedTuple):
-    """The resizing of one axis."""
+    """The resizing of one axis, from extent `size` to extent `out`."""
 
     size: int
     out: int
@@ -54,7 +54,7 @@ class Samples(NamedTuple):
 
 @register
 class Resize(OpDef):
-    """Resizes X. `scales`, `sizes`, `roi` and `axes` count axes channels first, for any layout."""
+    """Resizes X. `scales`, `sizes`, `roi` and `axes` refer to axes in the order N, C, D1.., for any layout of X."""
 
     inputs = "X, roi?, scales?, sizes?"
     outputs = "Y"
@@ -97,7 +97,10 @@ class Resize(OpDef):
         return [axes[0]]
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """One matrix product per resized axis, with its interpolation weights. Other axes may have any size."""
+        """One matrix product per resized axis, with its interpolation weights.
+
+        UnsupportedError for layouts other than channels first, and for resized axes of symbolic extent.
+        """
         y = g.x()
         unknown = [axis for axis, size in enumerate(y.shape) if not isinstance(size, int)]
         named = resized_axes(g, y.rank)
@@ -114,7 +117,7 @@ class Resize(OpDef):
 
 
 def samples_by_axis(c: Call, shape: Sequence[int]) -> list[Samples | None]:
-    """The samples of each axis, channels first; None for an axis that is not resized."""
+    """The samples of each axis of an input of this shape, channels first; None for an axis that is not resized."""
     return [None if axis.is_identity else _samples(c, axis) for axis in _axes(c, tuple(shape))]
 
 
@@ -127,7 +130,7 @@ def _matrix(samples: Samples, size: int) -> Array:
 
 
 def _matmul(x: Term, axis: int, matrix: Array, outside: Array | None, fill: float) -> Term:
-    """Multiplies a matrix along one axis; positions outside the input get `fill`."""
+    """`x` multiplied by a matrix [out, size] along one axis, plus `fill` at results where `outside` is true."""
     last = [i for i in range(x.rank) if i != axis]
     moved = x.transpose(*last, axis) @ x.writer.array(matrix.T, x.dtype)
     if outside is not None:
@@ -151,7 +154,7 @@ def resized_axes(c: NodeView, rank: int) -> list[int]:
 
 
 def keeps_size(c: Infer, axis: int, position: int) -> bool:
-    """Whether an axis (at `position` of the resized axes) keeps its size for all values of its symbols."""
+    """Whether `axis` keeps its size for all values of its symbols; `position` is its index in the resized axes."""
     scales, sizes = c.param("scales"), c.param("sizes")
     if scales:
         return bool(scales[position] == 1)
@@ -178,7 +181,10 @@ def _resized_shape(c: Infer, shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def _scaled_size(c: Infer, size: Dim, scale: float, axis: int) -> Dim:
-    """floor(size * scale); exact on symbols for simple fractions."""
+    """floor(size * scale). A symbolic size gives an expression if the scale is a fraction with denominator up to 64.
+
+    Otherwise it gives a new symbol. ModelError for a scale that is not positive, or above 2**20.
+    """
     if not scale > 0 or scale > 1 << 20:
         c.fail(f"scale is {scale}, expected a number above 0")
     if isinstance(size, int):
@@ -188,7 +194,10 @@ def _scaled_size(c: Infer, size: Dim, scale: float, axis: int) -> Dim:
 
 
 def _proportional(c: Infer, dims: Sequence[Dim], sizes: Params) -> Params:
-    """Sizes with the input's aspect ratio, at most (or at least) the given sizes."""
+    """Output sizes that keep the input's aspect ratio: at most `sizes` ("not_larger"), or at least ("not_smaller").
+
+    New symbols if not all sizes are known.
+    """
     known = [dim for dim in dims if isinstance(dim, int) and dim > 0]
     if len(known) < len(dims) or not all(isinstance(size, int) for size in sizes):
         return tuple(c.fresh_dim(f"s{i}") for i in range(len(sizes)))
@@ -222,7 +231,10 @@ def _axes(c: Call, shape: tuple[int, ...]) -> list[Axis]:
 
 
 def _target(size: int, scale: float | None, wanted: Any, common: float | None) -> tuple[int, Any]:
-    """The output size and the scale of one axis."""
+    """The output size and the float32 scale of an axis of extent `size`.
+
+    They follow from its `scale`, otherwise from `common`, the scale of all axes, otherwise from `wanted`, its new size.
+    """
     if scale is not None:
         return int(np.floor(np.float32(size) * np.float32(scale))), np.float32(scale)
     if common is not None:
@@ -279,7 +291,7 @@ def _asymmetric(x: Any, a: Axis) -> Any:
 
 
 def _tf_half_pixel_for_nn(x: Any, a: Axis) -> Any:
-    """A mode of opset 11 only."""
+    """The input positions of outputs `x`, without the shift by half a pixel: a mode of opset 11 only."""
     return (x + _HALF) / a.scale
 
 
@@ -328,7 +340,9 @@ def _clamp_to_border(indices: Any, axis: Axis) -> Any:
 
 
 def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
-    """The first tap's distance from the position rounded down, and the weights, [out, taps].
+    """The first tap's distance from the position rounded down, and the weights of the taps, [out, taps].
+
+    `ratio` is the fractional part of each position, [out].
 
     With `antialias` the filter is stretched by 1/scale when the axis shrinks.
     """
@@ -340,7 +354,10 @@ def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
 
 
 def _check_reach(c: NodeView, scale: float) -> tuple[int, float]:
-    """The reach of a filter, and the scale by which `antialias` widens it. ModelError beyond `_MOST_TAPS` samples."""
+    """The reach of a filter in pixels (1 linear, 2 cubic), and the scale, at most 1, by which it is divided.
+
+    It is divided if `antialias` is set and the axis shrinks. ModelError beyond `_MOST_TAPS` samples per result.
+    """
     shrink = scale if c.attr("antialias") and scale < 1 else 1.0
     reach = 1 if c.attr("mode") == "linear" else 2
     if reach > shrink * _MOST_TAPS:
@@ -349,7 +366,10 @@ def _check_reach(c: NodeView, scale: float) -> tuple[int, float]:
 
 
 def _cubic(d: Any, a: float) -> Any:
-    """Cubic convolution: R. Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 4."""
+    """The weights of cubic convolution at distances `d`, with coefficient `a`.
+
+    R. Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 4.
+    """
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return np.where(d <= 1, near, np.where(d < 2, far, 0))

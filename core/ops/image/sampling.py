@@ -39,7 +39,7 @@ def _nearest_taps(x: Any) -> Taps:
 
 
 def _cubic_taps(x: Any) -> Taps:
-    """Cubic convolution over four neighbours: R. Keys, 1981, equation 4."""
+    """The four neighbours of each position and their weights, by cubic convolution (R. Keys, 1981, equation 4)."""
     low, a = np.floor(x), _CUBIC_A
     taps = []
     for shift in range(-1, 3):
@@ -102,7 +102,10 @@ class GridSample(OpDef):
         return np.asarray(gather(as_computed(x), taps)).astype(x.dtype)
 
     def _taps(self, c: Call, numbers: Any, size: int) -> Taps:
-        """The taps along an axis of this size; with a padding mode other than zeros, all lie inside."""
+        """The taps along an axis of `size` pixels at grid coordinates `numbers` (-1 to 1).
+
+        With a padding mode other than zeros, all lie inside the image.
+        """
         padding, aligned = c.attr("padding_mode"), bool(c.attr("align_corners"))
         position = (numbers + 1) / 2 * (size - 1) if aligned else ((numbers + 1) * size - 1) / 2
         if c.attr("mode") == "nearest":
@@ -115,7 +118,10 @@ class GridSample(OpDef):
         return _batch_rows_of_both(c, axes)
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """The sum over all combinations of taps: gathered pixels times weights, which depend on the grid."""
+        """The sum over all combinations of taps: gathered pixels times weights, which depend on the grid.
+
+        UnsupportedError for cubic mode, reflection, and images of symbolic size.
+        """
         x, grid = g.x(0), g.x(1)
         sizes = [size for size in x.shape[2:] if isinstance(size, int)]
         if g.attr("mode") == "cubic" or g.attr("padding_mode") == "reflection" or len(sizes) < x.rank - 2:
@@ -139,7 +145,7 @@ class GridSample(OpDef):
         return [total.transpose(0, total.rank - 1, *range(1, total.rank - 1))]
 
     def _term_taps(self, g: Rewrite, numbers: Term, size: int) -> list[tuple[Term, Term]]:
-        """Taps along an axis of this size, as terms: indices, and weights, which are zero outside."""
+        """Like `_taps`, as terms: indices that are moved inside, and weights, which are zero for pixels outside."""
         position = (numbers + 1) * ((size - 1) / 2) if g.attr("align_corners") else ((numbers + 1) * size - 1) / 2
         if g.attr("mode") == "nearest":
             position = position.op("Round")
@@ -155,7 +161,7 @@ class GridSample(OpDef):
 
 
 def _move_inside(position: Any, size: int, padding: str, aligned: bool) -> Any:
-    """Moves positions outside the image inside, according to the padding mode."""
+    """`position` with positions outside the image moved inside: to the border, or reflected; unchanged for "zeros"."""
     if padding == "zeros":
         return position
     if padding == "border":
@@ -173,7 +179,7 @@ def _reflect(position: Any, low: float, high: float) -> Any:
 
 
 def _batch_rows_of_both(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows: the first two inputs must both have them along axis 0."""
+    """The rule for batch rows (`OpDef.rows`): if an input has rows, the first two must both have them along axis 0."""
     if all(axis is None for axis in axes):
         return [None]
     if axes[0] != 0 or axes[1] != 0:
@@ -185,8 +191,8 @@ def _batch_rows_of_both(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] 
 class RoiAlign(OpDef):
     """Each region of interest resampled to output_height x output_width bins, from bilinear samples within each bin.
 
-    rois [R, 4] are x1, y1, x2, y2; batch_indices [R] are the images of the regions. In mode "max" the result is the
-    greatest single weighted neighbour, as ONNX defines.
+    rois [R, 4] are x1, y1, x2, y2; batch_indices [R] are the images of the regions. A bin is the mean of its samples.
+    In mode "max" it is the greatest product of a pixel and its bilinear weight among all samples, as ONNX defines.
     """
 
     agreeing = True
@@ -243,7 +249,7 @@ class RoiAlign(OpDef):
 
 
 def _edge_taps(position: Any, size: int) -> Taps:
-    """Linear taps. Up to one pixel outside, the border is repeated; further out, the weights are zero."""
+    """Linear taps for RoiAlign. Up to one pixel outside, the border is repeated; further out, weights are zero."""
     inside = (position >= -1) & (position <= size)
     clamped = np.clip(position, 0, size - 1)
     low = np.floor(clamped)
@@ -304,7 +310,7 @@ class DeformConv(OpDef):
         return np.asarray(y).astype(x.dtype)
 
     def _columns(self, c: Call, x: Any, kernel: tuple[int, ...], offset: Any, mask: Any) -> Any:
-        """The samples of all kernel elements: [N, C, K, O..]."""
+        """The samples of all kernel elements, at shifted positions and times the mask: [N, C, K, O..]."""
         window, groups, rank = window_of(c, kernel), c.attr("offset_group"), len(kernel)
         n, out, elements = len(x), offset.shape[2:], int(np.prod(kernel))
         moved = offset.reshape(n, groups, elements, rank, *out)

@@ -17,7 +17,7 @@ from lathe.core.ops.opdef.type_rules import ANY, INDEX, check_kind, untouched_ro
 
 @register
 class ArrayFeatureExtractor(OpDef):
-    """The columns of the last axis with indices Y; a vector is one row."""
+    """X[..., Y]: the columns along the last axis with indices Y; a vector X is one row of a matrix."""
 
     no_gradient = FITTED
     inputs = "X, Y"
@@ -105,7 +105,7 @@ _NORMS: Mapping[str, Callable[[Array], Array]] = {
 
 @register
 class Normalizer(OpDef):
-    """Each row divided by its maximum (MAX), or its L1 or L2 norm; a row with divisor zero is unchanged."""
+    """Each row divided by its maximum ("MAX"), or its L1 or L2 norm; a row with divisor zero is unchanged."""
 
     no_gradient = FITTED
     inputs = "X"
@@ -131,7 +131,7 @@ class Normalizer(OpDef):
 
 @register
 class Imputer(OpDef):
-    """X with one value, such as NaN, replaced by a number per feature, or one number for all."""
+    """X with each occurrence of one value, such as NaN, replaced by a number per feature, or one number for all."""
 
     no_gradient = FITTED
     inputs = "X"
@@ -211,5 +211,5 @@ def _resize_rows(x: Array, size: int) -> Array:
 
 
 def _along_features(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows: any axis except the last, which holds the features."""
+    """The rule for batch rows (`OpDef.rows`): they may lie along any axis but the last, which holds the features."""
     return untouched_rows(c, axes, {c.tensor(0).rank - 1})

@@ -48,18 +48,18 @@ class Forest:
 
     @property
     def features(self) -> int:
-        """The least number of features of a row."""
+        """The number of features that a row must have at least: the largest index plus 1."""
         return int(self.feature.max(initial=-1)) + 1
 
     @property
     def modes(self) -> list[int]:
-        """The comparison modes that occur."""
+        """The comparison modes that occur in inner nodes (`LEQ` to `MEMBER`), sorted."""
         found: list[int] = np.unique(self.mode).tolist()
         return [mode for mode in found if mode != LEAF]
 
 
 def check_forest(c: NodeView, forest: Forest, targets: int) -> int:
-    """Checks a forest; returns its depth. ModelError for links and targets out of range, and for cycles."""
+    """Checks a forest of `targets` targets; returns its depth. ModelError for links out of range, and for cycles."""
     nodes = len(forest.mode)
     if not len(forest.roots) or np.any(_outside(forest.roots, nodes)):
         c.fail(f"its trees begin at {forest.roots[:8].tolist()}, expected nodes below {nodes}")
@@ -88,7 +88,11 @@ def _depth(c: NodeView, forest: Forest) -> int:
 
 
 def scores(forest: Forest, x: Array, targets: int, how: int) -> Array:
-    """Scores [rows, targets] in float64: the leaf weights of all trees, aggregated by `how`."""
+    """Scores [rows, targets] in float64: the weights of the leaves that each row reaches in all trees.
+
+    They are aggregated by `how`: `SUM`, `AVERAGE` (the sum divided by the number of trees), `MIN` or `MAX`. A target
+    without weights gets 0.
+    """
     step = max(1, _WALKERS // max(len(forest.roots), 1))
     parts = [_scores(forest, x[at : at + step], targets, how) for at in range(0, len(x), step)]
     return np.concatenate(parts) if parts else np.zeros((0, targets))
@@ -124,7 +128,7 @@ def _leaves(forest: Forest, x: Array) -> Array:
 
 
 def _decisions(forest: Forest, values: Array, at: Array, modes: Sequence[int]) -> Array:
-    """Whether each value goes to the `yes` branch of its node."""
+    """Whether each value goes to the `yes` branch of its node `at`; `modes` are the comparison modes that occur."""
     splits = forest.split[at]
     if len(modes) == 1 and modes[0] != MEMBER:
         return COMPARE[modes[0]](values, splits)
@@ -138,7 +142,7 @@ def _decisions(forest: Forest, values: Array, at: Array, modes: Sequence[int]) -
 
 
 def split_sets(values: Array) -> Iterator[Array]:
-    """The sets in a list where NaN ends each set."""
+    """Yield the sets of numbers that are stored one after the other in `values`, separated by NaN."""
     for group in np.split(values, np.flatnonzero(np.isnan(values))):
         yield group[~np.isnan(group)]
 

@@ -20,7 +20,7 @@ _ENCODED = Kind("string or a number type", NUMBERS.members | {DType.STRING})
 
 @register
 class LabelEncoder(OpDef):
-    """Looks up each element in a table of keys and values; elements that are no key become the default.
+    """Replaces each element by the value of its key in a table; elements that are no key become the default.
 
     The last value of a repeated key wins, and a NaN key matches every NaN.
     """
@@ -54,7 +54,7 @@ class LabelEncoder(OpDef):
         return [TensorType(DType.from_numpy(values.dtype), c.shape(0))]
 
     def table(self, c: NodeView) -> tuple[Array, Array, Array]:
-        """The keys, the values, and the default."""
+        """The keys, the values, and the default, as arrays, from whichever attributes the node has."""
         (_, keys), (kind, values) = self._present_attribute(c, "keys"), self._present_attribute(c, "values")
         default = c.attr(f"default_{kind}")
         if default is None:
@@ -70,7 +70,7 @@ class LabelEncoder(OpDef):
         return c.fail(f"has no {side}")
 
     def _default(self, c: NodeView, values: Array) -> Any:
-        """The default if `default_tensor` is absent."""
+        """The default without `default_tensor`: the attribute for the element type of `values`."""
         if values.dtype == object:
             return c.attr("default_string")
         return c.attr("default_int64") if values.dtype.kind in "iu" else c.attr("default_float")

@@ -82,7 +82,9 @@ class LinearRegressor(_Linear):
 class LinearClassifier(_Linear):
     """The label of the largest score, and the scores.
 
-    A single score for two classes belongs to the second class, which wins above 0; the first class gets 1 minus it.
+    If there is one intercept for two classes, there is a single score, that of the second class. The class wins if it
+    is above 0. The first class gets 1 minus the score, which is taken after the post-transform LOGISTIC, if set; other
+    post-transforms are ignored then.
     """
 
     outputs = "Y, Z"
@@ -96,7 +98,7 @@ class LinearClassifier(_Linear):
     }
 
     def columns(self, c: NodeView, classes: int) -> int:
-        """The number of computed scores, without an added second class: the number of intercepts."""
+        """The number of computed scores: the number of intercepts, or that of classes if there are no intercepts."""
         return len(c.attr("intercepts") or ()) or classes
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

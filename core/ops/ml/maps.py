@@ -19,7 +19,7 @@ _KEYS = {DType.INT64: "int64", DType.STRING: "string"}
 
 
 def zip_labels(c: NodeView) -> list[Any]:
-    """The keys of a ZipMap's maps: integers or strings."""
+    """The keys of a ZipMap's maps: integers or strings. ModelError unless exactly one attribute has them."""
     integers, words = c.attr("classlabels_int64s"), c.attr("classlabels_strings")
     if bool(integers) == bool(words):
         c.fail("has both or neither of classlabels_int64s and classlabels_strings, expected one of them")
@@ -67,7 +67,7 @@ class ZipMap(OpDef):
         return (lambda x: _zip_rows(labels, x.tolist())) if x.type.shape[1] == len(labels) else None
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-        """Rows lie along axis 0 of the sequence: one map per row."""
+        """Rows of X along axis 0 become rows along axis 0 of the sequence: one map per row. A vector X mixes rows."""
         shape = c.shape(0)
         return (
             [0]
@@ -77,7 +77,7 @@ class ZipMap(OpDef):
 
 
 def _zip_rows(labels: list[Any], rows: list[list[float]]) -> list[dict[Any, float]]:
-    """One map per row. Few labels, the usual case, have a fast path without an iterator per row."""
+    """One dictionary per row, from labels to numbers; two and three labels have a fast path."""
     match labels:
         case [a, b]:
             return [{a: x, b: y} for x, y in rows]

@@ -28,7 +28,7 @@ def softmax(scores: Array) -> Array:
 
 
 def softmax_zero(scores: Array) -> Array:
-    """Softmax over the scores that are not zero; the others stay zero."""
+    """Softmax along the last axis over the scores that are not zero; the others stay zero."""
     powers = np.where(scores == 0, 0, np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf)))
     return powers / np.maximum(powers.sum(axis=-1, keepdims=True), np.finfo(powers.dtype).tiny)
 
@@ -65,7 +65,7 @@ def apply_post_transform(c: NodeView, scores: Array) -> Array:
 
 
 def matrix_rows(c: Infer) -> Dim | None:
-    """The number of rows of X: N for [N,C], 1 for [C]; None if the rank is not known."""
+    """The number of rows of X: N for [N,C], 1 for [C]; None if the rank is not known. ModelError for other ranks."""
     shape = c.shape(0)
     if shape is None:
         return None
@@ -80,7 +80,7 @@ def as_rows(x: Array, dtype: Any = np.float32) -> Array:
 
 
 def class_labels(c: NodeView, integers: str = "classlabels_ints") -> Array:
-    """The class labels: integers or strings, whichever attribute is present."""
+    """The class labels, integers or strings, whichever attribute is present. ModelError for both or neither."""
     found = [c.attr(integers), c.attr("classlabels_strings")]
     if bool(found[0]) == bool(found[1]):
         c.fail(f"has {len(found[0] or ())} {integers} and {len(found[1] or ())} classlabels_strings, expected one kind")
@@ -88,7 +88,7 @@ def class_labels(c: NodeView, integers: str = "classlabels_ints") -> Array:
 
 
 def classifier_types(c: Infer, labels: Array, columns: int) -> list[TensorType]:
-    """The types of a classifier's labels and scores."""
+    """The types of a classifier's two outputs: labels [rows], and float32 scores [rows, columns]."""
     rows, dtype = matrix_rows(c), DType.from_numpy(labels.dtype)
     if rows is None:
         return [TensorType(dtype, None), TensorType(DType.FLOAT32, None)]
@@ -96,7 +96,7 @@ def classifier_types(c: Infer, labels: Array, columns: int) -> list[TensorType]:
 
 
 def both_classes(score: Array, complement: bool) -> Array:
-    """Scores [rows, 2] from those of the positive class [rows]; the other score is 1 minus it, or its negative."""
+    """Scores [rows, 2] from those of the second class; the first gets 1 minus it (`complement`), or its negative."""
     return np.stack([1 - score if complement else -score, score], axis=1)
 
 
@@ -106,5 +106,5 @@ def label_of_largest(labels: Array, scores: Array) -> Array:
 
 
 def floats(values: Sequence[float] | None, dtype: Any = np.float32) -> Array:
-    """A numeric attribute as a vector, empty if absent."""
+    """A numeric attribute as a vector of type `dtype`, empty if absent."""
     return np.array(values if values is not None else (), dtype)

@@ -52,13 +52,14 @@ class Machine(NamedTuple):
 
     @property
     def spans(self) -> list[slice]:
-        """The range of the vectors of each class."""
+        """The range of the support vectors of each class, as slices."""
         return [slice(end - size, end) for size, end in zip(self.sizes, np.cumsum(self.sizes).tolist(), strict=True)]
 
     def decided(self, products: Array) -> Array:
         """Decisions [.., decisions] without offsets, from kernel products [.., vectors].
 
-        There is one decision for each pair of classes i < j; it is positive for i.
+        There is one decision for each pair of classes i < j; it is positive for i. A machine of one class has one
+        decision.
         """
         if len(self.sizes) == 1:
             return products @ self.weights.T
@@ -70,7 +71,7 @@ class Machine(NamedTuple):
         return np.stack(columns, axis=-1)
 
     def linear(self) -> Array:
-        """The weights [decisions, features] of a machine with linear kernel."""
+        """The weights [decisions, features] of the linear functions that a machine with linear kernel computes."""
         return self.decided(self.vectors.T).T
 
 
@@ -106,14 +107,14 @@ class _Svm(OpDef):
     }
 
     def vectors(self, c: NodeView, count: int, name: str = "support_vectors") -> Array:
-        """An attribute as `count` vectors."""
+        """The attribute `name` as `count` vectors of equal length, float64. ModelError if it does not divide evenly."""
         values = floats(c.attr(name), np.float64)
         if count < 1 or not values.size or values.size % count:
             c.fail(f"{name} has {values.size} numbers, expected {count} vectors of equal length")
         return values.reshape(count, -1)
 
     def kernel(self, c: Call, x: Array, vectors: Array) -> Array:
-        """The kernel matrix [rows, vectors]."""
+        """The kernel (`kernel_type`) of each row of x and each vector: [rows, vectors]."""
         rows = as_rows(x, np.float64)
         if rows.shape[1] != vectors.shape[1]:
             c.fail(f"X has {rows.shape[1]} features, expected {vectors.shape[1]}")
@@ -136,7 +137,7 @@ class _Svm(OpDef):
 
 @register
 class SVMRegressor(_Svm):
-    """The weighted sum of kernels plus `rho`; with `one_class`, only whether it is positive."""
+    """The weighted sum of kernels plus `rho`; with `one_class`, 1 if it is positive, otherwise -1."""
 
     outputs = "Y"
     attrs = {**_Svm.attrs, "n_supports": 0, "one_class": 0}
@@ -165,7 +166,8 @@ class SVMRegressor(_Svm):
 class SVMClassifier(_Svm):
     """The label, and scores per class (linear model or probabilities), otherwise per pair of classes.
 
-    The label is the class that wins most pairs, the first one if several do, even if another class has a larger
+    A single pair has two scores: the decision's negative and the decision. With support vectors, the label is the class
+    that wins most pairs, the first one if several do, even if another class has a larger
     probability. Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in
     LIBSVM.
     """
@@ -216,13 +218,17 @@ class SVMClassifier(_Svm):
         return label, apply_post_transform(c, _coupled_probabilities(_pair_probabilities(c, decisions), len(labels)))
 
     def machine(self, c: NodeView) -> Machine:
-        """The machine of a classifier with support vectors."""
+        """The `Machine` of a classifier that has support vectors, from the attributes."""
         sizes, classes = c.attr("vectors_per_class"), len(class_labels(c))
         rho = floats(c.attr("rho"), np.float64)[: classes * (classes - 1) // 2]
         return Machine(self.vectors(c, sum(sizes)), tuple(sizes), self.vectors(c, classes - 1, "coefficients"), rho)
 
     def _pair_scores(self, c: Call, decisions: Array) -> Array:
-        """The scores of the pairs; a single pair has two scores, the decision and its negative."""
+        """Scores without probabilities: decisions of the pairs after `post_transform`, float32.
+
+        A single pair has two scores, the negative of the decision and the decision; with LOGISTIC they are 1 minus its
+        sigmoid and its sigmoid, and other post-transforms are ignored.
+        """
         if decisions.shape[1] > 1:
             return apply_post_transform(c, decisions)
         score = decisions[:, 0]
@@ -242,7 +248,7 @@ def _votes(decisions: Array, classes: int) -> Array:
 
 
 def _pair_probabilities(c: Call, decisions: Array) -> Array:
-    """Platt scaling: a sigmoid of each decision."""
+    """The probability that the first class of each pair wins: Platt scaling, the sigmoid of -(a * decision + b)."""
     a, b = floats(c.attr("prob_a"), np.float64), floats(c.attr("prob_b"), np.float64)
     return np.clip(logistic(-(a * decisions + b)), LEAST, 1 - LEAST)
 
@@ -270,7 +276,10 @@ def _coupled_probabilities(pairs: Array, classes: int) -> Array:
 
 
 def _coupling_step(p: Array, q: Array, qp: Array, pqp: Array) -> Array:
-    """The probabilities after one iteration over all classes."""
+    """The probabilities p [rows, classes] after one iteration over all classes; `p` is changed in place.
+
+    `q` is the matrix Q of the paper, `qp` the product Qp, and `pqp` the scalar pQp of each row.
+    """
     for t in range(p.shape[1]):
         step = (pqp - qp[:, t]) / q[:, t, t]
         p[:, t] += step

@@ -53,7 +53,7 @@ class _NamedTrees(Trees):
     }
 
     def numbers(self, c: NodeView, name: str) -> Array:
-        """A numeric attribute, given as floats or as a tensor."""
+        """A numeric attribute as a vector, from `name` (floats), or from `name` + "_as_tensor" if that is present."""
         tensor = c.attr(f"{name}_as_tensor")
         return floats(c.attr(name)) if tensor is None else np.asarray(tensor).ravel()
 
@@ -91,7 +91,10 @@ class _NamedTrees(Trees):
         )
 
     def _roots(self, c: NodeView, trees: Array, parents: Array, children: Array) -> Array:
-        """The nodes that no branch leads to. ModelError unless each tree has one, which reaches all its nodes."""
+        """The nodes that no branch leads to. ModelError unless each tree has one, which reaches all its nodes.
+
+        `trees` has the tree of each node; `parents[i]` has a branch to `children[i]`.
+        """
         times, above = np.bincount(children, minlength=len(trees)), np.arange(len(trees))
         above[children] = parents
         for _ in range(len(trees).bit_length()):
@@ -134,7 +137,10 @@ class _NamedTrees(Trees):
     def _leaf_weights(
         self, c: NodeView, names: Array, keys: Array, span: int, modes: Array
     ) -> tuple[Array, Array, Array]:
-        """`first`, `target` and `weight` of the forest: the weights sorted by leaf."""
+        """The arrays `first`, `target` and `weight` of `Forest`, with weights sorted by leaf.
+
+        `keys` has the name of each node as a number, tree * `span` + node. ModelError for weights of other nodes.
+        """
         trees, ids, targets = (integers(c.attr(f"{self.leaves}_{part}")) for part in ("treeids", "nodeids", "ids"))
         weights = self.numbers(c, f"{self.leaves}_weights")
         if len({len(trees), len(ids), len(targets), len(weights)}) > 1:
@@ -153,7 +159,7 @@ class _NamedTrees(Trees):
         self.forest(c)
 
     def as_split(self, c: Call, x: Array) -> Array:
-        """X as floats: float64 if X or the splits are, otherwise float32."""
+        """X as floats to compare with splits: float64 if X or the splits are, otherwise float32."""
         wide = np.float64 in (x.dtype, self.forest(c).split.dtype)
         return x.astype(np.float64 if wide else np.float32)
 
@@ -239,7 +245,10 @@ class TreeEnsembleClassifier(_NamedTrees):
         return label_of_largest(labels, found), apply_post_transform(c, found)
 
     def _binary(self, c: Call, labels: Array, score: Array, is_second: bool) -> tuple[Array, Array]:
-        """The labels and scores if the leaves weigh only one of two classes."""
+        """The labels and scores if the leaves weigh only one of two classes, of which `score` [rows] is the score.
+
+        `is_second`: whether it is the second class. The post-transforms follow ONNX Runtime.
+        """
         positive = bool(self.forest(c).weight.min() >= 0)
         label = labels[(score > (0.5 if positive else 0)).astype(np.intp)]
         if is_second:

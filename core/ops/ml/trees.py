@@ -33,7 +33,7 @@ class Trees(OpDef):
         return _FORESTS[c.node]
 
     def read(self, c: NodeView) -> Forest:
-        """The forest from the attributes, with unchecked links."""
+        """The forest from the attributes, with unchecked links; subclasses define it."""
         raise NotImplementedError
 
     def targets(self, c: NodeView) -> int:
@@ -41,11 +41,14 @@ class Trees(OpDef):
         raise NotImplementedError
 
     def base(self, c: NodeView) -> Array:
-        """The numbers added to the scores: one, or one per target."""
+        """The numbers to add to the scores: one for all targets, or one per target."""
         return np.zeros(1, np.float32)
 
     def scores(self, c: Call, x: Array, how: int) -> Array:
-        """Scores [rows, targets], in the element type of the weights."""
+        """Scores [rows, targets] without `base`, aggregated by `how`, in the element type of the leaf weights.
+
+        FeedError if x has too few features.
+        """
         forest, x = self.forest(c), np.atleast_2d(x)
         if forest.features > x.shape[1]:
             c.fail(f"X has {x.shape[1]} features, expected at least {forest.features}")
@@ -138,13 +141,19 @@ class TreeEnsemble(Trees):
         return roots
 
     def _branches(self, c: NodeView, side: str, nodes: int, leaves: int) -> Array:
-        """The target of one branch of each node, with leaves numbered after the nodes; -1 if it does not exist."""
+        """The node that the branch `side` ("true" or "false") of each node leads to; leaves are numbered after nodes.
+
+        -1 where that does not exist.
+        """
         link, is_leaf = integers(c.attr(f"nodes_{side}nodeids")), integers(c.attr(f"nodes_{side}leafs")) != 0
         outside = (link < 0) | (link >= np.where(is_leaf, leaves, nodes))
         return np.where(outside, -1, link + np.where(is_leaf, nodes, 0))
 
     def _members(self, c: NodeView) -> dict[int, Array]:
-        """The set of each node of mode membership; the sets are stored in the order of the nodes, separated by NaN."""
+        """The set of values for each node of mode membership, by node, from `membership_values`.
+
+        The sets are stored in the order of the nodes, separated by NaN. ModelError if there are too few.
+        """
         wanted, values = np.flatnonzero(np.asarray(c.attr("nodes_modes")) == MEMBER), c.attr("membership_values")
         if values is None:
             return {} if not wanted.size else c.fail("has nodes of membership, but no membership_values")

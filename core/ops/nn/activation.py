@@ -20,7 +20,7 @@ from lathe.core.ops.tensor.elementwise import Elementwise, FloatUnary, Unary
 
 
 class Activation(FloatUnary):
-    """Family base: `formula` in float32 or float64 on one input; the result has the input's element type."""
+    """Family base: `formula` of one input, computed in float32 or float64, and cast to the input's element type."""
 
     def formula(self, c: NodeView, x: Array) -> Array:
         raise NotImplementedError
@@ -42,7 +42,7 @@ class Relu(Unary):
         return e.max(x[0], 0)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """Computed from the output, which is positive where the input is, so that the input need not stay in memory."""
+        """dY where the output is positive, otherwise 0: reads the output, so that the input need not stay in memory."""
         return [(g.y() > 0).where(g.dy(), 0)]
 
 
@@ -311,7 +311,7 @@ class Shrink(Unary):
 
 
 def _within(line: Term) -> Term:
-    """Where a hard sigmoid is linear, not at its bounds."""
+    """Where a hard sigmoid is linear: whether `line`, its value before clipping, lies between 0 and 1."""
     return (line > 0).op("And", line < 1)
 
 

@@ -72,9 +72,10 @@ class Conv(OpDef):
         return [dx, dw, dy.sum([0, *range(2, dy.rank)], keepdims=False) if g.wants(2) else None]
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """For computed weights: im2col and one matrix product per group.
+        """For weights that are computed in the run: im2col and one matrix product per group.
 
-        A depthwise convolution is a sum of shifted images instead, one for each element of the kernel.
+        A depthwise convolution is a sum of shifted images instead, one for each of up to 49 elements of the kernel.
+        UnsupportedError for constant weights, which kernels cover, and for unknown extents of the weights.
         """
         x, w, bias, out = g.x(0), g.x(1), g.given(2), g.node.output.shape
         if w.value in g.writer.known:
@@ -100,7 +101,7 @@ class Conv(OpDef):
 
 
 def _pixels_of_tap(padded: Term, window: Window, out: Sequence[Dim], place: Sequence[int]) -> Term:
-    """The pixels that one element of the kernel multiplies, for all results."""
+    """The pixels of a padded image that kernel element `place` multiplies, for results of spatial shape `out`."""
     for axis, (count, at, stride, dilation) in enumerate(
         zip(out, place, window.strides, window.dilations, strict=True)
     ):
@@ -175,7 +176,8 @@ class PooledConv(FusedConv):
 class ConvChain(OpDef):
     """A chain of convolutions of channels-last images: each reads the result of the previous one.
 
-    `body` has a FusedConv for each; its inputs are those of the node: the image, then weights, biases and extras.
+    `body` has a FusedConv node for each. Its inputs are those of this node: the image, then the weights, biases and
+    extra inputs of epilogues of all convolutions.
     """
 
     domain = "lathe"
@@ -197,7 +199,7 @@ class ConvChain(OpDef):
         return np.asarray(c.run_graph(c.attr("body"), inputs)[0])
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-        """The image and every residual must have rows along axis 0, and no other input may have rows."""
+        """The image and all extra inputs that vary along axis 0 must have rows there; no other input may."""
         if all(axis is None for axis in axes):
             return [None]
         if axes[0] != 0:
@@ -240,7 +242,7 @@ class ConvTranspose(OpDef):
         return batch_rows(c, axes)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """The image and the result exchange their roles: dX is a convolution of dY."""
+        """The image and the result exchange their roles: dX is a convolution of dY, dW that gradient for dY and X."""
         x, w, dy = g.x(0), g.x(1), g.dy()
         pads, attrs = self._cut_widths(g, x.shape, w.shape[2:], dy.shape), shared_attrs(g)
         dx = dy.op("Conv", w, **attrs, pads=flat_pads(pads))
@@ -248,7 +250,10 @@ class ConvTranspose(OpDef):
         return [dx, dw, dy.sum([0, *range(2, dy.rank)], keepdims=False) if g.wants(2) else None]
 
     def _cut_widths(self, g: Backward, x: Sequence[Dim], kernel: Sequence[Dim], y: Sequence[Dim]) -> Pads:
-        """The numbers of elements cut off the full result, (before, after) per axis."""
+        """The numbers of elements that padding cuts off the full result, (before, after) per axis.
+
+        UnsupportedError for unknown extents, other layouts, and an `output_shape` larger than the full result.
+        """
         extents = known_kernel(g, (0, 0, *kernel))
         sizes = [size for size in (*x[2:], *y[2:]) if isinstance(size, int)]
         if g.attr("layout") != "NCHW" or len(sizes) < 2 * len(extents):
@@ -268,7 +273,8 @@ class ConvTranspose(OpDef):
 def has_few_channels(c: NodeView, weight: Sequence[int]) -> bool:
     """Whether SIMD vectors over channels would be mostly empty, but those along the rows of an image full.
 
-    `weight` is the shape of W. PooledConv is for such convolutions only.
+    `weight` is the shape of W. It is true for 2-D convolutions without groups from at most 4 channels to at most 8,
+    with a kernel of 2 to 11 columns and a horizontal stride of 1. PooledConv is for such convolutions only.
     """
     if len(weight) != 4 or int(c.attr("group")) != 1:
         return False
@@ -278,7 +284,7 @@ def has_few_channels(c: NodeView, weight: Sequence[int]) -> bool:
 
 
 def conv_shape(c: Infer) -> tuple[Dim, ...] | None:
-    """The output shape of a convolution, in the node's layout."""
+    """The output shape of a convolution node, in its layout; None if a rank is not known. ModelError for a wrong B."""
     shape, w = convolved_shape(c, c.shape(0), c.shape(1)), c.shape(1)
     if w is not None:
         expect_shape(c, 2, w[:1])
@@ -286,7 +292,10 @@ def conv_shape(c: Infer) -> tuple[Dim, ...] | None:
 
 
 def convolved_shape(c: Infer, x: Sequence[Dim] | None, w: Sequence[Dim] | None) -> tuple[Dim, ...] | None:
-    """The output shape for operands of these shapes. ModelError if they do not fit."""
+    """The output shape of a convolution of operands of these shapes; None if one is None.
+
+    ModelError if they do not fit. Shapes of images are in the node's layout.
+    """
     if x is None or w is None:
         return None
     n, channels, *spatial = first_shape(c, x)
@@ -300,13 +309,13 @@ def convolved_shape(c: Infer, x: Sequence[Dim] | None, w: Sequence[Dim] | None) 
 
 
 def _varies_by_row(c: Infer, index: int) -> bool:
-    """Whether an extra input has a separate element for each row of the output."""
+    """Whether extra input `index` varies along axis 0: it has the output's rank, and an extent other than 1 there."""
     x, extra = c.shape(0), c.shape(index)
     return x is not None and extra is not None and len(extra) == len(x) and extra[0] != 1
 
 
 def conv_pads(c: Infer) -> Pads | None:
-    """The explicit padding of a convolution, with `auto_pad` resolved; None if it depends on an unknown size."""
+    """The explicit padding of a convolution, with `auto_pad` resolved; None if it depends on unknown extents."""
     kernel = kernel_of(c, c.tensor(1).dims)
     if kernel is None:
         return None
@@ -319,7 +328,7 @@ def conv_pads(c: Infer) -> Pads | None:
 
 
 def known_kernel(c: Infer, w: Sequence[Dim]) -> tuple[int, ...]:
-    """The spatial extents of the weight. UnsupportedError if they are not known."""
+    """The spatial extents of a weight of shape `w`. UnsupportedError if they are not known."""
     kernel = kernel_of(c, w)
     return kernel if kernel is not None else c.unsupported(f"the extents of its kernel {list(w[2:])} must be known")
 
@@ -341,7 +350,10 @@ def _check_weight(c: Infer, w: Sequence[Dim], spatial: int, channels: Dim, expec
 
 
 def convolve(c: Call, x: Any, w: Any, b: Any) -> Any:
-    """Channels-first convolution: a (group, M/g, C/g) by (n, group, C/g, pixels) product per kernel element, summed."""
+    """The convolution of x (N, C, D1..) with w plus bias b (or None), channels first, in the type of x.
+
+    It is the sum of a product (group, M/g, C/g) by (n, group, C/g, pixels) for each kernel element.
+    """
     window = window_of(c, w.shape[2:])
     group, dtype = c.attr("group"), x.dtype
     out = _conv_output(window, x.shape[2:])
@@ -385,7 +397,7 @@ def _output_padding(c: Any, rank: int) -> tuple[int, ...]:
 
 
 def _full_extent(window: Window, spatial: Sequence[Any], extra: Sequence[int]) -> list[Any]:
-    """The output extent before padding is cut off."""
+    """The spatial output shape of a transposed convolution before padding is cut off; `extra` is `output_padding`."""
     axes = zip(spatial, window.strides, window.extents, extra, strict=True)
     return [(size - 1) * stride + (extent + more) for size, stride, extent, more in axes]
 
@@ -402,7 +414,7 @@ def transposed_cuts(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) -> 
 
 
 def _transposed_cuts(c: NodeView, window: Window, lost: Sequence[int]) -> list[int]:
-    """`lost`: the number of elements of the full output that are cut off along each axis, before and after together."""
+    """The number of elements cut off the start of the full output, per axis, from the total number, `lost`."""
     if window.pads is not None and c.attr("output_shape") is None:
         return [before for before, _ in window.pads]
     totals = [max(each, 0) for each in lost]

@@ -59,13 +59,16 @@ class ConvWeightGradient(OpDef):
 
 
 def shared_attrs(g: NodeView) -> dict[str, Attr]:
-    """The attributes that a convolution shares with its gradients."""
+    """Strides, dilations and group, where present: the attributes that a convolution shares with its gradients."""
     given = {name: g.attr(name) for name in ("strides", "dilations", "group")}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def explicit_pads(g: Infer, kernel: Sequence[int], shape: Sequence[Dim]) -> Pads:
-    """The padding in numbers. UnsupportedError if it depends on an unknown size."""
+    """The padding in numbers for an image of this shape, with `auto_pad` resolved.
+
+    UnsupportedError if it depends on an unknown size, or for layouts other than channels first.
+    """
     if g.attr("layout") != "NCHW":
         g.unsupported("only images with their channels first are differentiated")
     window = window_of(g, kernel)
@@ -80,7 +83,10 @@ def flat_pads(pads: Pads) -> tuple[int, ...]:
 
 
 def image_gradient(dy: Term, w: Term, shape: Sequence[Dim], attrs: Mapping[str, Any], pads: Pads) -> Term:
-    """The gradient with respect to an image of this shape. Pixels that no window reaches get zeros."""
+    """The gradient of a convolution with respect to an image of this shape, from `dy` and the weight `w`.
+
+    It is a transposed convolution. Pixels that no window reaches get zeros.
+    """
     kernel = [extent for extent in w.shape[2:] if isinstance(extent, int)]
     ones = (1,) * len(kernel)
     strides, dilations = (attrs.get(name) or ones for name in ("strides", "dilations"))

@@ -36,7 +36,7 @@ def epilogue_dtype(c: NodeView, computed: Any) -> Any:
 
 
 def scalar_body(e: ScalarOps, body: Graph, inputs: Sequence[Operand]) -> list[Operand]:
-    """Evaluates a fused body in the scalar language; the kernels of all devices generate its code by this function."""
+    """The outputs of a fused body as expressions of `inputs`; kernels of all devices generate code with it."""
     env = dict(zip(body.inputs, inputs, strict=True))
     env.update({value: e.const(array.item(), value.dtype) for value, array in body.constants.items()})
     for node in body.nodes:
@@ -46,13 +46,16 @@ def scalar_body(e: ScalarOps, body: Graph, inputs: Sequence[Operand]) -> list[Op
 
 
 def check_extras(c: Infer, first: int, shape: Sequence[Dim]) -> None:
-    """ModelError if extras of an epilogue, the inputs from `first` on, do not broadcast to the result."""
+    """ModelError if an epilogue's extras, the inputs from `first` on, do not broadcast with a result of this shape."""
     broadcast_shapes(c, [tuple(shape), *(c.shape(index) for index in range(first, len(c.node.inputs)))])
 
 
 @register
 class FusedElementwise(Elementwise):
-    """An acyclic group of elementwise nodes; all outputs have the broadcast shape of the inputs."""
+    """Elementwise nodes as one: `body` maps one element of each input to one of each output.
+
+    All outputs have the broadcast shape of the inputs.
+    """
 
     domain = "lathe"
     inputs = "*x"
@@ -122,7 +125,7 @@ class FusedAttention(OpDef):
     Y = transpose(softmax(epilogue(Q' @ K', *extras)) @ V', perm_y), where Q', K' and V' are the operands transposed by
     perm_q, perm_k and perm_v (None is the identity), so K' is [..., width, keys]. Extras (scale, masks) broadcast to
     the scores [..., queries, keys]; the softmax is over the keys. Scores of half-precision operands are float32.
-    `zero_nan`: queries whose weights are NaN, as where every key is masked by -inf, get zeros.
+    With `guarded`, queries whose weights are NaN, as where every key is masked by -inf, get zeros.
     """
 
     domain = "lathe"
@@ -135,7 +138,7 @@ class FusedAttention(OpDef):
         return self.attended(c, first_extra=3)
 
     def attended(self, c: Infer, first_extra: int) -> Sequence[ValueType]:
-        """The type of the output. ModelError if Q, K and V do not fit."""
+        """The type of the output, in a list. ModelError if Q, K, V or extras (from `first_extra` on) do not fit."""
         q, k, v = (permuted_shape(c.tensor(i).dims, c.attr(p)) for i, p in enumerate(("perm_q", "perm_k", "perm_v")))
         if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-2] or k[-1] != v[-2]:
             c.fail(f"queries {_text(q)}, keys {_text(k)} and values {_text(v)} do not fit")

@@ -36,7 +36,7 @@ class MatMul(OpDef):
         return product_rows(c.shape(0), c.shape(1), axes)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """Two matrix products. A matrix shared by a batch is multiplied by the rows of the whole batch at once."""
+        """Two matrix products. For a single matrix B, dB is one product over the rows of the whole batch of A."""
         a, b, dy = g.x(0), g.x(1), g.dy()
         left = a.unsqueeze(0) if a.rank == 1 else a
         right = b.unsqueeze(1) if b.rank == 1 else b
@@ -48,12 +48,12 @@ class MatMul(OpDef):
 
 
 def _flat_rows(x: Term) -> Term:
-    """The rows of all matrices as one matrix."""
+    """The rows of a batch of matrices as one matrix."""
     return x if x.rank == 2 else x.reshape((product(x.shape[:-1]), x.shape[-1]))
 
 
 def product_shape(c: Infer, a: Shape | None, b: Shape | None) -> Shape | None:
-    """The shape of NumPy's matmul; ModelError when the operands do not fit."""
+    """The shape of NumPy's matmul; None if a shape is None. ModelError when the operands do not fit."""
     if a is None or b is None:
         return None
     if not a or not b:
@@ -70,7 +70,7 @@ def _text(shape: Shape) -> str:
 
 
 def product_rows(a: Shape | None, b: Shape | None, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows of NumPy's matmul."""
+    """The rule for batch rows (`OpDef.rows`) of NumPy's matmul of operands of these shapes."""
     if axes[0] is None and axes[1] is None:
         return [None]
     if a is None or b is None or min(len(a), len(b)) < 2:
@@ -84,7 +84,7 @@ def product_rows(a: Shape | None, b: Shape | None, axes: Sequence[RowAxis]) -> S
 
 
 def _vector_rows(a: Shape | None, b: Shape | None, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows if an operand is a vector: any axis of the other operand except the summed one."""
+    """`product_rows` if an operand is a vector: rows along any axis of the other operand except the summed one."""
     if a is not None and b is not None:
         if axes[1] is None and axes[0] is not None and axes[0] < len(a) - 1:
             return [axes[0]]
@@ -110,7 +110,7 @@ def _from_end(axis: RowAxis, shape: Shape) -> RowAxis:
 
 @register
 class Gemm(OpDef):
-    """alpha * op(A) @ op(B) + beta * C for matrices, where op transposes if asked; C broadcasts to the product."""
+    """alpha * op(A) @ op(B) + beta * C for matrices, where op transposes if `transA` or `transB`; C broadcasts."""
 
     rounds_freely = True
     inputs = "A, B, C?"
@@ -176,7 +176,7 @@ class Gemm(OpDef):
 
 
 def _may_fit(c: Infer, bias: Shape, product: Shape) -> bool:
-    """Whether C can broadcast to the product; True for symbols, which only a run can check."""
+    """Whether C, of shape `bias`, can broadcast to the product; symbols, which only a run can check, always fit."""
     pairs = [(dim, extent) for dim, extent in zip(reversed(bias), reversed(product), strict=False) if dim != 1]
     for pair in pairs:
         c.broadcast(pair)

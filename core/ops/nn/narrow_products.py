@@ -34,7 +34,10 @@ def product_dtype(c: Infer) -> DType:
 
 
 def as_product_operands(left: Array, right: Array) -> tuple[Any, Any]:
-    """Operands rounded as the product rounds them and converted to its type; operands of equal type unchanged."""
+    """Both operands in the element type of their product, the right one rounded before as the table says.
+
+    Operands whose types are not in the table are returned unchanged.
+    """
     wider = _WIDER.get((DType.from_numpy(left.dtype), DType.from_numpy(right.dtype)))
     if wider is None:
         return left, right

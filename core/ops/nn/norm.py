@@ -69,7 +69,7 @@ class BatchNormalization(OpDef):
 
 @register
 class InstanceNormalization(OpDef):
-    """Every channel of every row normalized over its spatial axes."""
+    """(X - mean) / sqrt(var + epsilon) * scale + B; statistics are those of each channel of each row."""
 
     agreeing = True
     rounds_freely = True
@@ -99,7 +99,7 @@ class InstanceNormalization(OpDef):
 
 @register
 class GroupNormalization(OpDef):
-    """Each group of channels of every row normalized over its channels and spatial axes."""
+    """Normalization by statistics of each of `num_groups` groups of channels of a row; scale and bias per channel."""
 
     agreeing = True
     rounds_freely = True
@@ -317,7 +317,7 @@ def _channel_axis(g: Rewrite, x: Term) -> int:
 
 
 def _normal_term(x: Term, axes: Sequence[int], epsilon: float) -> tuple[Term, Term, Term]:
-    """x with mean 0 and variance 1 over `axes`, the mean, and one over the deviation."""
+    """x normalized to mean 0 and variance 1 over `axes`, the mean, and 1 / sqrt(variance + epsilon), as terms."""
     mean = x.mean(axes)
     centred = x - mean
     inverse = 1 / (centred.square().mean(axes) + epsilon).sqrt()
@@ -341,7 +341,7 @@ def _check_channels(c: Infer, indices: Sequence[int], channels: Dim) -> None:
 
 
 def _check_trailing(c: Infer, x: Sequence[Dim]) -> None:
-    """Scale and bias must broadcast to the input without enlarging it."""
+    """ModelError unless scale and bias broadcast to the input's shape x without enlarging it."""
     for index in range(1, len(c.node.inputs)):
         shape = c.shape(index) if c.has_input(index) else ()
         if shape is None:
@@ -358,12 +358,12 @@ def _trailing(c: NodeView, x: Array) -> tuple[int, ...]:
 
 
 def _in_stash_type(c: NodeView, x: Array) -> Any:
-    """The input in the type of its statistics: at least float32 if `stash_type` is 1."""
+    """The input in the type of its statistics: half precision as float32 if `stash_type` is 1, else unchanged."""
     return as_summed(x) if c.attr("stash_type") == 1 else x
 
 
 def _normalize(x: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any, Any]:
-    """x with mean 0 and variance 1 over `axes`, the mean, and one over the deviation."""
+    """x normalized to mean 0 and variance 1 over `axes`, the mean, and 1 / sqrt(variance + epsilon)."""
     mean = mean_over(x, axes)
     centred = x - mean
     inverse = 1 / np.sqrt(mean_over(centred * centred, axes) + x.dtype.type(epsilon))

@@ -18,7 +18,7 @@ from lathe.core.ops.opdef.type_rules import expect_shape
 
 
 class Optimizer(OpDef):
-    """Family base: `step` updates one parameter."""
+    """Family base: updates all parameters, each by `step`, which subclasses define; see the module docstring."""
 
     agreeing = True
     domain = "ai.onnx.preview.training"
@@ -28,7 +28,7 @@ class Optimizer(OpDef):
     no_gradient = "gradients through an optimizer step are not implemented"
 
     def step(self, c: NodeView, rate: Any, count: Any, x: Any, gradient: Any, *states: Any) -> tuple[Any, ...]:
-        """The new parameter and its new states."""
+        """The new parameter and its new states, from the learning rate and the number `count` of previous updates."""
         raise NotImplementedError
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -57,7 +57,7 @@ class Optimizer(OpDef):
 
 @register
 class Adagrad(Optimizer):
-    """The state is the sum of squared gradients."""
+    """Adagrad; the state of a parameter is the sum of squared gradients."""
 
     attrs = {"decay_factor": 0.0, "epsilon": 1e-6, "norm_coefficient": 0.0}
     states = 1
@@ -71,7 +71,7 @@ class Adagrad(Optimizer):
 
 @register
 class Adam(Optimizer):
-    """The states are moving averages of the gradient and of its square."""
+    """Adam; the states of a parameter are moving averages of the gradient and of its square."""
 
     attrs = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6, "norm_coefficient": 0.0, "norm_coefficient_post": 0.0}
     states = 2
@@ -88,7 +88,7 @@ class Adam(Optimizer):
 
 @register
 class Momentum(Optimizer):
-    """The state is the momentum; mode "nesterov" is Nesterov's accelerated gradient."""
+    """Gradient descent with momentum, the state of a parameter; mode "nesterov" is Nesterov's accelerated gradient."""
 
     attrs = {"alpha": Required("float"), "beta": Required("float"), "mode": Required("standard or nesterov"),
              "norm_coefficient": Required("float")}  # fmt: skip

@@ -32,7 +32,7 @@ from lathe.core.ops.opdef.type_rules import mean_over
 
 
 class Pool(OpDef):
-    """Family base: one input X (N, C, D1..), a window over the spatial axes."""
+    """Family base: pooling of one input X (N, C, D1..) by a window that slides over the spatial axes."""
 
     inputs = "X"
     outputs = "Y"
@@ -79,7 +79,7 @@ class MaxPool(Pool):
 
 @register
 class AveragePool(Pool):
-    """The mean of each window, padding counted or not."""
+    """The mean of each window; padding counts as zeros with `count_include_pad`, otherwise not at all."""
 
     attrs = {**Pool.attrs, "count_include_pad": 0}
 
@@ -159,7 +159,7 @@ class GlobalPool(OpDef):
         return to_layout(c, np.asarray(reduced).astype(x.dtype, copy=False))
 
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
-        """Reduces the axes, keeping them with extent 1."""
+        """The reduction of x (N, C, D1..) over its spatial axes, which stay with extent 1; subclasses define it."""
         raise NotImplementedError
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
@@ -206,7 +206,8 @@ class GlobalLpPool(GlobalPool):
 def _window_sums(g: Rewrite, x: Term) -> tuple[Term, Window]:
     """The sum of each window, by a depthwise convolution with ones; and the window with explicit padding.
 
-    The padding is extended by the elements that `ceil_mode` reads.
+    The padding is extended by the elements that `ceil_mode` reads. UnsupportedError for channels-last images, and if
+    the padding depends on unknown extents.
     """
     window = window_of(g, g.attr("kernel_shape"))
     out = g.node.output.shape[2:]
@@ -226,7 +227,7 @@ def _window_sums(g: Rewrite, x: Term) -> tuple[Term, Window]:
 
 
 def _read_padding(window: Window, spatial: Sequence[int], out: Sequence[int]) -> Pads:
-    """The padding that the windows of an output of this size read."""
+    """The padding that the windows of an output of shape `out` read around an image of shape `spatial`."""
     axes = zip(window.pads_for(spatial), spatial, out, window.strides, window.extents, strict=True)
     return tuple(
         (before, max((count - 1) * stride + extent - size - before, 0))
@@ -235,7 +236,10 @@ def _read_padding(window: Window, spatial: Sequence[int], out: Sequence[int]) ->
 
 
 def _divisor(g: Rewrite, window: Window, total: Term) -> Term | float:
-    """The divisor of each mean: the number of elements in its window."""
+    """The number of elements in each window: one number without padding, otherwise a constant per window.
+
+    `total` has the sums of the windows. UnsupportedError if there is padding and the size of the image is not known.
+    """
     if not any(map(any, window.pads or ())):
         return float(np.prod(window.kernel))
     sizes = [size for size in g.x().shape[2:] if isinstance(size, int)]
@@ -262,7 +266,10 @@ def _window_sum(window: Window, x: Any, out: Sequence[int]) -> Any:
 
 
 def _window_count(c: NodeView, window: Window, spatial: tuple[int, ...], out: Sequence[int]) -> Any:
-    """The number of elements in each window. Elements that `ceil_mode` adds after the padding never count."""
+    """The number of elements in each window, [1, 1, *out]. Padding counts with `count_include_pad` only.
+
+    Elements that `ceil_mode` adds after the padding never count.
+    """
     inside = np.ones((1, 1, *spatial), np.float32)
     if c.attr("count_include_pad"):
         inside = np.pad(inside, [(0, 0), (0, 0), *window.pads_for(spatial)], constant_values=1)
@@ -284,7 +291,7 @@ def _window_max(c: Call, x: Any) -> Any:
 
 
 def _window_argmax(c: Call, x: Any) -> tuple[Any, Any]:
-    """The maxima, and their row-major indices within the image."""
+    """The maxima of the windows of a channels-first x, and their row-major indices within the image."""
     window, out = _window_and_output(c, x.shape)
     padded = window.padded(x, out, _lowest(x.dtype))
     position: Any = np.arange(int(np.prod(x.shape[2:]))).reshape(1, 1, *x.shape[2:])
@@ -299,7 +306,10 @@ def _window_argmax(c: Call, x: Any) -> tuple[Any, Any]:
 
 
 def _flat_indices(c: Call, taken: Any, shape: tuple[int, ...]) -> Any:
-    """Indices within an image converted to indices within the whole tensor, in the node's storage order."""
+    """Row-major indices within an image as indices within the whole tensor of this shape, N, C, D1..
+
+    With `storage_order` 1, indices within an image become column-major.
+    """
     if c.attr("storage_order"):
         coordinates = np.unravel_index(taken, shape[2:])
         taken = np.ravel_multi_index(coordinates[::-1], shape[:1:-1])

@@ -64,16 +64,16 @@ class Cell:
         return int(self.r.shape[0])
 
     def parts(self, gates: Any) -> list[Any]:
-        """Sums [B, G*H] split by gate: [B, H] each."""
+        """The columns [B, G*H] of all gates, split by gate: a list of [B, H]."""
         return np.split(gates, gates.shape[1] // self.hidden, axis=1)
 
     def sums(self, x: Any, h: Any) -> list[Any]:
-        """The weighted sums of all gates: the input's part [B, G*H], plus state times r, plus bias."""
+        """The weighted sum of each gate, a list of [B, H]: the input's part x [B, G*H], plus h times r, plus bias."""
         return self.parts(x + h @ self.r + self.bias)
 
 
 class Recurrent(OpDef):
-    """Family base: `step` computes one time step of one direction."""
+    """Family base: recurrent layers, whose subclasses define `step`, one time step of one direction."""
 
     agreeing = True
     rounds_freely = True
@@ -115,7 +115,7 @@ class Recurrent(OpDef):
         return [TensorType(dtype, y), *[TensorType(dtype, state)] * self.states]
 
     def _hidden_size(self, c: Infer, found: Dim) -> Dim:
-        """The hidden size: that of R, or the declared one if R's is not known."""
+        """The hidden size: `found` (of R), or the attribute if that is no number. ModelError if they differ."""
         declared = c.attr("hidden_size")
         if declared is not None and not c.agree(found, declared):
             c.fail(f"hidden_size is {declared}, R has {found}")
@@ -146,7 +146,11 @@ class Recurrent(OpDef):
     def steps(
         self, c: NodeView, given: Any, r: Any, bias: Any, lengths: Array | None, starts: Sequence[Any], peepholes: Any
     ) -> tuple[Any, ...]:
-        """Y [T, D, B, H] and the final states [D, B, H], from the input's part of the gates [D][T, B, G*H]."""
+        """Y [T, D, B, H] and the final states [D, B, H], by running all time steps of each direction.
+
+        `given` is the input's part of the gates, [T, B, G*H] for each direction, with the input's bias; `bias` is that
+        of the state's product. `starts` are the initial states.
+        """
         backwards = _backwards(c)
         functions = _activations(c, self.defaults, len(backwards))
         results = []
@@ -162,7 +166,10 @@ class Recurrent(OpDef):
     def _run_direction(
         self, c: NodeView, cell: Cell, data: Any, states: States, lengths: Array | None, backward: bool
     ) -> tuple[Any, States]:
-        """The hidden states [T, B, H], zero after the end of a sequence, and the final states."""
+        """The hidden states [T, B, H] of one direction, zero after the end of a sequence, and the final states [B, H].
+
+        `data` is the input's part of the gates, `states` the initial states.
+        """
         order = range(len(data))
         y = np.zeros((len(data), *states[0].shape), data.dtype)
         for t in reversed(order) if backward else order:
@@ -173,7 +180,7 @@ class Recurrent(OpDef):
         return y, states
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-        """Rows lie along the batch axis of X; sequence lengths and initial states must have rows as well."""
+        """Rows lie along the batch axis of X; sequence lengths and initial states, if present, must have rows too."""
         if all(axis is None for axis in axes):
             return [None] * len(c.node.outputs)
         batch = 0 if c.attr("layout") else 1
@@ -201,7 +208,7 @@ class RNN(Recurrent):
 
 @register
 class GRU(Recurrent):
-    """Gates in the order z (update), r (reset), h (hidden)."""
+    """Gated recurrent unit, with gates in the order z (update), r (reset), h (hidden)."""
 
     attrs = {**Recurrent.attrs, "linear_before_reset": 0}
     gates = 3
@@ -226,7 +233,10 @@ class GRU(Recurrent):
 
 @register
 class LSTM(Recurrent):
-    """Gates in the order i (input), o (output), f (forget), c (cell); `input_forget` makes f = 1 - i."""
+    """Long short-term memory, with gates in the order i, o, f, c (input, output, forget, cell).
+
+    `input_forget` makes f = 1 - i.
+    """
 
     inputs = f"{Recurrent.inputs}, initial_c?, P?"
     outputs = "Y, Y_h, Y_c"
@@ -306,7 +316,7 @@ def _backwards(c: NodeView) -> tuple[bool, ...]:
 
 
 def _initial_states(c: Call, state: Array | None, data: Any, r: Array) -> Any:
-    """Initial states as [D, B, H]; zeros if they are absent."""
+    """Initial states as [D, B, H]; zeros if `state` is None. `data` [T, B, ..] and `r` give the extents."""
     if state is None:
         return np.zeros((r.shape[0], data.shape[1], r.shape[2]), data.dtype)
     return as_computed(state).swapaxes(0, 1) if c.attr("layout") else as_computed(state)
@@ -318,7 +328,11 @@ def _state_before_first_step(state: Any, lengths: Array | None) -> Any:
 
 
 def _activations(c: NodeView, defaults: tuple[str, ...], directions: int) -> list[Activation]:
-    """The activations of all directions. Alphas and betas are assigned, in order, to those with such a parameter."""
+    """The activation functions of all directions, with their alphas, betas and clipping.
+
+    Alphas and betas are assigned, in order, to the activations that have such a parameter. ModelError for unknown
+    names, or too few.
+    """
     names = c.attr("activations") or defaults * directions
     if len(names) < len(defaults) * directions:
         c.fail(f"has {len(names)} activations, expected {len(defaults) * directions}")

@@ -40,7 +40,7 @@ class Layer:
         return extent if isinstance(extent, int) else self.g.unsupported(f"the hidden size is {extent}, not a number")
 
     def gate(self, term: Term, index: int) -> Term:
-        """The columns of one gate."""
+        """The columns of `term` that belong to gate number `index`."""
         return term.slice(term.rank - 1, index * self.hidden, (index + 1) * self.hidden)
 
     def peep(self, index: int, memory: Term) -> Term | float:
@@ -48,9 +48,10 @@ class Layer:
 
 
 def define(g: Rewrite, defaults: Sequence[str], states: int, step: Callable[..., list[Term]]) -> list[Term]:
-    """Y and the final states of a layer.
+    """Y and the final states of a recurrent layer, in the node's layout, as terms.
 
-    `step(layer, x, *states)` returns the next states; x [B, G*H] is the input's part of the gates.
+    `step(layer, x, *states)` returns the next states; x [B, G*H] is the input's part of the gates. `defaults` are the
+    activations of one direction, `states` is the number of states.
     """
     directions = {"forward": [False], "reverse": [True]}.get(g.attr("direction"), [False, True])
     x, lengths = g.x(0), g.given(4)
@@ -106,7 +107,10 @@ def _direction(
 def _body(
     layer: Layer, gates: Term, starts: Sequence[Term], lengths: Term | None, step: Callable[..., list[Term]]
 ) -> Graph:
-    """One step: from (states, time, input's part of the gates) to (states, hidden state, or zeros after the end)."""
+    """The body of the Scan over time: maps (states, time, input's part of the gates) to (next states, hidden state).
+
+    After the end of a sequence (`lengths`), the states stay, and the hidden state is given as zeros.
+    """
     body = Graph("step")
     inner = layer.writer.nested(body)
     before = [inner.input("state", start.value.tensor) for start in starts]
@@ -123,7 +127,7 @@ def _body(
 
 
 def _nested_layer(inner: Writer, layer: Layer) -> tuple[Term, Term, Term | None]:
-    """A layer with its parameters as terms of a nested graph."""
+    """The weight r, the bias and the peepholes (or None) of a layer as terms of the nested graph of `inner`."""
     along = layer.peepholes
     return inner.term(layer.r.value), inner.term(layer.bias.value), None if along is None else inner.term(along.value)
 
@@ -144,7 +148,10 @@ def _join_directions(parts: Sequence[Term], axis: int) -> Term:
 
 
 def _activation_functions(g: Rewrite, defaults: Sequence[str], directions: int) -> list[Function]:
-    """The activations of all directions. Alphas and betas are assigned, in order, to those with such a parameter."""
+    """The activation functions of all directions, on terms.
+
+    Alphas and betas are assigned, in order, to the activations that have such a parameter.
+    """
     names = [name.lower() for name in g.attr("activations") or [*defaults] * directions]
     alphas, betas = iter(g.attr("activation_alpha") or ()), iter(g.attr("activation_beta") or ())
     return [_function(g, name, next(alphas, None) if name in _WITH_ALPHA else None,

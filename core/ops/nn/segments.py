@@ -21,14 +21,14 @@ _MADE_BY_PASSES = "only passes emit it, after differentiation"
 
 
 def segments(offsets: Array) -> Iterator[slice]:
-    """The range of tokens of each sequence."""
+    """Yield the range of tokens of each sequence."""
     count = int(offsets[-1])
     starts = offsets[:-1][offsets[:-1] < count].tolist()
     yield from (slice(start, stop) for start, stop in zip(starts, [*starts[1:], count], strict=True))
 
 
 def check_offsets(c: Infer, index: int, tokens: object) -> None:
-    """ModelError unless an input is int64[tokens + 1]."""
+    """ModelError unless input `index` is int64[tokens + 1]."""
     type_ = c.tensor(index)
     if type_.dtype is not DType.INT64 or type_.shape is None or len(type_.shape) != 1 or type_.shape[0] - 1 != tokens:
         c.fail(f"offsets are {type_}, expected int64[{tokens} + 1]")
@@ -63,7 +63,7 @@ class SegmentSoftmax(OpDef):
 
 
 def _shares(scores: Array, guarded: bool) -> Array:
-    """Softmax over the last axis."""
+    """Softmax over the last axis; with `guarded`, NaN results become zero."""
     with np.errstate(invalid="ignore"):
         powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         shares = powers / powers.sum(-1, keepdims=True)

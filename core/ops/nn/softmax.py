@@ -15,7 +15,7 @@ from lathe.core.ops.opdef.type_rules import FLOAT, as_computed, check_kind, norm
 
 
 class AlongAxis(OpDef):
-    """Family base: `along` works along one axis and keeps the type.
+    """Family base: the function `along` along the axis `axis`; the result has the input's type and shape.
 
     float16 is rounded after each step, as in ONNX's function body; bfloat16 arrives as float32.
     """

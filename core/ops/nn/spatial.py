@@ -60,7 +60,7 @@ def layout_shape(c: NodeView, shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def to_first(c: NodeView, array: Array) -> Array:
-    """A view of an activation with its channels first."""
+    """A view as N, C, D1.. of an activation in the node's layout."""
     layout = layout_of(c)
     return array if layout == "NCHW" else np.moveaxis(array, -1, 1 if layout == "NHWC" else 0)
 
@@ -72,7 +72,10 @@ def to_layout(c: NodeView, array: Array) -> Array:
 
 
 def batch_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows along the batch axis of the first input; all other inputs must be the same for all rows."""
+    """The rule for batch rows (`OpDef.rows`) of operators whose first input is an image: along its batch axis only.
+
+    All other inputs must be the same for all rows. The layout CHWN mixes rows.
+    """
     if all(axis is None for axis in axes):
         return [None] * len(c.node.outputs)
     if axes[0] != 0 or c.attr("layout") == "CHWN":
@@ -83,7 +86,7 @@ def batch_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRo
 
 
 def as_summed(array: Array) -> Any:
-    """Half-precision arrays as float32, in which sums are computed; other arrays as they are."""
+    """Arrays of floats of at most 2 bytes as float32, in which sums are computed; other arrays as they are."""
     return array.astype(np.float32) if array.dtype.itemsize <= 2 and array.dtype.kind in "fV" else array
 
 
@@ -99,11 +102,11 @@ class Window:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Input elements that one window spans, per axis."""
+        """The number of input elements that one window spans, per axis, dilation included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def pads_for(self, spatial: Sequence[int]) -> Pads:
-        """The padding for an input of this size."""
+        """The padding for an input of this spatial shape: `pads`, or if None, for ceil(size / stride) outputs."""
         if self.pads is not None:
             return self.pads
         totals = (
@@ -115,7 +118,7 @@ class Window:
     def taps(self, out: Sequence[int]) -> Iterator[tuple[Any, Any]]:
         """For each kernel element: its index, and the slices of the padded input that it multiplies.
 
-        Both index the trailing (spatial) axes.
+        Both are index tuples of the trailing (spatial) axes. `out` is the spatial output shape.
         """
         for tap in np.ndindex(*self.kernel):
             starts = [t * d for t, d in zip(tap, self.dilations, strict=True)]
@@ -124,7 +127,7 @@ class Window:
             yield (..., *tap), (..., *where)
 
     def padded(self, x: Any, out: Sequence[int], fill: Any = 0) -> Any:
-        """`x` (N, C, D1..), padded with `fill` as an output of this size needs."""
+        """`x` (N, C, D1..), padded with `fill` as an output of spatial shape `out` needs."""
         widths = [(0, 0), (0, 0)]
         pads = self.pads_for(x.shape[2:])
         for size, (before, _), count, stride, extent in zip(
@@ -135,7 +138,7 @@ class Window:
 
 
 def window_of(c: NodeView, kernel: Sequence[int], *, strides_default: Sequence[int] | None = None) -> Window:
-    """The window that the node's attributes describe. ModelError if they do not fit the kernel."""
+    """The window that the node's attributes describe, for a kernel of these extents. ModelError if they do not fit."""
     rank = len(kernel)
     strides = _positive(c, "strides", c.attr("strides") or strides_default or (1,) * rank, rank)
     dilations = _positive(c, "dilations", c.attr("dilations") or (1,) * rank, rank)
@@ -185,9 +188,10 @@ def window_output(c: Infer, window: Window, spatial: Sequence[Dim]) -> tuple[Dim
 
 
 def pool_output(c: Infer, window: Window, spatial: Sequence[Dim], *, ceil_mode: bool) -> tuple[Dim, ...]:
-    """Like `window_output`, but a window may be larger than the padded input if ONNX's formula allows it.
+    """Like `window_output`, but a window may be larger than the padded input if ONNX's formula gives 0 or more outputs.
 
-    ModelError also where the formula gives no window but ONNX Runtime returns one, as it rounds the quotient towards 0.
+    `ceil_mode` rounds the number of outputs up. It is also a ModelError if the formula gives no window but ONNX Runtime
+    returns one, as it rounds the quotient towards 0.
     """
     dims = []
     for axis, size in _sizes(c, window, spatial):
@@ -210,7 +214,7 @@ def _sizes(c: Infer, window: Window, spatial: Sequence[Dim]) -> Iterator[tuple[i
 
 
 def _room(window: Window, axis: int, size: Dim) -> Dim:
-    """The distance that a window can move within the padded input."""
+    """The distance that a window can move within an input of extent `size` and its padding; negative: too large."""
     before, after = window.pads[axis] if window.pads is not None else (0, 0)
     return size + (before + after - window.extents[axis])
 

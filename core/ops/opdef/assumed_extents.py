@@ -19,17 +19,21 @@ from lathe.core.ops.opdef.type_rules import supposed_equal, supposed_for
 
 
 def assumptions(graph: Graph, known: dict[Value, Array], given: Collection[str]) -> tuple[Dim, ...]:
-    """The dimensions that must not be negative for the types of `graph` to be right, but might be in some run.
+    """The dimensions that must be 0 or more for the types of `graph` to be right, but might be negative in some run.
 
-    `known` is the result of `infer_graph` for the graph. Dimensions with symbols other than `given` are left out: they
-    are known only in a run, where the reference runner computes the node. Dead nodes are left out, too.
+    `known` is the result of `infer_graph` for the graph. `given` has the symbols of the inputs; dimensions with other
+    symbols are left out: they are known only in a run, where the reference runner computes the node. Dead nodes are
+    left out, too.
     """
     found = dict.fromkeys(dim for node in graph.live_nodes() for dim in node_assumptions(node, known))
     return tuple(dim for dim in found if not is_never_negative(dim) and symbols(dim) <= set(given))
 
 
 def node_assumptions(node: Node, known: dict[Value, Array]) -> Iterator[Dim]:
-    """The dimensions that must not be negative for the types of a node, and of the nodes in its bodies, to be right."""
+    """Yield the dimensions that must be 0 or more for the types of a node, and of nodes in its bodies, to be right.
+
+    Many are never negative.
+    """
     op = registry.get(node.op)
     yield from op.supposes(registry.Infer(op, node, known))
     yield from _equal_for(op, node, known)
@@ -61,12 +65,12 @@ class _MeetingExtents(registry.Infer):
         self.broadcasting.append(dims)
 
     def pairs(self) -> Iterator[tuple[Dim, Dim]]:
-        """The pairs of extents that broadcast."""
+        """The pairs of different extents that must broadcast to each other."""
         return (pair for dims in self.broadcasting for pair in combinations(dict.fromkeys(dims), 2))
 
 
 def _equal_for(op: registry.OpDef, node: Node, known: Mapping[Value, Array]) -> Iterator[Dim]:
-    """The dimensions that must not be negative so that extents are equal where one is a maximum or a minimum.
+    """The dimensions that must be 0 or more so that extents that must be equal are, where one has a maximum.
 
     No run succeeds with other extents, except where one of them is 1. See `broadcast_shapes`.
     """
@@ -80,7 +84,7 @@ def _equal_for(op: registry.OpDef, node: Node, known: Mapping[Value, Array]) -> 
 
 
 def may_repeat(node: Node, known: Mapping[Value, Array]) -> bool:
-    """Whether some maximum or minimum that broadcasts may be 1 in some runs and not in others."""
+    """Whether an extent with a maximum, such as min(n, 64), broadcasts but may be 1 in some runs and not in others."""
     if not _has_maxima(node, known):
         return False
     pairs = [pair for pair in _meeting_extents(registry.get(node.op), node, known).pairs() if any(map(maxima, pair))]

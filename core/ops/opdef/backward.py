@@ -30,14 +30,14 @@ class Rewrite(Infer):
         self.writer = writer
 
     def x(self, index: int = 0) -> Term:
-        """An input as a term; ModelError if it is absent."""
+        """Input `index` as a term; ModelError if it is absent."""
         value = self.node.input(index)
         if value is None:
             return self.fail(f"input {index} ({self.op.input_name(index)}) is missing")
         return Term(self.writer, value)
 
     def given(self, index: int) -> Term | None:
-        """An input as a term, or None if it is absent."""
+        """Input `index` as a term, or None if it is absent."""
         return self.x(index) if self.has_input(index) else None
 
     @property
@@ -46,7 +46,7 @@ class Rewrite(Infer):
         return [self.x(i) for i in range(len(self.node.inputs))]
 
     def again(self, *inputs: Term | None, outputs: int = 1, **attrs: Attr) -> list[Term]:
-        """Emits the same operator on other inputs, with the node's attributes updated by `attrs`."""
+        """Emits the same operator on other inputs, with attributes updated by `attrs`; returns `outputs` outputs."""
         values = [None if term is None else term.value for term in inputs]
         return [
             Term(self.writer, value)
@@ -79,7 +79,7 @@ class Backward(Rewrite):
         return Term(self.writer, self.node.outputs[index])
 
     def dy(self, index: int = 0) -> Term:
-        """The gradient with respect to an output; zeros if the loss does not depend on it."""
+        """The gradient with respect to output `index`; zeros if the loss does not depend on it."""
         value = self.node.outputs[index]
         found = self._gradients.get(value)
         return self.writer.zeros_like(value) if found is None else Term(self.writer, found)
@@ -92,7 +92,7 @@ class Backward(Rewrite):
         return value is not None and self._wanted(value)
 
     def wanted_captures(self, bodies: Sequence[Graph]) -> list[Value]:
-        """The captured values of nested graphs whose gradients are needed."""
+        """The values that `bodies` capture and whose gradients are needed, each once."""
         from lathe.core.ir.graph import captures
 
         found = dict.fromkeys(value for body in bodies for value in captures(body))
@@ -103,7 +103,10 @@ class Backward(Rewrite):
         return self._gradients.get(self.node.outputs[index]) if index < len(self.node.outputs) else None
 
     def record(self, body: Graph, values: Sequence[Value]) -> list[Term]:
-        """Makes a Loop or Scan output values of its body, stacked over all iterations; returns these new outputs."""
+        """Adds scan outputs to the node, a Loop or Scan: these values of its body, stacked over all iterations.
+
+        Returns the new outputs. Changes the node and `body`.
+        """
         inner, first = self.writer.nested(body), len(self.node.outputs)
         for value in values:
             body.outputs.append(Term(inner, value).op("Identity").value)
@@ -112,7 +115,7 @@ class Backward(Rewrite):
         return [Term(self.writer, value) for value in self.node.outputs[first:]]
 
     def capture(self, value: Value, gradient: Value) -> None:
-        """Records the gradient with respect to a value that a nested graph captures."""
+        """Adds `gradient` to the gradients with respect to `value`, which a nested graph captures (`captured`)."""
         self.captured.append((value, gradient))
 
 
@@ -124,7 +127,10 @@ def is_differentiable(value: Value) -> bool:
 def nested_gradients(
     g: Backward, writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
 ) -> list[Value]:
-    """The gradients of `targets` in a nested graph, from the gradients `seeds` of `results`; zeros instead of None."""
+    """The gradients with respect to `targets` in the nested graph of `writer`, from those of `results`, the `seeds`.
+
+    A seed of None means zero; a target on which no result depends gets zeros.
+    """
     found = g.differentiate(writer, results, seeds, targets)
     return [
         value if value is not None else writer.zeros_like(target).value

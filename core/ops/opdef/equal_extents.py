@@ -48,13 +48,16 @@ class _Recording(registry.Infer):
 
 
 def _undecided_pairs(dims: Sequence[Dim]) -> Iterator[Pair]:
-    """The pairs of different dimensions with at least one symbol."""
+    """The pairs of different dimensions of which at least one has a symbol."""
     pairs = combinations(dict.fromkeys(dims), 2)
     return (pair for pair in pairs if not all(isinstance(dim, int) for dim in pair))
 
 
 def meeting_extents(graph: Graph, known: Mapping[Value, Array]) -> MeetingExtents:
-    """The pairs of extents that meet in the live nodes of a graph. `known` is the result of `infer_graph` for it."""
+    """The pairs of extents that live nodes of a graph need to be equal, or to broadcast, and that may differ.
+
+    `known` is the result of `infer_graph` for the graph. Nodes in bodies are not included.
+    """
     pairs = _Pairs()
     for node in graph.live_nodes():
         op = registry.get(node.op)

@@ -17,7 +17,7 @@ _SHAPE_TYPES = (DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32)
 
 
 def infer_graph(graph: Graph, known: dict[Value, Array] | None = None) -> dict[Value, Array]:
-    """Sets the type of every node output. Returns the known values: constants, and object arrays of dimensions.
+    """Sets the type of every node output. Returns the known values: numbers, or object arrays with dimensions.
 
     `known` are values that are known beforehand; it is extended in place. ModelError, naming the node, if the inputs of
     an operator do not fit.
@@ -30,7 +30,10 @@ def infer_graph(graph: Graph, known: dict[Value, Array] | None = None) -> dict[V
 
 
 def infer_node(node: Node, known: dict[Value, Array]) -> None:
-    """Sets the types of a node's outputs, and adds their values to `known` where shape arithmetic computes them."""
+    """Sets the types of a node's outputs, and adds their elements to `known` if they are small and can be computed.
+
+    ModelError, naming the node, if the inputs do not fit.
+    """
     op = registry.get(node.op)
     check_arity(node, op)
     view = registry.Infer(op, node, known)
@@ -62,14 +65,14 @@ def _without_negative(view: registry.Infer, index: int, inferred: ValueType) -> 
 
 
 def _prefer_declared(before: ValueType, inferred: ValueType) -> ValueType:
-    """The inferred type, or the previous one (declared by the model) if only that has a rank."""
+    """The inferred type, or the previous one (declared by the model) if only that has a rank, of equal element type."""
     if not isinstance(before, TensorType) or not isinstance(inferred, TensorType):
         return inferred
     return before if inferred == TensorType(before.dtype, None) else inferred
 
 
 def forget_types(graph: Graph) -> None:
-    """Resets the shapes of all node outputs to unknown, before the graph's inputs get more general types."""
+    """Resets the shapes of all node outputs, also in bodies, to unknown, before the inputs get more general types."""
     for node in graph.nodes:
         for value in node.outputs:
             if isinstance(value.type, TensorType):
@@ -130,7 +133,7 @@ def dims_array(dims: tuple[object, ...]) -> Array:
 
 
 def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> list[Array]:
-    """The outputs of the reference; none if it fails, as a comparison or division of symbols does."""
+    """The outputs of the reference, all of them or none: none if it fails, as a comparison of symbols does."""
     try:
         with np.errstate(all="ignore"):
             result = op.reference(registry.Call(op, node, inputs), *inputs)

@@ -45,7 +45,7 @@ RuntimeValue: TypeAlias = Any  # a value of the reference runner: an ndarray, a 
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """Marks an attribute without a default."""
+    """Stands in `OpDef.attrs` for the default of an attribute that must be given; `kind` describes its values."""
 
     kind: str = "value"
 
@@ -88,7 +88,7 @@ class NodeView:
         return one == other or not (isinstance(one, int) and isinstance(other, int))
 
     def broadcast(self, dims: Sequence[Dim]) -> None:
-        """Called by type rules for extents that must broadcast to each other: each is equal to the others, or 1."""
+        """Called by type rules for extents that must broadcast (be equal, or 1); subclasses record them."""
 
     def fail(self, message: str) -> NoReturn:
         """Raises a ModelError that names the node."""
@@ -110,7 +110,7 @@ class Infer(NodeView):
         self.row_symbol = row_symbol
 
     def tensor(self, index: int) -> TensorType:
-        """The type of an input; ModelError unless it is present and a tensor."""
+        """The type of input `index`; ModelError unless it is present and a tensor."""
         value = self.node.input(index)
         if value is None:
             return self.fail(f"input {index} ({self.op.input_name(index)}) is missing")
@@ -122,16 +122,16 @@ class Infer(NodeView):
         return self.tensor(index).dtype
 
     def shape(self, index: int) -> tuple[Dim, ...] | None:
-        """The shape of an input, or None if the rank is not known."""
+        """The shape of input `index`, or None if the rank is not known. ModelError unless it is a tensor."""
         return self.tensor(index).shape
 
     def value(self, index: int) -> Array | None:
-        """The elements of an input if they are known: a constant, or an object array of dimensions; otherwise None."""
+        """The elements of input `index` if known, as numbers or an object array with dimensions; otherwise None."""
         array = self.ratios(index)
         return None if array is None or has_ratios(array) else array
 
     def ratios(self, index: int) -> Array | None:
-        """Like `value`, but for a float32 input it may be an object array of ratios of dimensions."""
+        """Like `value`, but for a float32 input it may be an object array with ratios of dimensions (`Ratio`)."""
         value = self.node.input(index)
         return None if value is None else self.known.get(value)
 
@@ -147,7 +147,7 @@ class Infer(NodeView):
         return self.node.attrs.get(name) is not None or self.has_input(self.op.params[name])
 
     def fresh_dim(self, label: str) -> Dim:
-        """A symbol for a data-dependent dimension. Each inference of the same node gives the same symbol."""
+        """A symbol for a data-dependent dimension, named after the node and `label`: the same at every inference."""
         return symbol(f"{DATA_DEPENDENT_PREFIX}{_identifier(self.node.outputs[0].name)}_{label}")
 
 
@@ -220,11 +220,11 @@ class Call(NodeView):
         super().fail(message)
 
     def shown(self) -> Infer:
-        """The view of type inference for this node, for shape rules that the reference shares with `infer`."""
+        """The node as `Infer`, for shape rules that the reference shares with `infer`; no values are known in it."""
         return _CallInfer(self)
 
     def param(self, name: str) -> tuple[int, ...] | None:
-        """A parameter as a flat tuple of numbers; None if it is absent."""
+        """A parameter, from attribute or input, as a flat tuple of numbers; None if it is absent."""
         if self.node.attrs.get(name) is not None:
             flat = _flat(self.node.attrs[name])
             try:
@@ -244,7 +244,7 @@ class Call(NodeView):
             return None
 
     def run_graph(self, body: Graph, inputs: Sequence[RuntimeValue]) -> list[RuntimeValue]:
-        """Runs a nested graph on the given inputs; captured values are bound already."""
+        """The outputs of a nested graph for these inputs; captured values are bound already."""
         if self._run_graph is None:
             return self.fail("this operator cannot run here: it has a nested graph")
         return self._run_graph(body, inputs)
@@ -291,7 +291,7 @@ class OpDef:
         raise NotImplementedError(f"{self.name} has no type inference")
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        """Dimensions that must not be negative for the types of `infer` to be right, besides the extents themselves."""
+        """Dimensions that must be 0 or more for the types of `infer` to be right, besides the extents in them."""
         return ()
 
     def known(self, c: Infer) -> Array | Sequence[Array] | None:
@@ -359,7 +359,7 @@ class OpDef:
         raise NotImplementedError(f"{self.name} has no definition")
 
     def param_of(self, name: str, value: Array) -> tuple[Any, ...] | None:
-        """The known value of an input as the parameter `name`; None if it has symbols and `symbolic` lacks it."""
+        """The parameter `name` from its known elements, as a flat tuple; None for symbols unless in `symbolic`."""
         flat = _flat(value)
         return flat if name in self.symbolic or not any(isinstance(item, SymDim) for item in flat) else None
 
@@ -417,7 +417,7 @@ _OpClass = TypeVar("_OpClass", bound=type[OpDef])
 
 
 def register(cls: _OpClass) -> _OpClass:
-    """Class decorator: adds an operator to the registry, by default under the class's name. No duplicates."""
+    """Class decorator: registers an operator, by default under the class's name. ValueError for a duplicate."""
     if "name" not in cls.__dict__:
         cls.name = cls.__name__
     if cls.name in _REGISTRY:
@@ -445,19 +445,19 @@ def register_external(cls: type[OpDef], revision: str) -> None:
 
 
 def mark_known_to_children(names: Iterable[str]) -> None:
-    """Records that child processes register these operators as well."""
+    """Records that child processes register the external operators `names` as well."""
     _EVERYWHERE.update(names)
 
 
 def are_known_to_children() -> bool:
-    """Whether child processes know all operators that this process knows, so that they can compile for it."""
+    """Whether child processes know all external operators of this process, so that they can compile for it."""
     return _REVISIONS.keys() <= _EVERYWHERE
 
 
 def revisions(names: Iterable[str] | None = None) -> str:
-    """The digests of all operators from outside this package, or of those among `names`; "" if there are none.
+    """The operators from outside this package, or those among `names`, as text `name@digest` separated by blanks.
 
-    They are part of the keys of compiled code.
+    "" if there are none. It is part of the keys of compiled code, so that changed operators are compiled again.
     """
     chosen = _REVISIONS if names is None else _REVISIONS.keys() & set(names)
     return " ".join(f"{name}@{_REVISIONS[name]}" for name in sorted(chosen))
@@ -475,7 +475,7 @@ def find(name: str) -> OpDef | None:
 
 
 def names() -> list[str]:
-    """All registered operators, sorted."""
+    """The names of all registered operators, sorted."""
     return sorted(_REGISTRY)
 
 

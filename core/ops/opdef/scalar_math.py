@@ -73,7 +73,7 @@ def cosh(e: ScalarOps, x: Operand) -> Operand:
 
 
 def asinh(e: ScalarOps, x: Operand) -> Operand:
-    """log1p(a + a*a/(1 + sqrt(a*a + 1))) for a = |x|; log(2a) where a*a would overflow."""
+    """asinh(x), with the sign of x: log1p(a + a*a/(1 + sqrt(a*a + 1))) for a = |x|; log(2a) for large a."""
     size = e.abs(x)
     capped = e.min(size, 1e9)
     square = e.mul(capped, capped)
@@ -83,7 +83,7 @@ def asinh(e: ScalarOps, x: Operand) -> Operand:
 
 
 def acosh(e: ScalarOps, x: Operand) -> Operand:
-    """log1p(t + sqrt(t) sqrt(t + 2)) for t = x - 1; log(2x) for large x. NaN for x below 1."""
+    """acosh(x): log1p(t + sqrt(t) sqrt(t + 2)) for t = x - 1; log(2x) for large x. NaN for x below 1."""
     t = e.sub(e.min(x, 1e9), 1.0)
     near = log1p(e, e.add(t, e.mul(e.sqrt(t), e.sqrt(e.add(t, 2.0)))))
     return e.select(e.lt(x, 1e9), near, e.add(e.log(x), log(2.0)))
@@ -96,7 +96,10 @@ def atanh(e: ScalarOps, x: Operand) -> Operand:
 
 
 def atan(e: ScalarOps, x: Operand) -> Operand:
-    """Reduces |x| below tan(pi/8), then an odd polynomial (S. Moshier, Cephes: atanf), or a quotient for float64."""
+    """atan(x): |x| is reduced to at most tan(pi/8), then an odd polynomial, or a quotient of two for float64.
+
+    S. Moshier, Cephes: atanf, atan.
+    """
     size = e.abs(x)
     one = e.const(1.0, e.dtype(x))
     steep, middle = e.lt(2.414213562373095, size), e.lt(0.4142135623730950, size)
@@ -113,7 +116,10 @@ def atan(e: ScalarOps, x: Operand) -> Operand:
 
 
 def asin(e: ScalarOps, x: Operand) -> Operand:
-    """Above 1/2 from the half angle: asin(a) = pi/2 - 2*asin(sqrt((1 - a)/2)) (S. Moshier, Cephes: asinf)."""
+    """asin(x); for a = |x| above 1/2 from the half angle: asin(a) = pi/2 - 2*asin(sqrt((1 - a)/2)).
+
+    S. Moshier, Cephes: asinf, asin.
+    """
     size = e.abs(x)
     large = e.lt(0.5, size)
     inner = _asin_core(e, large, size)
@@ -132,7 +138,7 @@ def acos(e: ScalarOps, x: Operand) -> Operand:
 
 
 def _asin_core(e: ScalarOps, large: Operand, size: Operand) -> Operand:
-    """asin(size), or where `large` asin(sqrt((1 - size)/2)), both at most asin(1/2)."""
+    """asin(size), or asin(sqrt((1 - size)/2)) where `large` (size is above 1/2): angles of at most asin(1/2)."""
     half_angle = e.mul(e.sub(e.const(1.0, e.dtype(size)), size), 0.5)
     z = e.select(large, half_angle, e.mul(size, size))
     root = e.select(large, e.sqrt(half_angle), size)

@@ -26,7 +26,7 @@ class Writer:
     """Appends nodes to `graph` and infers their types. Names are unique, across nested graphs as well."""
 
     def __init__(self, graph: Graph, known: Mapping[Value, Array] | None = None, names: set[str] | None = None) -> None:
-        """`known`: values of integer tensors that inference has found."""
+        """`known`: elements of values that inference has found. `names`: taken names; by default those in the graph."""
         self.graph = graph
         self._names = _all_names(graph) if names is None else names
         self.known = {**graph.constants, **(known or {})}
@@ -35,13 +35,13 @@ class Writer:
         self.scope = ""  # a prefix of the names of new nodes
 
     def nested(self, graph: Graph) -> Writer:
-        """A writer for a graph nested in this one."""
+        """A writer for `graph`, nested in this one's graph, with the same set of taken names."""
         inner = Writer(graph, self.known, self._names)
         inner.scope = self.scope
         return inner
 
     def fresh(self, base: str) -> str:
-        """`base`, or if that is taken `base_2`, `base_3`, ..."""
+        """An unused name, which is then taken: `base`, or `base_2`, `base_3`, ..."""
         name = base
         while name in self._names:
             self._counts[base] = self._counts.get(base, 1) + 1
@@ -50,7 +50,7 @@ class Writer:
         return name
 
     def input(self, name: str, type_: TensorType) -> Term:
-        """A new input of the graph."""
+        """Adds an input to the graph; its name is `name`, or a variant of it that is unused."""
         value = Value(self.fresh(name), type_)
         self.graph.inputs.append(value)
         return Term(self, value)
@@ -58,7 +58,7 @@ class Writer:
     def emit(
         self, op: str, inputs: Sequence[Value | None], attrs: dict[str, Attr] | None = None, outputs: int = 1
     ) -> list[Value]:
-        """Appends a node; returns its outputs. ModelError if the inputs do not fit the operator."""
+        """Appends a node; returns its `outputs` outputs. ModelError if the inputs do not fit the operator."""
         present = list(inputs)
         while present and present[-1] is None:
             present.pop()
@@ -81,7 +81,7 @@ class Writer:
         return copy.outputs
 
     def array(self, array: object, dtype: DType | None = None, name: str = "c") -> Term:
-        """A constant, from anything that `np.array` accepts."""
+        """Adds a constant with the elements of `array`, anything that `np.array` accepts."""
         data = np.array(array, dtype.numpy if dtype else None)
         data.setflags(write=False)
         value = Value(self.fresh(name), TensorType(DType.from_numpy(data.dtype), data.shape))
@@ -146,11 +146,11 @@ class Term:
         return len(self.shape)
 
     def op(self, name: str, *others: Operand | None, **attrs: Attr) -> Term:
-        """Emits an operator on this term and others; returns the first output."""
+        """Emits the operator `name` on this term and `others`; returns the first output."""
         return self._emit(name, others, attrs, 1)[0]
 
     def ops(self, name: str, *others: Operand | None, outputs: int, **attrs: Attr) -> list[Term]:
-        """Emits an operator on this term and others; returns all outputs."""
+        """Emits the operator `name` on this term and `others`; returns the first `outputs` outputs."""
         return self._emit(name, others, attrs, outputs)
 
     def _emit(self, name: str, others: Sequence[Operand | None], attrs: dict[str, Attr], outputs: int) -> list[Term]:
@@ -285,7 +285,7 @@ class Term:
         return self if not over else self.op(op, axes=over, keepdims=int(keepdims))
 
     def count(self, axes: Sequence[int]) -> Operand:
-        """The number of elements that a reduction over `axes` combines; a term if extents are symbolic."""
+        """The number of elements that a reduction over `axes` combines: a float, or a term if extents are symbolic."""
         extents = [self.shape[axis] for axis in axes]
         numbers = [extent for extent in extents if isinstance(extent, int)]
         if len(numbers) == len(extents):
@@ -310,7 +310,7 @@ class Term:
 
 
 def _agree(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes have equal ranks and extents. A symbol and any extent but 1 are assumed to be equal."""
+    """Whether two shapes have equal ranks, and extents that are equal or both other than 1 (assumed to be equal)."""
     if len(a) != len(b):
         return False
     return all(x == y or (x != 1 and y != 1) for x, y in zip(a, b, strict=True))

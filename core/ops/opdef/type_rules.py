@@ -38,7 +38,7 @@ INDEX = Kind("int32 or int64", frozenset({DType.INT32, DType.INT64}))
 
 
 def check_kind(c: Infer, index: int, kind: Kind) -> DType:
-    """The element type of an input; ModelError unless it is of this kind."""
+    """The element type of input `index`; ModelError unless it is of this kind."""
     dtype = c.dtype(index)
     if dtype not in kind:
         c.fail(f"input {index} ({c.op.input_name(index)}) is {dtype}, expected {kind.label}")
@@ -46,7 +46,7 @@ def check_kind(c: Infer, index: int, kind: Kind) -> DType:
 
 
 def as_dtype(c: NodeView, value: Any) -> DType:
-    """The element type that an attribute names, as a `DType` or as an ONNX code."""
+    """The element type that an attribute's value, a `DType` or an ONNX code, means. UnsupportedError for others."""
     if isinstance(value, DType):
         return value
     try:
@@ -56,7 +56,7 @@ def as_dtype(c: NodeView, value: Any) -> DType:
 
 
 def as_computed(x: Array) -> Array:
-    """Floats of at most two bytes converted to float32, in which references compute; other arrays as they are."""
+    """Arrays of floats of at most two bytes as float32, in which references compute; other arrays as they are."""
     narrow = x.dtype.itemsize <= 2 and DType.from_numpy(x.dtype).is_float
     return x.astype(np.float32) if narrow else x
 
@@ -142,7 +142,7 @@ def _broadcast_dim(c: Infer, axis: int, dims: Sequence[Dim], shapes: Sequence[Sh
 
 
 def supposed_equal(one: Dim, other: Dim) -> tuple[Dim, ...]:
-    """The dimensions that must not be negative so that broadcasting extents are equal: 64 - n for min(n, 64) and n.
+    """The dimensions that must be 0 or more so that two broadcasting extents are equal: 64 - n for min(n, 64) and n.
 
     Empty if no maximum decides whether they are equal, or if one of the extents is at most 1, such as min(n, 1): that
     extent is repeated.
@@ -151,13 +151,16 @@ def supposed_equal(one: Dim, other: Dim) -> tuple[Dim, ...]:
 
 
 def supposed_for(one: Dim, other: Dim) -> tuple[Dim, ...]:
-    """The dimensions that must not be negative so that two dimensions are equal; empty if no maximum decides that."""
+    """The dimensions that must be 0 or more so that two dimensions are equal; empty if no maximum decides that."""
     found = solve_maximum(one, other)
     return tuple(found[1] - side for side in found[0].sides if side != found[1]) if found is not None else ()
 
 
 def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
-    """A shape of new symbols, of the rank that the length of a vector of extents gives; None if that is not known."""
+    """A shape of new symbols whose rank is the length of a vector of extents with the shape `lengths`.
+
+    None if that length is not known. ModelError above `MAX_RANK`.
+    """
     if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int):
         return None
     if lengths[0] > MAX_RANK:
@@ -166,7 +169,7 @@ def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
 
 
 def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows of elementwise operators that broadcast.
+    """The rule for batch rows (`OpDef.rows`) of elementwise operators that broadcast.
 
     Counted from the last axis, all inputs with rows must have them along the same axis. Every other input must have
     extent 1 there, or lack the axis.
@@ -188,7 +191,10 @@ def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
 
 
 def untouched_rows(c: Infer, axes: Sequence[RowAxis], touched: Collection[int]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows of operators that keep all axes of their first input and combine elements along `touched`."""
+    """The rule for batch rows (`OpDef.rows`) of operators that keep their first input's axes and mix along `touched`.
+
+    Rows may lie along any other axis of the first input; the other inputs may have none.
+    """
     first, rest = axes[0], axes[1:]
     if any(axis is not None for axis in rest):
         return MixesRows(f"a parameter of {c.op.name} has rows")
@@ -198,7 +204,7 @@ def untouched_rows(c: Infer, axes: Sequence[RowAxis], touched: Collection[int]) 
 
 
 def normalize_axes(c: NodeView, axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """The axes as non-negative numbers, in the given order. ModelError if one occurs twice."""
+    """The axes as non-negative numbers, in the given order. ModelError if one is out of range or occurs twice."""
     result = tuple(normalize_axis(c, int(axis), rank) for axis in axes)
     if len(set(result)) < len(result):
         c.fail(f"axes {list(result)} name an axis twice")
@@ -214,7 +220,7 @@ def unique_axes(c: NodeView, axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 def normalize_axis(c: NodeView, axis: int, rank: int) -> int:
-    """A possibly negative axis as a non-negative one."""
+    """A possibly negative axis as a non-negative one. ModelError if it is out of range."""
     if not -rank <= axis < rank:
         c.fail(f"axis {axis} is out of range for rank {rank}")
     return axis % rank

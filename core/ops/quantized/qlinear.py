@@ -45,7 +45,7 @@ class MatMulInteger(OpDef):
 
 @register
 class QLinearMatMul(OpDef):
-    """The product of quantized matrices, quantized."""
+    """The exact integer product of quantized matrices, times a_scale * b_scale / y_scale, plus y_zero_point."""
 
     inputs = "a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point"
     outputs = "y"
@@ -95,7 +95,10 @@ class ConvInteger(OpDef):
 
 @register
 class QLinearConv(OpDef):
-    """The convolution of quantized tensors, quantized. B is int32, its scale x_scale * w_scale."""
+    """The exact integer convolution of quantized x and w plus B, times x_scale * w_scale / y_scale, plus y_zero_point.
+
+    B is int32 in units of x_scale * w_scale; the scale and zero point of w may be per output channel.
+    """
 
     agreeing = True
     inputs = "x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B?"
@@ -142,22 +145,25 @@ def _check_operands(c: Infer, *starts: int) -> None:
 
 
 def _shifted(x: Any, point: Any) -> Any:
-    """The difference from the zero point, in int32."""
+    """The difference of `x` from the zero point (None: 0), in int32."""
     return x.astype(np.int32) if point is None else x.astype(np.int32) - point.astype(np.int32)
 
 
 def _per_row(values: Any) -> Any:
-    """A vector with an element per row of a matrix, as a column."""
+    """A vector with an element per row of a matrix, as a column; None and single numbers are returned as they are."""
     return values if values is None or values.ndim != 1 or values.size == 1 else values[:, None]
 
 
 def _per_channel(values: Any, rank: int) -> Any:
-    """A vector with an element per output channel, before `rank - 1` further axes."""
+    """A vector with an element per output channel, with `rank - 1` axes of extent 1 after it; None stays None."""
     return values if values is None or values.ndim == 0 else values.reshape(-1, *(1,) * (rank - 1))
 
 
 def _requantize(exact: Any, scale: Any, point: Any) -> Array:
-    """int32 numbers times a scale in float32 (as in ONNX Runtime), rounded half to even, plus a zero point."""
+    """int32 numbers times a scale in float32 (as in ONNX Runtime), rounded half to even, plus a zero point.
+
+    The result has the zero point's type and is clamped to its range.
+    """
     product = np.rint(exact.astype(np.float32) * scale.astype(np.float32)).astype(np.float64)
     return saturate(product, point.astype(np.int64), DType.from_numpy(point.dtype))
 

@@ -44,7 +44,8 @@ SCALE = Kind("a type of scales", FLOAT.members | {DType.FLOAT8E8M0})
 class QuantizeLinear(OpDef):
     """saturate(round(x / y_scale) + y_zero_point), halves to even.
 
-    The division is computed in type `precision`, by default in the scale's type.
+    Types of floats are not rounded to integers. The division is computed in type `precision`, by default in the scale's
+    type.
     """
 
     agreeing = True
@@ -85,7 +86,7 @@ class QuantizeLinear(OpDef):
 
 @register
 class DequantizeLinear(OpDef):
-    """(x - x_zero_point) * x_scale, computed in float32."""
+    """(x - x_zero_point) * x_scale, computed in float32, or in float64 for scales of that type."""
 
     agreeing = True
     inputs = "x, x_scale, x_zero_point?"
@@ -127,7 +128,7 @@ class DequantizeLinear(OpDef):
 
 
 def saturate(rounded: Any, point: Any, dtype: DType) -> Array:
-    """Integral float64 numbers plus a zero point, clamped to the range of an integer type; NaN becomes 0."""
+    """Integral float64 numbers plus a zero point, clamped to the range of integer type `dtype` and cast; NaN: 0."""
     low, high = integer_range(dtype)
     found = np.clip(np.nan_to_num(rounded, posinf=2.0**40, neginf=-(2.0**40)) + point, low, high)
     return np.where(np.isnan(rounded), 0, found).astype(dtype.numpy)
@@ -140,7 +141,7 @@ def integer_range(dtype: DType) -> tuple[int, int]:
 
 
 def _check_scale(c: Infer) -> None:
-    """ModelError unless scale and zero point are one number, a vector along the axis, or blocks along it."""
+    """ModelError unless scale and zero point have one number, one per index of `axis`, or one per block of it."""
     if c.attr("block_size") < 0:
         c.fail(f"block_size is {c.attr('block_size')}, expected at least 0")
     for index, name in ((1, "scale"), (2, "zero point")):

@@ -49,7 +49,7 @@ class Constant(OpDef):
 
 @register
 class ConstantOfShape(OpDef):
-    """A tensor of one value (float32 zero if absent)."""
+    """A tensor of the given shape that repeats one number, `value` (float32 zero if absent)."""
 
     inputs = "input"
     outputs = "output"
@@ -78,7 +78,7 @@ class ConstantOfShape(OpDef):
 
 @register
 class Range(OpDef):
-    """start, start + delta, ... before `limit`."""
+    """The numbers start, start + delta, ... before `limit`, as a vector; `delta` may be negative, not 0."""
 
     inputs = "start, limit, delta"
     outputs = "output"
@@ -111,7 +111,7 @@ class Range(OpDef):
         return (np.arange(count) * step + first).astype(start.dtype)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """start + i * delta"""
+        """From y[i] = start + i * delta: the sum of dY for `start`, the sum of i * dY[i] for `delta`."""
         steps = g.writer.fill(1, g.dy().dtype, g.dy().shape).op("CumSum", g.writer.array(0), exclusive=1)
         return [g.dy().sum(keepdims=False).reshape(g.x(0).shape), None, (g.dy() * steps).sum(keepdims=False)]
 

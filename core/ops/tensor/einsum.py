@@ -27,7 +27,7 @@ class Einsum(OpDef):
     attrs = {"equation": Required("text")}
 
     def terms(self, c: NodeView) -> tuple[list[str], str]:
-        """The terms of the inputs and of the output.
+        """The terms of the equation: those of the inputs, and that of the output, as text.
 
         Without an arrow, the output has the axes of the ellipsis, then the letters that occur once, sorted.
         """
@@ -62,7 +62,10 @@ class Einsum(OpDef):
         return np.asarray(result).astype(inputs[0].dtype)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-        """The row axis needs a label that all inputs with rows and the output have, and no other input."""
+        """Rows stay apart if the label of their axis is in all inputs with rows, in no other input, and in the output.
+
+        Each of these terms has it once.
+        """
         terms, output = self.terms(c)
         ranks = [len(c.tensor(i).dims) for i in range(len(axes))]
         labels = [_labels(c, term, rank) for term, rank in zip(terms, ranks, strict=True)]
@@ -99,19 +102,22 @@ class Einsum(OpDef):
 
 
 def _letters(c: NodeView, terms: Sequence[str], output: str) -> dict[Label, str]:
-    """Unused letters, one for each axis that the ellipsis may stand for."""
+    """An unused letter for each axis that the ellipsis may stand for, by its index from the right (-1, -2, ..)."""
     free = sorted(set(string.ascii_letters).difference("".join(terms), output))
     return {-1 - i: letter for i, letter in enumerate(free)}
 
 
 def _with_letters(term: str, rank: int, names: Mapping[Label, str]) -> str:
-    """A term with the ellipsis replaced by letters."""
+    """A term for a tensor of rank `rank`, with the ellipsis replaced by the letters `names` of its axes."""
     hidden = rank - len(term.replace("...", ""))
     return term.replace("...", "".join(names[axis] for axis in range(-hidden, 0)))
 
 
 def _contract(own: str, shape: Sequence[Dim], others: Sequence[tuple[str, Term]]) -> Term:
-    """The Einsum of the other operands with the output axes `own`, for a tensor of this shape."""
+    """The Einsum of `others`, pairs of term and operand, with output term `own`, expanded to `shape`.
+
+    Axes in `own` that no operand has are the expanded ones.
+    """
     known = set("".join(label for label, _ in others))
     kept = "".join(label for label in own if label in known)
     equation = ",".join(label for label, _ in others) + "->" + kept
@@ -122,7 +128,10 @@ def _contract(own: str, shape: Sequence[Dim], others: Sequence[tuple[str, Term]]
 
 
 def _labels(c: NodeView, term: str, rank: int) -> list[Label]:
-    """One label per axis; axes under an ellipsis count from the right, -1 being the last."""
+    """One label per axis of a tensor of rank `rank`: its letter; under an ellipsis, its index from the right (-1, ..).
+
+    ModelError if the term does not fit the rank.
+    """
     before, ellipsis, after = term.partition("...")
     hidden = rank - len(before) - len(after)
     if not (before + after).isalpha() and before + after:

@@ -33,7 +33,7 @@ class Labelled:
 
     @classmethod
     def of(cls, labels: Labels, term: Term) -> Labelled:
-        """A labelled tensor; of axes with the same label, the diagonal is taken."""
+        """The tensor `term` with these labels; of axes with the same label, the diagonal is taken."""
         found, own = list(labels), term
         for label in dict.fromkeys(labels):
             while found.count(label) > 1:
@@ -57,13 +57,13 @@ class Labelled:
         return Labelled(kept, self.term.sum(gone, keepdims=False)) if gone else self
 
     def without(self, labels: Labels) -> Labelled:
-        """The tensor without these axes, which have extent 1."""
+        """The tensor without those of these axes that it has, which have extent 1."""
         gone = [axis for axis, label in enumerate(self.labels) if label in labels]
         kept = tuple(label for label in self.labels if label not in labels)
         return Labelled(kept, self.term.squeeze(*gone)) if gone else self
 
     def joined(self, labels: Labels) -> Labelled:
-        """The tensor with these axes joined into one."""
+        """The tensor with these axes reshaped into one, in this order; transposed before if they are not adjacent."""
         if len(labels) < 2:
             return self
         first = self.labels.index(labels[0])
@@ -86,7 +86,7 @@ class Labelled:
 
 
 def define(operands: Sequence[Labelled], result: Labels) -> Term:
-    """The sum of products with the axes `result`.
+    """The product of all operands, summed over the labels that `result`, the labels of the output, lacks.
 
     UnsupportedError if the result has an axis twice, or if the equality of extents is known only in a run.
     """
@@ -132,7 +132,10 @@ def _multiply_two(operands: Sequence[Labelled], result: Labels) -> list[Labelled
 
 
 def _should_exchange(a: Labelled, b: Labelled, last: Label) -> bool:
-    """Whether to exchange the operands, so that the result's last axis is the product's last, with a known extent."""
+    """Whether to exchange the operands: if only `a` has the result's last label, so that it becomes the column axis.
+
+    Not if that axis is symbolic while all axes that only `b` has are known.
+    """
     known = all(isinstance(b.extent(label), int) for label in b.labels if label not in a.labels)
     return last not in b.labels and (isinstance(a.extent(last), int) or not known)
 
@@ -153,8 +156,9 @@ def _drop_broadcast(a: Labelled, b: Labelled) -> tuple[Labelled, Labelled]:
 def _product(a: Labelled, b: Labelled, result: Labels) -> Term:
     """A batched matrix product of two operands.
 
-    One of the axes that only `a` has becomes the rows of the matrices. Axes that only `b` has become columns, if
-    joining them moves no elements. Along the remaining axes, the other operand broadcasts.
+    The shared axes that `result` lacks become the summed axis. The last axis that only `a` has becomes the rows of the
+    matrices. Axes that only `b` has become columns, if joining them moves no elements (`_columns`). The remaining axes
+    are batch axes, along which an operand without them broadcasts.
     """
     depth = [label for label in (b if a.is_constant else a).labels if label in a.labels and label not in result]
     columns, rows = _columns(a, b, result), [label for label in result if label not in b.labels][-1:]
@@ -168,7 +172,10 @@ def _product(a: Labelled, b: Labelled, result: Labels) -> Term:
 
 
 def _columns(a: Labelled, b: Labelled, result: Labels) -> list[Label]:
-    """The last axis that only `b` has, and the axes that can be joined with it."""
+    """The axes that become columns: the last that only `b` has, and those before it that join without a copy.
+
+    For a constant `b`, which may be transposed at compile time, all that have known extents, if it has no batch axis.
+    """
     free = [label for label in result if label not in a.labels]
     known = [label for label in free if isinstance(b.extent(label), int)]
     if b.is_constant and known and all(label in free or label not in result for label in b.labels):
@@ -183,12 +190,12 @@ def _columns(a: Labelled, b: Labelled, result: Labels) -> list[Label]:
 
 
 def _label(labels: Labels) -> Label:
-    """The label of the axis that `joined` creates from these."""
+    """The label of the axis that `joined` creates from axes with these labels."""
     return labels[0] if len(labels) == 1 else tuple(labels)
 
 
 def _diagonal(x: Term, first: int, second: int) -> Term:
-    """The diagonal of two axes, as the last axis."""
+    """`x` with the diagonal of two axes in their place, as its last axis. UnsupportedError for unequal extents."""
     size = x.shape[first]
     if not isinstance(size, int) or x.shape[second] != size:
         raise UnsupportedError(f"the extents {size} and {x.shape[second]} of a diagonal are not known to be equal")

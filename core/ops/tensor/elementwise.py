@@ -52,7 +52,7 @@ class Elementwise(OpDef):
 
 
 class Binary(Elementwise):
-    """Family base: a binary operator on `A` and `B`."""
+    """Family base: `ufunc` of two broadcast inputs of one number type, also of symbolic dimensions."""
 
     accepts = NUMBER
     inputs = "A, B"
@@ -92,7 +92,7 @@ class Variadic(Elementwise):
 
 
 def share_among_extremes(g: Backward) -> Sequence[Term | None]:
-    """The gradient of a maximum or minimum: split equally among the operands that attain it."""
+    """The gradients of a Max or Min node: dY split equally among the inputs that attain the result."""
     chosen = [x.equals(g.y()).cast(g.y().dtype) for x in g.terms]
     share = g.dy() / reduce(lambda total, one: total + one, chosen)
     return [one * share for one in chosen]
@@ -135,9 +135,10 @@ class Mul(Binary):
 
 @register
 class Div(Binary):
-    """Integer division truncates towards zero.
+    """A / B; integer division truncates towards zero.
 
-    A quotient of dimensions is rounded down, which is the same under the assumption that neither is negative.
+    A quotient of symbolic dimensions is rounded down, which is the same if neither is negative; `supposes` returns that
+    assumption.
     """
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
@@ -174,7 +175,7 @@ def _rounded_down(a: Dim, b: Dim) -> Dim:
 
 @register
 class Mod(Binary):
-    """The remainder has the sign of the divisor, or with `fmod=1` that of the dividend."""
+    """The remainder of A / B, with the sign of the divisor, or with `fmod=1` that of the dividend."""
 
     jumps = True
     attrs = {"fmod": 0}
@@ -199,7 +200,7 @@ class Mod(Binary):
 
 @register
 class Pow(Elementwise):
-    """The result has the element type of the base; the exponent may have another. Integer powers wrap around."""
+    """X ** Y, in the element type of X; Y may have another. Integer powers wrap around."""
 
     accepts = NUMBER
     inputs = "X, Y"
@@ -221,7 +222,7 @@ class Pow(Elementwise):
         return e.pow(x[0], e.cast(x[1], base))
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """Where the power does not depend on its base or exponent (0 to the power 0), the slope is zero, not NaN."""
+        """Slopes Y * X ** (Y - 1) and log(X) * X ** Y; zero instead of NaN where Y is 0 (for X) or X is 0 (for Y)."""
         x, y, dy = g.x(0), g.x(1), g.dy()
         exponent = y.cast(x.dtype)
         base = exponent.equals(0).where(0, exponent * x.op("Pow", exponent - 1))
@@ -248,7 +249,7 @@ class Sum(Variadic):
 
 @register
 class Mean(Variadic):
-    """The sum times a rounded 1 / n, as in ONNX Runtime: the mean of 41 ones is a little less than 1."""
+    """The mean of n inputs: their sum times a rounded 1 / n, as in ONNX Runtime, so that of 41 ones is less than 1."""
 
     accepts = FLOAT
     outputs = "mean"
@@ -340,7 +341,7 @@ class Sign(Unary):
 
 
 class FloatUnary(Unary):
-    """Family base: a function of one floating-point number."""
+    """Family base: `ufunc` on one input of a floating-point type."""
 
     accepts = FLOAT
 
@@ -436,7 +437,7 @@ class Ceil(Rounding):
 
 @register
 class Round(FloatUnary):
-    """Rounds halves to even."""
+    """Rounds to the nearest integer, halves to even."""
 
     ufunc = np.rint
     zero_gradient = "a step function is flat between its steps"

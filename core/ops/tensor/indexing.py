@@ -27,7 +27,7 @@ from lathe.core.ops.opdef.type_rules import (
 
 
 def normalize_indices(c: NodeView, indices: Array, extent: int, axis: int) -> Any:
-    """Indices as int64 from 0 to `extent - 1`, negative ones resolved; an error if one is out of range."""
+    """Indices as int64 from 0 to `extent - 1`, negative ones resolved; ModelError or FeedError if out of range."""
     wide = indices.astype(np.int64)
     if wide.size and (wide.min() < -extent or wide.max() >= extent):
         wrong = wide.max() if wide.max() >= extent else wide.min()
@@ -37,7 +37,7 @@ def normalize_indices(c: NodeView, indices: Array, extent: int, axis: int) -> An
 
 @register
 class Gather(OpDef):
-    """Slices of `data` along `axis`, arranged in the shape of `indices`, as in an embedding."""
+    """The slices of `data` at `indices` along `axis`; the axes of `indices` replace it in the result."""
 
     inputs = "data, indices"
     outputs = "output"
@@ -81,14 +81,14 @@ class Gather(OpDef):
 
 
 def _grid(shape: tuple[int, ...], axis: int, indices: Any) -> tuple[Any, ...]:
-    """Coordinates of the elements whose index along `axis` is given by `indices`."""
+    """An index tuple of arrays: `indices`, of this shape, along `axis`, and an element's own position along others."""
     grid: list[Any] = list(np.ogrid[tuple(slice(extent) for extent in shape)])
     grid[axis] = indices
     return tuple(grid)
 
 
 def _positions(like: Term, axis: int) -> Term:
-    """0, 1, 2 ... along one axis, of extent 1 along all others."""
+    """The positions 0, 1, 2 ... along `axis` of `like`, int64, of extent 1 along all other axes."""
     shape = [extent if i == axis else 1 for i, extent in enumerate(like.shape)]
     ones = like.writer.fill(1, DType.INT64, shape)
     return ones.op("CumSum", like.writer.array(axis), exclusive=1)
@@ -112,7 +112,7 @@ class GatherElements(OpDef):
         return [TensorType(c.dtype(0), indices)]
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        """`data` must be at least as large as `indices` along the other axes: otherwise a run fails."""
+        """The excess of `data` over `indices` along each other axis; a run fails where it is negative."""
         data, indices = c.shape(0), c.shape(1)
         if data is None or indices is None:
             return ()
@@ -133,7 +133,10 @@ class GatherElements(OpDef):
 
 
 def _rows_together(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows of operators along another axis: all inputs have rows along one axis, of equal extent."""
+    """The rule for batch rows (`OpDef.rows`) of element-wise gathers and scatters.
+
+    All inputs must have rows along the same axis, of equal extents, other than the axis of the operator.
+    """
     shapes = [c.shape(i) for i in range(len(axes))]
     if all(axis is None for axis in axes):
         return [None]
@@ -148,7 +151,10 @@ def _rows_together(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
 
 @register
 class GatherND(OpDef):
-    """The last axis of `indices` holds coordinates into `data` (after `batch_dims` common axes)."""
+    """The slices of `data` at coordinates, which the last axis of `indices` holds.
+
+    The first `batch_dims` axes of both are common: coordinates count after them.
+    """
 
     agreeing = True
     inputs = "data, indices"
@@ -231,11 +237,11 @@ class Scattering(OpDef):
         return result
 
     def picked(self, g: Backward, data: Term) -> Term:
-        """The elements of a tensor of the output's shape at the positions of the updates."""
+        """The elements of `data`, of the output's shape, at the positions of the updates; subclasses define it."""
         raise NotImplementedError
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """If several updates replace one element, each of them gets its gradient."""
+        """The gradients of `data` and `updates`. If several updates replace one element, each gets its gradient."""
         dy, updates = g.dy(), g.x(2)
         match g.attr("reduction"):
             case "none":
@@ -287,7 +293,7 @@ class Scatter(ScatterElements):
 
 @register
 class ScatterND(Scattering):
-    """The last axis of `indices` holds coordinates; `updates` are slices of `data`."""
+    """`data` with slices replaced by `updates` at coordinates, which the last axis of `indices` holds."""
 
     attrs = {"reduction": "none"}
 
@@ -304,7 +310,7 @@ class ScatterND(Scattering):
         return self.write(c, data, parts, updates)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-        """Rows stay independent along an axis that no coordinate indexes: the slices have it, too."""
+        """Rows stay apart along an axis that no coordinate indexes, if `updates` have rows there, `indices` none."""
         indices, (row, of_indices, of_updates) = c.shape(1), axes
         if not indices or not isinstance(indices[-1], int) or row is None or of_indices is not None:
             return super().rows(c, axes)
@@ -317,7 +323,10 @@ class ScatterND(Scattering):
 
 @register
 class OneHot(OpDef):
-    """`values` = [off, on]: `on` where the position along a new axis of extent `depth` equals the index, else `off`."""
+    """One-hot vectors along a new axis of extent `depth`: `on` at the index, else `off`, where `values` is [off, on].
+
+    An index out of range gives `off` everywhere.
+    """
 
     agreeing = True
     inputs = "indices, depth, values"
@@ -353,14 +362,14 @@ class OneHot(OpDef):
         return [row + (normalize_axis(c, c.attr("axis"), len(shape) + 1) <= row)]
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """Each element of the result is one of the two values, and adds to its gradient."""
+        """For `values` only: the sums of dY where the result is `off` and where it is `on`."""
         dy = g.dy()
         (hot,) = g.again(g.x(0), g.given(1), g.writer.array([0, 1], dy.dtype))
         off, on = ((dy * part).sum(keepdims=False).unsqueeze(0) for part in (1 - hot, hot))
         return [None, None, off.op("Concat", on, axis=0)]
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """For a known depth: a comparison of the index with the positions 0..depth-1, and a Where."""
+        """A Where of a comparison of the index with 0..depth-1. UnsupportedError for an unknown or very large depth."""
         depth, indices, values = g.param("depth"), g.x(0).cast(DType.INT64), g.x(2)
         if depth is None or not isinstance(_whole(depth[0]), int) or values.shape != (2,):
             g.unsupported("the depth, or the number of values, is not known")
@@ -383,7 +392,7 @@ def _whole(value: Any) -> Dim:
 
 @register
 class NonZero(OpDef):
-    """Coordinates of the elements that are not zero, one column each."""
+    """The coordinates of the elements that are not zero: int64 [rank, count], one column each, in row-major order."""
 
     inputs = "X"
     outputs = "Y"
@@ -437,7 +446,10 @@ class Compress(OpDef):
 
 @register
 class Unique(OpDef):
-    """The distinct elements (or slices along `axis`), their first indices, the inverse indices, and their counts."""
+    """The distinct elements (or slices along `axis`), their first indices, the inverse indices, and their counts.
+
+    They are sorted, or in the order of their first occurrence if `sorted` is 0.
+    """
 
     inputs = "X"
     outputs = "Y, indices, inverse_indices, counts"

@@ -49,7 +49,7 @@ class Predicate(Elementwise):
 
 @register
 class Equal(Predicate):
-    """Also compares dimensions, if the result is the same for all values of their symbols."""
+    """A == B. Of symbolic dimensions the result is known if it is the same for all values of their symbols."""
 
     accepts = ANY
     commutative = True
@@ -218,7 +218,7 @@ class BitwiseNot(Unary):
 
 @register
 class BitShift(Elementwise):
-    """A shift by at least the width gives 0, or -1 for a negative number shifted right."""
+    """X shifted by Y bits; by at least its width gives 0, or -1 for a negative number shifted right."""
 
     accepts = INTEGER
     inputs = "X, Y"
@@ -268,7 +268,7 @@ class Where(Elementwise):
 
 @register
 class Clip(Elementwise):
-    """Bounds are rank-0 tensors; either may be absent. If min exceeds max, the result is max."""
+    """min(max(x, min), max) with bounds of one element; either may be absent. If min exceeds max, the result is max."""
 
     accepts = NUMBER
     inputs = "input, min?, max?"
@@ -300,7 +300,7 @@ class Clip(Elementwise):
         return result
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """A bound gets the gradient of the elements that it replaces."""
+        """dY goes to the bound that replaces an element, summed by the caller, otherwise to the input."""
         x, dy = g.x(0), g.dy()
         low, high = (self._bound(g, name) for name in ("min", "max"))
         above = None if high is None else (x if low is None else x.op("Max", low)) > high
@@ -321,7 +321,7 @@ class Clip(Elementwise):
 
 @register
 class Cast(Elementwise):
-    """See `lathe.core.ops.opdef.numeric.convert` for numbers out of range."""
+    """The input converted to the element type `to`; see `lathe.core.ops.opdef.numeric.convert` for the rules."""
 
     inputs = "input"
     outputs = "output"
@@ -433,7 +433,7 @@ def _same_sign(dim: SymDim) -> bool:
 
 
 def _map_elements(function: Callable[..., object], x: Array) -> Array:
-    """Applies a function to every element."""
+    """The results of a function of each element, as an object array of the same shape."""
     return np.asarray(np.frompyfunc(function, 1, 1)(x), object)
 
 

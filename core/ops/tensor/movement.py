@@ -52,7 +52,7 @@ class SameElements(OpDef):
         return [TensorType(type_.dtype, target)]
 
     def unknown(self, c: Infer) -> Shape | None:
-        """The output shape if the input's rank is not known."""
+        """The output shape if the input's rank is not known; None, the default, if that is not known either."""
         return None
 
     def reference(self, c: Call, x: Array, *_: RuntimeValue) -> Array:
@@ -75,10 +75,11 @@ class SameElements(OpDef):
 
 
 def row_axis_after_reshape(old: Shape, axis: int, new: Shape, row_symbol: str) -> int | None:
-    """The axis of rows after a reshape, or None if rows are split or joined.
+    """The axis of `new` along which rows lie after a reshape, or None if rows are spread over several axes.
 
-    It is the axis with the same number of elements outside it, if each row is a whole number of its steps, or each
-    step a whole number of rows and every caller brings whole steps.
+    Rows lie along `axis` of `old`. It is the axis of `new` with the same number of elements outside it (before it), if
+    a row is a whole number of indices along it; or an index is a whole number of rows, and the extent depends on
+    `row_symbol`, the number of rows, so that every caller brings whole indices.
     """
     outside = product(old[:axis])
     for candidate, extent in enumerate(new):
@@ -88,7 +89,7 @@ def row_axis_after_reshape(old: Shape, axis: int, new: Shape, row_symbol: str) -
 
 
 def _divides_rows(old: Dim, new: Dim, row_symbol: str) -> bool:
-    """Whether each boundary between callers' rows in `old` is a boundary between steps in `new`."""
+    """Whether each boundary between rows of different callers along an axis of extent `old` is one along `new`."""
     steps_per_row = _exact_quotient(new, old)
     if steps_per_row is not None:
         return row_symbol not in symbols(steps_per_row)
@@ -128,7 +129,7 @@ class Reshape(SameElements):
         return [side - other for other in maximum.sides]
 
     def _requested_shape(self, c: Infer | Call, shape: Shape) -> Shape | None:
-        """The requested shape with copied extents filled in; None if it is not known."""
+        """The parameter `shape` with zeros replaced by the input's extents (not -1); None if it is not known."""
         wanted = c.param("shape")
         if wanted is None or c.attr("allowzero"):
             return wanted
@@ -196,7 +197,7 @@ class Flatten(SameElements):
 
 @register
 class Squeeze(SameElements):
-    """Without axes: every extent that is 1."""
+    """The input without the axes `axes`, of extent 1; by default without all axes of extent 1."""
 
     inputs = "data, axes?"
     params = {"axes": 1}
@@ -217,7 +218,7 @@ class Squeeze(SameElements):
 
 @register
 class Unsqueeze(SameElements):
-    """`axes` count in the output."""
+    """The input with new axes of extent 1, which have the indices `axes` in the output."""
 
     inputs = "data, axes"
     params = {"axes": 1}
@@ -233,7 +234,7 @@ class Unsqueeze(SameElements):
 
 @register
 class Transpose(OpDef):
-    """Reverses the axes if `perm` is absent."""
+    """The input with its axes in the order `perm`, by default reversed."""
 
     inputs = "data"
     outputs = "transposed"
@@ -301,7 +302,10 @@ class Concat(OpDef):
         return np.concatenate(inputs, c.attr("axis"))
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
-        """All inputs must have rows along one axis; an input without rows has another extent there in some batch."""
+        """All inputs must have rows along the same axis, other than `axis`.
+
+        An input without rows would have another extent there in some batch.
+        """
         shape = c.shape(0)
         if len(set(axes)) > 1 or shape is None:
             return MixesRows("Concat joins inputs that have rows with inputs that do not, or along another axis")
@@ -317,7 +321,7 @@ class Concat(OpDef):
 
 @register
 class Split(OpDef):
-    """Splits by the sizes in `split`, otherwise evenly into `num_outputs` (or all outputs); the last may be smaller."""
+    """Parts of the input along `axis`: of the sizes in `split`, otherwise equal (the last may be smaller)."""
 
     inputs = "input, split?"
     outputs = "*outputs"
@@ -372,7 +376,7 @@ class Split(OpDef):
 
 @register
 class Expand(OpDef):
-    """Broadcast to `shape`, which may itself be broadcast by the input."""
+    """The input broadcast with `shape`: to it, or further where the input's extent is larger than 1."""
 
     inputs = "input, shape"
     outputs = "output"
@@ -452,7 +456,7 @@ class Tile(OpDef):
 
 
 class Blocks(OpDef):
-    """Family base: moves blocks between depth and the two spatial axes of an image, in either layout."""
+    """Family base: moves blocks between channels and the two spatial axes of an image, in layout NCHW or NHWC."""
 
     inputs = "input"
     outputs = "output"
@@ -463,7 +467,7 @@ class Blocks(OpDef):
         raise NotImplementedError
 
     def move(self, c: NodeView, x: Array, block: int) -> Array:
-        """Moves the blocks of an array in layout NCHW."""
+        """The result for an array in layout NCHW, in the same layout; subclasses define it."""
         raise NotImplementedError
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -493,7 +497,10 @@ class Blocks(OpDef):
 
 @register
 class DepthToSpace(Blocks):
-    """`mode` is the order of the depth: "DCR" (block row, block column, channel) or "CRD" (channel first)."""
+    """Channels moved into blocks of `blocksize` x `blocksize` pixels: [N, C, H, W] -> [N, C/b/b, H*b, W*b].
+
+    `mode` is the order within the channels: "DCR" (block row, block column, depth) or "CRD" (depth first).
+    """
 
     attrs = {**Blocks.attrs, "mode": "DCR"}
 

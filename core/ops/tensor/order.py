@@ -17,7 +17,10 @@ from lathe.core.ops.opdef.type_rules import NUMBER, as_computed, check_kind, nor
 
 
 class Cumulative(OpDef):
-    """Family base: accumulates along an axis; without the element itself if `exclusive`, from the end if `reverse`."""
+    """Family base: a cumulative sum or product along `axis`.
+
+    With `exclusive` it is without the element itself, with `reverse` from the end.
+    """
 
     inputs = "x, axis"
     outputs = "y"
@@ -138,6 +141,6 @@ class TopK(OpDef):
 
 
 def _descending(x: Array, axis: int) -> Any:
-    """The indices of a stable descending sort: a stable ascending sort of the reversed array, reversed."""
+    """The indices that sort `x` along `axis` in descending order, stably: equal elements stay in order."""
     mirrored = np.argsort(np.flip(x, axis), axis, kind="stable")
     return x.shape[axis] - 1 - np.flip(mirrored, axis)

@@ -21,7 +21,7 @@ _SEED = {"seed": None}
 
 
 def generator(c: NodeView) -> np.random.RandomState:
-    """The random number generator of a node, seeded with its `seed`."""
+    """A new random number generator, seeded with the node's `seed`, or from the system if that is absent."""
     seed = c.attr("seed")
     return np.random.RandomState(None if seed is None else int(seed) % (1 << 32))
 
@@ -38,7 +38,7 @@ class Random(OpDef):
 
 
 class Shaped(Random):
-    """Family base: the shape is given by an attribute."""
+    """Family base: the shape and the element type are the attributes `shape` and `dtype`."""
 
     inputs = ""
 
@@ -50,7 +50,7 @@ class Shaped(Random):
 
 
 class Alike(Random):
-    """Family base: the shape is that of the input, and so is the element type unless `dtype` is set."""
+    """Family base: the shape is that of the input, and so is the element type unless the attribute `dtype` is set."""
 
     inputs = "input"
 
@@ -131,7 +131,8 @@ class Multinomial(Random):
 class Dropout(OpDef):
     """In inference: the data unchanged, and a mask of true.
 
-    In training each element becomes zero with probability `ratio`; the others are divided by 1 - ratio.
+    If `training_mode` is true, each element becomes zero with probability `ratio` (0.5 by default), and the others are
+    divided by 1 - ratio; the mask is true for the latter.
     """
 
     inputs = "data, ratio?, training_mode?"
@@ -161,7 +162,7 @@ class Dropout(OpDef):
         return c.has_param("training_mode") and any(c.param("training_mode") or (True,))
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """The gradient where the mask of the same run is true, scaled likewise; zero elsewhere."""
+        """dY / (1 - ratio) where the mask, an output of the node, is true, zero elsewhere; dY itself in inference."""
         if not self._may_train(g):
             return [g.dy()]
         ratio = (g.param("ratio") or (0.5,))[0] if not g.has_input(1) or g.param("ratio") else None

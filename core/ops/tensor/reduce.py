@@ -31,7 +31,7 @@ Axes = tuple[int, ...]
 
 
 class Reduce(OpDef):
-    """Family base. `axes` absent or empty means all of them, or none with `noop_with_empty_axes`."""
+    """Family base: a reduction over `axes`; if absent or empty, over all, or none with `noop_with_empty_axes`."""
 
     accepts: ClassVar[Kind] = NUMBER
     inputs = "data, axes?"
@@ -40,7 +40,10 @@ class Reduce(OpDef):
     params = {"axes": 1}
 
     def over(self, x: Array, axes: Axes) -> Array:
-        """The reduction, keeping its axes; floats of at most two bytes arrive as float32, any type may be returned."""
+        """The reduction of `x` over `axes`, which stay with extent 1; subclasses define it.
+
+        Floats of at most two bytes arrive as float32. The result may be of any type: the caller casts it.
+        """
         raise NotImplementedError
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -70,16 +73,16 @@ class Reduce(OpDef):
         return rows_after_reduction(c, axes, self.axes(c, len(shape)))
 
     def kept(self, g: Backward, term: Term) -> Term:
-        """A term of the output's shape, with the reduced axes inserted with extent 1."""
+        """`term`, which has the output's shape, with the reduced axes inserted with extent 1."""
         return term.reshape(reduced_shape(g.x().shape, self.axes(g, g.x().rank), keepdims=True))
 
     def chosen(self, g: Backward) -> list[Term | None]:
-        """The gradient of a maximum or minimum: split equally among the elements that attain it."""
+        """The gradient of a maximum or minimum: dY split equally among the elements that attain it."""
         hit = g.x().equals(self.kept(g, g.y())).cast(g.x().dtype)
         return [hit * (self.kept(g, g.dy()) / hit.sum(self.axes(g, g.x().rank)))]
 
     def spread(self, g: Backward, term: Term) -> list[Term | None]:
-        """A term of the output's shape, broadcast to the shape of the input."""
+        """`term`, which has the output's shape, broadcast to the shape of the input, as the list of gradients."""
         return [self.kept(g, term).expand(g.x().shape)]
 
 
@@ -90,7 +93,10 @@ def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
 
 
 def rows_after_reduction(c: NodeView, axes: Sequence[RowAxis], reduced: Axes) -> Sequence[RowAxis] | MixesRows:
-    """The rule for rows: their axis must not be reduced; it moves by the number of dropped axes before it."""
+    """The rule for batch rows (`OpDef.rows`) of a reduction over the axes `reduced`, which must not have the rows.
+
+    Without `keepdims` the row axis moves by the number of dropped axes before it.
+    """
     row = axes[0]
     if row is None:
         return [None] * len(c.node.outputs)
@@ -144,7 +150,7 @@ class ReduceMean(Reduce):
 
 @register
 class ReduceMax(Reduce):
-    """Over no elements: minus infinity, or the least number of the type. Also for booleans."""
+    """The maximum, also of booleans; over no elements minus infinity, or the least number of the type."""
 
     accepts = Kind("a number type or bool", NUMBER.members | BOOL.members)
     shape_arithmetic = True
@@ -158,7 +164,7 @@ class ReduceMax(Reduce):
 
 @register
 class ReduceMin(Reduce):
-    """Over no elements: infinity, or the greatest number of the type. Also for booleans."""
+    """The minimum, also of booleans; over no elements infinity, or the greatest number of the type."""
 
     accepts = ReduceMax.accepts
     shape_arithmetic = True
@@ -210,7 +216,7 @@ class ReduceLogSum(Reduce):
 
 @register
 class ReduceLogSumExp(Reduce):
-    """Computed with the maximum subtracted first, so that it does not overflow."""
+    """log(sum(exp(x))), computed with the maximum subtracted first, so that it does not overflow."""
 
     def over(self, x: Array, axes: Axes) -> Array:
         x = x.astype(np.float64) if x.dtype.kind in "iu" else x
@@ -223,7 +229,7 @@ class ReduceLogSumExp(Reduce):
 
 
 def _start(x: Array, least: bool) -> dict[str, Any]:
-    """NumPy's `initial` argument for a maximum or minimum; none for dimensions, which cannot be compared with it."""
+    """The keyword `initial` for NumPy's maximum (`least`) or minimum; empty for object arrays of dimensions."""
     return {} if x.dtype == object else {"initial": _extreme(x.dtype, least)}
 
 
@@ -237,7 +243,7 @@ def _extreme(dtype: np.dtype[Any], least: bool) -> Any:
 
 
 class ArgExtreme(OpDef):
-    """Family base: the index (int64) of an extreme along one axis."""
+    """Family base: the index (int64) of the first extreme along `axis`, or the last with `select_last_index`."""
 
     inputs = "data"
     outputs = "reduced"

@@ -55,14 +55,14 @@ class DFT(OpDef):
         return [TensorType(dtype, tuple(dims))]
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        """In dynamic-shape code, lengths must not exceed `MOST_WORK`, so that products are fast."""
+        """In dynamic-shape code, `MOST_WORK` minus each symbolic length: longer ones would make slow products."""
         shape = c.shape(0)
         if shape is None or not has_products(c.dtype(0)) or (c.has_param("axis") and c.param("axis") is None):
             return ()
         return [MOST_WORK - extent for extent in dict.fromkeys(self.extents(c)) if has_only_sizes(extent)]
 
     def extents(self, c: Infer) -> tuple[Dim, ...]:
-        """The length of the transform twice (of all frames, and of one, as in `STFT`), and the extent of the input."""
+        """The transform's length twice, for the two extents that `STFT.extents` gives, and the extent of the input."""
         shape = c.tensor(0).dims
         size = shape[self._axis(c, len(shape))]
         length: Dim = self._length(c, size)
@@ -98,7 +98,10 @@ class DFT(OpDef):
         return untouched_rows(c, axes, {self._axis(c, len(shape)), len(shape) - 1})
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """Matrix products with tables of cosines and sines."""
+        """Matrix products with tables of cosines and sines, which are constants if the lengths are known.
+
+        UnsupportedError for an unknown axis, or lengths that depend on symbols other than sizes of dynamic-shape code.
+        """
         x = g.x()
         if x.shape[-1] not in (1, 2) or (g.has_param("axis") and g.param("axis") is None):
             g.unsupported(f"its axis, and the last extent of {g.tensor(0)}, must be known to write it as products")
@@ -181,7 +184,7 @@ class STFT(OpDef):
         return batch_rows(c, axes)
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """A Gather of the frames, a product with the window, and a DFT."""
+        """A Gather of the frames, a product with the window, and a DFT. UnsupportedError for unknown lengths."""
         signal, window, step = g.x(0), g.given(2), g.param("frame_step")
         count, length = signal.shape[1], self._frame_length(g)
         if step is None or not isinstance(length, int):
@@ -237,7 +240,10 @@ class MelWeightMatrix(OpDef):
 
 
 def _dft_matrix(size: int, length: int, inverse: bool, halved: bool) -> Any:
-    """The transform of `size` numbers, zero-padded or cut to `length`, as a complex matrix [results, size]."""
+    """The transform of `size` numbers, zero-padded or cut to `length`, as a complex matrix [results, size].
+
+    `halved` is `onesided` of DFT: half of the results, or with `inverse` half of the numbers.
+    """
     used = min(size, length)
     # Angles are reduced below one turn, where sines are most accurate.
     turns = np.outer(np.arange(length), np.arange(used)) % length / length
@@ -278,7 +284,7 @@ def _run_tables(x: Term, size: Dim, length: Dim, inverse: bool, halved: bool) ->
 
 
 def _parts(x: Term) -> list[Term]:
-    """The real and the imaginary part of [.., 1 or 2], each [..]; no imaginary part if it is known to be 0."""
+    """The real and the imaginary part of x [.., 1 or 2], each [..]; no imaginary part if it is known to be 0."""
     node, last = x.value.producer, x.rank - 1
     if x.shape[-1] == 1:
         return [x.squeeze(last)]
@@ -297,12 +303,12 @@ def _is_zero(writer: Writer, value: Value | None) -> bool:
 
 
 def _products(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
-    """The real and the imaginary part of the transform of real numbers, by two matrix products."""
+    """The real and the imaginary part of the transform of real numbers x along `axis`, by two matrix products."""
     return _matmul(x, axis, matrix.real), _matmul(x, axis, matrix.imag)
 
 
 def _symmetric(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
-    """`_products` that use the symmetry of the tables: cosines are even, sines odd around the middle.
+    """`_products`, using the symmetry of the tables: cosines are even, sines odd around the middle.
 
     Products are half as long, and results that are 0 by a symmetry of the signal are exactly 0.
     """
@@ -318,7 +324,7 @@ def _symmetric(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
 
 
 def _matmul(x: Term, axis: int, matrix: Any) -> Term:
-    """Multiplies a matrix [results, elements], an array or a term, along one axis."""
+    """`x` multiplied by a matrix [results, elements], an array or a term, along one axis."""
     last, known = x.rank - 1, not isinstance(matrix, Term)
     if axis == last:
         return x @ (x.writer.array(matrix.T, x.dtype) if known else matrix.swap())
@@ -328,14 +334,14 @@ def _matmul(x: Term, axis: int, matrix: Any) -> Term:
 
 
 def _mel_edges(mels: int, length: int, rate: int, low: float, high: float) -> Any:
-    """The edges of the filters as bins of the spectrum; there are two more edges than filters."""
+    """The bins of the spectrum at the mels + 2 edges of the filters, spaced evenly in mel from `low` Hz on."""
     first, last = (2595 * np.log10(1 + edge / 700) for edge in (low, high))
     mel = first + np.arange(mels + 2) * ((last - first) / (mels + 2))
     return ((length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate).astype(np.int64)
 
 
 def _complex(x: Any) -> Any:
-    """[.., 1] as real, or [.., 2] as complex numbers of shape [..]."""
+    """x [.., 1] as real numbers, or x [.., 2] as complex numbers, of shape [..]."""
     return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
 
 

@@ -41,7 +41,7 @@ class Slice(OpDef):
     shape_arithmetic = True
 
     def ranges(self, c: Infer | Call, rank: int) -> dict[int, _Range] | None:
-        """Start, end and step by axis; None if they are not known."""
+        """Start, end and step of each axis that is cut, by axis; None if they are not known."""
         starts, ends = c.param("starts"), c.param("ends")
         if starts is None or ends is None or (isinstance(c, Infer) and self._has_unknown_axes(c)):
             return None
@@ -120,7 +120,7 @@ class Slice(OpDef):
 
 
 def is_whole_slice(c: Infer) -> bool:
-    """Whether a Slice returns its whole input."""
+    """Whether a Slice returns its whole input, for all values of the symbols; False if that is not known."""
     shape = c.shape(0)
     ranges = None if shape is None else Slice().ranges(c, len(shape))
     return shape is not None and ranges is not None and all(_is_whole(shape[k], *cut) for k, cut in ranges.items())
@@ -144,14 +144,14 @@ def first_index(extent: Dim, start: Dim) -> Dim:
 
 @dataclass(frozen=True, slots=True)
 class SliceLength:
-    """The number of elements that a slice takes, and the dimensions that must not be negative for that to be right."""
+    """The number of elements that a slice takes; it is right if no dimension in `supposed` is negative."""
 
     length: Dim
     supposed: tuple[Dim, ...] = ()
 
 
 def slice_length(extent: Dim, start: Dim, end: Dim, step: int) -> SliceLength | None:
-    """The number of elements that a slice takes, and the assumptions behind it.
+    """The number of elements that a slice takes along an axis of extent `extent`, with the assumptions behind it.
 
     Bounds are clamped if their order is known, and otherwise assumed to lie within the extent. None if the number
     remains unknown, or no such tensor can exist.
@@ -179,7 +179,10 @@ def _clamps(extent: Dim, end: Dim) -> bool:
 
 
 def _clamped_cut(extent: Dim, start: Dim, end: Dim, step: int) -> SliceLength | None:
-    """The number of elements of a slice that ends at a number, in dynamic-shape code; None for other extents."""
+    """The number of elements of a slice for which `_clamps` is true, in dynamic-shape code: with a minimum.
+
+    None if the extent has symbols other than sizes of dynamic-shape code, or the start is no number from the start.
+    """
     if not has_only_sizes(extent) or not isinstance(start, int) or start < 0:
         return None
     last = extent + end - maximum(extent, end)  # the minimum of the two
@@ -187,7 +190,7 @@ def _clamped_cut(extent: Dim, start: Dim, end: Dim, step: int) -> SliceLength | 
 
 
 def _bound(extent: Dim, bound: Dim) -> tuple[Dim, tuple[Dim, ...]]:
-    """A bound of a slice with positive step, from the start of the axis, and dimensions assumed not to be negative."""
+    """A bound of a slice with positive step, from the start of the axis, and dimensions assumed to be 0 or more."""
     if isinstance(bound, int) and bound >= _FAR:
         return extent, ()
     if isinstance(bound, int) and bound <= -_FAR:
@@ -243,7 +246,10 @@ class Pad(OpDef):
         return [TensorType(type_.dtype, dims)]
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        """Crops must not exceed the extent, and must leave elements to repeat. Kernels rely on both."""
+        """What crops leave of each extent, which must not be negative, minus 1 if there must be an element to repeat.
+
+        Kernels rely on both.
+        """
         shape = c.shape(0)
         widths = None if shape is None else self.widths(c, len(shape))
         least = 0 if c.attr("mode") == "constant" else 1
@@ -290,7 +296,7 @@ class Pad(OpDef):
 
 @register
 class Trilu(OpDef):
-    """The upper or lower triangle of each matrix, up to diagonal `k`; zero elsewhere."""
+    """The upper (`upper` 1) or lower triangle of each matrix, from or up to diagonal `k`, included; zero elsewhere."""
 
     inputs = "input, k?"
     outputs = "output"
@@ -315,7 +321,7 @@ class Trilu(OpDef):
         return [g.again(g.dy(), g.given(1))[0]]
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """A Where at each element, by the difference of its column and its row."""
+        """A Where, whose condition compares the difference of an element's column and row with `k`."""
         x, given = g.x(0), g.given(1)
         down, across = (g.writer.places(x.shape[-2:], axis, 2, DType.INT32) for axis in (0, 1))
         diagonal: Operand = 0
@@ -371,7 +377,8 @@ class ReverseSequence(OpDef):
     def definition(self, g: Rewrite) -> Sequence[Term]:
         """A Gather of steps by computed indices, from all sequences as one list of steps.
 
-        A length out of range gives an index out of range, which Gather refuses.
+        UnsupportedError unless batch and time are the first two axes. A length out of range gives an index out of
+        range, which Gather refuses.
         """
         x, rank = g.x(0), g.x(0).rank
         batch, time = normalize_axes(g, (g.attr("batch_axis"), g.attr("time_axis")), rank)
@@ -390,7 +397,10 @@ class ReverseSequence(OpDef):
 
 
 def _dilated_gradient(dy: Term, axis: int, first: Dim, step: int) -> tuple[Term, Dim]:
-    """The gradient of a slice, dilated by its step, and the index of its first element."""
+    """The gradient of a slice with zeros between its elements, `step` - 1 each, and the index of its first element.
+
+    For a negative step it is reversed before, so that the result is in the order of the input.
+    """
     count = dy.shape[axis]
     if step < 0:
         dy, first, step = dy.slice(axis, -1, -_FAR, -1), first + (count - 1) * step, -step
@@ -401,7 +411,7 @@ def _dilated_gradient(dy: Term, axis: int, first: Dim, step: int) -> tuple[Term,
 
 
 def _first_index(c: Infer, extent: Dim, start: Dim, end: Dim, step: int) -> Dim:
-    """The first index of a slice, from the start of the axis."""
+    """The first index of a slice, from the start of the axis. UnsupportedError for symbols and a negative step."""
     if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
         return slice(start, end, step).indices(extent)[0]
     if step < 0:

@@ -20,7 +20,7 @@ _C1, _C2, _MASK = 0xCC9E2D51, 0x1B873593, 0xFFFFFFFF
 
 @register
 class MurmurHash3(OpDef):
-    """MurmurHash3_x86_32 (A. Appleby) of the bytes of each element; strings are UTF-8."""
+    """MurmurHash3_x86_32 (A. Appleby) of each element's bytes, text as UTF-8: uint32, or int32 if `positive` is 0."""
 
     inputs = "X"
     outputs = "Y"

@@ -91,7 +91,7 @@ def _lengths(c: NodeView) -> range:
 
 
 def _pool(c: NodeView) -> dict[Gram, int]:
-    """The n-grams of the requested lengths, with their indices in the pool."""
+    """The n-grams of the requested lengths, with their numbers, which count the n-grams of all lengths in the pool."""
     pool, starts = c.attr("pool_int64s") or c.attr("pool_strings"), [*c.attr("ngram_counts")]
     places: dict[Gram, int] = {}
     number = 0
@@ -112,7 +112,7 @@ def _counts(c: NodeView, tokens: Sequence[Any], places: Mapping[Gram, int], size
 
 
 def _grams(c: NodeView, tokens: Sequence[Any]) -> Iterator[Gram]:
-    """The n-grams of a row: tokens at equal distances of the number of skipped tokens plus one."""
+    """Yield the n-grams of a row: tokens at equal distances, with 0 to `max_skip_count` tokens skipped between them."""
     for length in _lengths(c)[: len(tokens)]:
         for step in range(1, min(c.attr("max_skip_count") if length > 1 else 0, len(tokens)) + 2):
             for start in range(len(tokens) - step * (length - 1)):

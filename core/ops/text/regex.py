@@ -22,7 +22,7 @@ _MOST_NFA_STATES = 1_000_000  # the most NFA states in all cached deterministic 
 
 
 class BadPattern(ValueError):
-    """The text is no valid pattern; the message says where."""
+    """The text is no valid pattern; the message says why."""
 
 
 # A set of characters: those in any of the ranges (both ends included), or accepted by any of the tests.
@@ -47,7 +47,7 @@ class Chars:
 
 
 def _forms(char: str) -> set[str]:
-    """A character in lower and upper case, in all Unicode variants of one character."""
+    """A character with its lower and upper case, and theirs, without those of several characters."""
     first = {char, char.lower(), char.upper()}
     return {form for one in first for form in (one, one.lower(), one.upper()) if len(form) == 1}
 
@@ -183,7 +183,7 @@ class _Parser:
         return found
 
     def _set_flags(self) -> bool:
-        """Reads flags up to a colon or the end of the group; True for the end of the group."""
+        """Sets `flags` from the text up to a colon or the end of the group; returns True for the end, as in (?i)."""
         value = True
         while True:
             match char := self._next("a group"):
@@ -216,7 +216,10 @@ class _Parser:
         return node
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        """The bounds of a repetition; None if none follows. A brace that is no repetition is a literal."""
+        """Reads a repetition: its least and greatest number (None: no limit); None if none follows.
+
+        A brace that is no repetition is a literal.
+        """
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
                 return bounds
@@ -261,7 +264,7 @@ class _Parser:
         return Chars(tests=(lambda one: name == "Any" or unicodedata.category(one).startswith(name),), negated=negated)
 
     def _character(self, char: str) -> str:
-        """The character of an escape."""
+        """The character that the escape of backslash and `char` (n, x41, 101) stands for. BadPattern for others."""
         if char in _CONTROL:
             return chr(_CONTROL[char])
         if char == "x":
@@ -340,7 +343,7 @@ class _NfaState:
 
 
 class _Builder:
-    """Builds the NFA of a syntax tree: `build` takes the state after a node, and returns the node's first state."""
+    """Builds the NFA of a syntax tree: `build` adds a node before state `then`, and returns its first state."""
 
     def __init__(self) -> None:
         self.states: list[_NfaState] = [_NfaState()]  # state 0 accepts
@@ -465,7 +468,7 @@ class Pattern:
         return after
 
     def _epsilon_closure(self, state: _DfaState, after: int) -> set[int]:
-        """The NFA states that are reached by epsilon transitions, before a character of class `after`."""
+        """The NFA states in `state` and behind its epsilon transitions, before a character of class `after`."""
         seen, waiting = set(state.nfa_states), [*state.nfa_states]
         while waiting:
             at = self._states[waiting.pop()]

@@ -16,7 +16,7 @@ STRING = Kind("string", frozenset({DType.STRING}))
 
 
 def strings(items: Sequence[str], shape: Sequence[int]) -> Array:
-    """An array of strings, with dtype object as NumPy stores them."""
+    """An array of this shape with the strings `items`, of dtype object."""
     array = np.empty(len(items), object)
     array[:] = items
     return array.reshape(tuple(shape))
@@ -45,7 +45,7 @@ class StringConcat(OpDef):
 
 @register
 class StringSplit(OpDef):
-    """The parts of each string along a new last axis, padded with empty strings, and the number of parts.
+    """The parts of each string between delimiters, along a new last axis padded with "", and the number of parts.
 
     Without a delimiter, runs of white space separate parts, and surrounding white space is dropped.
     """

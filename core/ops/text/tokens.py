@@ -45,7 +45,7 @@ class Tokenizer(OpDef):
         return [TensorType(DType.STRING, None if shape is None else (*shape, c.fresh_dim("tokens")))]
 
     def _splitter(self, c: NodeView) -> Cut:
-        """The function that splits one string into tokens."""
+        """The function that splits one string into tokens. ModelError for invalid or contradictory attributes."""
         expression, separators = c.attr("tokenexp"), c.attr("separators")
         if bool(expression) == bool(separators):
             c.fail("has both or neither of tokenexp and separators, expected one of them")
@@ -75,7 +75,7 @@ class Tokenizer(OpDef):
 
 
 def _text_between(pattern: re.Pattern[str], text: str) -> list[str]:
-    """The text between matches; unlike `re.split`, without the matches of groups."""
+    """The parts of `text` before, between and after matches; unlike `re.split`, without the matches of groups."""
     ends = [(match.start(), match.end()) for match in pattern.finditer(text)]
     starts = [0, *(end for _, end in ends)]
     return [text[start:end] for start, end in zip(starts, [*(start for start, _ in ends), len(text)], strict=True)]

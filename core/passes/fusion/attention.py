@@ -27,7 +27,10 @@ Operands: TypeAlias = tuple[Value | None, Value | None, Value | None, Value]  # 
 
 @dataclass(frozen=True)
 class FuseAttention:
-    """`fewest_queries`: attention with fewer queries is not fused."""
+    """Fuses product, softmax and product into FusedAttention or SegmentAttention, where kernels cover them.
+
+    `fewest_queries`: attention with fewer queries is not fused; this does not apply to packed sequences.
+    """
 
     fewest_queries: int = 1
     name: str = "attention"
@@ -45,9 +48,10 @@ class FuseAttention:
 def _fuse(
     editor: Editor, softmax: Node, op: str, suit: Callable[[Operands, Sequence[Attr]], bool], *more: Value | None
 ) -> Node | None:
-    """Fuses the attention around `softmax`; returns the new node, or None if nothing was fused.
+    """Fuses the attention around `softmax` into a node `op`; returns the new node, or None if nothing was fused.
 
-    `suit` decides whether the kernel covers Q, K, V, Y and their permutations. `more` are inputs that follow V.
+    `suit` decides whether the kernel covers queries, keys, values and result (Q, K, V, Y) with their permutations.
+    `more` are inputs that follow V.
     """
     scores, second = _product_before(editor, softmax), _product_after(editor, softmax)
     if scores is None or second is None:
@@ -76,9 +80,10 @@ def _fuse(
 
 
 def _epilogue(editor: Editor, scores: list[Node]) -> tuple[Attr, list[Value | None]]:
-    """The epilogue of the scores, and the additional values that it reads.
+    """The scalar body (a Graph) that computes a score from the product's sum, and the further values that it reads.
 
-    It is the epilogue of the product, which is the first node of `scores`, followed by the elementwise nodes.
+    It is the epilogue of the product, which is the first node of `scores`, followed by the other, elementwise nodes.
+    None if the product has no epilogue and no node follows.
     """
     product, *rest = scores
     old, extras = product.attrs.get("epilogue"), product.inputs[2:]
@@ -115,7 +120,10 @@ def _fuse_segments(editor: Editor, softmax: Node) -> None:
 
 
 def _compute_in_body(editor: Editor, body: Body, value: Value) -> bool:
-    """Makes the body compute a value of pairs of tokens from values of single tokens; False if it cannot."""
+    """Makes the body compute `value` from values of single tokens, if it has a number per pair of tokens.
+
+    Returns whether the body can read the value: true without a change if fewer than two of its extents are symbolic.
+    """
     shape, node = shape_of(value) or (), value.producer
     if sum(not isinstance(dim, int) for dim in shape) < 2 or value in body.inner:
         return True
@@ -135,13 +143,13 @@ def _compute_in_body(editor: Editor, body: Body, value: Value) -> bool:
 
 
 def _changes_leading_axes(source: Value, value: Value) -> bool:
-    """Whether a view only adds or removes leading axes of extent 1."""
+    """Whether a view of `source` computes `value`, and only adds or removes leading axes of extent 1."""
     old, new = ((*dropwhile(lambda dim: dim == 1, shape_of(each) or ()),) for each in (source, value))
     return is_view_node(value.producer) and old == new
 
 
 def _product_before(editor: Editor, softmax: Node) -> list[Node] | None:
-    """The product that computes the scores, and the elementwise nodes from it to the softmax; None if there is none.
+    """The product that computes the scores, followed by the elementwise nodes from it to the softmax; None if none.
 
     `FuseEpilogue` did not fuse these nodes, such as boolean masks. No other node may read a value between them.
     """
@@ -170,7 +178,10 @@ def _path(editor: Editor, value: Value, reader: Node) -> list[Node] | None:
 
 
 def _product_after(editor: Editor, softmax: Node) -> Node | None:
-    """The product of the softmax with the values, or None. Its epilogue becomes a node after the attention."""
+    """The product of the softmax's result with the values V, which alone reads it; None if it cannot be fused.
+
+    Its epilogue becomes a node after the attention.
+    """
     node = editor.only_reader(softmax.output)
     if node is None or node.op != "FusedMatMul" or node.inputs[0] is not softmax.output:
         return None
@@ -182,7 +193,10 @@ def _product_after(editor: Editor, softmax: Node) -> Node | None:
 
 
 def _has_rows_of_keys(softmax: Node, fewest: int) -> bool:
-    """Whether the softmax works along the last axis, and the axis before it, the queries, has at least `fewest`."""
+    """Whether the softmax is over the last axis, and the axis before it (queries) has an extent of at least `fewest`.
+
+    An extent over sizes of dynamic-shape code counts as large enough.
+    """
     shape = shape_of(softmax.output)
     if shape is None or len(shape) < 2 or softmax.attrs.get("axis", -1) not in (-1, len(shape) - 1):
         return False
@@ -190,7 +204,11 @@ def _has_rows_of_keys(softmax: Node, fewest: int) -> bool:
 
 
 def _have_known_rows(operands: Operands, perms: Sequence[Attr]) -> bool:
-    """Whether a kernel covers the operands: for symbolic sizes, for known sizes, or for a dynamic number of keys."""
+    """Whether an attention kernel covers Q, K, V and Y (`operands`), permuted by `perms`.
+
+    There are kernels for sizes of dynamic-shape code, for known extents with any batch, and for a number of keys that
+    is known only in a run.
+    """
     (q, k, v, y), (perm_q, perm_k, perm_v, perm_y) = operands, perms
     if any(has_only_sizes(dim) for value in operands for dim in shape_of(value) or ()):
         pairs = ((q, perm_q, -1), (k, perm_k, -2), (v, perm_v, -1), (y, perm_y, -1))
@@ -202,9 +220,10 @@ def _have_known_rows(operands: Operands, perms: Sequence[Attr]) -> bool:
 
 
 def _has_known_steps(value: Value | None, perm: Attr, columns: int) -> bool:
-    """Whether the rows of the matrices are contiguous, of known extent, and have a known stride; any number of rows.
+    """Whether the matrices of an operand have contiguous rows of a known length, and a known stride between rows.
 
-    Columns lie along axis `columns` of the permuted tensor, whose last two axes are those of the matrices.
+    The number of rows may be any. Columns lie along axis `columns` of the permuted tensor, whose last two axes are
+    those of the matrices.
     """
     shape = shape_of(value)
     if shape is None or len(shape) < 2:
@@ -216,7 +235,7 @@ def _has_known_steps(value: Value | None, perm: Attr, columns: int) -> bool:
 
 
 def _has_dynamic_rows(value: Value | None, perm: Attr, rows: int) -> bool:
-    """Whether all extents but the number of rows are known, the rows are contiguous, and there is at least one row.
+    """Whether all extents but the number of rows are known and positive, rows contiguous, and rows provably at least 1.
 
     Rows lie along axis `rows` of the permuted tensor, whose last two axes are those of the matrices.
     """
@@ -230,7 +249,10 @@ def _has_dynamic_rows(value: Value | None, perm: Attr, rows: int) -> bool:
 
 
 def _has_known_rows(value: Value | None, perm: Attr) -> bool:
-    """Whether all extents except the leading one are known and positive. A symbolic leading axis must stay leading."""
+    """Whether all extents except the leading one are known and positive.
+
+    The leading one may be symbolic if `perm` keeps it first, and the tensor has more than two axes.
+    """
     shape = shape_of(value)
     if shape is None or not all(isinstance(extent, int) and extent > 0 for extent in shape[1:]):
         return False
@@ -239,7 +261,7 @@ def _has_known_rows(value: Value | None, perm: Attr) -> bool:
 
 
 def _have_tokens(operands: Operands, perms: Sequence[Attr]) -> bool:
-    """Whether the tokens lie along one axis of each operand, and all other extents are known."""
+    """Whether each operand has one symbolic extent, the number of tokens; `perms` do not matter."""
     return all(map(_has_tokens, operands))
 
 

@@ -22,7 +22,7 @@ from lathe.core.passes.rewrite.editor import Editor
 
 @dataclass(frozen=True)
 class ChainConvolutions:
-    """Options of the fusion.
+    """Fuses depthwise convolutions with the 1x1 convolutions around them into ConvChain.
 
     `least_bytes`: the smallest size of the intermediate images of one batch row; smaller ones stay in the cache anyway.
     `worthwhile`: the least ratio of those bytes to the bytes of the weights, since each row reads all weights again.
@@ -41,14 +41,14 @@ class ChainConvolutions:
         return editor.finish()
 
     def _pays(self, chain: Sequence[Node]) -> bool:
-        """Whether the intermediate images are large, and much larger than the weights."""
+        """Whether the intermediate images of a row have `least_bytes`, and `worthwhile` times the bytes of weights."""
         wide = sum(_bytes(node.output, 1) for node in chain[:-1])
         weights = sum(_bytes(node.inputs[1]) for node in chain)
         return wide >= max(self.worthwhile * weights, self.least_bytes)
 
 
 def _chain(editor: Editor, middle: Node) -> list[Node]:
-    """The depthwise convolution, with the 1x1 convolutions before and after it if they can be fused."""
+    """The depthwise convolution `middle`, in order with the 1x1 convolutions before and after it that can be fused."""
     before, after = middle.required_input(0).producer, editor.only_reader(middle.output)
     chain = [middle]
     if before is not None and _is_pointwise(editor, before) and editor.only_reader(before.output) is middle:
@@ -60,7 +60,7 @@ def _chain(editor: Editor, middle: Node) -> list[Node]:
 
 
 def _fuse(editor: Editor, chain: Sequence[Node]) -> Value:
-    """Emits one ConvChain for the chain.
+    """Emits one ConvChain for the chain, and returns its output.
 
     The inputs of its body are named by position, so that equal bodies print equal.
     """
@@ -79,7 +79,7 @@ def _fuse(editor: Editor, chain: Sequence[Node]) -> Value:
 
 
 def _inner_value(inner: dict[Value, Value], outer: Value) -> Value:
-    """The value in the body for an outer value; a new input of the body at its first use."""
+    """The value in the body that stands for `outer`, from `inner`; at its first use a new input, added to `inner`."""
     return inner.setdefault(outer, Value(f"x{len(inner)}", outer.type))
 
 
@@ -128,7 +128,7 @@ def _is_whole(value: Value, node: Node) -> bool:
 
 
 def _bytes(value: Value | None, first: int = 0) -> int:
-    """The bytes of a value; with `first`, of one element of its leading `first` axes. Symbols count as 1."""
+    """The bytes of a value without its leading `first` axes; symbolic extents count as 1."""
     assert value is not None
     return prod(size for size in value.shape[first:] if isinstance(size, int)) * value.dtype.itemsize
 

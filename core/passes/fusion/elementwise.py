@@ -30,7 +30,10 @@ class _Group:
 
 @dataclass(frozen=True)
 class FuseElementwise:
-    """`most_nodes` and `most_tensors` (read and written) limit one kernel, so that it does not spill registers."""
+    """Fuses elementwise nodes into FusedElementwise.
+
+    `most_nodes` and `most_tensors` (read and written) limit one kernel, so that it does not spill registers.
+    """
 
     most_nodes: int = 32
     most_tensors: int = 10
@@ -84,7 +87,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _producing_groups(node: Node, groups: dict[Node, _Group]) -> list[_Group]:
-    """The groups of the nodes that compute those inputs of a node that have the shape of its output."""
+    """The groups, each once, of the nodes that compute inputs of `node`, if these have the shape of its output."""
     shape = shape_of(node.output)
     producers = [value.producer for value in node.inputs if value is not None and value.producer in groups]
     same = [groups[p] for p in producers if p is not None and shape_of(p.output) == shape]
@@ -92,7 +95,10 @@ def _producing_groups(node: Node, groups: dict[Node, _Group]) -> list[_Group]:
 
 
 def _is_convex(editor: Editor, group: _Group, groups: dict[Node, _Group], place: dict[Node, int], last: Node) -> bool:
-    """Whether the whole group can run at the position of `last`: all outside readers of its results run later."""
+    """Whether the whole group can run at the position of `last`: all readers outside the group run later.
+
+    `place` has the position of each node. A reader that is in another group runs where the last node of that group is.
+    """
     members = set(group.nodes)
     for value in group.results:
         for reader in editor.readers(value):
@@ -106,7 +112,7 @@ def _group_nodes(node: Node, groups: dict[Node, _Group]) -> list[Node]:
 
 
 def _outputs(editor: Editor, group: _Group, members: set[Node]) -> list[Value]:
-    """The results that the graph outputs, or that a node outside the group reads."""
+    """The group's results that are outputs of the graph, or that a node outside `members`, its nodes, reads."""
     return [v for v in group.results if editor.is_output(v) or not members.issuperset(editor.readers(v))]
 
 

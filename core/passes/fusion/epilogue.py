@@ -23,7 +23,7 @@ _QUANTIZED = frozenset({DType.INT32, DType.FLOAT32, DType.UINT8, DType.INT8})
 
 @dataclass(frozen=True)
 class FuseEpilogue:
-    """`most_extras`: the most additional tensors that one epilogue may read."""
+    """Fuses elementwise nodes into epilogues of products. `most_extras`: the most further tensors of an epilogue."""
 
     most_extras: int = 4
     name: str = "epilogue"
@@ -37,7 +37,10 @@ class FuseEpilogue:
         return editor.finish()
 
     def _fuse_reader(self, editor: Editor, product: Node) -> Node | None:
-        """A product whose epilogue includes the only reader of `product`; None if that cannot be fused."""
+        """Replaces a product and its only reader with a product whose epilogue includes the reader.
+
+        Returns the new product; None, without a change, if the reader cannot be fused.
+        """
         reader = editor.only_reader(product.output)
         if reader is None or not _can_fuse(reader, product):
             return None
@@ -79,9 +82,10 @@ def _body(editor: Editor, product: Node, reader: Node) -> Body:
 
 
 def _widening_nodes(editor: Editor, value: Value | None, reader: Node) -> list[Node]:
-    """The elementwise nodes, in order, that compute `value` from the narrowest value of its shape.
+    """The elementwise nodes, in order, that compute `value` from a value of its shape with fewer bytes per element.
 
-    Only `reader` uses their results. With these nodes in the epilogue, it reads the narrower value, such as bytes.
+    That is the narrowest value in a chain of nodes, each read by the next alone, and `value` by `reader` alone. Empty
+    if no value in the chain is narrower. With these nodes in the epilogue, it reads the narrower value, such as bytes.
     """
     nodes: list[Node] = []
     best, narrowest = 0, value.dtype.itemsize if value is not None else 0
@@ -97,7 +101,11 @@ def _widening_nodes(editor: Editor, value: Value | None, reader: Node) -> list[N
 
 
 def _are_readable(product: Node, extras: list[Value]) -> bool:
-    """Whether the epilogue can read the extras: of the product's type, at most one of its size, and no `perm_y`."""
+    """Whether the epilogue of a product can read these tensors.
+
+    They must have the product's type, or be quantized like it; at most one has the product's shape; and the product
+    must not permute its output (`perm_y`).
+    """
     dtype, shape = product.output.dtype, product.output.shape
     if any(value.dtype is not dtype and not {value.dtype, dtype} <= _QUANTIZED for value in extras):
         return False

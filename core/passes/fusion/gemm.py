@@ -45,7 +45,10 @@ class FuseMatMul:
 
 
 def _from_gemm(editor: Editor, node: Node) -> None:
-    """Rewrites a Gemm. `alpha` and `beta` are folded into constant operands, or become part of the epilogue."""
+    """Rewrites a Gemm of floats as FusedMatMul; `alpha` and `beta` go into constant operands or the epilogue.
+
+    Nothing is done unless shapes provably fit.
+    """
     a, b, c = node.inputs[0], node.inputs[1], node.input(2)
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
     if a is None or b is None or not a.dtype.is_float or not _has_equal_depths(node, a, b) or not _broadcasts(node):
@@ -64,7 +67,7 @@ def _from_gemm(editor: Editor, node: Node) -> None:
 
 
 def _has_equal_depths(node: Node, a: Value, b: Value) -> bool:
-    """Whether the summed extents of both operands are provably equal, not only in a run."""
+    """Whether the extents of a Gemm's operands over which it sums are provably equal, not only in a run."""
     left, right = shape_of(a), shape_of(b)
     if left is None or right is None:
         return False
@@ -72,7 +75,7 @@ def _has_equal_depths(node: Node, a: Value, b: Value) -> bool:
 
 
 def _broadcasts(node: Node) -> bool:
-    """Whether C is absent or provably broadcasts to the product, not only in a run."""
+    """Whether the third input C of a Gemm is absent, or provably broadcasts to the product, not only in a run."""
     bias, product = shape_of(node.input(2)), shape_of(node.output)
     if node.input(2) is None or bias is None or product is None:
         return node.input(2) is None
@@ -80,7 +83,7 @@ def _broadcasts(node: Node) -> bool:
 
 
 def _gemm_body(editor: Editor, dtype: DType, alpha: float, beta: float, c: Value | None) -> Body | None:
-    """The epilogue sum * alpha + c * beta; None if that is the sum itself."""
+    """A scalar body (epilogue) that computes sum * alpha + c * beta from a product's sum; None if that is the sum."""
     if alpha == 1.0 and c is None:
         return None
     body = Body(editor.graph.constants, "epilogue")
@@ -102,7 +105,10 @@ def _attrs(perm_a: Perm | None, perm_b: Perm | None, body: Body | None) -> dict[
 
 
 def _from_matmul(editor: Editor, node: Node) -> None:
-    """Rewrites a MatMul. A vector operand becomes a matrix of one row or column, and the result is reshaped."""
+    """Rewrites a MatMul as FusedMatMul, if the summed extents are provably equal.
+
+    A vector operand becomes a matrix of one row or column, and the result is reshaped.
+    """
     a, b, shape = node.inputs[0], node.inputs[1], shape_of(node.output)
     left, right = shape_of(a), shape_of(b)
     if a is None or b is None or left is None or right is None or shape is None or a.dtype not in NUMBER:
@@ -120,7 +126,10 @@ def _from_matmul(editor: Editor, node: Node) -> None:
 
 
 def _from_integers(editor: Editor, node: Node) -> None:
-    """Rewrites a MatMulInteger of uint8 by constant int8: (a - s) * b = a * b - s * (the column sums of b)."""
+    """Rewrites a MatMulInteger of uint8 by constant int8: (a - s) * b = a * b - s * (the column sums of b).
+
+    Other operand types are passed to `_from_computed_integers`. Only a single zero point s is covered.
+    """
     a, b, zero = node.inputs[0], node.inputs[1], node.input(2)
     weight, left = editor.array(b), shape_of(a)
     if a is None or left is None or b is None:
@@ -143,7 +152,7 @@ def _from_integers(editor: Editor, node: Node) -> None:
 
 
 def _from_computed_integers(editor: Editor, node: Node) -> None:
-    """Rewrites a MatMulInteger of any bytes with zero points s and t.
+    """Rewrites a MatMulInteger of int8 or uint8 operands with zero points s (one number) and t (one, or per column).
 
     sum((a - s) * (b - t)) = sum(a * b) - s * sum(b) - t * sum(a) + depth * s * t. The kernel multiplies uint8 by int8,
     so A and B are converted by adding or subtracting 128, and their zero points with them.
@@ -191,7 +200,10 @@ def _times_depth(editor: Editor, node: Node, value: Value, depth: Dim) -> Value:
 
 
 def _absorb(editor: Editor, node: Node) -> None:
-    """Fuses transposes before and after a product: it reads the operands, and writes the result, as they are stored."""
+    """Fuses transposes of a FusedMatMul's operands and result into its attributes `perm_a`, `perm_b` and `perm_y`.
+
+    The kernel then reads the operands, and writes the result, as they are stored.
+    """
     for index, name in ((0, "perm_a"), (1, "perm_b")):
         _absorb_operand(editor, node, index, name)
     reader = editor.only_reader(node.output)
@@ -203,7 +215,7 @@ def _absorb(editor: Editor, node: Node) -> None:
 
 
 def _has_known_step(node: Node, perm: Perm | None) -> bool:
-    """Whether the columns of a product have a known stride when it is written with this permutation."""
+    """Whether the columns of a product are at a known stride when its output is permuted by `perm`: no dynamic size."""
     shape = unpermuted_shape(node)
     if perm is None or shape is None:
         return True
@@ -211,7 +223,7 @@ def _has_known_step(node: Node, perm: Perm | None) -> bool:
 
 
 def unpermuted_shape(node: Node) -> tuple[Dim, ...] | None:
-    """The shape of a product before `perm_y`."""
+    """The shape of a FusedMatMul's result before its output permutation `perm_y`; None if the rank is unknown."""
     shape, perm = shape_of(node.output), perm_attribute(node, "perm_y")
     if shape is None or perm is None:
         return shape

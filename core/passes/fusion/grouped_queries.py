@@ -31,20 +31,21 @@ class FuseGroupedQueries:
 
 @dataclass(frozen=True)
 class _Groups:
-    """`count` groups of `repeated` heads each. `single`: there is one query."""
+    """The heads of an attention: `count` groups of `repeated` heads each. `single`: there is one query."""
 
     count: int
     repeated: int
     single: bool
 
     def split(self, dim: Dim) -> tuple[Dim, Dim]:
-        """The two extents that replace the extent of the heads, which may be 1 for a tensor that broadcasts."""
+        """The two extents (groups, heads per group) that replace `dim`, the extent of the heads: (1, 1) for 1."""
         return (1, 1) if dim == 1 else (self.count, self.repeated)
 
     def wider(self, perm: Perm, moves: bool) -> Perm:
-        """The permutation of an operand with the heads split into two axes.
+        """The permutation of an operand whose axis of heads is split in two, from `perm`, that of the original operand.
 
-        `moves`: the heads of a group become the axis of the queries.
+        The result has the axes batch, groups, heads per group, queries (or keys), columns. `moves`: the heads of a
+        group and the queries are exchanged.
         """
         heads = perm[_HEADS]
         batch, queries, last = (axis + (axis > heads) for axis in (perm[0], *perm[_QUERIES:]))
@@ -82,10 +83,10 @@ def _group(editor: Editor, node: Node) -> None:
 
 
 def _repeated_operand(value: Value | None, perm: Perm) -> tuple[Value, int, int] | None:
-    """The tensor that an operand repeats for the heads of a group, the number of groups, and the heads per group.
+    """The tensor that keys or values repeat for the heads of a group, the number of groups, and the heads per group.
 
-    The tensor has extent 1 along the axis of the heads per group. None if the operand is not an Expand and a view that
-    merges the two axes.
+    `perm` permutes the operand. The tensor has extent 1 along the axis of the heads per group. None if the operand is
+    not an Expand and a view that merges the two axes.
     """
     view = value.producer if value is not None else None
     source = view.inputs[0] if view is not None and is_view_node(view) else None
@@ -103,7 +104,7 @@ def _repeated_operand(value: Value | None, perm: Perm) -> tuple[Value, int, int]
 
 
 def _extra_shape(value: Value | None, groups: _Groups) -> tuple[Dim, ...] | None:
-    """The shape, with split heads, in which the epilogue reads a value; None if it reads the value as it is."""
+    """The shape, with split heads, to which an epilogue input is reshaped; None if it has fewer than three axes."""
     shape = shape_of(value)
     if shape is None or len(shape) < 3:
         return None

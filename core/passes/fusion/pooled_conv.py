@@ -39,7 +39,10 @@ class PoolConvolutions:
 
 
 def _can_pool(editor: Editor, node: Node) -> bool:
-    """Whether a node is a convolution that a kernel with fused pooling covers."""
+    """Whether a node is a convolution that the kernel with fused pooling covers.
+
+    That is a channels-last FusedConv of float32 with few channels, images of known size, and a cheap epilogue.
+    """
     if node.op != "FusedConv" or node.attrs.get("layout") != "NHWC" or node.output.dtype is not DType.FLOAT32:
         return False
     weight = editor.array(node.inputs[1])
@@ -50,7 +53,7 @@ def _can_pool(editor: Editor, node: Node) -> bool:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether the epilogue is short, and reads only tensors that are equal for all pixels."""
+    """Whether a convolution's epilogue has few, cheap steps, and reads only tensors that are equal for all pixels."""
     body = node.attrs.get("epilogue")
     if isinstance(body, Graph) and (len(body.nodes) > _STEPS or any(step.op not in _CHEAP for step in body.nodes)):
         return False
@@ -63,7 +66,7 @@ def _is_per_channel(value: Value) -> bool:
 
 
 def _is_plain_pool(node: Node) -> bool:
-    """Whether the windows of a pooling tile the image: `POOL_SIZE` squared, without overlap, gaps or padding."""
+    """Whether a node is a channels-last pooling of squares of `POOL_SIZE` without overlap, gaps or padding."""
     if node.op not in _POOLS or len(node.outputs) != 1 or node.attrs.get("layout") != "NHWC":
         return False
     square = [POOL_SIZE, POOL_SIZE]
@@ -74,7 +77,7 @@ def _is_plain_pool(node: Node) -> bool:
 
 
 def _is_exact(node: Node) -> bool:
-    """Whether the last windows lie within the image; with `ceil_mode` they may not."""
+    """Whether all windows of a pooling lie within the image; with `ceil_mode` the last ones may not."""
     source, result = shape_of(node.inputs[0]), shape_of(node.output)
     if source is None or result is None:
         return False

@@ -44,7 +44,10 @@ class RemoveRequantization:
 
 
 def _is_round_trip(editor: Editor, narrow: Node, back: Node) -> bool:
-    """Whether the Cast `narrow` converts finite rounded numbers to small integers that only the Cast `back` reads."""
+    """Whether the Cast `narrow` converts rounded numbers to 8- or 16-bit integers that only the Cast `back` reads.
+
+    The numbers must provably be finite.
+    """
     rounded, dtype = narrow.inputs[0], narrow.output.dtype
     if rounded is None or dtype not in _SMALL or editor.only_reader(narrow.output) is not back:
         return False
@@ -52,8 +55,9 @@ def _is_round_trip(editor: Editor, narrow: Node, back: Node) -> bool:
 
 
 def _stays_in_registers(editor: Editor, node: Node, order: Mapping[Node, int]) -> bool:
-    """Whether the value will be used in the epilogue of the product that computes it, and not go through memory.
+    """Whether the output of `node` is used in the epilogue of the product that computes it, and not stored to memory.
 
+    `order` has the position of each node.
     If two products are added, the sum is fused into the epilogue of the earlier one
     (`lathe.core.passes.fusion.epilogue`). The other goes through memory, where small integers take less room.
     """
@@ -68,7 +72,10 @@ def _stays_in_registers(editor: Editor, node: Node, order: Mapping[Node, int]) -
 
 
 def _product_of(editor: Editor, value: Value) -> Node | None:
-    """The integer product from which a value is computed, if no other node reads the values between; otherwise None."""
+    """The ConvInteger or MatMulInteger from which a value is computed by elementwise nodes with constants; or None.
+
+    No other node may read the values between.
+    """
     node: Node | None = None
     while editor.only_reader(value) is not None and (node := value.producer) is not None and node.op in _FOLLOWED:
         varying = [x for x in node.inputs if x is not None and editor.array(x) is None]
@@ -86,7 +93,10 @@ def _clamp_as_float(editor: Editor, narrow: Node, back: Node) -> None:
 
 
 def _bound(editor: Editor, value: Value | None, depth: int = _DEPTH) -> float:
-    """An upper bound of a value's magnitude, derived from integer types and constants; infinity if there is none."""
+    """An upper bound of the magnitude of a value's elements, derived from integer types and constants; or infinity.
+
+    At most `depth` nodes are followed.
+    """
     known, node = editor.array(value), value.producer if value is not None else None
     if known is not None:
         return float(np.abs(known.astype(np.float64)).max(initial=0)) if not np.isnan(known).any() else inf
@@ -100,7 +110,10 @@ def _bound(editor: Editor, value: Value | None, depth: int = _DEPTH) -> float:
 
 
 def _quotient_bound(bound: float, divisor: Array | None) -> float:
-    """The bound of a quotient: `bound` by the smallest divisor. Infinity if a divisor is zero, NaN or not constant."""
+    """The bound of a quotient's magnitude: `bound` of the dividend, divided by the smallest magnitude in `divisor`.
+
+    Infinity if a divisor is zero or NaN, or they are not constant (None).
+    """
     least = float(np.abs(divisor.astype(np.float64)).min(initial=inf)) if divisor is not None else 0.0
     return bound / least if least > 0 else inf
 

@@ -36,12 +36,12 @@ class BatchLast:
 
 
 def last_perm(rank: int) -> Perm:
-    """The permutation from N, C, D1.. to C, D1.., N."""
+    """The Transpose permutation of a tensor of this rank from N, C, D1.. to C, D1.., N."""
     return (*range(1, rank), 0)
 
 
 def first_perm(rank: int) -> Perm:
-    """The permutation from C, D1.., N to N, C, D1..."""
+    """The Transpose permutation of a tensor of this rank from C, D1.., N to N, C, D1..."""
     return (rank - 1, *range(rank - 1))
 
 
@@ -66,7 +66,11 @@ class _Walk:
                 _elementwise(self, node)
 
     def last(self, value: Value, anchor: Node) -> Value:
-        """The batch-last twin of a value; if there is none, a new Transpose, or the transpose of its product."""
+        """The value with the same data batch-last: the twin if there is one, otherwise new nodes before `anchor`.
+
+        These are a Transpose; or, for images that a matrix product computes as rows, the product with its operands
+        exchanged, which computes the transpose.
+        """
         if value not in self.twins:
             matrix = _product_of_images(value)
             moved = self._transpose(anchor, value) if matrix is None else transposed_product(self.editor, matrix)
@@ -78,14 +82,17 @@ class _Walk:
         return self.editor.emit(anchor, "Transpose", value, attrs={"perm": last_perm(len(value.shape))})
 
     def replace(self, node: Node, result: Value) -> None:
-        """Replaces the output of `node` with the batch-last `result`, transposed back."""
+        """Replaces the output of `node` with a Transpose of the batch-last `result`, whose twin is `result`."""
         back = self.editor.emit(node, "Transpose", result, attrs={"perm": first_perm(len(result.shape))})
         self.twins[back] = result
         self.editor.replace(node.output, back)
 
 
 def _product_of_images(value: Value) -> Node | None:
-    """The plain matrix product whose rows are these images, or None. Its transpose costs nothing."""
+    """The matrix product (FusedMatMul without extras) of which a Reshape to images computes `value`; None for others.
+
+    Each row of the product must be one image. The transposed product costs no more.
+    """
     view = value.producer
     if view is None or view.op != "Reshape" or len(view.inputs) != 1 or view.inputs[0] is None:
         return None
@@ -107,7 +114,7 @@ _CONVERTERS = OperatorTable[Converter]()
 
 @_CONVERTERS.add("Conv")
 def _convolution(walk: _Walk, node: Node) -> None:
-    """Rewrites a Conv as FusedConv, so that later nodes can be fused into its epilogue."""
+    """Rewrites a Conv as a batch-last FusedConv, so that later nodes can be fused into its epilogue."""
     x = node.inputs[0]
     pads = conv_pads(registry.Infer(registry.get("Conv"), node, {}))
     if x is None or pads is None:
@@ -141,7 +148,10 @@ def _weight_gradient(walk: _Walk, node: Node) -> None:
 
 @_CONVERTERS.add("ReduceSum", "ReduceMean", "ReduceMax")
 def _reduce(walk: _Walk, node: Node) -> None:
-    """Reductions. Without `keepdims` the result has no layout, so the batch axis must be reduced."""
+    """Rewrites a reduction to read the batch-last twin.
+
+    Without `keepdims` the batch axis must be reduced, as it would be the last of the result.
+    """
     x, axes = node.inputs[0], node.attrs.get("axes")
     if x is None or len(node.inputs) != 1 or not isinstance(axes, tuple) or not axes:
         return
@@ -159,7 +169,7 @@ def _reduce(walk: _Walk, node: Node) -> None:
 
 @_CONVERTERS.add("Reshape", "Flatten")
 def _flatten(walk: _Walk, node: Node) -> None:
-    """A reshape that keeps the batch axis, such as images to rows of a matrix: batch-last that is [features, rows]."""
+    """Rewrites a reshape that keeps the batch axis, such as images to rows of a matrix, as a batch-last reshape."""
     x, y = node.inputs[0], node.output
     if x is None or len(node.inputs) != 1 or len(x.shape) < 2 or len(y.shape) < 2 or x.shape[0] != y.shape[0]:
         return
@@ -177,7 +187,10 @@ def _elementwise(walk: _Walk, node: Node) -> None:
 
 
 def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value | None:
-    """An operand that broadcasts to the batch-last result; None if that needs more than a transpose."""
+    """The operand of an elementwise node for its batch-last form: the batch-last twin, or a scalar as it is.
+
+    `rank` is that of the node's output. None if the operand is absent, or has another rank.
+    """
     shape = shape_of(value)
     if value is None or shape is None or len(shape) not in (0, rank):
         return None

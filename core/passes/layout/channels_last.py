@@ -35,12 +35,12 @@ class ChannelsLast:
 
 
 def last_perm(rank: int) -> Perm:
-    """The permutation from N, C, D1.. to N, D1.., C."""
+    """The Transpose permutation of a tensor of this rank from N, C, D1.. to N, D1.., C."""
     return (0, *range(2, rank), 1)
 
 
 def first_perm(rank: int) -> Perm:
-    """The permutation from N, D1.., C to N, C, D1..."""
+    """The Transpose permutation of a tensor of this rank from N, D1.., C to N, C, D1..."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
@@ -69,9 +69,10 @@ class _Walk:
             _elementwise(self, node)
 
     def twin(self, value: Value) -> Value | None:
-        """The channels-last twin of a value, if there is one already: recorded, or the input of a Transpose back.
+        """The value with the same data channels-last, if there is one already; otherwise None.
 
-        A Transpose counts for at least four axes only: a swap of two axes occurs with tokens as well as with images.
+        It is recorded in `twins`, or the input of a Transpose from channels-last that computes the value. A Transpose
+        counts for at least four axes only: a swap of two axes occurs with tokens as well as with images.
         """
         if value in self.twins:
             return self.twins[value]
@@ -80,7 +81,7 @@ class _Walk:
         return source if perm is not None and len(perm) > 3 and perm == first_perm(len(perm)) else None
 
     def last(self, value: Value, anchor: Node) -> Value:
-        """The channels-last twin of a value; emits a Transpose if there is none."""
+        """The channels-last twin of a value; if there is none, the output of a new Transpose before `anchor`."""
         found = self.twin(value)
         if found is None:
             found = self.editor.emit(anchor, "Transpose", value, attrs={"perm": last_perm(len(value.shape))})
@@ -88,7 +89,7 @@ class _Walk:
         return found
 
     def replace(self, node: Node, results: Sequence[Value]) -> None:
-        """Replaces the outputs of `node` with the channels-last `results`, transposed back."""
+        """Replaces each output of `node` with a Transpose of the channels-last result, which becomes its twin."""
         for old, new in zip(node.outputs, results, strict=True):
             back = self.editor.emit(node, "Transpose", new, attrs={"perm": first_perm(len(new.shape))})
             self.twins[back] = new
@@ -124,7 +125,7 @@ def _convolution(walk: _Walk, node: Node) -> None:
 
 
 def _has_integer_kernel(walk: _Walk, node: Node) -> bool:
-    """Whether the operands are uint8 with a known zero point, and int8 with zero point 0."""
+    """Whether a ConvInteger has uint8 images with a constant zero point, and int8 weights with zero point 0."""
     x, w = node.inputs[:2]
     plain = x is not None and x.dtype is DType.UINT8 and w is not None and w.dtype is DType.INT8
     known = node.input(2) is None or walk.editor.array(node.input(2)) is not None
@@ -132,9 +133,9 @@ def _has_integer_kernel(walk: _Walk, node: Node) -> bool:
 
 
 def _zero_point(walk: _Walk, node: Node) -> tuple[int, Value | None]:
-    """The zero point of the image, which is also its padding value, and the bias that subtracts its contribution.
+    """The constant zero point of a ConvInteger's image, and the bias that subtracts its contribution to the sums.
 
-    The bias has one int32 per output channel; None for a zero point of 0.
+    The zero point is also the padding value. The bias has one int32 per output channel; None for a zero point of 0.
     """
     weight, zero = walk.editor.array(node.inputs[1]), walk.editor.array(node.input(2))
     if weight is None or zero is None or int(zero.reshape(())) == 0:
@@ -149,7 +150,7 @@ def _ints(node: Node, name: str, rank: int) -> tuple[Attr, ...]:
 
 
 def _spatial(walk: _Walk, node: Node) -> None:
-    """Operators with a `layout` attribute; only their first input and first output are images."""
+    """Rewrites a node whose operator has the attribute `layout`; only its first input and its output are images."""
     x = node.inputs[0]
     if x is None or walk.twin(x) is None or len(node.outputs) > 1 or node.attrs.get("layout", "NCHW") != "NCHW":
         return
@@ -167,7 +168,10 @@ def _elementwise(walk: _Walk, node: Node) -> None:
 
 
 def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value | None:
-    """An operand that broadcasts to the channels-last result; None if that needs more than a transpose."""
+    """The operand of an elementwise node for its channels-last form: the twin, or a permuted constant.
+
+    `rank` is that of the node's output. A scalar stays as it is. None if the operand is absent, or has another rank.
+    """
     if value is None:
         return None
     array, shape = walk.editor.array(value), shape_of(value)
@@ -225,7 +229,10 @@ def _with_axes(walk: _Walk, node: Node, axes: Sequence[Attr]) -> None:
 
 @_CONVERTERS.add(*(name for name in registry.names() if name.startswith("Reduce")))
 def _reduce(walk: _Walk, node: Node) -> None:
-    """Reductions. Without `keepdims` the result has no layout, so the remaining axes must keep their order."""
+    """Rewrites a reduction to read the channels-last twin.
+
+    Without `keepdims` the remaining axes must be in the same order in both layouts.
+    """
     x, axes = node.inputs[0], node.attrs.get("axes")
     if x is None or len(node.inputs) != 1 or not isinstance(axes, tuple) or not axes:
         return
@@ -246,7 +253,10 @@ def _reshape(walk: _Walk, node: Node) -> None:
 
 
 def _pixels(walk: _Walk, node: Node) -> bool:
-    """A Reshape of an image to a list of pixels, N, C, D1*D2: channels-last it is a Reshape as well."""
+    """Rewrites a Reshape of images to lists of pixels, N, C, D1*D2, as a channels-last Reshape to N, D1*D2, C.
+
+    Returns whether it is one.
+    """
     x, shape = node.inputs[0], node.output.shape
     if x is None or len(node.inputs) != 1 or len(shape) != 3 or len(x.shape) < 4 or shape[:2] != x.shape[:2]:
         return False
@@ -256,7 +266,10 @@ def _pixels(walk: _Walk, node: Node) -> bool:
 
 
 def _shuffle(walk: _Walk, split: Node) -> bool:
-    """A channel shuffle (ShuffleNet): Reshape, Transpose and Reshape split, swap and merge the last axis instead."""
+    """Rewrites a channel shuffle (ShuffleNet: Reshape, Transpose, Reshape) that begins at `split`, channels-last.
+
+    The three nodes then split, swap and merge the last axis. Returns whether it is one.
+    """
     x, swap = split.inputs[0], walk.editor.only_reader(split.output)
     merge = walk.editor.only_reader(swap.output) if swap is not None else None
     if x is None or swap is None or merge is None or len(split.inputs) != 1 or merge.op != "Reshape":
@@ -277,7 +290,10 @@ def _shuffle(walk: _Walk, split: Node) -> bool:
 
 
 def _flatten(walk: _Walk, node: Node) -> None:
-    """An image flattened for products with constant weights: the rows of the weights are reordered instead."""
+    """Makes a flattening of images read the channels-last twin, if all its readers multiply by constant weights.
+
+    The rows of the weights are reordered to match.
+    """
     x = node.inputs[0]
     if x is None or walk.twin(x) is None or len(node.inputs) != 1:
         return
@@ -300,7 +316,7 @@ def _is_flatten(x: Value, y: Value) -> bool:
 
 
 def _has_weight(walk: _Walk, node: Node, reader: Node) -> bool:
-    """Whether `reader` is a product of the flattened image with a constant matrix."""
+    """Whether `reader` is a product of the output of `node`, the flattened images, with a constant matrix."""
     if reader.op != "FusedMatMul" or reader.inputs[0] is not node.output or node.output in reader.inputs[1:]:
         return False
     weight = walk.editor.array(reader.inputs[1])
@@ -309,7 +325,7 @@ def _has_weight(walk: _Walk, node: Node, reader: Node) -> bool:
 
 
 def _reorder_rows(weight: Array, image: Value) -> Array:
-    """A weight whose rows are in the order C, D1.., with the rows in the order D1.., C."""
+    """The weight matrix with its rows, one per element of `image`, moved from the order C, D1.. to D1.., C."""
     dims = tuple(int(dim) for dim in image.shape[1:] if isinstance(dim, int))
     if weight.flags.f_contiguous:  # the result stays column-major, so that contiguous runs are copied
         columns = np.moveaxis(weight.T.reshape(-1, *dims), 1, -1)

@@ -120,8 +120,9 @@ def _binarizer(at: _Writer) -> list[Value]:
 
 
 def _index_in(at: _Writer, x: Value, table: Array, least: int) -> Value:
-    """The index of x (int64 or float32) in a table for the integers from `least` on.
+    """The indices (int64, shape of x) of the elements of x in a table for the integers from `least` on.
 
+    x is int64 or float32.
     The last element of the table is the default: numbers outside the range, or with a fraction, get its index.
     """
     default = len(table) - 1
@@ -149,7 +150,7 @@ def _dense_table(keys: Sequence[int], values: Sequence[Any], default: Any, dtype
 
 
 def _label_encoder(at: _Writer) -> list[Value]:
-    """A table lookup, if all keys are integers within a range of `_MOST_KEYS`."""
+    """LabelEncoder as a table lookup, if all keys are integers within a range of `_MOST_KEYS`; otherwise []."""
     op = registry.get(at.node.op)
     assert isinstance(op, LabelEncoder)
     keys, values, default = op.table(at.view)
@@ -165,7 +166,10 @@ def _label_encoder(at: _Writer) -> list[Value]:
 
 
 def _one_hot_encoder(at: _Writer) -> list[Value]:
-    """Numeric categories. With `zeros` = 0 an unknown category is an error: its index is out of range of the Gather."""
+    """OneHotEncoder of integer categories as a comparison or lookup; [] for others.
+
+    With `zeros` = 0 an unknown category is an error in the run: its index is out of range of the Gather.
+    """
     numbers = at.view.attr("cats_int64s")
     if at.x.dtype.numpy.kind not in "fi" or not numbers or not has_ranks(at.node):
         return []
@@ -180,7 +184,10 @@ def _one_hot_encoder(at: _Writer) -> list[Value]:
 
 
 def _feature_extractor(at: _Writer) -> list[Value]:
-    """A Gather of constant columns, or of constant labels by the indices of the largest scores."""
+    """ArrayFeatureExtractor as a Gather of constant columns, or of constant labels by the result of an ArgMax.
+
+    [] otherwise: then an index might be out of range.
+    """
     indices, columns, labels = at.node.inputs[1], at.editor.array(at.node.inputs[1]), at.editor.array(at.x)
     extent = at.x.shape[-1] if has_ranks(at.node) else None
     if indices is None or not isinstance(extent, int):
@@ -225,12 +232,16 @@ def _linear_classifier(at: _Writer) -> list[Value]:
 
 
 def _classify(at: _Writer, labels: Array, scores: Value) -> list[Value]:
-    """The outputs of a classifier: the label of the largest score, and the transformed scores."""
+    """The outputs of a classifier with scores [N,C]: the label [N] of the largest score, and the transformed scores."""
     return [at.look_up(labels, at("ArgMax", scores, axis=1, keepdims=0)), at.post_transform(scores)]
 
 
 def _tree_classifier(at: _Writer) -> list[Value]:
-    """Tree sums as a regressor; two classes with weights for one class alone are a special case of the operator."""
+    """TreeEnsembleClassifier as a TreeEnsembleRegressor that sums the trees, and a lookup of labels.
+
+    Two classes with weights for one class alone are a special case: the label depends on the sign of one score, or on
+    whether it is above 0.5.
+    """
     op = at.view.op
     assert isinstance(op, TreeEnsembleClassifier)
     labels, weighted = op.labels(at.view), np.unique(op.forest(at.view).target)
@@ -247,7 +258,10 @@ def _tree_classifier(at: _Writer) -> list[Value]:
 
 
 def _both_scores(at: _Writer, score: Value, is_second: bool, positive: bool) -> Value:
-    """The scores [N,2] of both classes from the score [N,1] of one; see `TreeEnsembleClassifier`."""
+    """The scores [N,2] of both classes, transformed, from the score [N,1] of one; see `TreeEnsembleClassifier`.
+
+    `is_second`: it is the score of the second class. `positive`: no weight of the trees is negative.
+    """
     if is_second:
         return at.post_transform(at("Pad", score, pads=(0, 1, 0, 0)))
     if at.view.attr("post_transform") == "LOGISTIC":
@@ -257,7 +271,10 @@ def _both_scores(at: _Writer, score: Value, is_second: bool, positive: bool) -> 
 
 
 def _tree_scores(at: _Writer, op: TreeEnsembleClassifier, targets: int, ids: Attr, base: Array | None = None) -> Value:
-    """The sums over the trees, computed by a TreeEnsembleRegressor with the classifier's attributes."""
+    """The sums over the trees, [N,targets], computed by a TreeEnsembleRegressor with the classifier's attributes.
+
+    `ids`: the target of each weight. `base`: the initial values of the sums; None for those of the classifier.
+    """
     renamed = {name.replace("class_", "target_", 1): value for name, value in at.node.attrs.items()}
     attrs: dict[str, Attr] = {name: value for name, value in renamed.items() if not name.startswith("classlabels_")}
     base = op.base(at.view) if base is None else base
@@ -274,7 +291,10 @@ def _svm_regressor(at: _Writer) -> list[Value]:
 
 
 def _svm_classifier(at: _Writer) -> list[Value]:
-    """An SVM with integer labels and raw scores, then a lookup and the transform; linear without support vectors."""
+    """SVMClassifier as one with integer labels and raw scores, followed by a lookup and the transform.
+
+    Without support vectors it becomes a linear classifier. [] if the kernel covers the node as it is, or cannot.
+    """
     labels, view = class_labels(at.view), at.view
     if not sum(view.attr("vectors_per_class") or ()):
         return _linear_svm(at, labels)

@@ -18,7 +18,7 @@ WITH_BODIES = (*CONTROL, *MAPS)
 
 @dataclass(frozen=True)
 class OptimizeBodies:
-    """Optimizes the nested graphs of the operators `ops`.
+    """Optimizes the bodies of the operators `ops`, and removes scan outputs that nothing reads.
 
     `rewrite` returns an optimized copy of a closed graph, and the number of rewrites.
     """
@@ -50,7 +50,7 @@ class OptimizeBodies:
 
 
 def _drop_unread_outputs(graph: Graph) -> int:
-    """Removes scan outputs of Loop and Scan that no node reads; returns their number."""
+    """Removes scan outputs of Loop and Scan that no node reads and that are no outputs; returns their number."""
     read = {*graph.uses(), *graph.live_outs()}
     return sum(_drop_outputs(node, read) for node in graph.nodes)
 

@@ -37,7 +37,8 @@ class ExpandDefinitions:
     """Replaces nodes with the definitions of their operators.
 
     `most_work`: the most multiplications per element of a Fourier transform by products. `for_kernels`: the result is
-    compiled; otherwise a proof analyses it. `only`: the operators to define; empty for all.
+    compiled, so operators that only kernels need defined are included; otherwise a proof analyses it. `only`: the
+    operators to define; empty for all of these.
     """
 
     most_work: int = MOST_WORK
@@ -80,7 +81,7 @@ class ExpandDefinitions:
         return small and has_products(node.output.dtype)
 
     def _pays(self, editor: Editor, node: Node, body: Graph) -> bool:
-        """Whether products take little more time than a fast Fourier transform; true for other operators.
+        """Whether a DFT by products takes little more time than a fast Fourier transform; true for other operators.
 
         If only the real or only the imaginary part is read, half of the products is dead and not counted.
         """
@@ -95,7 +96,7 @@ class ExpandDefinitions:
 
 
 def _is_within(extent: Dim, limit: int) -> bool:
-    """Whether an extent is at most `limit`. Symbolic sizes are assumed to be: their tables are computed in the run."""
+    """Whether an extent is from 1 to `limit`. A dynamic size passes: its tables are computed in the run."""
     return has_only_sizes(extent) or (isinstance(extent, int) and 0 < extent <= limit)
 
 
@@ -110,7 +111,10 @@ def _reads_one_part(editor: Editor, node: Node) -> bool:
 
 
 def _definition(editor: Editor, node: Node) -> Graph | None:
-    """The definition of a node as a graph over its inputs; None if that needs sizes that are not known here."""
+    """The definition of a node as a graph that captures its inputs; None if there is none for these shapes.
+
+    None also if the definition needs a symbol that no input of the graph has.
+    """
     op, body = registry.get(node.op), Graph("definition")
     try:
         (result,) = op.definition(Rewrite(op, node, Writer(body, editor.graph.constants)))

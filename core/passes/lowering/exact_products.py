@@ -40,7 +40,7 @@ class ExactProducts:
 
 
 def _normalized_products(node: Node) -> list[Node]:
-    """The products whose results a node scales to norm 1, however small they are."""
+    """The products whose results `node` divides by their own norm: a LpNormalization, or a Div by a norm of them."""
     if node.op == "LpNormalization":
         return _products(node.inputs[0])
     if node.op != "Div":
@@ -55,7 +55,10 @@ def _products(value: Value | None) -> list[Node]:
 
 
 def _sources(value: Value | None, through: frozenset[str]) -> Iterator[Node]:
-    """The nodes that a value comes from, searched backwards through nodes of these operators and views."""
+    """Yield the nodes that a value comes from, at most 64, searched backwards.
+
+    The search continues through views and nodes whose operators are in `through`; other nodes are yielded, too.
+    """
     pending, seen = [value], set[Node]()
     while pending and len(seen) < _FARTHEST:
         current = pending.pop()

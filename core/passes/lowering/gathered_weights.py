@@ -41,7 +41,10 @@ class GatheredWeights:
 
 @dataclass(frozen=True)
 class _Product:
-    """rows [S, depth] times the matrix [depth, width] that `index` [S] chooses for each of them."""
+    """A product of each row in `rows` (S rows of `depth` elements) with the one of `matrices` that `index` chooses.
+
+    Each matrix is [depth, width]; `index` has one number per row.
+    """
 
     matrices: tuple[Array, ...]
     index: Value
@@ -63,7 +66,10 @@ def _product(graph: Graph, node: Node) -> _Product | None:
 
 
 def _gathered(graph: Graph, gather: Node) -> tuple[Array, Value] | None:
-    """Constant matrices [experts, a, b] and the index [S] or [S, 1] that chooses one for each row."""
+    """The constant matrices [experts, a, b] that a Gather or GatherND reads, and the index [S] or [S, 1] of each row.
+
+    None for any other node, or if an index might be out of range or negative.
+    """
     if gather.op not in ("Gather", "GatherND") or gather.attrs.get("axis", 0) or gather.attrs.get("batch_dims", 0):
         return None
     weights, index = graph.constant_of(gather.input(0)), gather.required_input(1)
@@ -76,7 +82,7 @@ def _gathered(graph: Graph, gather: Node) -> tuple[Array, Value] | None:
 
 
 def _is_below(index: Value, limit: int) -> bool:
-    """Whether all elements are from 0 to `limit` - 1, since they are places along an axis of that extent."""
+    """Whether all elements are from 0 to `limit` - 1, as TopK or an ArgMax found them on an axis of that extent."""
     node = index.producer
     while node is not None and node.op in _VIEWS:
         if not node.output.dtype.is_integer:
@@ -90,7 +96,7 @@ def _is_below(index: Value, limit: int) -> bool:
 
 
 def _written(editor: Editor, node: Node, found: _Product) -> Value:
-    """The product, as one MapSelected for each matrix: each row is in exactly one of them."""
+    """The value that replaces the product, from one MapSelected for each matrix: each row is in exactly one of them."""
     count: Dim = found.index.shape[0]
     depth, width = found.matrices[0].shape
     rows = editor.reshaped(node, found.rows, (count, depth))

@@ -25,13 +25,13 @@ _SAME_NUMBER = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def length_inputs_of(inputs: Mapping[str, ValueType]) -> LengthInputs:
-    """The shadows among the inputs of a model, with the inputs that hold their lengths."""
+    """For each length input (shadow) of a model, by name, the name of the input whose number is its length."""
     found = ((name, name.removesuffix(_MARK)) for name in inputs if name.endswith(_MARK))
     return {name: source for name, source in found if source in inputs}
 
 
 def with_length_inputs(graph: Graph) -> Graph:
-    """A copy in which extents follow from the lengths of shadows; the graph itself if no number needs a shadow.
+    """A copy in which numbers are replaced with lengths of added shadow inputs; `graph` itself if none needs one.
 
     Only Max of a known size and a number is rewritten: there a negative number has the same effect as the length 0.
     """
@@ -46,7 +46,7 @@ def with_length_inputs(graph: Graph) -> Graph:
 
 
 class _ShadowPass:
-    """Replaces numbers in Max with the lengths of shadows."""
+    """Replaces the operand of each Max that is a fed number with the length of a shadow, if the other is known."""
 
     def __init__(self, graph: Graph, inputs: set[str]) -> None:
         self._graph, self._inputs = graph, inputs
@@ -73,7 +73,7 @@ class _ShadowPass:
         self._editor.set_inputs(node, [size, length] if place else [length, size])
 
     def _number_input(self, value: Value | None) -> Value | None:
-        """The input of one integer from which a value comes unchanged; None if there is none."""
+        """The graph input, one int32 or int64, whose number a value has unchanged; None if there is none."""
         while value is not None and value.producer is not None and value.producer.op in _SAME_NUMBER:
             value = value.producer.inputs[0]
         if value is None or value.name not in self._inputs or not isinstance(value.type, TensorType):

@@ -58,7 +58,7 @@ class SelectedRows:
         return editor.finish()
 
     def _choose(self, selection: Selection, editor: Editor, chain: Sequence[_Scatter]) -> _Write | None:
-        """How to write the scatters of a group; None to leave them as they are."""
+        """The function that rewrites each scatter of a group (`_mapped` or `_written`); None to leave the group."""
         work = sum(_work(selection, each.updates) for each in chain)
         is_costly = len(chain) > _FEW and work > 0
         if self.maps and is_costly and all(_map(editor, selection, each) is not None for each in chain):
@@ -70,9 +70,9 @@ class SelectedRows:
 
 @dataclass(frozen=True)
 class _Scatter:
-    """A scatter of selected rows into `base`, whose leading axes are the axes `targets` of the mask.
+    """A scatter of rows that a mask selects, `updates`, into `base`; `node` is the ScatterND or ScatterElements.
 
-    `beside`: the other axes of the mask.
+    The leading axes of `base` are the axes `targets` of the mask, in this order. `beside`: the other axes of the mask.
     """
 
     node: Node
@@ -111,7 +111,10 @@ def _work(selection: Selection, updates: Value) -> int:
 
 
 def _scatter(graph: Graph, selection: Selection, node: Node) -> _Scatter | None:
-    """The node as a scatter of rows to the places of their elements in the mask; None if the pass does not cover it."""
+    """The node as a scatter of each selected row to the place of its element in the mask; None for any other node.
+
+    None also if more than 16 elements of the mask belong to one row of the result, or shapes do not fit.
+    """
     if node.op not in ("ScatterND", "ScatterElements") or node.attrs.get("reduction", "none") not in ("none", "add"):
         return None
     found = _scatter_nd(selection, node) if node.op == "ScatterND" else _scatter_elements(selection, node)
@@ -142,7 +145,7 @@ def _scatter_nd(selection: Selection, node: Node) -> _Scatter | None:
 
 
 def _before_flat(value: Value) -> Value:
-    """The rows that views flattened to this value."""
+    """The tensor of rows that views flattened to `value`: the first value backwards that is not of rank 1."""
     while len(value.shape) == 1 and value.producer is not None and value.producer.inputs[0] is not None:
         value = value.producer.inputs[0]
     return value
@@ -163,13 +166,13 @@ def _scatter_elements(selection: Selection, node: Node) -> _Scatter | None:
 
 
 def _map(editor: Editor, selection: Selection, found: _Scatter) -> SelectedMap | None:
-    """What writes the scatter as a MapSelected; None if that cannot compute it."""
+    """The writer of a MapSelected for the scatter; None if MapSelected cannot compute its rows."""
     written = SelectedMap(editor, selection, found.node, found.rows.mask, found.targets, found.beside)
     return written if written.can_write(found.updates) else None
 
 
 def _mapped(editor: Editor, selection: Selection, found: _Scatter) -> Value:
-    """The value that replaces the result of the scatter, as a MapSelected."""
+    """The value that replaces the result of the scatter, computed by a new MapSelected; it must be able to."""
     written = _map(editor, selection, found)
     assert written is not None
     base = found.node.required_input(0)  # `found.base`, or its replacement
@@ -180,7 +183,7 @@ def _mapped(editor: Editor, selection: Selection, found: _Scatter) -> Value:
 
 
 def _written(editor: Editor, selection: Selection, found: _Scatter) -> Value:
-    """The value that replaces the result of the scatter.
+    """The value that replaces the result of the scatter, computed for all rows and chosen by Where.
 
     If several elements of the mask write to one row, their updates are applied in the order of these elements.
     """
@@ -224,7 +227,7 @@ class _Dense:
         return product(self.mask.shape[axis] for axis in self.targets)
 
     def mask_at(self, fixed: Mapping[int, int]) -> Value:
-        """bool [rows]: whether the mask selects each row."""
+        """bool [rows]: whether the mask selects each row; `fixed` has the index along each axis that is no target."""
         mask = self.mask
         if mask.dtype is not DType.BOOL:
             mask = self.editor.emit(self.anchor, "Cast", mask, attrs={"to": DType.BOOL.onnx_code})
@@ -286,7 +289,7 @@ class _Dense:
         return self.editor.reshaped(self.anchor, data, (self.size, *rest))
 
     def _computed(self, node: Node, fixed: Mapping[int, int]) -> list[Value]:
-        """The outputs of a node for all rows."""
+        """The outputs of a copy of `node` for all rows, from inputs that were written for all rows before."""
         inputs, attrs = bind_parameters(self.selection, node)
         env: dict[str, Dim] = {str(self.selection.counts[self.mask]): self.size}
         given = [

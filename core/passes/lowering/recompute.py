@@ -32,7 +32,7 @@ _PATIENCE = 40  # the search ends after 40 drops without a lower peak
 
 @dataclass(frozen=True)
 class Recompute:
-    """`limit`: the most bytes of values that may be alive at any step, in the order of the graph's nodes.
+    """Drops and recomputes values until at most `limit` bytes are alive at every step, in the order of the nodes.
 
     If the limit cannot be reached, the pass keeps the lowest peak that it found. All shapes must be numbers.
     """
@@ -89,7 +89,7 @@ class _Drop:
 
     @property
     def worth(self) -> float:
-        """Bytes times steps saved, per unit of recomputation cost."""
+        """The benefit: bytes times the steps without them, per multiplication of the recomputation."""
         return _size(self.value) * (self.until - self.after) / sum(map(_cost, self.recomputed))
 
 
@@ -117,7 +117,7 @@ class _Lives:
         return max(self.reads.get(value, ()), default=self._made(value))
 
     def peak(self) -> tuple[int, int]:
-        """The step where most bytes are alive, and their number."""
+        """The index of the first node at which most bytes are alive, and their number."""
         changes = [0] * (len(self.at) + 2)
         for value in self._stored():
             changes[self._made(value)] += _size(value)
@@ -129,7 +129,7 @@ class _Lives:
         return alive.index(most), most
 
     def _stored(self) -> Iterable[Value]:
-        """The values that need room in the arena."""
+        """Yield the results of nodes that need room in the arena: no views, outputs or updates of states."""
         for node in self.graph.nodes:
             yield from (value for value in node.outputs if root(value) is value and value not in self.live_out)
 
@@ -142,7 +142,10 @@ class _Lives:
         return size if any(v.producer and _size(v) == size and self.last(v) == position for v in dying) else 0
 
     def droppable(self, step: int, least: int) -> Iterable[_Drop]:
-        """The possible drops of values of at least `least` bytes that are alive at `step` but not read there."""
+        """Yield possible drops at `step`: values of at least `least` bytes that are computed before it and read later.
+
+        The first later read must be after the next step, and all later reads must be inputs of nodes.
+        """
         for value in (value for value in self._stored() if _size(value) >= least):
             late = [position for position in self.reads.get(value, ()) if position > step]
             if late and self._made(value) < step and min(late) > step + 1 and self._are_inputs(value, late):
@@ -151,13 +154,16 @@ class _Lives:
                     yield _Drop(value, step, min(late), recomputed)
 
     def _are_inputs(self, value: Value, positions: Iterable[int]) -> bool:
-        """Whether these nodes read a value as an input, and not through a capture of a nested graph."""
+        """Whether no body of the nodes at these positions captures the value, so that they read it as an input."""
         nodes = (self.graph.nodes[position] for position in positions)
         outer = (v for node in nodes for body in node.subgraphs for v in captures(body))
         return all(root(v) is not value for v in outer)
 
     def _recomputation(self, value: Value, step: int, until: int) -> tuple[Node, ...]:
-        """The nodes that must run before step `until` to recompute a value; none if that is impossible or too long."""
+        """The nodes, in order, that must run before step `until` to recompute a value that is freed after `step`.
+
+        Empty if some node must not run twice, or the chain is too long.
+        """
         found: dict[Value, Node] = {}
         small = _size(value) // _SMALL
 
@@ -177,9 +183,10 @@ class _Lives:
         return tuple(found.values()) if can_recompute(value) else ()
 
     def _is_available(self, value: Value, step: int, until: int, small: int) -> bool:
-        """Whether a value exists at step `until`, or may be kept until then: it is alive at `step`, or small.
+        """Whether a value exists at step `until`, or may be kept until then.
 
-        A state exists until its update is computed.
+        It may be kept if it is alive at `step`, or has at most `small` bytes. A state exists until its update is
+        computed.
         """
         if value in self.updates:
             return self.updates[value] > until
@@ -187,7 +194,7 @@ class _Lives:
 
 
 def root(value: Value) -> Value:
-    """The value whose bytes a chain of views shares."""
+    """The value whose bytes `value` shares through views and Identity: the start of the chain, or `value` itself."""
     while (node := value.producer) is not None and (is_view_node(node) or node.op == "Identity"):
         source = node.inputs[0]
         if source is None:
@@ -197,7 +204,7 @@ def root(value: Value) -> Value:
 
 
 def _sole_producer(value: Value) -> Node | None:
-    """A node that computes this value and no other; None if the producer must not run twice.
+    """A node that computes this value and no other; None if there is none that may run twice.
 
     Random and control-flow nodes must not. For a fused node with several outputs it is a new node with one of them.
     """
@@ -213,7 +220,7 @@ def _sole_producer(value: Value) -> Node | None:
 
 
 def _one_result(node: Node, body: Graph, index: int) -> Node:
-    """A copy of a fused node with one of its outputs, and only the inputs which that needs."""
+    """A copy of a fused node (with scalar body `body`) with output `index` alone, and only the inputs it needs."""
     own = body.clone()
     own.outputs = [own.outputs[index]]
     own.remove_dead()
@@ -258,7 +265,7 @@ def _drop(graph: Graph, lives: _Lives, drop: _Drop, names: set[str]) -> list[Nod
 
 
 def _fresh(names: set[str], base: str) -> str:
-    """`base` with a suffix that no name has yet."""
+    """`base` with the first suffix `_2`, `_3`, ... that is not in `names`, to which it is added."""
     number = next(n for n in range(2, len(names) + 3) if f"{base}_{n}" not in names)
     names.add(f"{base}_{number}")
     return f"{base}_{number}"
@@ -276,7 +283,7 @@ def _cost(node: Node) -> int:
 
 
 def _depth(node: Node) -> int:
-    """The number of products that are summed for one element of the output."""
+    """The number of multiplications that are summed for one element of a product's output; 0 for other nodes."""
     factor = node.input(1)
     if node.op == "FusedConv" and factor is not None:
         return prod(factor.tensor.evaluate({})[1:])

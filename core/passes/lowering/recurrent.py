@@ -65,10 +65,11 @@ def _split(editor: Editor, node: Node, op: Recurrent) -> None:
 
 
 def _biases(node: Node, bias: Array) -> tuple[Array, Array | None]:
-    """The bias [D, G*H] of the inputs' product, and that of the states' product if it must stay apart.
+    """From the bias [D, 2*G*H] of a layer: the bias [D, G*H] of the inputs' product, and that of the states' product.
 
-    A GRU with `linear_before_reset` applies the reset gate to the states' product and its bias; all other cells add
-    both biases, so that one sum serves.
+    The second is None unless it must stay apart. D directions, G gates, H hidden units. A GRU with
+    `linear_before_reset` applies the reset gate to the states' product and its bias; all other cells add both biases,
+    so that one sum serves.
     """
     of_inputs, of_states = np.split(bias, 2, axis=1)
     if node.op == "GRU" and node.attrs.get("linear_before_reset", 0):

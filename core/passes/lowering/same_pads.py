@@ -52,7 +52,7 @@ def _rewrite(editor: Editor, node: Node) -> None:
 
 
 def _window(node: Node) -> Window | None:
-    """The window over images with channels first; None if its extents are not numbers, or the layout is another."""
+    """The window of a Conv or MaxPool of channels-first images; None for other layouts, or unknown window extents."""
     view, weights = registry.NodeView(registry.get(node.op), node), node.input(1)
     extents = weights.shape[2:] if weights is not None else node.attrs.get("kernel_shape")  # MaxPool has none
     known = [extent for extent in extents if isinstance(extent, int)] if isinstance(extents, tuple) else []
@@ -62,7 +62,10 @@ def _window(node: Node) -> Window | None:
 
 
 def _total(size: Dim, reach: int, stride: int) -> Dim | None:
-    """The number of padding pixels along an axis; None if the formula might be negative (reach below the stride)."""
+    """The number of padding pixels along an axis, before and after; None if the reach is below the stride.
+
+    Then the formula might be negative. `reach` is the extent of the dilated kernel.
+    """
     if reach == 1:
         return 0
     return floor_div(size + (stride - 1), stride) * stride + (reach - stride) - size if reach >= stride else None

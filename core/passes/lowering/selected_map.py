@@ -17,14 +17,17 @@ from lathe.core.passes.rewrite.editor import Editor
 
 
 def bound_attr(attr: Attr, env: Mapping[str, Dim]) -> Attr:
-    """An attribute in which `env` replaces symbols."""
+    """An attribute in which the dimensions of `env` replace symbols, also inside tuples."""
     if isinstance(attr, SymDim):
         return substitute(attr, env)
     return tuple(bound_attr(item, env) for item in attr) if isinstance(attr, tuple) else attr
 
 
 def bind_parameters(selection: Selection, node: Node) -> tuple[list[Value | None], dict[str, Attr]]:
-    """The inputs and attributes of a node, with known parameters as attributes instead of inputs."""
+    """The inputs and attributes of a node, with parameter inputs (shapes, axes) of known value moved to attributes.
+
+    Such an input is then None.
+    """
     op, inputs, attrs = registry.get(node.op), list(node.inputs), dict(node.attrs)
     for name, index in op.params.items():
         value = node.input(index)
@@ -53,7 +56,10 @@ class SelectedMap:
     per_place: list[int] = field(default_factory=list)
 
     def can_write(self, updates: Value) -> bool:
-        """Whether MapSelected can compute `updates`: the extents of rows and of captured values are numbers."""
+        """Whether MapSelected can compute `updates`, the rows to scatter: they are float32 or float64.
+
+        All extents of rows, and of other values that the computation reads, must be numbers.
+        """
         own = {str(self.selection.counts[self.mask])}
         nodes = self.selection.nodes_of(updates)
         computed = {value for node in nodes for value in node.outputs}
@@ -71,7 +77,7 @@ class SelectedMap:
         return updates.dtype in (DType.FLOAT32, DType.FLOAT64)
 
     def write(self, base: Value, updates: Value, adds: bool) -> Value:
-        """`base` [rows, ...] after the scatter of `updates`."""
+        """The output of a new MapSelected: `base` [rows, ...] after the scatter of `updates` (`adds`: added to it)."""
         body = Graph("selected")
         writer = Writer(body, self.selection.known)
         computed: dict[Value, Value] = {}
@@ -113,7 +119,10 @@ class SelectedMap:
         computed.update(zip(node.outputs, results, strict=True))
 
     def _add_source(self, writer: Writer, data: Value, index: Places) -> Value:
-        """The input of the body with the rows of `data` at the selected elements."""
+        """A new input of the body, which has the row of `data` for each selected element that `index` refers to.
+
+        `data` becomes an input of the MapSelected.
+        """
         found = source_of(data, index)
         assert found is not None
         data = self.editor.reshaped(self.anchor, data, found.shape)
@@ -128,7 +137,10 @@ class SelectedMap:
         return writer.input("rows", TensorType(data.dtype, (SELECTED, *rest))).value
 
     def _laid_out(self, data: Value, axes: tuple[int, ...], wanted: tuple[int, ...]) -> Value:
-        """`data`, which begins with the axes `axes` of the mask, as a tensor that begins with the axes `wanted`."""
+        """`data`, whose leading axes are the axes `axes` of the mask, with `wanted` as leading axes instead.
+
+        Axes are transposed; missing ones are added by an Expand.
+        """
         rest = data.shape[len(axes) :]
         order = [axis for axis in wanted if axis in axes]
         if order != list(axes):

@@ -40,7 +40,10 @@ class TransposedConvolutions:
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis: result `stride*j + q` (phase q) sums x[j + at] * w[q + cut - stride*at] over `at` in `reach`."""
+    """One image axis: result `stride*j + q` (phase q) sums x[j + at] * w[q + cut - stride*at] over `at` in `reach`.
+
+    `size` pixels give `count` results; `kernel` is the number of weights.
+    """
 
     size: Dim
     count: Dim
@@ -60,7 +63,7 @@ class _Axis:
 
     @property
     def pads(self) -> tuple[int, Dim]:
-        """The padding of the plain convolution: numbers even for a symbolic size, if `count` is computed from it."""
+        """The padding (before, after) of the plain convolution; numbers even if `count` is computed from a symbol."""
         return -self.reach[0], self.steps - self.size + self.reach[-1]
 
     def tap(self, q: int, at: int) -> int | None:
@@ -89,7 +92,7 @@ def _rewrite(editor: Editor, node: Node) -> None:
 
 
 def _axes(node: Node, x: Value, weight: Array) -> list[_Axis] | None:
-    """The geometry of each image axis; None if the cut is not known, or the kernel is dilated."""
+    """The geometry of each image axis; None if the kernel is dilated, or the results that pads remove are not known."""
     sizes, counts, kernel = x.shape[2:], node.output.shape[2:], weight.shape[2:]
     strides, dilations = _steps(node, "strides", len(kernel)), _steps(node, "dilations", len(kernel))
     cuts = transposed_cuts(registry.Infer(registry.get(node.op), node, {}), sizes, kernel)
@@ -109,7 +112,10 @@ def _group(node: Node) -> int:
 
 
 def _phases(weight: Array, axes: Sequence[_Axis], groups: int) -> Array:
-    """The weights [C, M/g, K..] rearranged by phase: [g, s.., M/g, C/g, reach..], zeros where a phase has no tap."""
+    """The weights [C, M/g, K..] rearranged by phase: [g, s.., M/g, C/g, reach..], zeros where a phase has no tap.
+
+    There are g groups, and along each axis s phases (the stride).
+    """
     channels, columns = weight.shape[:2]
     strides, reaches = [axis.stride for axis in axes], [axis.reach for axis in axes]
     per_group = weight.reshape(groups, channels // groups, *weight.shape[1:])
@@ -125,7 +131,10 @@ def _phases(weight: Array, axes: Sequence[_Axis], groups: int) -> Array:
 def _as_product(
     editor: Editor, node: Node, x: Value, weight: Array, bias: Array | None, axes: Sequence[_Axis]
 ) -> Value:
-    """A matrix product: [n, h, 1, w, C] times [sh, C, sw*M] is [n, h, sh, w, sw*M], the pixels in row-major order."""
+    """All results, computed from channels-last `x` by one matrix product, for windows that do not overlap.
+
+    [n, h, 1, w, C] times [sh, C, sw*M] is [n, h, sh, w, sw*M]: the pixels in row-major order. sh and sw are strides.
+    """
     channels, columns = weight.shape[:2]
     phases = _phases(weight, axes, 1).reshape(*(axis.stride for axis in axes), columns, channels)
     matrices = np.moveaxis(phases, -1, -3).reshape(-1, channels, axes[-1].stride * columns)
@@ -141,7 +150,10 @@ def _as_product(
 def _as_convolution(
     editor: Editor, node: Node, x: Value, weight: Array, bias: Array | None, axes: Sequence[_Axis]
 ) -> Value:
-    """A convolution with output channels [g, s.., M/g], rearranged to [n, steps, s, .., g, M/g]."""
+    """All results, computed from channels-last `x` by a convolution with output channels [g, s.., M/g].
+
+    They are rearranged to [n, steps, s, .., g, M/g], the pixels in row-major order.
+    """
     groups, rank, columns, strides = _group(node), len(axes), weight.shape[1], tuple(axis.stride for axis in axes)
     phases = _phases(weight, axes, groups)
     kernel = phases.reshape(-1, *phases.shape[2 + rank :])
@@ -163,7 +175,7 @@ def _as_convolution(
 
 
 def _pixels(editor: Editor, node: Node, y: Value, axes: Sequence[_Axis], channels: int) -> Value:
-    """All results in order, `steps * stride` along each axis: more than `count` where the stride does not divide it."""
+    """`y` reshaped to images [n, steps*stride.., channels]: more than `count` where the stride does not divide it."""
     shape: tuple[Dim, ...] = (y.shape[0], *(axis.steps * axis.stride for axis in axes), channels)
     return editor.emit(node, "Reshape", y, attrs=reshape_attrs(shape))
 

@@ -50,7 +50,7 @@ _PRESERVING: dict[str, int | None] = {
 
 @dataclass(frozen=True)
 class ConvertToNarrow:
-    """Converts a graph to bfloat16 or float16. Changes nothing without products that can read the narrow type."""
+    """Stores operands of products as `dtype`, bfloat16 or float16; see the module."""
 
     dtype: DType
 
@@ -72,7 +72,7 @@ class ConvertToNarrow:
 
 
 def _choose(editor: Editor, dtype: DType) -> set[Value]:
-    """The values to store narrow: the largest set whose members all fit the others, by removing misfits repeatedly."""
+    """The values to store as `dtype`: the largest set in which each may be narrow if the others are (`_fits`)."""
     chosen = {v for node in editor.nodes() for v in node.outputs if _is_stored(editor, v) and _can_write(editor, node)}
     while True:
         misfits = {value for value in chosen if not _fits(editor, value, chosen, dtype)}
@@ -105,7 +105,11 @@ def _fits(editor: Editor, value: Value, chosen: set[Value], dtype: DType) -> boo
 
 
 def _is_bounded(editor: Editor, node: Node, chosen: set[Value]) -> bool:
-    """Whether the result of a node grows at most linearly with its narrow inputs, so that float16 can hold it."""
+    """Whether a node's result grows at most linearly with its float16 inputs, so that float16 can hold it.
+
+    A product is judged by its epilogue. Without one, and for nodes that move or pool elements, it does; not for other
+    elementwise nodes. `chosen`: the values that are float16.
+    """
     body = node.attrs.get("epilogue")
     if node.op not in _FIRST_EXTRA or not isinstance(body, Graph):
         return not is_elementwise(node)
@@ -115,7 +119,7 @@ def _is_bounded(editor: Editor, node: Node, chosen: set[Value]) -> bool:
 
 
 def _degree(editor: Editor, value: Value, chosen: set[Value]) -> float:
-    """The degree of an epilogue's input: 0 for small constants, 1 for float16 values, infinity for others."""
+    """The degree of an epilogue's input: 0 for constants that float16 can hold, 1 for float16 values, else infinity."""
     array = editor.array(value)
     if array is not None:
         return 0.0 if fits_float16(array) else inf
@@ -123,7 +127,7 @@ def _degree(editor: Editor, value: Value, chosen: set[Value]) -> float:
 
 
 def _same_type_inputs(node: Node) -> Sequence[Value | None]:
-    """The inputs of a type-preserving node that must have the type of its output."""
+    """The leading inputs of a node that must have its output's type; empty unless the operator is in `_PRESERVING`."""
     return node.inputs[: _PRESERVING[node.op]] if node.op in _PRESERVING else ()
 
 
@@ -147,7 +151,10 @@ def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> b
 
 
 def _multiplies(editor: Editor, node: Node, value: Value) -> bool:
-    """Whether a node is a product that reads `value` as its narrow left operand."""
+    """Whether a node is a product with a kernel that reads `value`, its left operand, as a narrow type.
+
+    The right operand is a constant of float32, or in a training step computed and worth packing.
+    """
     if node.inputs[:1] != [value] or value in node.inputs[1:] or value.dtype not in (F32, *NARROW):
         return False
     weight = editor.array(node.input(1))
@@ -161,7 +168,7 @@ def _multiplies(editor: Editor, node: Node, value: Value) -> bool:
 
 
 def _is_worth_packing(node: Node) -> bool:
-    """Whether packing the computed right operand of a product pays off: enough rows, and an even depth."""
+    """Whether packing a FusedMatMul's computed right operand in every run pays off: enough rows, and even depth."""
     a, b = node.input(0), node.input(1)
     if node.op != "FusedMatMul" or a is None or b is None or b.dtype is not F32:
         return False
@@ -210,7 +217,7 @@ def _keeps_last(node: Node, name: str) -> bool:
 
 @dataclass
 class _Walk:
-    """Rewrites nodes in order.
+    """Rewrites nodes in order, so that the values in `chosen` are of type `dtype`.
 
     `narrow` collects the values of type `dtype`, `casts` the emitted conversions, and `transposed` the emitted
     transposes of left operands.
@@ -256,7 +263,10 @@ class _Walk:
         self._replace(node, new)
 
     def _contiguous(self, node: Node, left: Value | None) -> Value | None:
-        """The left operand of a product, transposed so that the numbers of a word are neighbours along the depth."""
+        """The left operand of a product, transposed in memory as `perm_a` says, by one node for all products.
+
+        The two numbers of a 32-bit word then are neighbours along the depth.
+        """
         perm = perm_attribute(node, "perm_a")
         if left is None or perm is None:
             return left
@@ -265,7 +275,10 @@ class _Walk:
         return self.transposed[left, perm]
 
     def _body(self, node: Node, extras: Sequence[Value], narrow: bool) -> Graph | None:
-        """The epilogue with its conversions; None if there is no epilogue and nothing to convert."""
+        """A product's epilogue with conversions of narrow `extras` to float32, and to `dtype` at the end if `narrow`.
+
+        None if there is no epilogue and the result is not narrow.
+        """
         old = node.attrs.get("epilogue")
         if old is None and not narrow:
             return None
@@ -294,7 +307,10 @@ class _Walk:
         return _cast(body, value, F32) if value.dtype is self.dtype else value
 
     def _as(self, anchor: Node, value: Value | None, dtype: DType) -> Value | None:
-        """The value as float32 or `dtype`; emits a Cast, once for all readers, if it has the other type."""
+        """The value as `dtype` (float32 or the narrow type); emits a Cast, once for all readers, if it has the other.
+
+        None and values of further types stay as they are.
+        """
         if value is None or value.dtype is dtype or (value not in self.narrow and dtype is F32):
             return value
         if (value, dtype) not in self.casts:

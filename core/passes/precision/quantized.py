@@ -43,7 +43,7 @@ _MOVING = frozenset({
 
 @dataclass(frozen=True)
 class Quantized:
-    """Options: what the target supports.
+    """Rewrites quantized operators for a target.
 
     `integers`: the target multiplies bytes faster than floats; otherwise products of dequantized numbers stay float32.
     Operators that are integer products by definition get integer kernels in any case. `depthwise`: the target has
@@ -73,8 +73,9 @@ class Quantized:
 
 
 def _expand_qlinear(editor: Editor, node: Node) -> None:
-    """Rewrites QLinearConv and QLinearMatMul as an integer product, times one factor, quantized with scale 1.
+    """Rewrites QLinearConv and QLinearMatMul as a product of numbers dequantized with scale 1, times one factor.
 
+    The result is quantized with scale 1. The product becomes one of integers in a later step.
     As in ONNX Runtime the factor is x_scale * w_scale / y_scale. Separate factors would round twice, which can give
     another integer.
     """
@@ -107,7 +108,10 @@ def _expand_qlinear(editor: Editor, node: Node) -> None:
 
 
 def _make_unsigned(editor: Editor, node: Node) -> None:
-    """Quantizes to uint8 instead of int8, for the readers that dequantize the integers again."""
+    """Makes a QuantizeLinear to int8 quantize to uint8, plus 128, for the readers that dequantize the integers again.
+
+    Other readers keep the int8 result.
+    """
     zero = editor.array(node.input(2))
     if node.op != "QuantizeLinear" or node.output.dtype is not DType.INT8 or zero is None or zero.size != 1:
         return
@@ -130,12 +134,12 @@ def _dequantizes_per_tensor(editor: Editor, reader: Node) -> bool:
 
 
 def _plus_offset(zero: Array) -> Array:
-    """An int8 zero point plus 128, as uint8."""
+    """An int8 zero point of one element, plus 128, as a uint8 scalar."""
     return (zero.astype(np.int32) + OFFSET).astype(np.uint8).reshape(())
 
 
 def _move(editor: Editor, node: Node) -> None:
-    """Moves a DequantizeLinear after nodes that only move elements; cancels a DequantizeLinear and its inverse."""
+    """Moves a DequantizeLinear after `node` if that only moves elements; cancels one if `node` is its inverse."""
     if node.op == "QuantizeLinear":
         _cancel(editor, node)
     elif node.op in _MOVING and len(node.outputs) == 1:
@@ -187,7 +191,10 @@ def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
 
 
 def _fits_kernel(node: Node, x: Value, weight: Array) -> bool:
-    """Whether kernels cover the left operand: a known rank of at least 2, and provably the depth of the weight."""
+    """Whether kernels cover `x`, the left operand of a product: its rank is at least 2, its depth that of the weight.
+
+    Both must be known; for a Conv, only the rank.
+    """
     shape = shape_of(x)
     if shape is None or len(shape) < 2:
         return False
@@ -195,7 +202,7 @@ def _fits_kernel(node: Node, x: Value, weight: Array) -> bool:
 
 
 def _pad_to_words(editor: Editor, node: Node, x: Value, weight: Array) -> tuple[Value, Array]:
-    """Both operands, padded with zeros along the depth to a multiple of four."""
+    """Both operands of a product, padded with zeros along the summed axis to a multiple of four."""
     x_axis, axis = (1, 1) if node.op == "Conv" else (len(x.shape) - 1, 0)
     missing = missing_bytes(weight.shape[axis])
     if missing == 0:
@@ -226,7 +233,7 @@ def _has_full_bias(node: Node, bias: Value | None) -> bool:
 
 
 def _per_channel(node: Node, values: Any) -> Array:
-    """Numbers per output channel, reshaped to broadcast to the output."""
+    """A number, or numbers per output channel, reshaped to broadcast to the output of the convolution or product."""
     values = np.asarray(values)
     if not node.op.endswith("Conv") or values.ndim == 0:
         return values
@@ -234,7 +241,7 @@ def _per_channel(node: Node, values: Any) -> Array:
 
 
 def _weight(editor: Editor, node: Node, depthwise: bool) -> tuple[Array, Array] | None:
-    """The right operand as int8 with zero point 0, and its scale: one number, or one per output channel.
+    """The constant right operand of a product as int8 with zero point 0, and its scale: one, or one per channel.
 
     None if no integer kernel covers it.
     """
@@ -257,9 +264,10 @@ def _weight(editor: Editor, node: Node, depthwise: bool) -> tuple[Array, Array] 
 
 
 def _constant_weight(editor: Editor, value: Value | None, swapped: bool) -> tuple[Array, Array, int] | None:
-    """A constant weight that is dequantized, and possibly transposed: its scale, its integers, and the scale's axis.
+    """The scale, the integers, and the axis of the scale, of a dequantized constant weight that may be transposed.
 
-    The integers are int8 with zero point 0, in the axis order of the product. None for any other value.
+    `swapped`: the product transposes it, too. The integers are int8 with zero point 0, in the axis order of the
+    product. None for any other value.
     """
     real, moved = dequantized_from(editor, value), None
     if real is None and value is not None and value.producer is not None:
@@ -277,7 +285,10 @@ def _constant_weight(editor: Editor, value: Value | None, swapped: bool) -> tupl
 
 
 def _minus_zero_point(array: Array, zero: Array, axis: int) -> Array | None:
-    """Bytes minus their zero point, which may vary along an axis, as int8; None if a difference exceeds int8."""
+    """Bytes minus their zero point, one number or one per index of `axis`, as int8; None if a difference exceeds int8.
+
+    None also if the array is not of bytes.
+    """
     if array.dtype not in (np.int8, np.uint8):
         return None
     shape = [-1 if at == axis % array.ndim else 1 for at in range(array.ndim)]
@@ -285,7 +296,7 @@ def _minus_zero_point(array: Array, zero: Array, axis: int) -> Array | None:
 
 
 def _as_unsigned(editor: Editor, anchor: Node, real: Dequantized) -> tuple[Value, Array]:
-    """The integers of the left operand as uint8, and their zero point."""
+    """The integers of a dequantized tensor as uint8, and their zero point; int8 integers are stored plus 128."""
     if real.whole.dtype is DType.UINT8:
         return real.whole, real.zero.astype(np.uint8).reshape(())
     return to_unsigned(editor, anchor, real.whole), _plus_offset(real.zero)

@@ -38,12 +38,15 @@ class Dequantized:
         return all(bool(a.reshape(()) == b.reshape(())) for a, b in pairs)
 
     def again(self, editor: Editor, anchor: Node, whole: Value) -> Value:
-        """Emits a DequantizeLinear of other integers with the same scale and zero point."""
+        """The output of a new DequantizeLinear before `anchor`: the integers `whole` by this scale and zero point."""
         return editor.emit(anchor, "DequantizeLinear", whole, *self.node.inputs[1:], attrs=self.node.attrs)
 
 
 def dequantized_from(editor: Editor, value: Value | None) -> Dequantized | None:
-    """The integers, scale and zero point that a value was dequantized from; None if it was not."""
+    """The integers, scale and zero point of the DequantizeLinear that computes a value; None if none does.
+
+    None also where `dequantization_of` is None.
+    """
     node = value.producer if value is not None else None
     return dequantization_of(editor, node) if node is not None and node.op == "DequantizeLinear" else None
 
@@ -51,7 +54,7 @@ def dequantized_from(editor: Editor, value: Value | None) -> Dequantized | None:
 def dequantization_of(editor: Editor, node: Node) -> Dequantized | None:
     """The integers, scale and zero point of a DequantizeLinear or QuantizeLinear.
 
-    None for blocked scales, scales that are not constant, and real types other than float32.
+    None for blocked scales, scales or zero points that are not constant, and real types other than float32.
     """
     op = NodeView(registry.get(node.op), node)
     scale, x, y = editor.array(node.input(1)), node.inputs[0], node.output
@@ -68,7 +71,10 @@ def dequantization_of(editor: Editor, node: Node) -> Dequantized | None:
 
 
 def lower(editor: Editor, node: Node) -> None:
-    """Rewrites QuantizeLinear and DequantizeLinear as elementwise nodes, which can be fused."""
+    """Rewrites a QuantizeLinear or DequantizeLinear as elementwise nodes, which can be fused; no others.
+
+    Left as they are: nodes of constants, and nodes with blocked scales or computed scales of several numbers.
+    """
     if node.op not in ("QuantizeLinear", "DequantizeLinear") or editor.array(node.inputs[0]) is not None:
         return
     broadcast = _broadcast_scale(editor, node)
@@ -103,9 +109,10 @@ def _quantize(editor: Editor, node: Node, scale: Value, zero: Value | None) -> V
 
 
 def _broadcast_scale(editor: Editor, node: Node) -> tuple[Value, Value | None] | None:
-    """Scale and zero point so that they broadcast to the input: reshaped constants, or computed single numbers.
+    """Scale and zero point, reshaped to broadcast to the input: constants, or computed single numbers.
 
-    None for any other node.
+    The zero point is None if a computed scale has none. The result is None for any other QuantizeLinear or
+    DequantizeLinear.
     """
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     if x is None or scale is None:

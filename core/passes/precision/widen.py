@@ -58,7 +58,7 @@ def product_dtype(graph: Graph) -> DType | None:
 
 
 def _products(graph: Graph) -> Iterator[Node]:
-    """All products of a graph, including nested graphs."""
+    """Yield all matrix products and convolutions of a graph and its nested graphs."""
     for node in graph.nodes:
         if node.op in _PRODUCTS:
             yield node
@@ -126,7 +126,7 @@ class _Walk:
         return self.editor.emit_many(node, node.op, inputs, len(node.outputs), node.attrs)
 
     def _as_float32(self, node: Node, value: Value | None) -> Value | None:
-        """The float32 counterpart of a narrow value, possibly unrounded; any other value as it is."""
+        """The float32 value from which a narrow value was rounded, or else a Cast of it; any other value as it is."""
         if value is None or not _is_narrow(value):
             return value
         if value not in self.wide:
@@ -138,7 +138,7 @@ class _Walk:
         return self.wide[value]
 
     def _rounded(self, node: Node, value: Value | None) -> Value | None:
-        """A narrow value, rounded to its type and converted to float32; any other value as it is."""
+        """A new Cast of a narrow value, which is rounded to its type, to float32; any other value as it is."""
         if value is None or not _is_narrow(value) or self.editor.array(value) is not None:
             return self._as_float32(node, value)
         return self.editor.emit(node, "Cast", value, attrs={"to": F32.onnx_code})

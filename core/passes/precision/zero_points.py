@@ -26,9 +26,9 @@ _MOST_TAPS = 512  # the most weights of a depthwise window: sums of 512 products
 
 
 def normalize_integer_product(editor: Editor, node: Node, depthwise: bool) -> None:
-    """Normalizes MatMulInteger and ConvInteger with constant weights; nodes without a kernel stay as they are.
+    """Rewrites a MatMulInteger or ConvInteger with constant weights as products of uint8 by int8 with zero point 0.
 
-    `depthwise`: the target has depthwise kernels for bytes.
+    Any other node, and one without a kernel, stays as it is. `depthwise`: the target has depthwise kernels for bytes.
     """
     if node.op not in ("MatMulInteger", "ConvInteger"):
         return
@@ -52,7 +52,7 @@ def minus_zero_point(array: Array, zero: Array) -> Array | None:
 
 
 def to_unsigned(editor: Editor, anchor: Node, value: Value) -> Value:
-    """An int8 value plus 128, as uint8."""
+    """The output of new nodes before `anchor` that add 128 to an int8 value; uint8."""
     wide = editor.emit(anchor, "Cast", value, attrs={"to": DType.INT32.onnx_code})
     shifted = editor.emit(anchor, "Add", wide, editor.constant(np.array(OFFSET, np.int32), "offset"))
     return editor.emit(anchor, "Cast", shifted, attrs={"to": DType.UINT8.onnx_code})
@@ -69,7 +69,7 @@ def pad_with_zeros(array: Array, axis: int, count: int) -> Array:
 
 
 def is_depthwise(node: Node, weight: Array) -> bool:
-    """Whether a convolution is depthwise, and small enough for the kernel for bytes."""
+    """Whether a convolution is depthwise, with a window of at most 512 weights, as the kernel for bytes needs."""
     groups = node.attrs.get("group", 1)
     if groups == 1 or weight.shape[:2] != (groups, 1):
         return False
@@ -113,7 +113,10 @@ def _convolution(editor: Editor, node: Node, weight: Array, point: Array, depthw
 def _difference(
     editor: Editor, node: Node, a: Value, zero: Value | None, kernels: Sequence[Array], rest: Array | None
 ) -> Value:
-    """The product with the first kernel, minus `rest` times the product with the second (nothing for rest None)."""
+    """The product of `a` with the first of `kernels`, minus `rest` times the product with the second.
+
+    Without a `rest` (None), the first product alone. `zero` is the zero point of `a`.
+    """
     total = editor.emit(node, node.op, a, editor.constant(kernels[0], "weight"), zero, attrs=node.attrs)
     if rest is None:
         return total
@@ -138,7 +141,7 @@ def _is_normal(node: Node, weight: Array) -> bool:
 
 
 def _unsigned(editor: Editor, node: Node) -> tuple[Value, Value | None]:
-    """The left operand as uint8, and its zero point."""
+    """The left operand as uint8 (int8 plus 128), and its zero point; None if it is uint8 and has none."""
     a, zero = node.inputs[0], node.input(2)
     assert a is not None, registry.describe(node)
     if a.dtype is DType.UINT8:

@@ -24,7 +24,7 @@ from lathe.core.passes.simplify.indexed_views import extents_to_equate
 
 
 def assume_one_batch(graph: Graph) -> tuple[Graph, BatchInfo]:
-    """The graph to compile, and whether its rows are independent.
+    """The graph to compile, and the proof whether its rows (batch elements) are independent.
 
     The graph is `graph` itself, or a copy in which some input symbols are replaced by others. If a run's dimensions
     agree with the copy, then its rows are independent, or at least gathers read whole tensors and the operands of
@@ -45,7 +45,7 @@ def assume_one_batch(graph: Graph) -> tuple[Graph, BatchInfo]:
 
 
 def _where_leads_meet(graph: Graph) -> Graph:
-    """The graph, or a copy in which leading dimensions that some node combines are one symbol."""
+    """A copy of the graph in which leading dimensions that some node combines are one symbol; itself if none are."""
     while env := _meeting_leads(graph):
         substituted = _substituted(graph, env)
         if substituted is None:
@@ -76,14 +76,17 @@ def _meeting_leads(graph: Graph) -> dict[str, Dim]:
 
 
 def _joined_extents(graph: Graph) -> list[tuple[Dim, Dim]]:
-    """Pairs of different extents on the same axis of the operands of elementwise operators."""
+    """Pairs of different extents that elementwise nodes have on one axis of their operands, 1 for a missing axis."""
     shapes = [[shape_of(value) or () for value in node.inputs] for node in graph.nodes if is_elementwise(node)]
     columns = [column for each in shapes for column in zip_longest(*map(reversed, each), fillvalue=1)]
     return [pair for column in columns for pair in combinations(dict.fromkeys(column), 2)]
 
 
 def _equal_leads(graph: Graph) -> dict[str, Dim]:
-    """A substitution of all leading symbols by the first input's; empty if an input has none, or all are equal."""
+    """A substitution of every leading symbol of the inputs by the first input's.
+
+    Empty if an input has no leading symbol, all are equal, or the graph has state.
+    """
     found = [leading(value) for value in graph.inputs]
     names = [name for name in found if name is not None]
     if graph.states or len(names) < len(found) or len(set(names)) < 2:
@@ -102,7 +105,10 @@ def _substituted(graph: Graph, env: Mapping[str, Dim]) -> Graph | None:
 
 
 def _wanted_extents(graph: Graph) -> dict[str, Dim]:
-    """A substitution of input symbols under which gathers by computed positions read whole tensors."""
+    """A substitution of input symbols under which gathers by computed positions read whole tensors; empty if none.
+
+    Leading symbols are not replaced.
+    """
     if graph.states or all(node.op != "Range" for node in graph.nodes):
         return {}  # nothing to find: saves the passes below, which take as long as a proof
     simple, _ = run_passes(graph, canonical_passes())

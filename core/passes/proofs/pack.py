@@ -65,7 +65,10 @@ def _pack(graph: Graph) -> Packed:
 
 
 def _symbols(graph: Graph) -> tuple[str | None, str]:
-    """The symbols of the batch and of the length. The batch has none if all inputs have a leading extent of 1."""
+    """The symbols of the batch (None if all inputs have a leading extent of 1) and of the sequence length.
+
+    ProofFailed if the model keeps state, its rows are not independent, or it has more or fewer dynamic dimensions.
+    """
     if graph.states:
         raise ProofFailed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
     taken = {value.name for value in graph.inputs} & LAYOUT_INPUTS
@@ -93,9 +96,10 @@ def _flow_of_input(value: Value) -> Flow:
 
 
 def _sequence_graph(whole: Graph, batch: str | None, pooled: set[str], pools: Iterable[str]) -> Graph | None:
-    """The part of a model after its pools (values with one row per sequence), which are its inputs.
+    """The part of a model (`whole`) after its pools, values with one row per sequence, which become its inputs.
 
-    Its batch stays a symbol. None if no output of the model is pooled.
+    `pools` names them, and `pooled` all values with one row per sequence. The batch stays a symbol. None if no output
+    of the model is pooled; ProofFailed if the part needs more than pools.
     """
     graph = whole.clone()
     graph.outputs = [value for value in graph.outputs if value.name in pooled]
@@ -133,7 +137,10 @@ def _check_reads(sequences: Graph, of_tokens: Collection[Value]) -> None:
 
 
 def _computed_output(graph: Graph, value: Value) -> Value:
-    """The value if a node computes it. An input is renamed, and the output of an Identity takes its name."""
+    """The value if a node computes it; otherwise the output of a new Identity, which takes the value's name.
+
+    The value, an input, is renamed.
+    """
     if value.producer is not None:
         return value
     name, value.name = value.name, graph.fresh_name(f"{value.name}.pooled")
@@ -155,13 +162,16 @@ def _check_sequences(graph: Graph, batch: str) -> None:
 
 
 def _pools_read(sequences: Graph, pools: dict[str, Value]) -> dict[str, Value]:
-    """The pools that the graph of sequences reads, by the names of its inputs."""
+    """The values of the graph of tokens that are inputs of the graph of sequences, by the names of these inputs."""
     names = pools | {f"{name}.pooled": pool for name, pool in pools.items()}
     return {value.name: names[value.name] for value in sequences.inputs if value.name in names}
 
 
 def _finish(tokens: Graph, outputs: list[Value], pools: dict[str, Value]) -> None:
-    """Finishes the graph of tokens: its outputs are the outputs with tokens and the pools; dead nodes are removed."""
+    """Finishes the graph of tokens: its outputs become `outputs` and `pools`, which get the names in `pools`.
+
+    Dead nodes and unread inputs are removed, and types inferred again.
+    """
     tokens.outputs = [*outputs, *pools.values()]
     tokens.remove_dead()
     for name, value in pools.items():

@@ -32,7 +32,7 @@ class Positions:
     steps: tuple[Dim, ...]
 
     def lowest(self) -> int | None:
-        """The smallest element, or None if it is not known: some step is negative or symbolic."""
+        """The smallest element; None if the offset is symbolic, or some step is negative or symbolic."""
         if not isinstance(self.offset, int) or not all(isinstance(step, int) and step >= 0 for step in self.steps):
             return None
         return self.offset
@@ -65,7 +65,7 @@ class PositionFinder:
         self._found: dict[Value, Positions | None] = {}
 
     def of(self, value: Value | None) -> Positions | None:
-        """The `Positions` that a value equals, or None. Results are cached."""
+        """The `Positions` that a value equals; None if it is no int32 or int64 tensor, or not known to be linear."""
         if value is None or not _is_integer(value):
             return None
         if value not in self._found:
@@ -83,7 +83,7 @@ class PositionFinder:
         return found if found is not None and found.shape == shape_of(value) else None
 
     def number(self, value: Value | None) -> Dim | None:
-        """The number of a value of one element, or None if it is not known."""
+        """The number, or symbolic dimension, that a value of one element is; None if that is not known."""
         found = self.of(value)
         return found.offset if found is not None and all(extent == 1 for extent in found.shape) else None
 
@@ -93,7 +93,7 @@ def _is_integer(value: Value) -> bool:
 
 
 def _of_array(array: Array) -> Positions | None:
-    """The `Positions` that a known array equals, or None."""
+    """The `Positions` that a known array equals; None if it is not linear, or too large to check."""
     if array.size == 1:
         item = array.ravel().tolist()[0]
         return Positions(array.shape, item, (0,) * array.ndim) if isinstance(item, int | SymDim) else None
@@ -126,7 +126,10 @@ def _same(finder: PositionFinder, node: Node) -> Positions | None:
 
 
 def _view(finder: PositionFinder, node: Node) -> Positions | None:
-    """Views: axes of extent 1 may come and go; any other regrouping needs elements in arithmetic progression."""
+    """The positions of a view's output; None if they are not linear.
+
+    Axes of extent 1 may come and go; any other regrouping of axes needs elements in arithmetic progression.
+    """
     found, shape = finder.of(node.input(0)), shape_of(node.output)
     if found is None or shape is None:
         return None
@@ -139,7 +142,10 @@ def _view(finder: PositionFinder, node: Node) -> Positions | None:
 
 
 def _regroup(found: Positions, before: Sequence[tuple[Dim, Dim]], shape: tuple[Dim, ...]) -> Positions | None:
-    """A view of elements that, in row-major order, are an arithmetic progression; None if they are not."""
+    """The positions `found`, viewed with `shape`, if in row-major order they are an arithmetic progression; or None.
+
+    `before` has extent and step of each axis of an extent other than 1.
+    """
     if not before or product(extent for extent, _ in before) != product(shape):
         return None
     last = stride = before[-1][1]
@@ -193,7 +199,7 @@ def _multiply(finder: PositionFinder, node: Node) -> Positions | None:
 
 
 def _pair(finder: PositionFinder, node: Node) -> tuple[Positions, Positions] | None:
-    """The positions of both operands, broadcast to the shape of the output."""
+    """The positions of both operands, broadcast to the shape of the output; None if one is not known."""
     a, b, shape = finder.of(node.input(0)), finder.of(node.input(1)), shape_of(node.output)
     if a is None or b is None or shape is None:
         return None

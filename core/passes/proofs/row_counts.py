@@ -43,7 +43,7 @@ def steps_per_row(dim: Dim, rows: str) -> Dim | None:
 
 
 class Counts:
-    """The counts of a graph, and the check of their uses.
+    """The counts of a graph, values that contain the number of rows, and the check of their uses.
 
     `known` holds the values that inference knows. `rows` is the symbol; `label` is the noun in error messages.
     """
@@ -56,7 +56,10 @@ class Counts:
         return array is not None and array.dtype == object and any(depends(x, self.rows) for x in array.ravel())
 
     def check(self, node: Node) -> None:
-        """ProofFailed if the node uses a count in a way that `_USES` does not allow, or takes an unknown shape."""
+        """ProofFailed if the node uses a count in a way that `_USES` does not allow.
+
+        Also if it takes the Shape or Size of a value whose shape is not known.
+        """
         op = registry.get(node.op)
         if op.shape_arithmetic and all(output in self.known for output in node.outputs):
             return  # its outputs are counts again, or constants
@@ -69,7 +72,10 @@ class Counts:
                 raise ProofFailed(f"{describe(node)}: computes with the number of {self._label} ({label})")
 
     def _count_uses(self, op: OpDef, node: Node) -> Iterator[tuple[str, str]]:
-        """The uses of counts in a node: the name of the parameter or attribute, and its label in messages."""
+        """Yield each use of a count in a node: its parameter or attribute ("" for other inputs), and a label.
+
+        The label describes the use in messages.
+        """
         names = {index: name for name, index in op.params.items()}
         for index, value in enumerate(node.inputs):
             if value in self:
@@ -126,7 +132,7 @@ def _repeats_all(view: Infer, is_count: Depends) -> bool:
 
 
 def _takes_whole(view: Infer, is_count: Depends) -> bool:
-    """Slice: an axis whose end is a count must be taken whole, from 0 to its extent in steps of 1."""
+    """Slice: an axis whose start or end is a count must be taken whole, from 0 to its extent in steps of 1."""
     shape, op = view.shape(0), view.op
     assert isinstance(op, Slice)
     ranges = None if shape is None else op.ranges(view, len(shape))

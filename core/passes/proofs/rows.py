@@ -48,7 +48,7 @@ def rows(graph: Graph) -> BatchInfo:
 
 
 def leading(value: Value) -> str | None:
-    """The name of an input's leading dimension; None if that is a number or an expression."""
+    """The name of an input's leading dimension; None if that is a number, an expression or not known."""
     shape = shape_of(value)
     return str(shape[0]) if shape and not isinstance(shape[0], int) and str(shape[0]).isidentifier() else None
 
@@ -64,7 +64,10 @@ def _proof(graph: Graph) -> BatchInfo:
 
 
 def _common_leading_symbol(graph: Graph) -> str:
-    """The symbol that is the leading dimension of every input."""
+    """The symbol that is the leading dimension of every input. ProofFailed if there is none, or it occurs twice.
+
+    ProofFailed also for a model without inputs, or with state.
+    """
     if graph.states:
         raise ProofFailed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
     if not graph.inputs:
@@ -87,7 +90,7 @@ def _leading_symbol(value: Value) -> str:
 
 
 def _row_axes(graph: Graph, batch: str) -> dict[Value, RowAxis]:
-    """The axis of the rows for every value; None for values that are the same for all rows."""
+    """For every value the axis along which rows lie; None if it is the same for all rows. ProofFailed if rows mix."""
     known = infer_graph(graph)
     axes: dict[Value, RowAxis] = dict.fromkeys(graph.constants, None)
     axes.update(dict.fromkeys(graph.inputs, 0))
@@ -96,7 +99,10 @@ def _row_axes(graph: Graph, batch: str) -> dict[Value, RowAxis]:
 
 
 def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str) -> None:
-    """Adds the row axes of all values that the nodes of a graph compute to `axes`."""
+    """Adds to `axes` the row axis of each value that the nodes of a graph compute. ProofFailed if rows mix.
+
+    `known`: the values that inference knows.
+    """
     counts = Counts(known, batch)
     for node in graph.nodes:
         counts.check(node)
@@ -107,7 +113,7 @@ def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], b
 
 
 def _check_steps(node: Node, axes: dict[Value, RowAxis]) -> None:
-    """Checks that all inputs have the same number of steps per row: extents n and 2*n would broadcast for n = 1."""
+    """ProofFailed unless all inputs have the same number of steps per row: n and 2*n would broadcast for n = 1."""
     given = [(value, axes.get(value)) for value in node.inputs if value is not None and not is_maps(value)]
     extents = {value.shape[axis] for value, axis in given if axis is not None}
     if len(extents) > 1 and not node.subgraphs:
@@ -117,7 +123,7 @@ def _check_steps(node: Node, axes: dict[Value, RowAxis]) -> None:
 
 
 def _check_dims(where: str, value: Value, axis: RowAxis, batch: str) -> None:
-    """Checks that only the row axis depends on the number of rows, and that its extent is k*n for a k of at least 1.
+    """ProofFailed unless only the row axis depends on the number of rows, n, and has an extent k*n with k >= 1.
 
     Of the values that are not tensors, only a sequence of maps may have rows: one map per row.
     """
@@ -188,9 +194,10 @@ def _if_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Seque
 
 
 def _loop_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Sequence[RowAxis]:
-    """Requires that each iteration keeps the row axes of the carried values, and that all rows iterate equally often.
+    """The row axes of a Loop's outputs; ProofFailed unless all rows iterate equally often.
 
-    Scan outputs get a new leading axis, so their row axes move by one.
+    Each iteration must keep the row axes of the carried values. Scan outputs get a new leading
+    axis, so their row axes move by one.
     """
     carried = list(given[2:])
     condition, *results = body_rows(node.subgraphs[0], [None, None, *carried])
@@ -201,7 +208,10 @@ def _loop_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Seq
 
 
 def _scan_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Sequence[RowAxis]:
-    """Requires that no scan input is sliced along its row axis, and that states keep their row axes."""
+    """The row axes of a Scan's outputs; ProofFailed if an input is sliced along its row axis.
+
+    Also if an iteration moves the row axis of a state.
+    """
     view = registry.NodeView(registry.get(node.op), node)
     states = len(given) - view.attr("num_scan_inputs")
     slices = []
@@ -237,7 +247,7 @@ _CONTROL: dict[str, Callable[[Node, Sequence[RowAxis], BodyRows], Sequence[RowAx
 
 
 def _repeated_axis(node: Node, value: Value, batch: str) -> RowAxis:
-    """The axis along which a node repeats one constant row n times; None if it does not."""
+    """The axis along which ConstantOfShape, Expand or Tile repeats one constant row for all n rows; otherwise None."""
     dims = shape_of(value) or ()
     along = [axis for axis, dim in enumerate(dims) if depends(dim, batch)]
     if len(along) != 1 or node.op not in ("ConstantOfShape", "Expand", "Tile"):

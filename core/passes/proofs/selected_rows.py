@@ -47,7 +47,7 @@ class Places:
     axis: int | None
 
     def coordinates(self) -> tuple[int, ...] | None:
-        """The axis of the mask whose coordinate each column is; None unless all columns are different coordinates."""
+        """For each column the axis of the mask whose coordinate it is; None unless all are different coordinates."""
         axes = [steps.index(1) if _is_unit(steps) else None for steps in self.columns]
         found = tuple(axis for axis in axes if axis is not None)
         return found if len(set(found)) == len(axes) else None
@@ -78,7 +78,7 @@ def _is_unit(steps: Sequence[Dim]) -> bool:
 class Selection:
     """Classifies values whose extents contain the number of a mask's nonzero elements, as `Places` or `Rows`.
 
-    `known`: the values that inference knows.
+    `known`: the values that inference knows. `counts`: by mask, the symbol for the number of its nonzero elements.
     """
 
     def __init__(self, nodes: Sequence[Node], known: Mapping[Value, Array]) -> None:
@@ -101,7 +101,7 @@ class Selection:
         return mask in self.counts and dim == self.counts[mask]
 
     def repeated_number(self, value: Value) -> float | None:
-        """The known number that all elements of a value equal; None if there is no such number."""
+        """The number that all elements of a value equal: a constant of one element, also expanded; otherwise None."""
         node = value.producer
         source = node.inputs[0] if node is not None and node.op == "Expand" else value
         array = self.known.get(source) if source is not None else None
@@ -130,7 +130,7 @@ class Selection:
         self._note_mixed(node)
 
     def _note_mixed(self, node: Node) -> None:
-        """Record the masks of other values that are computed from places or rows, such as a mean over selected rows.
+        """Record, for values that are neither places nor rows, the masks that they depend on: a mean of selected rows.
 
         Results of scatters are not recorded: their rows are assumed to be where they were gathered.
         """
@@ -151,7 +151,7 @@ class Selection:
         self.found[node.output] = Places(mask, tuple(tuple(int(i == k) for i in axes) for k in axes), 0)
 
     def _rowwise(self, node: Node) -> Iterator[Found]:
-        """The outputs as rows, if the node computes each row by itself; otherwise nothing."""
+        """Yield each output as `Rows`, if the node computes each row of one mask by itself; otherwise nothing."""
         op, given = registry.get(node.op), [self.rows(value) for value in node.inputs]
         masks = {rows.mask for rows in given if rows is not None}
         if len(masks) != 1 or any(rows.flat for rows in given if rows is not None):
@@ -170,7 +170,7 @@ class Selection:
         yield from (Rows(mask, axes, value.shape[1:]) for value in node.outputs)
 
     def _has_parameters(self, node: Node, mask: Value) -> bool:
-        """Whether every input is a tensor of rows, a known parameter, or independent of the mask."""
+        """Whether every input is absent, a tensor of rows, a known parameter, or independent of the mask."""
         parameters = registry.get(node.op).params.values()
         return all(
             value is None
@@ -181,7 +181,7 @@ class Selection:
         )
 
     def _leads(self, value: Value, mask: Value) -> bool:
-        """Whether the leading extent, and no other, depends on the number of nonzero elements, and is that number."""
+        """Whether the leading extent is the number of the mask's nonzero elements, and no other depends on that."""
         shape = shape_of(value)
         if not shape or not self.is_count(shape[0], mask):
             return False
@@ -241,7 +241,7 @@ def _sliced(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _viewed(selection: Selection, node: Node) -> list[Found] | None:
-    """A view that adds or removes the axis of a single column, or that flattens rows."""
+    """The output of a view that adds or removes the axis of a single column, or that flattens rows; otherwise None."""
     found, shape = selection.places(node.input(0)), shape_of(node.output)
     if found is None:
         return _flattened(selection, node)
@@ -264,7 +264,7 @@ def _joined(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _gathered(selection: Selection, node: Node) -> list[Found] | None:
-    """A Gather of columns of places, or of rows of a tensor."""
+    """The output of a Gather of constant columns of places, or of a tensor's rows at places; otherwise None."""
     found, axis = selection.places(node.input(0)), node.attrs.get("axis", 0)
     if found is None:
         return _picked(selection, node)
@@ -278,7 +278,7 @@ def _gathered(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _summed(selection: Selection, node: Node) -> list[Found] | None:
-    """The sum of two columns, such as row * length + column: an index into flattened axes."""
+    """The sum of two single columns, such as row * length + column: an index into flattened axes; otherwise None."""
     one, other = (selection.places(value) for value in node.inputs)
     if one is None or other is None or (one.mask, one.axis) != (other.mask, other.axis):
         return None
@@ -302,7 +302,7 @@ def _scaled(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _picked(selection: Selection, node: Node) -> list[Found] | None:
-    """A Gather or GatherND at places, from a tensor that is neither places nor rows."""
+    """The rows that a Gather or GatherND reads at places, from a tensor that is neither places nor rows; or None."""
     data, index = node.input(0), selection.places(node.input(1))
     if data is None or index is None or data in selection.found or _is_open(data):
         return None
@@ -318,7 +318,7 @@ def _picked(selection: Selection, node: Node) -> list[Found] | None:
 
 @dataclass(frozen=True)
 class Source:
-    """The shape of the tensor that rows are gathered from: it begins with the extents of the mask's axes `axes`."""
+    """A shape for the tensor that rows are gathered from, whose leading axes are the axes `axes` of the mask."""
 
     shape: tuple[Dim, ...]
     axes: tuple[int, ...]
@@ -341,7 +341,7 @@ def source_of(data: Value, index: Places) -> Source | None:
 
 
 def _joined_axes(steps: Sequence[Dim], extents: Sequence[Dim]) -> tuple[int, ...] | None:
-    """The axes whose steps are not 0, outermost first, if these are row-major strides; otherwise None."""
+    """The axes whose steps are not 0, outermost first, if the steps are row-major strides over them; or None."""
     left = [axis for axis, step in enumerate(steps) if step != 0]
     axes: list[int] = []
     behind: Dim = 1
@@ -362,7 +362,10 @@ def _flattened(selection: Selection, node: Node) -> list[Found] | None:
 
 
 def _cut_to_count(selection: Selection, node: Node) -> list[Found] | None:
-    """A Slice of all elements of flattened rows: its end is the count of the rows' mask, repeated for every element."""
+    """Flattened rows, unchanged by a Slice of all elements; None for any other node.
+
+    Its end must be the number of nonzero elements of the rows' mask, expanded to every element of a row.
+    """
     found = selection.rows(node.input(0))
     if found is None or not found.flat:
         return None
@@ -386,7 +389,10 @@ def repeats(mask: Value, other: Value, rest: Sequence[Dim]) -> bool:
 
 
 def _repeated(selection: Selection, node: Node) -> list[Found] | None:
-    """An Expand of rows to the shape that they have already, if a sum over the mask computes its leading extent."""
+    """Rows, unchanged by an Expand to the shape that they have already; None for any other Expand.
+
+    A sum over the whole mask must compute the leading extent.
+    """
     found, shape = selection.rows(node.input(0)), node.input(1)
     if found is None or found.flat or shape is None or shape.producer is None or shape.producer.op != "Concat":
         return None

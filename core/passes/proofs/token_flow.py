@@ -122,7 +122,7 @@ class TokenFlow:
         return POOLED
 
     def _record(self, node: Node, value: Value, flow: Flow) -> None:
-        """Records a flow, and checks that exactly the axes of tokens have extent n and no other extent contains n."""
+        """Records the flow of a value; ProofFailed unless its axes, and no others, have the extent n of the tokens."""
         shape = shape_of(value)
         if shape is None:
             refuse(node, "the shape of its output is not known")
@@ -132,7 +132,10 @@ class TokenFlow:
         self._flows[value] = flow
 
     def _replace(self, node: Node, new: Value, flow: Flow) -> bool:
-        """Ends a rewrite: `new` replaces the output of the node. Always true."""
+        """Ends a rewrite: `new`, with this flow, replaces the node's output; a pooled value is only recorded.
+
+        Always true.
+        """
         if flow.pooled:
             self.pools[node.output.name] = new
             self._flows[node.output] = POOLED
@@ -164,7 +167,10 @@ class TokenFlow:
         ]
 
     def _rule(self, node: Node, axes: Sequence[int | None]) -> Sequence[int | None]:
-        """The operator's rule for rows (`OpDef.rows`), applied to tokens."""
+        """The token axis of each output by the operator's rule for rows (`OpDef.rows`), given those of the inputs.
+
+        ProofFailed if the operator mixes tokens.
+        """
         op = registry.get(node.op)
         answer = op.rows(registry.Infer(op, node, self.known, TOKENS), axes)
         if isinstance(answer, MixesRows):
@@ -174,7 +180,7 @@ class TokenFlow:
         return answer
 
     def _expanded_axes(self, node: Node) -> set[int]:
-        """Axes along which an Expand or ConstantOfShape repeats one element for each token."""
+        """The axes of the output along which an Expand or ConstantOfShape repeats one element for each token."""
         source, target = shape_of(node.input(0)) if node.op == "Expand" else (), shape_of(node.output)
         if node.op not in ("Expand", "ConstantOfShape") or source is None or target is None:
             return set()
@@ -182,7 +188,10 @@ class TokenFlow:
         return {axis for axis, dim in enumerate(target) if dim == N and padded[axis] == 1}
 
     def _constant_flow(self, node: Node, value: Value) -> Flow:
-        """The flow of a value that no token enters: the same for all sequences, or repeated for every token."""
+        """The flow of a value that no token enters: the same for all sequences, or repeated for every token.
+
+        ProofFailed if it depends on the length of the sequence in another way.
+        """
         along = tuple(axis for axis, dim in enumerate(shape_of(value) or ()) if TOKENS in symbols(dim))
         if along and (node.op not in ("ConstantOfShape", "Expand") or not set(along) <= self._expanded_axes(node)):
             refuse(node, "depends on the length of the sequence")
@@ -204,7 +213,7 @@ class TokenFlow:
         return Flow(tuple(sorted(axes)), self._keeps_blocks(node, given))
 
     def _keeps_blocks(self, node: Node, given: Sequence[Flow]) -> bool:
-        """Whether the output is zero for pairs of tokens of different sequences, because an input is."""
+        """Whether an elementwise output is zero for pairs of tokens of different sequences, because an input is."""
         if node.op == "Where":
             return all(self._is_zero(value) or self.of(value).blocks for value in node.inputs[1:] if value is not None)
         if node.op in ("Mul", "Div", "Cast", "Identity", "Neg"):
@@ -219,7 +228,7 @@ class TokenFlow:
     # -- nodes that read other tokens of the sequence ------------------------------------------------------------------
 
     def _rewrite(self, node: Node, given: Sequence[Flow]) -> bool | None:
-        """Rewrites a node that reads other tokens of the sequence; None if no rewrite applies."""
+        """Rewrites a node that reads other tokens of its sequence: true; None if no rewrite applies."""
         if node.op == "Range" and node.output.type == TensorType(node.output.dtype, (N,)):
             return self._range(node)
         if not node.inputs or node.inputs[0] is None:
@@ -254,7 +263,10 @@ class TokenFlow:
         return self._replace(node, new, Flow(flow.axes, blocks=True))
 
     def _guard(self, node: Node, flow: Flow) -> bool | None:
-        """Merges Where(IsNaN(softmax), 0, softmax), which PyTorch writes for masks of -inf, into the softmax."""
+        """Merges Where(IsNaN(softmax), 0, softmax), which PyTorch writes for masks of -inf, into the softmax.
+
+        As all the rewrites below: returns true, or None for any other node.
+        """
         condition, zero, weights = node.inputs
         softmax, test = (value.producer if value is not None else None for value in (weights, condition))
         if softmax is None or test is None or zero is None or test.op != "IsNaN" or test.inputs != [weights]:
@@ -271,7 +283,7 @@ class TokenFlow:
         return self._pool(node, axis, _POOLS[node.op]) if axes == (axis,) else None
 
     def _first_or_last(self, node: Node, axis: int) -> bool | None:
-        """A Gather of the first or the last token, which every sequence has."""
+        """Rewrites a Gather of the first or the last token, which every sequence has, as a SegmentReduce."""
         index, rank = self._known(node, 1), len(node.required_input(0).shape)
         if (
             index is None
@@ -286,7 +298,7 @@ class TokenFlow:
         return self._replace(node, self._segments(node, node.required_input(0), axis, mode), POOLED)
 
     def _position_of_extreme(self, node: Node, axis: int) -> bool | None:
-        """ArgMax and ArgMin of integers: the first (or last) position in each sequence of its extreme number."""
+        """Rewrites ArgMax or ArgMin of integers as the first (or last) position of each sequence's extreme number."""
         x, view = node.required_input(0), self._view(node)
         alone = all(dim == 1 for i, dim in enumerate(x.shape) if i != axis)
         if not alone or x.dtype not in (DType.INT32, DType.INT64) or int(view.attr("axis")) % len(x.shape) != axis:
@@ -300,7 +312,10 @@ class TokenFlow:
         return self._replace(node, self._segments(node, candidates, 0, "max" if last else "min"), POOLED)
 
     def _pick_extreme(self, node: Node, given: Sequence[Flow]) -> bool | None:
-        """A GatherND of the token at the position that ArgMax or ArgMin found in each sequence."""
+        """Rewrites a GatherND of the token at the position that ArgMax or ArgMin found in each sequence.
+
+        It becomes the sum of the sequence's tokens with all others set to zero.
+        """
         x, index = node.inputs
         name = view_source(index).name if index is not None else ""
         if x is None or given[0] != Flow((1,)) or name not in self._extremes:
@@ -318,7 +333,7 @@ class TokenFlow:
         return self._replace(node, self._segments(node, masked, 1, "sum"), POOLED)
 
     def _of_tokens(self, node: Node, pool: Value) -> Value:
-        """For each token, the row of `pool` of its sequence."""
+        """For each token, the row of `pool` (one row per sequence) that belongs to its sequence."""
         return self.editor.emit(node, "Gather", pool, self._input(SEQUENCES), attrs={"axis": 0})
 
     def _segments(self, node: Node, x: Value, axis: int, mode: str) -> Value:
@@ -326,7 +341,7 @@ class TokenFlow:
         return self.editor.emit(node, "SegmentReduce", x, self._input(OFFSETS), attrs=attrs)
 
     def _range(self, node: Node) -> bool | None:
-        """Range: start + step * the position of each token in its sequence."""
+        """Rewrites a Range over the tokens as start + step * the position of each token in its sequence."""
         first, step = self._known(node, 0), self._known(node, 2)
         if first is None or first.dtype == object or step is None or step.dtype == object:
             return None
@@ -338,7 +353,7 @@ class TokenFlow:
         return self._replace(node, count if count.producer else self.editor.emit(node, "Identity", count), Flow((0,)))
 
     def _leading_rows_of_table(self, node: Node) -> bool | None:
-        """A Slice of n rows of a table from a fixed row on, such as position embeddings."""
+        """Rewrites a Slice of n rows of a table from a fixed row on (position embeddings) as a Gather by positions."""
         op, shape = registry.get("Slice"), shape_of(node.required_input(0))
         assert isinstance(op, Slice)
         ranges = op.ranges(self._view(node), len(shape)) if shape is not None else None
@@ -357,7 +372,7 @@ class TokenFlow:
         return self._replace(node, new, Flow((axis,)))
 
     def _triangle(self, node: Node, flow: Flow) -> bool | None:
-        """Trilu of pairs of tokens: compares the positions of the two tokens."""
+        """Rewrites a Trilu of pairs of tokens as a Where that compares the positions of the two tokens."""
         rank, view = len(node.output.shape), self._view(node)
         diagonal = view.param("k") if view.has_param("k") else (0,)
         if flow.axes != (rank - 2, rank - 1) or diagonal is None or not isinstance(diagonal[0], int):
@@ -371,7 +386,10 @@ class TokenFlow:
         return self._replace(node, emit(node, "Where", mask, node.required_input(0), zero), flow)
 
     def _cumulative_sum(self, node: Node, flow: Flow) -> bool | None:
-        """CumSum over all sequences, minus the sum before the token's own sequence: exact for integers only."""
+        """Rewrites a CumSum of integers as that over all sequences, minus the sum before the token's own sequence.
+
+        That is exact for integers only.
+        """
         view, axis, x = self._view(node), flow.axes[0], node.required_input(0)
         along = view.param("axis") if "axis" in view.op.params else view.value(1)
         known = None if along is None else np.asarray(along)
@@ -386,7 +404,7 @@ class TokenFlow:
         return self._replace(node, emit(node, "Sub", total, first), flow)
 
     def _window(self, node: Node, flow: Flow) -> bool | None:
-        """A convolution along the tokens, or a Slice and a Pad that together shift the tokens by one.
+        """Rewrites a convolution along the tokens, or a Slice and a Pad that together shift the tokens by one.
 
         The Slice gets the flow of its input; the rewrite of the Pad replaces both.
         """
@@ -442,7 +460,10 @@ def refuse(node: Node, reason: str) -> NoReturn:
 
 
 def _pairs(node: Node, given: Sequence[Flow]) -> Flow | None:
-    """The flow of the two products of attention: tokens by tokens, and weights of pairs by tokens; None for others."""
+    """The flow of the output of a MatMul that is one of the two products of attention; None for any other.
+
+    They are tokens by tokens, and weights of pairs (zero between sequences) by tokens.
+    """
     a, b = (_negative_axes(value, flow) for value, flow in zip(node.inputs, given, strict=True))
     rank = len(shape_of(node.output) or ())
     if (a, b) == ((-2,), (-1,)):
@@ -453,5 +474,5 @@ def _pairs(node: Node, given: Sequence[Flow]) -> Flow | None:
 
 
 def _negative_axes(value: Value | None, flow: Flow) -> tuple[int, ...]:
-    """The axes of the tokens, counted from the last axis."""
+    """The token axes of a value, as negative numbers: -1 is the last axis."""
     return tuple(axis - len(shape_of(value) or ()) for axis in flow.axes)

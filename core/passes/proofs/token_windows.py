@@ -35,7 +35,7 @@ class TokenIndices:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Each token is replaced with the token `offset` further on, or with `fill` at the end of the sequence."""
+    """A shift of `tokens`: each is replaced with that `offset` further on, or `fill` if its sequence has none there."""
 
     tokens: Value
     offset: int
@@ -72,7 +72,7 @@ def packed_convolution(editor: Editor, c: Infer, axis: int, places: Callable[[],
 
 
 def shift_of(c: Infer, axis: int) -> Shift | None:
-    """The shift that a Pad after a Slice performs: one token is cut off at one end, and one added at the other end.
+    """The shift that a Pad (`c`) after a Slice performs: one token is cut off at one end, and one added at the other.
 
     None for any other Pad.
     """
@@ -109,7 +109,7 @@ def _removed_tokens(c: Infer, cut: Node, axis: int) -> tuple[int, int] | None:
 
 
 def packed_shift(editor: Editor, node: Node, axis: int, shift: Shift, places: TokenIndices) -> Value:
-    """The tokens along `axis`, shifted within their sequences; new nodes before `node`."""
+    """The tokens along `axis`, shifted within their sequences, computed by new nodes before `node`."""
     windows = _windows(editor, node, shift.tokens, axis, (shift.offset,), places, shift.fill)
     rest = [i for i in range(len(shift.tokens.shape)) if i != axis]
     moved = editor.reshaped(node, windows, (windows.shape[0], *windows.shape[2:]))

@@ -58,7 +58,7 @@ def is_elementwise(node: Node) -> bool:
 
 
 def is_view_node(node: Node | None) -> bool:
-    """Whether a node changes the shape of its one input and keeps the order of the elements."""
+    """Whether a node is a Flatten, Squeeze, Unsqueeze or Reshape whose parameters are attributes, not inputs."""
     views = ("Flatten", "Squeeze", "Unsqueeze", "Reshape")
     return node is not None and node.op in views and len(node.inputs) == 1
 

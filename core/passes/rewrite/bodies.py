@@ -30,7 +30,7 @@ class Body:
         self._count = 0
 
     def input(self, outer: Value | None, dtype: DType) -> Value:
-        """Adds an input for `outer` to the body."""
+        """Adds a scalar input to the body for `outer` (None: the element that an epilogue starts from)."""
         value = Value(f"x{len(self.arguments)}", TensorType(dtype, ()))
         self.graph.inputs.append(value)
         self.arguments.append(outer)
@@ -52,7 +52,7 @@ class Body:
         return self.inner[outer]
 
     def add(self, node: Node) -> None:
-        """Computes an outer node inside the body. The body of a fused node is inlined."""
+        """Adds a copy of an outer node to the body, with its inputs; the body of a FusedElementwise is inlined."""
         rank = max((len(shape_of(value) or ()) for value in node.inputs if self._varies(value)), default=0)
         inputs = [self.read(value, rank) if value is not None else None for value in node.inputs]
         if node.op == FUSED:
@@ -69,7 +69,7 @@ class Body:
         return array is None or array.size != 1
 
     def inline(self, body: Graph, inputs: Sequence[Value | None]) -> list[Value]:
-        """Computes another body on these inputs; returns its outputs."""
+        """Adds the nodes of another body, applied to these inputs, to this one; returns its outputs here."""
         env = dict(zip(body.inputs, inputs, strict=True))
         env.update({value: self._literal(array) for value, array in body.constants.items()})
         for node in body.nodes:

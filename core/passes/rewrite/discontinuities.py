@@ -41,7 +41,7 @@ def reaches_discontinuity(editor: Editor, value: Value, inside: bool = False) ->
 
 
 def unless_discontinuous(rule: Rule, inside: bool) -> Rule:
-    """`rule`, restricted to places where no discontinuous operator reads its result."""
+    """`rule`, restricted to places where no discontinuous operator may read its result (`reaches_discontinuity`)."""
 
     def rewrite(e: Editor, m: Match) -> Value | None:
         return None if reaches_discontinuity(e, m.root.output, inside) else rule.rewrite(e, m)

@@ -34,7 +34,7 @@ class Editor:
         return PassResult(self.changed, tuple(self.notes))
 
     def nodes(self) -> Iterator[Node]:
-        """The nodes that existed at the start of the walk, except those that have died since. Skips new nodes."""
+        """Yield the nodes of the graph at the time of this call, except those that have died when it is their turn."""
         return (node for node in list(self.graph.nodes) if node not in self._dead)
 
     def array(self, value: Value | None) -> Array | None:
@@ -55,7 +55,7 @@ class Editor:
         return readers[0] if len(readers) == 1 and not self.is_output(value) else None
 
     def constant(self, array: Array, name: str = "c") -> Value:
-        """Adds a constant to the graph. The array is not copied."""
+        """A new constant of the graph with this array, which is not copied; `name` gets a suffix if it is taken."""
         array = array.view()
         array.setflags(write=False)
         value = Value(self._fresh(name), TensorType(DType.from_numpy(array.dtype), array.shape))
@@ -80,7 +80,7 @@ class Editor:
         attrs: Mapping[str, Attr],
         name: str = "",
     ) -> list[Value]:
-        """Inserts a node with several outputs before `anchor`; returns the outputs."""
+        """Inserts a node with `outputs` outputs before `anchor`, and infers their types; returns the outputs."""
         node = Node(op, without_trailing_absent(inputs), [], dict(attrs), name or anchor.name)
         base = anchor.outputs[0].name
         node.outputs = [Value(self._fresh(base), _UNTYPED, node) for _ in range(outputs)]
@@ -91,7 +91,7 @@ class Editor:
         return node.outputs
 
     def splice(self, anchor: Node, body: Graph) -> list[Value]:
-        """Copies the nodes and constants of `body`, a graph without inputs, before `anchor`; returns the outputs."""
+        """Copies nodes and constants of `body`, a graph without inputs, before `anchor`; returns the copied outputs."""
         body = body.clone()
         for value in body.values():
             value.name = self._fresh(value.name)

@@ -39,7 +39,10 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Matches the first output of a node whose operator is in `ops`, whose inputs match, and which passes `test`."""
+    """Matches the output of a node whose operator is in `ops`, whose inputs match, and which passes `test`.
+
+    `name`: the name by which `Match.node` returns the node.
+    """
 
     ops: tuple[str, ...]
     inputs: tuple[Pattern, ...]
@@ -95,7 +98,7 @@ def const(name: str, test: Callable[[Array], bool] = lambda array: True) -> Cons
 
 
 def scalar(value: float, tolerance: float = 1e-5) -> Const:
-    """A constant of one element, of any rank, within a relative `tolerance` of `value`."""
+    """A pattern for a numeric constant of one element, of any rank, within a relative `tolerance` of `value`."""
     return Const("", lambda a: a.size == 1 and a.dtype.kind in "fiu" and is_close(a.item(), value, tolerance))
 
 
@@ -105,7 +108,7 @@ def op(names: str, *inputs: Pattern, name: str = "", test: Callable[[Node], bool
 
 
 def any_order(operator: str, a: Pattern, b: Pattern, c: Pattern) -> list[Op]:
-    """The three groupings of `a * b * c` under an associative and commutative operator of two inputs."""
+    """Patterns for the three groupings of `a * b * c` under an associative, commutative operator of two inputs."""
     return [op(operator, op(operator, x, y), z) for x, y, z in ((a, b, c), (a, c, b), (b, c, a))]
 
 
@@ -114,7 +117,10 @@ def is_close(value: float, expected: float, tolerance: float = 1e-5) -> bool:
 
 
 def match(pattern: Op, root: Node, editor: Editor) -> Match | None:
-    """The first match of `pattern` with its root at `root`, or None."""
+    """The first match of `pattern` whose last node is `root`, or None.
+
+    No node outside the match may read a value inside it, except the output of `root`.
+    """
     for found in _match_node(pattern, root, Match(root), editor):
         if _is_private(found, editor):
             return found
@@ -122,7 +128,10 @@ def match(pattern: Op, root: Node, editor: Editor) -> Match | None:
 
 
 def apply(editor: Editor, rules: Sequence[Rule]) -> None:
-    """Applies `rules` over the whole graph until a sweep changes nothing. The editor's notes count each rule's uses."""
+    """Applies to each node the first of `rules` that fits, in sweeps over the graph until one changes nothing.
+
+    The number of uses of each rule is added to the editor's notes.
+    """
     counts: dict[str, int] = {}
     table = _by_operator(rules)
     while _sweep(editor, table, counts):

@@ -16,7 +16,7 @@ Parts = list[list[int]]
 
 
 def perm_of(node: Node) -> Perm | None:
-    """The permutation of a Transpose; None for other nodes, or if neither `perm` nor the rank is known."""
+    """The permutation of a Transpose, by default the reversal of axes; None for other nodes, or an unknown rank."""
     if node.op != "Transpose":
         return None
     perm, shape = perm_attribute(node, "perm"), shape_of(node.inputs[0])
@@ -26,7 +26,7 @@ def perm_of(node: Node) -> Perm | None:
 
 
 def perm_attribute(node: Node, name: str) -> Perm | None:
-    """The permutation that a fused node applies to an operand, from attribute `name`; None if it applies none."""
+    """The permutation in the attribute `name` of a node, such as `perm_a` of a FusedMatMul; None if it has none."""
     perm = node.attrs.get(name)
     return tuple(int(axis) for axis in perm) if isinstance(perm, tuple) else None  # type: ignore[arg-type]
 
@@ -44,13 +44,13 @@ def inverse(perm: Sequence[int]) -> Perm:
 
 
 def is_view(perm: Sequence[int], shape: Sequence[Dim]) -> bool:
-    """Whether the permutation moves only axes of extent 1, so that the elements keep their order in memory."""
+    """Whether axes of an extent other than 1 keep their order, so that the elements keep their order in memory."""
     moved = [axis for axis in perm if shape[axis] != 1]
     return moved == sorted(moved)
 
 
 def split_axes(source: Sequence[Dim], target: Sequence[Dim]) -> list[list[int]] | None:
-    """For each axis of `source`, the axes of `target` that it is split into; None if the view joins axes."""
+    """For each axis of `source`, the axes of `target` that a view splits it into; None if the view joins axes."""
     parts: list[list[int]] = []
     at = 0
     for size in source:
@@ -74,7 +74,8 @@ def common_factors(source: Sequence[Dim], target: Sequence[Dim]) -> tuple[list[D
     """The common factors of two shapes of one view: [6, 4] and [2, 12] have the factors 2, 3, 4.
 
     Returns the factors' extents, and for each axis of `source` and of `target` the indices of its factors. An axis of
-    extent 1 has none. None if one shape does not come from the other by splitting and joining axes alone.
+    extent 1 has none. None if one shape does not come from the other by splitting and joining axes alone, or an extent
+    is 0.
     """
     extents: list[Dim] = []
     waiting, parts = ([*source], [*target]), (Parts(), Parts())

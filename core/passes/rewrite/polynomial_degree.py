@@ -40,7 +40,10 @@ def fits_float16(array: object) -> bool:
 
 
 def _node_degree(node: Node, degrees: Mapping[Value, float], constant: Collection[Value]) -> float:
-    """The degree of a node's result. `constant`: numbers of the model; other bounded values may come near 0."""
+    """The degree of a node's result, given the `degrees` of its inputs; infinity if no polynomial bounds it.
+
+    `constant`: values of degree 0 that do not depend on nodes of the body; only a division by these is bounded.
+    """
     inputs = [degrees[value] for value in node.inputs if value is not None]
     if node.op in _BOUNDED:
         return 0.0

@@ -35,7 +35,10 @@ _FIRST = -(1 << 62)  # the `ends` of a backward slice that includes the first el
 
 @dataclass(frozen=True)
 class Simplify:
-    """`inside`: the graph is the body of a node, and unknown nodes of the outer graph read its outputs."""
+    """Applies the rules and rewrites of this module.
+
+    `inside`: the graph is the body of a node, and unknown nodes of the outer graph read its outputs.
+    """
 
     inside: bool = False
     name: str = "simplify"
@@ -60,7 +63,7 @@ def _is_float(array: Array) -> bool:
 
 
 def _is_invertible(array: Array) -> bool:
-    """Whether no element or reciprocal of a float constant overflows or is denormal.
+    """Whether every element of a float constant, and its reciprocal, is finite, not 0 and not denormal.
 
     Division by it is then multiplication by the reciprocal, up to one rounding.
     """
@@ -72,7 +75,7 @@ def _is_invertible(array: Array) -> bool:
 
 
 def _is_moderate(array: Array) -> bool:
-    """Whether all magnitudes lie in [1e-4, 1e4], so that products of two such factors do not overflow or underflow."""
+    """Whether the magnitudes of a float constant lie in [1e-4, 1e4], so that two such factors do not overflow."""
     return _is_float(array) and bool(np.all((np.abs(array) >= 1e-4) & (np.abs(array) <= 1e4)))
 
 
@@ -81,17 +84,17 @@ def _is_one(array: Array) -> bool:
 
 
 def _is_power(array: Array) -> bool:
-    """Whether all elements are powers of two, so that multiplication by them is exact."""
+    """Whether all elements of a float constant are plus or minus powers of two: multiplication by them is exact."""
     return _is_float(array) and bool(np.all(np.abs(np.frexp(array)[0]) == 0.5))
 
 
 def _as(operator: str) -> Rewrite:
-    """A rewrite to `operator(x)`."""
+    """A rewrite of a match to `operator(x)`, with the variable "x" of the pattern."""
     return lambda e, m: e.emit(m.root, operator, m["x"])
 
 
 def _keep(name: str) -> Rewrite:
-    """A rewrite to the variable `name` itself."""
+    """A rewrite of a match to the value of its variable `name`, if that has the type of the output."""
     return lambda e, m: m[name] if _can_keep(e, m, name) else None
 
 
@@ -213,7 +216,7 @@ def _gather_before_expand(editor: Editor, node: Node) -> None:
 
 
 def _gather_from_part(editor: Editor, node: Node) -> None:
-    """Makes a Gather from a Concat read the one operand in which all its indices lie."""
+    """Makes a Gather along the axis of a Concat read the one operand in which all its constant indices lie."""
     joined = node.inputs[0].producer if node.op == "Gather" and node.inputs[0] is not None else None
     indices, shape = editor.array(node.input(1)), shape_of(node.input(0))
     axis = node.attrs.get("axis", 0)
@@ -235,7 +238,10 @@ def _gather_from_part(editor: Editor, node: Node) -> None:
 
 
 def _top_of_one(editor: Editor, node: Node) -> None:
-    """TopK of an axis of extent 1 is its input, with index 0. Exporters sort sequences by length, often of one row."""
+    """Replaces TopK along an axis of extent 1 with its input, and its indices with zeros.
+
+    Exporters sort sequences by length, often of one row.
+    """
     x, axis = node.input(0), node.attrs.get("axis", -1)
     shape = shape_of(x)
     if node.op != "TopK" or x is None or not shape or not isinstance(axis, int) or shape[axis] != 1:
@@ -249,7 +255,7 @@ def _top_of_one(editor: Editor, node: Node) -> None:
 
 
 def _reverse_whole(editor: Editor, node: Node) -> None:
-    """ReverseSequence of sequences that all have full length is a Slice with step -1."""
+    """Rewrites a ReverseSequence of sequences that all have full length, a known number, as a Slice with step -1."""
     shape, axis = shape_of(node.input(0)), node.attrs.get("time_axis", 0)
     if node.op != "ReverseSequence" or not shape or not isinstance(axis, int):
         return
@@ -286,7 +292,7 @@ def _unflatten(editor: Editor, node: Node) -> None:
 
 
 def _flattened_rows(node: Node) -> Value | None:
-    """The first operand of a product, if it is a matrix that a view computes; otherwise None."""
+    """The first operand of a Gemm or MatMul, if it is a matrix that a view computes; otherwise None."""
     folded = node.inputs[0] if node.op in ("Gemm", "MatMul") else None
     if folded is None or not is_view_node(folded.producer) or node.attrs.get("transA", 0):
         return None
@@ -294,7 +300,10 @@ def _flattened_rows(node: Node) -> Value | None:
 
 
 def _plain_weight(editor: Editor, node: Node) -> Value | None:
-    """The matrix by which a node multiplies, if it does nothing else, or only adds a row; otherwise None."""
+    """The matrix by which a Gemm or MatMul multiplies, if it does nothing else, or only adds a row; otherwise None.
+
+    With `transB` it must be constant: the result is a new constant, transposed.
+    """
     weight, bias = node.inputs[1], shape_of(node.input(2))
     if any(node.attrs.get(name, 1.0) != 1.0 for name in ("alpha", "beta")) or len(shape_of(weight) or ()) != 2:
         return None

@@ -41,9 +41,9 @@ class BatchAxes:
 
 
 def _move_behind_product(editor: Editor, node: Node) -> Value | None:
-    """join(a) @ join(b) = join(a @ b), also if the matrices of one operand are transposed after the join.
+    """Rewrites join(a) @ join(b) as join(a @ b), where join merges the batch axes of a tensor to one.
 
-    Returns the new joined output, or None.
+    The matrices of an operand may be transposed after the join. Returns the new joined output; None for other nodes.
     """
     factors = [_before_join(editor, value) for value in node.inputs]
     a, b = (shape_of(value) or () for value in factors)
@@ -53,7 +53,10 @@ def _move_behind_product(editor: Editor, node: Node) -> Value | None:
 
 
 def _before_join(editor: Editor, value: Value | None) -> Value | None:
-    """The value before a view that joins its batch axes, or None; a transpose of the matrices is applied to it."""
+    """The value before a view that joins its batch axes to one; None if `value` comes from no such view.
+
+    If the matrices are transposed after the view, a new Transpose of the value is returned.
+    """
     node = value.producer if value is not None else None
     if node is not None and node.op == "Transpose" and perm_of(node) == (0, 2, 1):
         source = _before_join(editor, node.inputs[0])
@@ -75,9 +78,10 @@ def _joins(source: Value, value: Value) -> bool:
 
 
 def _move_behind(editor: Editor, node: Node, moved: set[Value]) -> Value | None:
-    """Moves a join after an elementwise node or a softmax of the last axis; returns the new joined output, or None.
+    """Moves a join behind an elementwise node or a softmax of the last axis that reads it; returns the new join.
 
-    A Reshape of a joined value becomes a Reshape of the value before the join.
+    `moved`: the joins that this pass made; only these are moved. None if nothing was moved. A Reshape of a joined value
+    becomes a Reshape of the value before the join.
     """
     value = next((value for value in node.inputs if value in moved), None)
     if value is None or value.producer is None or len(node.outputs) != 1:
@@ -100,7 +104,10 @@ def _move_behind(editor: Editor, node: Node, moved: set[Value]) -> Value | None:
 
 
 def _split(editor: Editor, anchor: Node, value: Value | None, joined: Dim, batch: Shape) -> Value | None:
-    """A value reshaped so that it broadcasts to tensors with separate batch axes; None if that cannot be expressed."""
+    """A value reshaped so that it broadcasts to tensors with the batch axes `batch` in place of the axis `joined`.
+
+    A value of less than three axes stays as it is. None if the shape cannot be expressed.
+    """
     shape = shape_of(value)
     if value is None or shape is None or len(shape) < 3:
         return value if shape is not None else None

@@ -33,7 +33,10 @@ class CommonSubexpressions:
 
 
 def _can_merge(editor: Editor, node: Node, twin: Node) -> bool:
-    """Whether the outputs of a node can be replaced with its twin's: two outputs of the model must stay two values."""
+    """Whether the outputs of a node can be replaced with those of its twin, which computes the same.
+
+    Not if both are outputs of the model, which must stay two values.
+    """
     if len(node.outputs) != len(twin.outputs):
         return False
     pairs = zip(node.outputs, twin.outputs, strict=True)
@@ -52,7 +55,10 @@ def _merge_constants(editor: Editor) -> None:
 
 
 def _key(node: Node) -> Hashable | None:
-    """A key that is equal for nodes that compute the same; None for random nodes and nodes with bodies."""
+    """A key that is equal for nodes with the same operator, inputs and attributes, so that they compute the same.
+
+    Commutative operators may have their inputs in either order. None for random nodes and nodes with bodies.
+    """
     op = registry.get(node.op)
     if not op.pure or node.subgraphs:
         return None

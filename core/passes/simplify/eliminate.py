@@ -39,7 +39,11 @@ class Eliminate:
 
 
 def _can_replace(editor: Editor, node: Node, source: Value) -> bool:
-    """Whether `source` can replace the first output: equal types, no other output in use, and a free output name."""
+    """Whether `source` can replace the first output of a node: equal types, and no other output is in use.
+
+    If the output is one of the graph, the source must be able to take its name. False if only the node checks a
+    declared shape.
+    """
     unused = all(not editor.readers(v) and not editor.is_output(v) for v in node.outputs[1:])
     nameable = node.output not in editor.graph.outputs or editor.renamable(source)
     return (
@@ -49,13 +53,13 @@ def _can_replace(editor: Editor, node: Node, source: Value) -> bool:
 
 @_NO_OPS.add("Identity", "StopGradient", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand")
 def _same_type(editor: Editor, node: Node) -> Value | None:
-    """These operators do nothing if the type stays the same, which the caller checks."""
+    """The input: these operators do nothing if the type stays the same, which the caller checks."""
     return node.inputs[0]
 
 
 @_NO_OPS.add("Dropout")
 def _dropout(editor: Editor, node: Node) -> Value | None:
-    """Returns the input unless in training mode; a mode that is not constant may be training."""
+    """The input, unless the mode is training, or not constant; then None."""
     training = node.input(2)
     if training is not None:
         mode = editor.array(training)
@@ -96,7 +100,7 @@ def _single(editor: Editor, node: Node) -> Value | None:
 
 @_NO_OPS.add("Concat")
 def _concat(editor: Editor, node: Node) -> Value | None:
-    """Drops operands with extent 0 along the axis, such as an empty past of keys; one operand remains unchanged."""
+    """The only operand that is left after operands with extent 0 along the axis are dropped; None if several are."""
     _drop_empty_operands(editor, node)
     return node.inputs[0] if len(node.inputs) == 1 else None
 
@@ -109,7 +113,10 @@ def _drop_empty_operands(editor: Editor, concat: Node) -> None:
 
 @_NO_OPS.add("Split")
 def _split(editor: Editor, node: Node) -> Value | None:
-    """A Split whose first part is the whole, as in a RotaryEmbedding that rotates the full width of the heads."""
+    """The input of a Split whose first part is the whole, as in a RotaryEmbedding over the full width; otherwise None.
+
+    The empty other parts are dropped from Concats that read them.
+    """
     whole = node.inputs[0]
     if whole is None or not have_same_type(node.outputs[0], whole):
         return None
@@ -135,7 +142,10 @@ def _no_bounds(editor: Editor, node: Node) -> Value | None:
 
 @_NO_OPS.add("Slice")
 def _slice_all(editor: Editor, node: Node) -> Value | None:
-    """A Slice that takes every axis whole. An equal type is no proof: it may assume that no end is clamped."""
+    """The input of a Slice that takes every axis whole; otherwise None.
+
+    An equal type is no proof: it may assume that no end is clamped.
+    """
     return node.inputs[0] if is_whole_slice(registry.Infer(registry.get(node.op), node, {})) else None
 
 
@@ -162,7 +172,7 @@ def _where_constant(editor: Editor, node: Node) -> Value | None:
 
 
 def _unless(editor: Editor, node: Node, neutral: Callable[[Array], bool], commutes: bool) -> Value | None:
-    """The other operand if one is the operator's neutral element; otherwise None."""
+    """The other operand if the second (or, if the operator `commutes`, any) is a neutral constant; otherwise None."""
     x, y = node.inputs
     if _is(editor, y, neutral):
         return x

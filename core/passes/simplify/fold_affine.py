@@ -70,7 +70,7 @@ def _has_integral_weights(editor: Editor, linear: Node) -> bool:
 
 
 def _affine_of(editor: Editor, node: Node, x: Value) -> Affine | None:
-    """The factor and offset per channel that `node` applies to its input `x`, or None.
+    """The factor and offset per channel that a Mul, Add or BatchNormalization applies to its input `x`, or None.
 
     None for tensors without elements: a constant that broadcasts to them may have no value per channel.
     """
@@ -101,9 +101,9 @@ def _from_constant(operator: str, array: Channel, shape: tuple[Any, ...]) -> Aff
 
 
 def _channels_of(array: Channel, rank: int) -> tuple[int, Channel] | None:
-    """The one axis along which a constant varies in a tensor of this rank, and its values; axis 1 for one number.
+    """The one axis along which a constant varies when it broadcasts to a tensor of this rank, and its values.
 
-    None if it varies along several axes.
+    Axis 1 for a constant of one number. None if it varies along several axes, or has more axes than the tensor.
     """
     if array.ndim > rank:
         return None
@@ -159,7 +159,10 @@ def _fold_gemm(editor: Editor, gemm: Node, anchor: Node, affine: Affine) -> Valu
 
 
 def _fold_matmul(editor: Editor, matmul: Node, anchor: Node, affine: Affine) -> Value | None:
-    """Folds a factor without an offset; `FuseEpilogue` fuses an offset later."""
+    """A new MatMul with a factor folded into its constant matrix; None if there is an offset, or it does not fit.
+
+    `FuseEpilogue` fuses an offset later.
+    """
     weight = editor.array(matmul.inputs[1])
     shape = shape_of(matmul.output)
     if weight is None or weight.ndim != 2 or shape is None or affine.offset.any() or weight.dtype != np.float32:
@@ -176,7 +179,7 @@ _FOLDERS = {"Conv": _fold_conv, "ConvTranspose": _fold_transposed, "Gemm": _fold
 
 
 def _is_plain(editor: Editor, node: Node, weight: Array) -> bool:
-    """Whether the weight is float32, and the bias absent or constant."""
+    """Whether `weight`, that of the node, is float32, and the node's bias (third input) absent or constant."""
     bias = node.input(2)
     return weight.dtype == np.float32 and (bias is None or editor.array(bias) is not None)
 
@@ -198,7 +201,10 @@ def _rebuild(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: 
 
 
 def _factor_after(e: Editor, m: Match) -> Value | None:
-    """Moves a scalar factor of an operand after the product, where it is fused into the epilogue."""
+    """The product of a match without the scalar factor of an operand, times that factor; None if it does not fit.
+
+    The product's epilogue can then include the factor. Operands must be computed and of rank 2 or more.
+    """
     factor = e.graph.constants[m["c"]]
     shapes = shape_of(m["a"]), shape_of(m["b"])
     if any(shape is None or len(shape) < 2 for shape in shapes):
@@ -210,7 +216,7 @@ def _factor_after(e: Editor, m: Match) -> Value | None:
 
 
 def _is_moderate_number(array: Array) -> bool:
-    """Whether a constant is one number in [1e-4, 1e4], so that the order of multiplications causes no overflow."""
+    """Whether a constant is one float32 with a magnitude in [1e-4, 1e4], so that reordering causes no overflow."""
     return array.size == 1 and array.dtype == np.float32 and 1e-4 <= abs(array.item()) <= 1e4
 
 
@@ -222,7 +228,7 @@ FACTORS = [
 
 
 def _fold_before(editor: Editor, linear: Node) -> None:
-    """Folds a constant factor of the input into the weights."""
+    """Folds a constant factor of the input of a Conv, Gemm or MatMul into its constant weights."""
     x = linear.inputs[0] if linear.op in ("Conv", "Gemm", "MatMul") else None
     weight = editor.array(linear.inputs[1]) if x is not None else None
     if x is None or weight is None or x.producer is None or x.producer.op != "Mul" or editor.only_reader(x) is None:
@@ -237,7 +243,7 @@ def _fold_before(editor: Editor, linear: Node) -> None:
 
 
 def _split_factor(editor: Editor, node: Node) -> tuple[Value | None, Array | None]:
-    """The operands of an elementwise product as (value, constant array); the array is None if neither is constant."""
+    """The operands of a Mul as (value, array of the constant one); the array is None if neither is constant."""
     a, b = node.inputs
     if editor.array(a) is not None:
         a, b = b, a
@@ -245,7 +251,7 @@ def _split_factor(editor: Editor, node: Node) -> tuple[Value | None, Array | Non
 
 
 def _scale_inputs(linear: Node, weight: Array, factor: Array) -> Array | None:
-    """The weights of a linear node with the factor of its input folded in; None if that is not one per channel."""
+    """The weights of a linear node, multiplied by `factor`, that of its input; None if that is not one per channel."""
     x = linear.inputs[0]
     shape = shape_of(x)
     found = _channels_of(factor.astype(np.float64), len(shape)) if shape is not None else None

@@ -29,7 +29,7 @@ _REPEATING = ("Expand", "Tile")
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Limits on the size of folded results.
+    """Folds nodes of constants; these are the limits on the size of folded results.
 
     A result larger than its inputs is folded up to `limit_bytes`. The limit is `limit_copies` for Expand and Tile:
     repeating in the run reads less memory. Conversions to wider types may grow by `growth`. All results together are at
@@ -54,7 +54,7 @@ class FoldConstants:
         return editor.finish()
 
     def _evaluate(self, editor: Editor, node: Node, left: int) -> Sequence[Array | None]:
-        """The node's outputs, of at most `left` bytes; [None] if it cannot or should not be folded."""
+        """The node's outputs, at most `left` bytes, by its reference; [None] if it cannot or should not be folded."""
         inputs = [editor.array(value) for value in node.inputs]
         if any(a is None and v is not None for a, v in zip(inputs, node.inputs, strict=True)):
             return [None]
@@ -100,7 +100,7 @@ def _nbytes(type_: object) -> int:
 
 
 def _without_symbols(array: Array | None) -> Array | None:
-    """A value of shape arithmetic if it contains no symbols; otherwise None."""
+    """A value that inference knows, if it contains no symbolic dimensions; otherwise None."""
     return array if array is not None and array.dtype != object else None
 
 

@@ -63,7 +63,10 @@ def extents_to_equate(graph: Graph) -> list[tuple[Dim, Dim]]:
 
 
 def _gather(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """A Gather of all elements along an axis in order: a Reshape that replaces the axis with those of the indices."""
+    """Rewrites a Gather of all elements along an axis, in order, as a Reshape.
+
+    The axes of the indices replace that axis.
+    """
     data, indices = shape_of(node.input(0)), finder.of(node.input(1))
     axis = node.attrs.get("axis", 0)
     if data is None or not isinstance(axis, int):
@@ -76,7 +79,10 @@ def _gather(editor: Editor, finder: PositionFinder, node: Node) -> None:
 
 
 def _gather_one_per_row(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """`flat[row * length + column]` of flattened rows: a GatherND by column, if all columns are within a row."""
+    """Rewrites a Gather `flat[row * length + column]` from flattened rows as a GatherND by column with a batch axis.
+
+    The columns must come from ArgMax or ArgMin, so that all are within a row.
+    """
     flat, total = node.inputs[0], node.inputs[1]
     source, add = view_source(flat) if flat is not None else None, total.producer if total is not None else None
     shape = shape_of(source)
@@ -104,7 +110,10 @@ def _is_argmax(value: Value, extent: Dim) -> bool:
 
 
 def _gather_elements(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """A GatherElements of each element at its own index is the input; one from a broadcast vector is a Gather."""
+    """Replaces a GatherElements of each element at its own index with its input, and one from a vector with a Gather.
+
+    The vector is broadcast along all other axes.
+    """
     source, data, axis = node.inputs[0], shape_of(node.input(0)), node.attrs.get("axis", 0)
     if source is None or data is None or not isinstance(axis, int):
         return
@@ -134,7 +143,7 @@ def _may_replace(editor: Editor, node: Node, source: Value) -> bool:
 
 
 def _gather_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """A GatherND whose coordinates each count a whole axis: a Transpose, a Reshape and an Expand.
+    """Rewrites a GatherND whose coordinates each count a whole axis as a Transpose, a Reshape and an Expand.
 
     The Reshape inserts axes of extent 1, which the Expand repeats where no coordinate varies.
     """
@@ -163,7 +172,10 @@ def _gather_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
 
 
 def _gather_rows(editor: Editor, node: Node, axes: Sequence[int | None]) -> None:
-    """Makes leading coordinates that count the leading axes batch dimensions: each row reads its own elements."""
+    """Makes leading coordinates of a GatherND that count the leading axes batch dimensions.
+
+    Each row then reads its own elements. `axes` has for each coordinate the axis that it counts, or None.
+    """
     rows = next((i for i, axis in enumerate(axes) if axis != i), len(axes))
     if not 0 < rows < len(axes):
         return
@@ -173,7 +185,7 @@ def _gather_rows(editor: Editor, node: Node, axes: Sequence[int | None]) -> None
 
 
 def _scatter_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """A ScatterND that overwrites one contiguous part along an axis, as in `x[..., :2] = y`: a Concat.
+    """Rewrites a ScatterND that overwrites one contiguous part along an axis, as in `x[..., :2] = y`, as a Concat.
 
     It joins the slice before the part, the updates, and the slice after it.
     """
@@ -206,7 +218,7 @@ def _scatter_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
 
 
 def _range_of(found: Positions | None, axis: int, axes: int) -> tuple[int, Dim] | None:
-    """The first coordinate along an axis, and their number, if they count up along that axis alone; otherwise None."""
+    """The first of the coordinates `found`, and their number, if they count up by 1 along `axis` alone; or None."""
     if found is None or len(found.shape) != axes or not isinstance(found.offset, int) or found.offset < 0:
         return None
     steps = tuple(int(each == axis and found.shape[axis] != 1) for each in range(axes))
@@ -219,7 +231,10 @@ def _slice(editor: Editor, node: Node, axis: int, start: int, end: int) -> Value
 
 
 def _parts(indices: Value | None) -> list[Value]:
-    """The values that a Concat joins along the last axis of GatherND's indices, if each is a single coordinate."""
+    """The values that a Concat joins along the last axis of GatherND's indices; empty unless each is one coordinate.
+
+    Without a Concat, the indices themselves.
+    """
     node, shape = indices.producer if indices is not None else None, shape_of(indices)
     if indices is None or not shape:
         return []
@@ -229,7 +244,10 @@ def _parts(indices: Value | None) -> list[Value]:
 
 
 def _coordinates(finder: PositionFinder, indices: Value | None) -> list[Positions | None]:
-    """For each indexed axis of the data, its coordinates as `Positions` without the last axis of extent 1, or None."""
+    """For each axis of the data that `indices` index, the coordinates as `Positions`, or None; empty if not known.
+
+    The last axis of the indices, of extent 1, is left out.
+    """
     found = [finder.of(part) for part in _parts(indices)]
     return [part and Positions(part.shape[:-1], part.offset, part.steps[:-1]) for part in found]
 
@@ -246,7 +264,7 @@ def _reshape(editor: Editor, node: Node, shape: Sequence[Dim]) -> None:
 
 
 def _at_least(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """`positions >= bound` is true if their minimum is; `positions < bound` is then false."""
+    """Rewrites `positions >= bound` as true, and `positions < bound` as false, if the smallest position is >= bound."""
     found, bound = finder.of(node.input(0)), finder.number(node.input(1))
     lowest, shape = found.lowest() if found is not None else None, shape_of(node.output)
     if lowest is None or not isinstance(bound, int) or shape is None or not can_reshape_to(editor.graph, shape):
@@ -257,7 +275,7 @@ def _at_least(editor: Editor, finder: PositionFinder, node: Node) -> None:
 
 
 def _and(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """`x and true` is x, expanded to the shape of the output."""
+    """Rewrites `x and true` as x, expanded to the shape of the output."""
     shape = shape_of(node.output)
     for value, other in (node.inputs, reversed(node.inputs)):
         if value is None or other is None or not _is_true(editor, value) or shape is None:

@@ -19,7 +19,7 @@ _BRANCHES = ("then_branch", "else_branch")
 
 @dataclass(frozen=True)
 class InlineIf:
-    """`between`: passes that run after each round of inlining, before the next round.
+    """Inlines branches of If. `between`: passes that run after each round of inlining, before the next round.
 
     An inlined branch may compute the condition of another If.
     """

@@ -36,7 +36,7 @@ class WriteIota:
 
 
 def _positions(finder: PositionFinder, node: Node, allowed: frozenset[str]) -> Positions | None:
-    """The `Positions` that a node's single output equals, if they contain symbols and only allowed ones; or None."""
+    """The `Positions` that a node's single output equals, if they contain symbols, all of them `allowed`; or None."""
     found = finder.of(node.output) if len(node.outputs) == 1 and node.op != "Iota" else None
     if found is None:
         return None

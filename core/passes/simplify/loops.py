@@ -65,7 +65,7 @@ def _hoist_invariant(editor: Editor, node: Node, body: Graph, place: int) -> Non
 
 
 def _set_trip_count(editor: Editor, node: Node, trips: int) -> None:
-    """Replaces the condition of a loop with a constant trip count."""
+    """Replaces the condition of a Loop with a constant trip count: the body's condition becomes always true."""
     body = node.attrs["body"]
     assert isinstance(body, Graph)
     body.outputs[0] = body.inputs[1]
@@ -74,7 +74,7 @@ def _set_trip_count(editor: Editor, node: Node, trips: int) -> None:
 
 
 def _trip_count(node: Node, known: Mapping[Value, Array]) -> int | None:
-    """The number of iterations, if the condition compares a counter with a constant; otherwise None.
+    """The number of iterations of a Loop, if its condition compares a counter with a known bound; otherwise None.
 
     A known trip count of the Loop itself limits it.
     """
@@ -94,7 +94,7 @@ def _trip_count(node: Node, known: Mapping[Value, Array]) -> int | None:
 
 
 def _counter_steps(node: Node, body: Graph, counter: Value, known: Mapping[Value, Array]) -> tuple[int, int] | None:
-    """The start and positive step of a carried counter, if `counter` is its value for the next iteration; or None."""
+    """The start and positive step of a carried counter whose value after an iteration is `counter`; otherwise None."""
     add = counter.producer
     if add is None or add.op != "Add" or counter.dtype not in _WIDE:
         return None
@@ -109,7 +109,7 @@ def _counter_steps(node: Node, body: Graph, counter: Value, known: Mapping[Value
 
 
 def _invariant(node: Node, body: Graph, value: Value, known: Mapping[Value, Array]) -> int | None:
-    """A known integer that no iteration changes, or None."""
+    """The integer that a value of the body equals in every iteration; None if it is not known, or may change."""
     if value in body.inputs[2:]:
         place = body.inputs.index(value)
         is_unchanged = _origin(body.outputs[place - 1]) is value
@@ -127,7 +127,7 @@ def _origin(value: Value) -> Value:
 
 
 def _number(value: Value | None, known: Mapping[Value, Array]) -> int | None:
-    """A known integer below `_EXACT` in magnitude; None for any other value."""
+    """The integer that a known value of one element is, if below `_EXACT` in magnitude; None for any other value."""
     array = known.get(value) if value is not None else None
     if array is None or array.size != 1 or array.dtype.kind not in "biuf":
         return None

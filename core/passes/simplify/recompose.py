@@ -37,7 +37,10 @@ from lathe.core.passes.rewrite.permutation import without_leading_ones
 
 @dataclass(frozen=True)
 class Recompose:
-    """`inside`: the graph is the body of a node, and unknown nodes of the outer graph read its outputs."""
+    """Applies the rules of this module.
+
+    `inside`: the graph is the body of a node, and unknown nodes of the outer graph read its outputs.
+    """
 
     inside: bool = False
     name: str = "recompose"
@@ -49,7 +52,7 @@ class Recompose:
 
 
 def _activation(operator: str, **attrs: Attr) -> Rewrite:
-    """A rewrite to `operator(x)`, if the result has the type of x."""
+    """A rewrite of a match to `operator(x)`, with these attributes, if the result has the type of x."""
 
     def rewrite(e: Editor, m: Match) -> Value | None:
         return e.emit(m.root, operator, m["x"], attrs=attrs) if have_same_type(m["x"], m.root.output) else None
@@ -129,7 +132,10 @@ def _over_deviation(x: Pattern, variance: Pattern) -> list[Op]:
 
 
 def _trailing_axis(shape: tuple[object, ...] | None, node: Node) -> int | None:
-    """The first reduced axis, as a negative number, if the reduced axes are the last ones; otherwise None."""
+    """The first axis that a reduction `node` reduces, as a negative number, if it reduces the last axes; or None.
+
+    `shape` is that of its input.
+    """
     axes = node.attrs.get("axes")
     if shape is None or not isinstance(axes, tuple) or not axes:
         return None
@@ -139,7 +145,11 @@ def _trailing_axis(shape: tuple[object, ...] | None, node: Node) -> int | None:
 
 
 def _normalization(operator: str, reductions: tuple[str, ...]) -> Rewrite:
-    """A rewrite to `operator` with a scale of ones; a later rule replaces it with the factor that usually follows."""
+    """A rewrite of a match to the normalization `operator` with a scale of ones.
+
+    A later rule replaces the ones with the factor that usually follows. `reductions` names the ReduceMean nodes of the
+    pattern, which must all reduce the same last axes.
+    """
 
     def rewrite(e: Editor, m: Match) -> Value | None:
         x, shape = m["x"], shape_of(m["x"])
@@ -157,7 +167,10 @@ def _normalization(operator: str, reductions: tuple[str, ...]) -> Rewrite:
 
 
 def _fits_normalized(node: Node, array: Array, shape: tuple[object, ...] | None) -> bool:
-    """Whether a constant has exactly the extents of the normalized axes, up to leading axes of extent 1."""
+    """Whether a constant has exactly the extents of the axes that `node` normalizes, up to leading axes of extent 1.
+
+    `shape` is that of the node's input.
+    """
     axis = node.attrs.get("axis", -1)
     if shape is None or not isinstance(axis, int):
         return False
@@ -213,7 +226,10 @@ NORMALIZATIONS = [
 
 
 def _guarded_softmax(e: Editor, m: Match) -> Value | None:
-    """Where(IsNaN(softmax), 0, softmax), which PyTorch writes for tokens whose keys are all masked with -inf."""
+    """GuardedSoftmax for Where(IsNaN(softmax), 0, softmax); None if the weights are no Softmax.
+
+    PyTorch writes that for tokens whose keys are all masked with -inf.
+    """
     softmax = m["weights"].producer
     if softmax is None or softmax.op != "Softmax" or not have_same_type(m["weights"], m.root.output):
         return None

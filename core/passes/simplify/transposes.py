@@ -60,7 +60,7 @@ def _sweep(editor: Editor) -> bool:
 
 
 def _merge(editor: Editor, node: Node) -> None:
-    """Merges two consecutive transposes, and removes identities."""
+    """Merges a Transpose with one that computes its input, or removes it if the result is the identity."""
     perm, source = perm_of(node), node.inputs[0]
     if perm is not None and source is not None and compose(perm, None) is None:
         if node.output not in editor.graph.outputs or editor.renamable(source):
@@ -79,7 +79,7 @@ def _merge(editor: Editor, node: Node) -> None:
 
 
 def _sink(editor: Editor, node: Node) -> None:
-    """op(transpose(a), transpose(b), constant) = transpose(op(a, b, constant'))."""
+    """Rewrites op(transpose(a), transpose(b), constant) as transpose(op(a, b, constant')), permuting the constant."""
     perm = _common_perm(editor, node)
     shape = shape_of(node.output)
     if perm is None or shape is None or len(shape) != len(perm):
@@ -93,7 +93,7 @@ def _sink(editor: Editor, node: Node) -> None:
 
 
 def _sink_through_split(editor: Editor, node: Node) -> None:
-    """Moves a transpose after a view that splits axes or drops axes of extent 1."""
+    """Moves a Transpose after the Reshape `node` that alone reads it and splits axes or drops axes of extent 1."""
     x, target = node.inputs[0], shape_of(node.output)
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
     if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
@@ -136,7 +136,7 @@ def _batch_first(editor: Editor, node: Node) -> None:
 
 
 def _sink_through_product(editor: Editor, node: Node) -> None:
-    """transpose(x) @ w = transpose(x @ w), for a constant matrix w and a transpose that keeps the last axis last.
+    """Rewrites transpose(x) @ w as transpose(x @ w), for a constant matrix w; the last axis must stay last.
 
     All readers of transpose(x) must be such products, as those for queries, keys and values are.
     """
@@ -156,7 +156,7 @@ def _is_matrix_product(editor: Editor, reader: Node, x: Value) -> bool:
 
 
 def _sink_through_gather(editor: Editor, node: Node) -> None:
-    """Moves a transpose after a Gather of one slice, if all readers of the transposed tensor gather one slice."""
+    """Moves a Transpose after the Gather `node` of one constant index, if all readers of the Transpose are such."""
     x = node.inputs[0]
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
     if x is None or x.producer is None or perm is None or editor.is_output(x):
@@ -181,7 +181,10 @@ def _axis(node: Node, default: int) -> int:
 
 
 def _common_perm(editor: Editor, node: Node) -> Perm | None:
-    """The permutation of the transposes that all computed inputs come from, if only this node reads them; or None."""
+    """The permutation of the Transposes that compute all inputs of a node but constants; None if they differ.
+
+    None also if an input comes from no Transpose, or another node reads it.
+    """
     found: set[Perm] = set()
     for value in node.inputs:
         if value is None or editor.array(value) is not None:
@@ -194,7 +197,7 @@ def _common_perm(editor: Editor, node: Node) -> Perm | None:
 
 
 def _before_transpose(editor: Editor, value: Value | None, perm: Perm) -> Value | None:
-    """The input of the transpose that computes a value; a constant is permuted instead."""
+    """The input of the Transpose (by `perm`) that computes a value; for a constant, a new one permuted back."""
     array = editor.array(value)
     if array is not None and value is not None:
         return value if array.ndim == 0 else editor.constant(permute_constant(array, inverse(perm)), value.name)
@@ -202,7 +205,7 @@ def _before_transpose(editor: Editor, value: Value | None, perm: Perm) -> Value 
 
 
 def _as_view(editor: Editor, node: Node) -> None:
-    """Rewrites a transpose that only moves axes of extent 1 as a Reshape."""
+    """Rewrites a Transpose that only moves axes of extent 1 as a Reshape, if that can express the shape."""
     if node.op != "Transpose":
         return
     perm, shape, target = perm_of(node), shape_of(node.inputs[0]), shape_of(node.output)

@@ -74,9 +74,10 @@ class Span:
 def write_bundle(
     path: Path, facts: Mapping[str, Any], sections: Mapping[str, Chunks], durable: bool = True
 ) -> FileIdentity:
-    """Write a bundle atomically. Equal contents give equal bytes.
+    """Write a bundle atomically, and return the identity of the file. Equal contents give equal bytes.
 
-    `durable`: the file is on disk when this returns, even if the machine stops then; a cache does not need that.
+    `facts` are stored as JSON in the header. `durable`: the file is on disk when this returns, even if the machine
+    stops then; a cache does not need that.
     """
     with replacing(path, durable) as target:
         file = _Writer(target)
@@ -90,7 +91,7 @@ def write_bundle(
 
 
 class _Writer:
-    """A file that is written one huge page at a time."""
+    """A buffered file that is written in units of one huge page (2 MiB)."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -119,7 +120,10 @@ class _Writer:
 
 
 def _write_section(file: _Writer, chunks: Chunks) -> tuple[int, list[tuple[int, str]]]:
-    """Offset, and the size and digest of every span: a large chunk, or all small chunks between two large ones."""
+    """Write a section at the next page; returns its offset, and the size and SHA-256 of each span.
+
+    A span is one chunk of at least `LARGE` bytes, or all smaller chunks between two of these.
+    """
     start = -(-file.tell() // _PAGE) * _PAGE
     file.write(bytes(start - file.tell()))
     spans: list[tuple[int, str]] = []
@@ -135,7 +139,7 @@ def _write_section(file: _Writer, chunks: Chunks) -> tuple[int, list[tuple[int, 
 
 
 class Bundle:
-    """An open bundle. `facts` come from its writer; sections stay valid as long as their arrays exist."""
+    """An open bundle. `facts` are those given to `write_bundle`; sections stay valid as long as their arrays exist."""
 
     def __init__(self, path: Path, written: FileIdentity | None = None) -> None:
         """Open a bundle and check its header.
@@ -161,7 +165,10 @@ class Bundle:
             raise
 
     def section(self, name: str) -> Bytes:
-        """The bytes of a section, mapped read-only, after their digests were checked."""
+        """The bytes of a section, mapped read-only, after their digests were checked.
+
+        ArtifactError if there is no such section, or if a digest differs.
+        """
         spans = self.spans(name)
         data = self._map(int(self._sections[name][0]), sum(span.nbytes for span in spans))
         for span in [] if self._is_known else spans:
@@ -184,7 +191,7 @@ class Bundle:
         return spans
 
     def size(self, name: str) -> int:
-        """The bytes of a section, without reading it. ArtifactError if there is no such section."""
+        """The number of bytes of a section, without reading it. ArtifactError if there is no such section."""
         return sum(span.nbytes for span in self.spans(name))
 
     def close(self) -> None:
@@ -244,6 +251,6 @@ def _open(path: Path) -> int:
 
 
 def is_trusted(status: os.stat_result, user: int) -> bool:
-    """Whether only `user` or root could have written a file."""
+    """Whether it is a regular file that belongs to `user` or root, and that neither its group nor others may write."""
     only_owner_writes = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISREG(status.st_mode) and status.st_uid in (user, 0) and only_owner_writes

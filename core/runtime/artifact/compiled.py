@@ -70,10 +70,12 @@ def make_runner(
     held: DeduplicatedWeights | None = None,
     adopted: Mapping[str, DeviceBlock] | None = None,
 ) -> Runner:
-    """A runner with code and weights in memory.
+    """A runner with code and weights in memory, and with states at their initial values.
 
-    `held`: the weights, if they are in memory already. `adopted`: states that are on the device already.
-    DeviceMemoryError if a device has too little memory for batches of `max_batch`.
+    `independent`: rows do not depend on each other, so that a batch may run in chunks. `held`: the weights, if they are
+    in memory already. `adopted`: states that are on the device already; they keep their values. `threads` and
+    `independent` matter only on the host, `max_batch` and `adopted` only on other devices. DeviceMemoryError if a
+    device has too little memory for batches of `max_batch`.
     """
     made: Runner
     there = adopted or {}
@@ -91,7 +93,7 @@ def make_runner(
 
 
 def make_placed_runner(content: Split, make: Callable[[Compiled], Runner]) -> Runner:
-    """A runner of all parts, each of which `make` loads."""
+    """A runner of all parts; `make` makes the runner of each. If it fails, the runners made so far are closed."""
     with ExitStack() as failing:
         parts: list[Runner] = []
         for part in content.parts:
@@ -104,7 +106,11 @@ def make_placed_runner(content: Split, make: Callable[[Compiled], Runner]) -> Ru
 def make_partitioned_runner(
     content: Partitioned, threads: int, max_batch: int, held: Sequence[DeduplicatedWeights | None] = ()
 ) -> PartitionedRunner:
-    """A runner of a script and its parts. `held`: the weights of each part, if they are in memory already."""
+    """A runner of a script and its parts, all of which are on the host.
+
+    `held`: the weights of each part, or None where they are not in memory yet. If a part fails, the earlier ones are
+    closed.
+    """
     with ExitStack() as failing:
         parts: list[Executable] = []
         for part, weights in zip(content.parts, held or [None] * len(content.parts), strict=True):

@@ -26,7 +26,7 @@ def memory_needs(path: Path) -> MemoryNeeds:
     """The memory needs of an artifact (see artifact.py), for the largest batch that it was compiled for.
 
     A model that is compiled per shape needs its graph, and its weights once more in the layout of kernels. The memory
-    of its runs depends on their shapes, and is not counted. ArtifactError as for `artifact.load`.
+    of its runs depends on their shapes, so `run` is 0. ArtifactError as for `Bundle`, and for a malformed plan.
     """
     with Bundle(path) as bundle:
         parts = _parts(bundle.facts)
@@ -41,6 +41,6 @@ def memory_needs(path: Path) -> MemoryNeeds:
 
 
 def _parts(facts: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The facts of the parts that run on the host; None for a graph."""
+    """The facts of the parts that run on the host; None for an artifact that holds only a graph."""
     parts = facts.get("parts", [facts] if "plan" in facts else None)
     return None if parts is None else [part for part in parts if part["device"] == HOST]

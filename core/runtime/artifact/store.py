@@ -38,12 +38,12 @@ class Store:
         return self._models / f"{key}.lathe"
 
     def used(self, path: Path) -> None:
-        """Note that a model was used: the least recently used ones are deleted first."""
+        """Note that a model was used, as its file's modification time: least recently used ones are deleted first."""
         with suppress(OSError):
             os.utime(path)
 
     def added(self, path: Path) -> None:
-        """Note that a model was written; if the quota is exceeded, others are deleted."""
+        """Note that a model was written; if all models together exceed the quota (8 GiB), others are deleted."""
         self._quota.added(path.stat().st_size)
 
     @property
@@ -53,7 +53,10 @@ class Store:
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The cache folder of the environment; None if it is not set. `LATHE_CACHE` is the older name."""
+    """The cache folder that the environment names; None if it names none.
+
+    The variable is `LATHE_CACHE_DIR`, or its older name `LATHE_CACHE`.
+    """
     return environ.get("LATHE_CACHE_DIR") or environ.get("LATHE_CACHE") or None
 
 
@@ -62,7 +65,11 @@ _stores_lock = threading.Lock()
 
 
 def open_store(folder: str | None, environ: Mapping[str, str] = os.environ) -> Store | None:
-    """The store in `folder` or the default place; None if it cannot be written (a read-only container)."""
+    """The store in `folder`, by default in that of the environment (`cache_dir`) or in the user's cache.
+
+    There is one object per folder. None if the default folder cannot be used, as in a read-only container; for a
+    `folder` that cannot be used, the errors of `Store`.
+    """
     users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(folder or cache_dir(environ) or users / "lathe")
     with _stores_lock:

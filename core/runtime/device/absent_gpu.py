@@ -37,7 +37,7 @@ _LIMITLESS = 1 << 62
 
 
 def parse_target(name: str) -> GpuTarget:
-    """The target of a description.
+    """The target that a description such as `sm_90` or `sm_90/132/232448/62914560` stands for.
 
     UnsupportedError for a name that is no description, or an architecture whose properties must be given.
     """
@@ -55,7 +55,7 @@ def parse_target(name: str) -> GpuTarget:
 
 
 class AbsentDevice:
-    """A device that compiles. Everything that would use memory or run raises UnsupportedError."""
+    """A device for which kernels are compiled. What would use memory or run something there raises UnsupportedError."""
 
     lost = ""
     has_clock = False
@@ -68,9 +68,9 @@ class AbsentDevice:
         return binary_for(spec, self.target, cache).to_bytes()
 
     def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
-        """Compile all kernels, because no later call compiles candidates one by one.
+        """Compile all kernels into the cache, because no later call compiles candidates one by one.
 
-        Kernels that do not compile are left out.
+        Kernels that do not compile are left out. Without a cache, nothing is compiled.
         """
         if cache is None:
             return
@@ -81,7 +81,7 @@ class AbsentDevice:
                 binary_for(spec, self.target, cache)
 
     def memory(self) -> MemoryInfo:
-        """Unlimited: the limits are checked where the GPU is."""
+        """4 EiB free and in total, in effect no limit: the limits are checked where the GPU is."""
         return MemoryInfo(_LIMITLESS, _LIMITLESS)
 
     def peaks(self) -> Peaks:

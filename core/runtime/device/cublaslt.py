@@ -42,7 +42,7 @@ _MAX_DESCRIPTORS = 64  # cached descriptions of a product, one per batch size; a
 
 
 class _Algorithm(ctypes.Structure):
-    """cublasLtMatmulAlgo_t: opaque, with the same meaning wherever the library has this version."""
+    """cublasLtMatmulAlgo_t: opaque bytes, which stay valid on any machine with the same version of the library."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -82,9 +82,10 @@ class Library:
     """The library with a handle for the CUDA context that is current when it is made."""
 
     def __init__(self, functions: Any) -> None:
-        """`functions`: the loaded library.
+        """`functions`: the loaded library, as of `load_library`.
 
-        DeviceError if it is older than `LEAST_VERSION`, or does not fit the driver.
+        DeviceError if it is older than `LEAST_VERSION`, or cannot be initialised; AttributeError if it lacks a
+        function.
         """
         self.version = _version(functions)
         if self.version < LEAST_VERSION:
@@ -93,17 +94,20 @@ class Library:
         self.handle = self.made("cublasLtCreate")
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Call a function. DeviceError for any status but success."""
+        """Call a function of the library by name, for its effect.
+
+        DeviceMemoryError if it cannot allocate memory, DeviceError for any other status but success.
+        """
         status = self._functions[name](*arguments)
         if status != _OK:
             raise (DeviceMemoryError if status == _ALLOC_FAILED else DeviceError)(f"{name}: status {status}")
 
     def answer(self, name: str, *arguments: Any) -> int:
-        """The status of a call, whatever it is."""
+        """Call a function of the library by name and return its status, which is no error here."""
         return int(self._functions[name](*arguments))
 
     def made(self, name: str, *arguments: Any) -> c_void_p:
-        """The handle that a function creates."""
+        """Call a function that creates an object, and return the handle that it writes to its first argument."""
         handle = c_void_p()
         self(name, byref(handle), *arguments)
         return handle
@@ -123,7 +127,10 @@ def _declare(functions: Any, name: str, types: tuple[Any, ...]) -> Any:
 
 @cache
 def load_library() -> Any:
-    """The newest library that the system's loader or Python's packages have; None if there is none."""
+    """The library, loaded by ctypes: the first one found of the system's and Python's packages, newer names first.
+
+    None if there is none.
+    """
     for path in _library_paths():
         try:
             return ctypes.CDLL(path)
@@ -142,7 +149,7 @@ def _library_paths() -> Iterator[str]:
 
 
 def open_library() -> Library | None:
-    """The library for the current context; None if it is missing, too old, or does not fit the driver."""
+    """The library for the current CUDA context; None if it is missing, too old, or cannot be initialised."""
     functions = load_library()
     try:
         return Library(functions) if functions is not None else None
@@ -155,9 +162,9 @@ def open_library() -> Library | None:
 
 @dataclass(frozen=True)
 class _Descriptors:
-    """The descriptors of a product for one batch size.
+    """The library's descriptors of one matrix product for one batch size.
 
-    The library is column-major, so A is our B, and all other matrices are transposed with it.
+    The library is column-major, so its A is our B, and all other matrices are transposed with it.
     """
 
     operation: c_void_p
@@ -166,7 +173,7 @@ class _Descriptors:
 
 
 class Product:
-    """A function of a device that calls the library. Any number of threads may launch it."""
+    """A matrix product on a device, done by the library. Any number of threads may launch it."""
 
     def __init__(self, library: Library, spec: LibrarySpec, enter: Callable[[], None]) -> None:
         """`enter` makes the library's context current in this thread."""
@@ -177,7 +184,10 @@ class Product:
         self._one, self._none = c_float(1.0), c_float(0.0)
 
     def ways(self, n: int) -> Sequence[str]:
-        """The algorithms that the library's heuristic ranks first, each with the workspace it needs."""
+        """The algorithms that the library's heuristic ranks first for a batch of `n`.
+
+        Each is its bytes in hexadecimal, a slash, and the bytes of workspace that it needs.
+        """
         self._enter()
         with self._lock:
             form = self._describe(n)
@@ -192,7 +202,10 @@ class Product:
         return self._variants[-1]
 
     def launch(self, stream: int, addresses: Sequence[int], n: int) -> None:
-        """Submit the product to a stream. The first launch for a batch size may load code, so never capture it."""
+        """Submit the product to a stream. The first launch for a batch size may load code, so it must not be captured.
+
+        `addresses`: those of A, B, the bias or the added matrix if the spec has them, the result and the workspace.
+        """
         self._enter()
         a, b, *extras, y, workspace = addresses
         with self._lock:
@@ -240,7 +253,11 @@ class Product:
         return _Descriptors(operation, (b, a, c, d))
 
     def _layout(self, matrix: Matrix, high: str, wide: str, n: int) -> c_void_p:
-        """A row-major matrix is a column-major one with its sides exchanged."""
+        """The library's descriptor of a matrix for a batch of `n`.
+
+        `high` and `wide` are the attributes of the spec with its rows and columns. A row-major matrix is a column-major
+        one with rows and columns exchanged.
+        """
 
         def at(dim: Any) -> int:
             return evaluate(dim, {"n": n})
@@ -255,7 +272,7 @@ class Product:
         return layout
 
     def _algorithm(self, form: _Descriptors, n: int) -> _Algorithm:
-        """The tuned algorithm of the nearest batch size, if the library can use it here.
+        """The tuned algorithm of the nearest batch size, if the library accepts it here within the spec's workspace.
 
         Otherwise the first one of the library's heuristic. DeviceError if there is none.
         """
@@ -273,7 +290,7 @@ class Product:
         raise DeviceError(f"cuBLASLt {self._library.version} has no algorithm for {self._spec.summary}, n = {n}")
 
     def _nearest(self, n: int) -> TunedAlgorithm | None:
-        """The tuned algorithm of the largest batch size that is at most `n`, or of the smallest."""
+        """The tuned algorithm of the largest batch size up to `n`, otherwise of the smallest; None without any."""
         ways = sorted(self._spec.ways, key=lambda way: way.n)
         return next((way for way in reversed(ways) if way.n <= n), ways[0] if ways else None)
 

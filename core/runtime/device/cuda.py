@@ -54,7 +54,7 @@ class CudaDevice:
     """One GPU, in its primary context, which other libraries in this process share."""
 
     def __init__(self, driver: Driver, index: int) -> None:
-        """UnsupportedError if there are fewer GPUs."""
+        """Open the GPU of this index. UnsupportedError if there are fewer GPUs."""
         count = int(driver("cuDeviceGetCount"))
         if index >= count:
             raise UnsupportedError(f"device 'cuda:{index}' is not here: the driver knows {count} GPUs, counted from 0")
@@ -71,11 +71,15 @@ class CudaDevice:
 
     @staticmethod
     def open(index: int) -> CudaDevice:
-        """The GPU. UnsupportedError that says what is missing if there is no such GPU."""
+        """The GPU of this index. UnsupportedError that says what is missing: bindings, driver or GPU."""
         return CudaDevice(load_driver(f"cuda:{index}"), index)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver in this device's context. A fatal error marks the device as lost."""
+        """Call a function of the driver in this device's context, and return its results as `Driver` does.
+
+        A fatal error marks the device as lost; DeviceLost then, and for every later call. Other errors are those of
+        `Driver`.
+        """
         if self.lost:
             raise DeviceLost(self.lost)
         try:
@@ -131,7 +135,7 @@ class CudaDevice:
         return self.driver.attribute(f"CU_DEVICE_ATTRIBUTE_{name}", self._device)
 
     def peaks(self) -> Peaks:
-        """Computed from the clock rates; no program quite reaches them."""
+        """The rates computed from the clock rates, which no program quite reaches; rough guesses without those."""
         clock, memory, width = (
             self._fact(name) for name in ("CLOCK_RATE", "MEMORY_CLOCK_RATE", "GLOBAL_MEMORY_BUS_WIDTH")
         )
@@ -183,7 +187,7 @@ class CudaDevice:
         return _Module(self, objects)
 
     def reaches(self, other: Device) -> bool:
-        """Whether the driver lets this GPU read the other's memory. The result is cached."""
+        """Whether the driver lets this GPU read the other's memory; if so, access is enabled. The result is cached."""
         if other is self or not isinstance(other, CudaDevice):
             return other is self
         if other.name not in self._peers:
@@ -204,12 +208,12 @@ class CudaDevice:
 
     @cached_property
     def _vendor_library(self) -> Library | None:
-        """The library, loaded on first use, because it is hundreds of megabytes."""
+        """cuBLASLt, or None if it cannot be used; loaded on first use, because it is hundreds of megabytes."""
         self._enter()
         return open_library()
 
     def product(self, data: bytes) -> Product:
-        """A product of the vendor's library. ArtifactError if the library is missing."""
+        """The cuBLASLt product whose spec is in `data`. ArtifactError if the library is missing."""
         spec = LibrarySpec.from_bytes(data)
         if self._vendor_library is None:
             raise ArtifactError(
@@ -226,9 +230,9 @@ class _Function:
 
 
 class _Module:
-    """One driver module per kernel, because kernels are cached and shared one by one.
+    """Loaded kernels by symbol, one driver module for each, because kernels are cached and shared one by one.
 
-    Products of the vendor's library need no module.
+    Products of cuBLASLt need no module.
     """
 
     def __init__(self, device: CudaDevice, objects: Mapping[str, bytes]) -> None:
@@ -266,9 +270,9 @@ class _Module:
         return _Function(handle, binary.warps * _WARP, binary.shared_bytes)
 
     def _image(self, binary: Binary) -> bytes:
-        """The machine code if it is of this GPU's generation and not newer; otherwise PTX, which the driver compiles.
+        """What the driver loads: the machine code if it is of this GPU's major architecture; otherwise the PTX.
 
-        ArtifactError if the GPU can run neither.
+        ArtifactError if the kernel was compiled for a newer GPU, or is of another major architecture and has no PTX.
         """
         mine = self._device.target.arch
         same = binary.arch // 10 == mine // 10
@@ -298,7 +302,7 @@ class _Graph:
     handle: Any
 
     def close(self) -> None:
-        """A graph that is still running is freed when it has ended."""
+        """Destroy the graph; the driver frees one that is still running when it has ended."""
         self.device.destroy("cuGraphExecDestroy", self.handle)
 
 
@@ -326,7 +330,7 @@ class _Stream:
             self.device.call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, self.handle)
 
     def launch(self, function: _Function | Product, grid: Grid, addresses: Sequence[int], n: int) -> None:
-        """Launch a kernel with the addresses, n, and two arguments that Triton would use for scratch memory.
+        """Launch a kernel with the addresses, `n`, and two arguments that Triton would use for scratch memory.
 
         Each argument has a 64-bit word, of which an int32 is the first half (all machines with GPUs are little-endian).
         """
@@ -350,7 +354,11 @@ class _Stream:
         self.device.call("cuStreamSynchronize", self.handle)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Thread-local capture: only this thread must avoid unsafe calls; others still allocate and copy."""
+        """The work that `work` submits to this stream, as a graph that can be replayed.
+
+        The capture is thread-local: only this thread must avoid calls that capturing forbids; others still allocate and
+        copy.
+        """
         call, module = self.device.call, self.device.driver.module
         call("cuStreamBeginCapture", self.handle, module.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
         try:

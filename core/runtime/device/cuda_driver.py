@@ -28,7 +28,7 @@ class Driver:
         self._full = module.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """The results of the function `name` after its error code: None, one value, or a tuple of several.
+        """Call the function `name`; returns its results without the error code: None, one value, or a tuple.
 
         DeviceMemoryError if there is no memory left, DeviceLost if the context is unusable from now on, DeviceError for
         any other failure.
@@ -59,7 +59,7 @@ def _bindings() -> Any:
 
 
 def load_driver(name: str) -> Driver:
-    """The initialised driver. UnsupportedError that says what is missing for device `name`."""
+    """The initialised driver. UnsupportedError that says what is missing, with `name` as the device's name."""
     try:
         driver = Driver(_bindings())
     except ImportError as error:

@@ -23,9 +23,11 @@ _MIN_PER_PROCESS = 4  # the least kernels per process: starting one takes as lon
 def compile_ahead(
     specs: Iterable[KernelSpec], target: GpuTarget, cache: ObjectCache, workers: int | None = None
 ) -> None:
-    """Compile kernels into the cache, with up to one process per processor if that pays.
+    """Compile kernels that the cache lacks in several processes; do nothing if fewer than 8 are missing.
 
-    A kernel that does not compile is skipped: the call that needs it compiles it again, and raises the error.
+    There are at most `workers` processes, by default one per available processor, and each gets at least 4 kernels;
+    nothing happens if that is a single one, or without Triton. A kernel that does not compile is skipped. The call that
+    needs a kernel (`binary_for`) compiles it if it is not there, and raises the error.
     """
     made = {binary_key(spec, target): spec for spec in specs if not isinstance(spec, LibrarySpec)}
     missing = {key: spec for key, spec in made.items() if cached(spec, target, cache) is None}
@@ -48,7 +50,10 @@ def compile_ahead(
 
 
 def compile_jobs(jobs: Path, folder: Path, arch: int) -> None:
-    """In a child process: compile the kernels that `compile_ahead` wrote to `jobs`."""
+    """In a child process: compile the kernels in the file `jobs` into the cache `folder`, for the architecture `arch`.
+
+    `compile_ahead` has written `jobs`. Kernels that do not compile are skipped.
+    """
     from lathe.core.kernels.cuda.compiler import compile_source
 
     cache, target = ObjectCache(folder), GpuTarget(arch=arch)
@@ -62,7 +67,10 @@ def _jobs(share: Mapping[str, KernelSpec], target: GpuTarget) -> Sequence[tuple[
 
 
 def _child(jobs: Path, cache: ObjectCache, target: GpuTarget) -> subprocess.Popen[bytes]:
-    """A child that ends with this process. What it has compiled by then stays in the cache."""
+    """Start a child that compiles the kernels in `jobs` into the cache, and ends with this process.
+
+    What it has compiled by then stays in the cache.
+    """
     arguments = ["--while-stdin", "kernels", str(jobs), str(cache.folder), str(target.arch)]
     return subprocess.Popen(
         child_python.command("lathe.core.compiler.child_stages", *arguments),

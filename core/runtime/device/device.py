@@ -36,21 +36,21 @@ class MemoryInfo:
 
 
 class Event(Protocol):
-    """A point in the work of a stream, set by the latest `Stream.record`."""
+    """A point in the work of a stream, set by the latest `Stream.record`. `Device.event` makes one."""
 
     def synchronize(self) -> None:
         """Wait until the work before the point is done; DeviceError if some of it failed."""
         ...
 
     def since(self, other: Event) -> int:
-        """Nanoseconds from `other` to this point; both must have been reached."""
+        """Nanoseconds from `other` to this point. Both must be timed events whose points have been reached."""
         ...
 
     def close(self) -> None: ...
 
 
 class Graph(Protocol):
-    """Captured work, including addresses and batch size, which a stream replays in one call."""
+    """Captured work of a stream, with fixed addresses and batch size, which a stream can replay in one call."""
 
     def close(self) -> None: ...
 
@@ -72,14 +72,14 @@ class Stream(Protocol):
         ...
 
     def copy_from(self, target: int, other: Device, source: int, nbytes: int) -> None:
-        """Copy to this device from another one that it can reach.
+        """Copy to this device from another one that it reaches (`Device.reaches`).
 
         The work that writes the source must be done, and the source must stay until the copy is done.
         """
         ...
 
     def launch(self, function: Function, grid: Grid, addresses: Sequence[int], n: int) -> None:
-        """Run a kernel: its arguments are the addresses of the operands, then the batch size."""
+        """Run a kernel or library function: its arguments are the addresses of the operands, then the batch size."""
         ...
 
     def record(self, event: Event) -> None:
@@ -87,7 +87,7 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """Delay later work of this stream until the current point of `event` is reached."""
+        """Delay later work of this stream until the point is reached that `event` was last set to."""
         ...
 
     def synchronize(self) -> None:
@@ -115,7 +115,7 @@ class Module(Protocol):
 
 @runtime_checkable
 class Tunable(Protocol):
-    """A function with several implementations, of which the tuner finds the fastest by measuring."""
+    """A function with several implementations ("ways"), of which the tuner finds the fastest by measuring."""
 
     def ways(self, n: int) -> Sequence[str]:
         """The names of the implementations that may be the fastest for a batch of `n`."""
@@ -127,7 +127,7 @@ class Tunable(Protocol):
 
 
 class Device(Protocol):
-    """One device of this process; all sessions on it share it."""
+    """One device of this process besides the host CPU; all sessions on it share it."""
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class Device(Protocol):
 
     @property
     def has_clock(self) -> bool:
-        """Whether the times of its events are meaningful for kernels."""
+        """Whether timed events measure how long kernels run; false for a simulation without costs of kernels."""
         ...
 
     @property
@@ -183,7 +183,7 @@ class Device(Protocol):
         ...
 
     def host_bytes(self, nbytes: int) -> HostBytes:
-        """Pinned host memory, so that copies can run concurrently with other work."""
+        """Host memory of `nbytes` bytes, pinned if the device has that, so that copies overlap with other work."""
         ...
 
     def free_host(self, block: HostBytes) -> None: ...
@@ -195,16 +195,19 @@ class Device(Protocol):
         ...
 
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
-        """The object of a kernel for this device, from the cache if it is there.
+        """The object of a kernel for this device, from the cache if it is there, otherwise compiled and added to it.
 
         UnsupportedError if the compiler for it is not installed.
         """
         ...
 
     def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
-        """Compile kernels into the cache, in parallel if that is faster; errors are left to `code`."""
+        """Compile kernels into the cache ahead of `code` if parallel compilation is faster, otherwise do nothing.
+
+        Without a cache there is no effect. Kernels that do not compile are skipped, and `code` raises the errors.
+        """
         ...
 
     def load(self, objects: Mapping[str, bytes]) -> Module:
-        """Load kernels by symbol. ArtifactError for an object that is no code for this device."""
+        """Load kernels from their objects by symbol. ArtifactError for an object that is no code for this device."""
         ...

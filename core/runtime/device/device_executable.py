@@ -62,7 +62,7 @@ GRAPHS = 64  # the most captured graphs: one per slot and batch size in use
 
 @dataclass(frozen=True, slots=True)
 class RunCopies:
-    """The copies of a run: from staging, from other devices, and back to staging."""
+    """The copies of a run: `into` the device from staging, `across` from other devices, `back` to staging."""
 
     into: Sequence[StagingCopy]
     across: Sequence[tuple[StagingCopy, Resident]]
@@ -70,7 +70,11 @@ class RunCopies:
 
 
 def run_copies(form: StagingLayout, across: Mapping[int, Resident], fetched: Container[int]) -> RunCopies:
-    """The copies of a run: inputs `across` come from devices, outputs `fetched` go to the host, both by position."""
+    """The copies of a run between `form`, the host's staging memory and the device.
+
+    `across`: inputs, by position, that come from devices instead. `fetched`: positions of the outputs that are copied
+    to the host. Kernels' flags are always copied in both directions.
+    """
     return RunCopies(
         merge_neighbours([*(way for at, way in enumerate(form.input_copies) if at not in across), form.flags_copy]),
         [(form.input_copies[at], given) for at, given in across.items()],
@@ -93,7 +97,7 @@ class DeviceExecutable:
         max_batch: int = 1,
         adopted: Mapping[str, DeviceBlock] | None = None,
     ) -> None:
-        """`adopted`: the memory of states that exist already.
+        """`weights`: the weight block in chunks. `adopted`: the memory of states that exist already, by name.
 
         DeviceMemoryError, with the plan's figures, if batches of `max_batch` need more memory than is free.
         """
@@ -152,12 +156,12 @@ class DeviceExecutable:
     # -- states -----------------------------------------------------------------------------------------------------
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
-        """Set the value of a state."""
+        """Set the value of the state `name`."""
         with self._order:
             self._states.write(name, array, self._work)
 
     def state_block(self, name: str) -> DeviceBlock:
-        """The memory of a state."""
+        """The device memory of the state `name`, which another executable may adopt."""
         return self._states.block(name)
 
     def state(self, name: str) -> NDArray[Any]:
@@ -168,10 +172,11 @@ class DeviceExecutable:
     # -- a run ------------------------------------------------------------------------------------------------------
 
     def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Sequence[StepTimes] | None = None) -> list[Any]:
-        """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
+        """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the declared types.
 
-        `times` holds one object that receives the time of every step. FeedError for a batch that needs more memory than
-        the device has, DeviceError if the device failed.
+        `times`: a list of one `StepTimes`, to which the time of each step is added. FeedError for a batch that needs
+        more memory than the device has or more rows than kernels reach, and for data that a kernel refuses; DeviceError
+        if the device failed.
         """
         with self.hold(n, inputs, range(len(self.plan.outputs)), times) as held:
             return held.arrays
@@ -179,9 +184,9 @@ class DeviceExecutable:
     def hold(
         self, n: int, inputs: Sequence[Any], fetched: Container[int], times: Sequence[StepTimes] | None = None
     ) -> HeldRun:
-        """As `run`, but inputs may be `Resident`, and only the outputs `fetched`, by position, are copied to the host.
+        """As `run`, but inputs may be `Resident`, and only outputs at positions in `fetched` are copied to the host.
 
-        The other outputs stay on the device until the result is closed.
+        All outputs stay on the device until the result is closed; `arrays` of the result is None for those not fetched.
         """
         if self.plan.max_rows is not None and n > self.plan.max_rows:
             raise FeedError(f"a batch of {n} is more than kernels on {self.device.name} reach: {self.plan.max_rows}")
@@ -251,7 +256,10 @@ class DeviceExecutable:
         return len(self._free) == len(self._slots) - 1
 
     def _submit_whole(self, slot: Slot, form: StagingLayout, n: int) -> None:
-        """Submit a run that is alone on the device, with its copies: one graph launch, once there is a graph."""
+        """Submit a run that is alone on the device, with its copies.
+
+        It is one graph launch, or a launch per step while there is no graph.
+        """
         into, back = form.into, form.back
 
         def work(tape: Tape, stream: Stream) -> None:
@@ -267,7 +275,8 @@ class DeviceExecutable:
     def _submit_in_streams(self, slot: Slot, moves: RunCopies, n: int, timed: bool) -> list[Event]:
         """Submit the copies and the steps separately.
 
-        If another run is in flight, each direction has its own stream, so that copies overlap with its work.
+        If another run is in flight, each direction has its own stream, so that copies overlap with its work. Returns
+        the events before and after every step if `timed`, otherwise an empty list.
         """
         alone = self._is_alone
         before, after = (self._work, self._work) if alone else (self._copy_in, self._copy_out)
@@ -292,7 +301,10 @@ class DeviceExecutable:
         return stamps
 
     def _replay_or_launch(self, work: Callable[[Tape, Stream], None], key: Key, slot: Slot) -> None:
-        """Replay the graph of this key, or launch the steps one by one while there is none."""
+        """Replay the graph captured for `key`, or submit `work` step by step while there is none.
+
+        If the key is frequent enough, the capture of a graph is started in the background.
+        """
         generations = self._generations(slot)
         graph = self._graphs.find(key, generations)
         if graph is not None:
@@ -307,7 +319,10 @@ class DeviceExecutable:
         return self._arena.generation, slot.memory.generation
 
     def _capture_graph(self, key: Key, work: Callable[[Stream], None], generations: Generations) -> None:
-        """In the background: capture a graph. If that fails, steps are still launched, and `explain` says why."""
+        """In the background: capture what `work` submits as the graph for `key`.
+
+        If that fails, steps are still launched one by one, and `explain` says why.
+        """
         try:
             graph = self._capture.capture(lambda: work(self._capture))
         except DeviceError as error:
@@ -317,7 +332,7 @@ class DeviceExecutable:
             self._graphs.add(key, graph, generations)
 
     def nanoseconds(self, n: int, replays: int = 20) -> int:
-        """The time of all steps of a batch of `n` on the device, without copies and the host.
+        """The nanoseconds that all steps of a batch of `n` take on the device, without copies and the host.
 
         It is the mean over `replays` repetitions in a row. ValueError for a plan with states, which repetitions would
         change.
@@ -335,7 +350,7 @@ class DeviceExecutable:
             self._release_slot(slot)
 
     def _step_nanoseconds(self, slot: Slot, n: int) -> list[int | None]:
-        """The time of every step by itself, repeated before the run that counts.
+        """The nanoseconds of every step by itself: the mean of repetitions before the run that counts.
 
         None for a step that touches a state, which must change only once.
         """
@@ -350,7 +365,7 @@ class DeviceExecutable:
             ]
 
     def _launch_timed(self, tape: Tape) -> list[Event]:
-        """Launch with an event before and after every step."""
+        """Launch all steps, then the copies; returns one timed event before the first step and one after each step."""
         stamps = [self.device.event(timed=True) for _ in range(len(self.plan.steps) + 1)]
         self._work.record(stamps[0])
         for launch, stamp in zip(tape.launches, stamps[1:], strict=True):
@@ -380,7 +395,7 @@ class DeviceExecutable:
         return fixed | self._states.bases | ports
 
     def _copies(self, bases: Mapping[int, int], n: int) -> tuple[Copy, ...]:
-        """The copies of results from other places, to outputs and then to states."""
+        """The copies at the end of a run for results that lie elsewhere: first to outputs, then to states."""
         outputs: list[Copy] = []
         updates: list[Copy] = []
         for name, base in self.plan.copies:

@@ -34,18 +34,18 @@ class DeviceStates:
         self._temporary_bytes = temporary_bytes(plan)
 
     def allocate(self) -> None:
-        """DeviceMemoryError if memory is too small."""
+        """Allocate the memory of all states. DeviceMemoryError if the device has too little."""
         for name, port in self._ports.items():
             self._blocks[name].fit(port_bytes(port).at(1))
         self._temporary.fit(self._temporary_bytes)
 
     def block(self, name: str) -> DeviceBlock:
-        """The memory of a state."""
+        """The memory of the state `name`."""
         return self._blocks[name]
 
     @property
     def bases(self) -> dict[int, int]:
-        """Addresses by the plan's bases."""
+        """The address of each state, by the number that stands for its base in the plan's addresses."""
         return {port.base: self._blocks[name].address for name, port in self._ports.items()}
 
     def write(self, name: str, array: NDArray[Any], stream: Stream) -> None:
@@ -67,9 +67,9 @@ class DeviceStates:
         return value
 
     def ordered(self, updates: Sequence[Copy]) -> list[Copy]:
-        """The copies of next values to states, ordered so that none overwrites a source of another.
+        """Copies that have the effect of doing all `updates` (next values to states) at the same time.
 
-        Several copies go through temporary memory, because a source may be the previous value of another state.
+        Several updates go through temporary memory, because a source may be the previous value of another state.
         """
         if len(updates) < 2:
             return list(updates)

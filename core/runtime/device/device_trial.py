@@ -34,7 +34,7 @@ _MAX_BYTES = 1 << 28  # of all copies
 
 
 def device_bench(device: Device, cache: ObjectCache | None = None) -> Bench:
-    """The bench of a device. Objects come from the cache if they are there."""
+    """The bench that times kernels on a device. Their objects come from `cache` if they are there."""
 
     @contextmanager
     def opened(calls: Sequence[KernelCall], request: Request) -> Iterator[Trials]:
@@ -64,7 +64,7 @@ def device_bench(device: Device, cache: ObjectCache | None = None) -> Bench:
 def _module(device: Device, call: KernelCall, cache: ObjectCache | None, preferred: bool) -> Module | None:
     """The loaded kernel of a candidate; None if it does not compile or the device cannot run it.
 
-    Errors of the preferred candidate are raised.
+    With `preferred`, such an error is raised instead; lack of memory and the loss of the device are always raised.
     """
     try:
         return device.load({call.spec.symbol: device.code(call.spec, cache)})
@@ -77,7 +77,10 @@ def _module(device: Device, call: KernelCall, cache: ObjectCache | None, preferr
 
 
 def _trial(call: KernelCall, module: Module | None, memory: _Memory) -> DeviceTrial | _FailedTrial:
-    """The trial of a candidate. For a function with several implementations, the trial of the fastest."""
+    """The trial of a candidate's kernel; if it has several implementations, the trial of the fastest, found by timing.
+
+    `module` is None for a kernel that could not be loaded: its trial takes infinitely long.
+    """
     function = module.function(call.spec.symbol) if module is not None else None
     if not isinstance(function, Tunable):
         return _FailedTrial() if function is None else DeviceTrial(call, function, memory)
@@ -91,7 +94,7 @@ def _trial(call: KernelCall, module: Module | None, memory: _Memory) -> DeviceTr
 
 @dataclass(frozen=True, slots=True)
 class _FailedTrial:
-    """The trial of a kernel that does not run here."""
+    """The trial of a kernel that does not run here: its time is infinite."""
 
     def seconds(self) -> float:
         return inf
@@ -113,7 +116,10 @@ class _Memory:
         self._blocks: list[int] = []
 
     def places(self, operands: Sequence[Operand]) -> list[tuple[int, ...]]:
-        """The addresses of each operand: one, or one per copy. DeviceMemoryError if memory is too small."""
+        """The addresses of each operand: several for weights, which are copied, otherwise one.
+
+        DeviceMemoryError if memory is too small.
+        """
         made = {index: contents(o, self._request, self.n) for index, o in enumerate(operands) if self._is_weight(o)}
         copies = self._copies(sum(block.nbytes for block in made.values()))
         return [
@@ -166,7 +172,7 @@ class DeviceTrial:
     """One kernel for one batch size. Inputs hold small numbers (integers: zero), constants their values."""
 
     def __init__(self, call: KernelCall, function: Function, memory: _Memory, way: str | None = None) -> None:
-        """`way`: the implementation, for a function that has several."""
+        """`way`: the name of the implementation, for a function that has several."""
         self._device, self._stream, self._n = memory.device, memory.stream, memory.n
         self._function, self._way = function, way
         self._grid = grid_of(call.grid, self._n)
@@ -176,7 +182,7 @@ class DeviceTrial:
         self._graph: Graph = self._capture()
 
     def _capture(self) -> Graph:
-        """A graph of as many launches as a sample needs."""
+        """A graph of 4 to 256 launches, as many as take about as long as a sample; notes their number."""
         first = self._count
         for _ in range(2):  # the first time includes loading code
             once = self._time(lambda: self._submit(first)) / first
@@ -197,7 +203,7 @@ class DeviceTrial:
         return self._end.since(self._start) / 1e9
 
     def seconds(self) -> float:
-        """The time of one launch, as a mean over a sample."""
+        """The time of one launch in seconds: the mean over one replay of the graph."""
         return self._time(lambda: self._stream.replay(self._graph)) / self._count
 
     def settled(self, call: KernelCall) -> KernelCall:

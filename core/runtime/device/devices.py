@@ -24,7 +24,10 @@ _lock = threading.Lock()
 
 
 def canonical(name: str) -> str:
-    """The name with its index. UnsupportedError for a name that is no device."""
+    """The name with its index ("cuda" becomes "cuda:0"); "cpu" and descriptions (`sm_90`) as they are.
+
+    UnsupportedError for a name that is no device; whether the device exists is not checked.
+    """
     kind, _, index = name.partition(":")
     if name == HOST:
         return name
@@ -40,7 +43,7 @@ def canonical(name: str) -> str:
 
 
 def open_device(name: str) -> Device:
-    """The device of this name. A lost device is renewed; DeviceLost if that fails.
+    """The device of this name, the same object on every call. A lost device is renewed; DeviceLost if that fails.
 
     UnsupportedError that says what is missing if there is no such device.
     """

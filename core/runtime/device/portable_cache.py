@@ -24,7 +24,10 @@ _COMPRESSIONS = {".gz": "gz", ".xz": "xz", ".bz2": "bz2"}  # compression by file
 
 
 def contents(store: Store) -> Iterator[tuple[str, bytes]]:
-    """Names and bytes, ordered by name. Object code of the host is left out."""
+    """The name and bytes of each GPU binary, then of each file of findings, both in order of name.
+
+    The host's object code is left out.
+    """
     for key in store.objects.names():
         data = store.objects.get(key)
         if data is not None and Binary.is_one(data):
@@ -34,9 +37,9 @@ def contents(store: Store) -> Iterator[tuple[str, bytes]]:
 
 
 def add(store: Store, name: str, data: bytes) -> None:
-    """Put one file into a store; findings that the store has already stay.
+    """Put one file into a store; a file of findings that the store has already is left as it is.
 
-    ArtifactError for a name that `contents` does not give, or bytes that are no binary.
+    ArtifactError for a name that `contents` does not give, or for an object that is no GPU binary.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -51,9 +54,9 @@ def add(store: Store, name: str, data: bytes) -> None:
 
 
 def write_tar(path: Path, store: Store) -> int:
-    """Write everything to a tar, compressed by the suffix of `path` (.gz, .xz); the number of binaries.
+    """Write the `contents` of a store to a tar file atomically; returns the number of binaries.
 
-    The file is written atomically.
+    The suffix of `path` gives the compression (.gz, .xz, .bz2); none for any other suffix.
     """
     count, form = 0, f"w:{_COMPRESSIONS.get(path.suffix, '')}"
     with replacing(path) as file, tarfile.open(fileobj=file, mode=form) as tar:  # type: ignore[call-overload]
@@ -66,7 +69,7 @@ def write_tar(path: Path, store: Store) -> int:
 
 
 def read_tar(path: Path, store: Store) -> int:
-    """Put the files of a tar by `write_tar` into a store; the number of files. ArtifactError for any other file."""
+    """Put the files of a tar by `write_tar` into a store; returns their number. ArtifactError for any other file."""
     count = 0
     try:
         with tarfile.open(path) as tar:

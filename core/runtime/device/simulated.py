@@ -39,7 +39,7 @@ class Kernel(Protocol):
     """A kernel in Python: a reference, or a GPU kernel in Triton's interpreter."""
 
     def run(self, grid: Grid, addresses: Sequence[int], n: int, view: Callable[[int, int], HostBytes]) -> None:
-        """`view` gives the bytes at an address, or raises."""
+        """Run the kernel for a batch of `n`; `view(address, nbytes)` gives the bytes there, or raises DeviceError."""
         ...
 
 
@@ -48,7 +48,7 @@ Cost: TypeAlias = Callable[[Kernel, Grid, int], int]  # nanoseconds of a launch 
 
 @dataclass(frozen=True)
 class Backend:
-    """Runs kernels: `code` makes the object of a spec, `load` makes a kernel from it."""
+    """How kernels run: `code` makes the object of a spec, `load` makes a kernel in Python from the object."""
 
     target: GpuTarget
     code: Callable[[KernelSpec], bytes]
@@ -75,7 +75,7 @@ INTERPRETER = Backend(GpuTarget(), lambda spec: generate(spec, GpuTarget()).to_b
 
 
 class Memory:
-    """The allocated blocks."""
+    """The allocated blocks of a simulated device, at most `nbytes` bytes together."""
 
     def __init__(self, nbytes: int) -> None:
         self.total = nbytes
@@ -105,7 +105,7 @@ class Memory:
         self._starts = sorted(self._blocks)
 
     def view(self, address: int, nbytes: int) -> HostBytes:
-        """Bytes inside one block. DeviceError for any other bytes."""
+        """`nbytes` bytes at `address` as an array. DeviceError unless they lie inside one allocated block."""
         index = bisect_right(self._starts, address) - 1
         start = self._starts[index] if index >= 0 else 0
         block = self._blocks.get(start)
@@ -126,7 +126,10 @@ class SimulatedDevice:
         seed: int = 0,
         cost: Cost | None = None,
     ) -> None:
-        """With a `cost`, time is simulated: events show the cost of kernels, and nothing else takes time."""
+        """`nbytes`: the device's memory. `seed`: of the random schedule. `cost` gives the nanoseconds of each launch.
+
+        With a `cost`, time is simulated: events show the cost of kernels, and nothing else takes time.
+        """
         self.name = name
         self.target = backend.target
         self.lock = threading.RLock()
@@ -148,7 +151,7 @@ class SimulatedDevice:
         return self.nanoseconds if self._cost is not None else perf_counter_ns()
 
     def spend(self, kernel: Kernel, grid: Grid, n: int) -> None:
-        """Add the cost of a kernel that has run to the simulated time."""
+        """Add the cost of a kernel that has run to the simulated time; no effect without a cost function."""
         if self._cost is not None:
             self.nanoseconds += self._cost(kernel, grid, n)
 
@@ -167,7 +170,7 @@ class SimulatedDevice:
         return 0
 
     def peaks(self) -> Peaks:
-        """Round numbers, only for reports and comparisons."""
+        """10^13 operations and 10^12 bytes per second: round numbers, only for reports and comparisons."""
         return Peaks(flops=1e13, bandwidth=1e12)
 
     def memory(self) -> MemoryInfo:
@@ -209,7 +212,7 @@ class SimulatedDevice:
     # -- when work happens ----------------------------------------------------------------------------------------
 
     def given(self) -> None:
-        """Run work according to the schedule, after some was submitted to a stream."""
+        """Called after work was submitted to a stream: run all work, some or none, as the schedule says."""
         if self.schedule == "early":
             self._run_while(lambda: True)
         elif self.schedule == "random":
@@ -217,7 +220,10 @@ class SimulatedDevice:
             self._run_while(lambda: next(steps, 0) is None)
 
     def run_work(self, work: _Work) -> None:
-        """Run one piece of work. If it fails, the device is lost, as on a GPU."""
+        """Run one piece of work. If it fails, the device is lost, as on a GPU.
+
+        DeviceLost then, and for all later work.
+        """
         if not self.lost:
             try:
                 work.run()
@@ -227,7 +233,10 @@ class SimulatedDevice:
             raise DeviceLost(self.lost)
 
     def finish(self, ticket: _Ticket) -> None:
-        """Run the work that a point depends on, and more if the schedule says so."""
+        """Run the work that a recorded event depends on, and more if the schedule says so.
+
+        DeviceError if the event can never be reached.
+        """
         if self.schedule == "late":
             self._reach(ticket)
         else:
@@ -254,7 +263,7 @@ class SimulatedDevice:
 
 @dataclass(eq=False)
 class _Ticket:
-    """One record of an event."""
+    """One recording of an event: the stream, whether the point has been reached, and when."""
 
     stream: _Stream
     reached: bool = False
@@ -386,7 +395,7 @@ class _Stream:
                 self.device.streams.remove(self)
 
     def blocked_by(self) -> _Ticket | None:
-        """The point that the next work waits for; None if it can run."""
+        """The unreached point that the next work waits for; None if that work can run, or if there is no work."""
         after = self.work[0].after if self.work else None
         return after if after is not None and not after.reached else None
 

@@ -13,7 +13,7 @@ _BUFFER_BYTES = 4 << 20  # bytes of the buffer
 
 
 class Uploader:
-    """Copies in a stream of a device; `close` frees the buffer."""
+    """Copies host memory to a device in one stream, through a pinned buffer, which `close` frees."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._device, self._stream = device, stream

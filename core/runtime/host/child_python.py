@@ -20,24 +20,27 @@ _INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib")}  # wh
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module; start it with `python_path` in its environment."""
+    """The command line that runs a module with `arguments`; start it with `python_path` in its environment."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def python_path() -> str:
-    """PYTHONPATH for a child: the folder of this package comes first."""
+    """PYTHONPATH for a child: this package's folder, the inherited entries, then the folders of custom operators.
+
+    Folders of installed packages are left out.
+    """
     inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     folders = dict.fromkeys((str(_ROOT), *inherited, *_operator_folders()))
     return os.pathsep.join(folder for folder in folders if folder not in _INSTALLED)
 
 
 def environment() -> dict[str, str]:
-    """This process's environment for a child of the same user."""
+    """This process's environment, with `python_path`, for a child of the same user."""
     return {**os.environ, "PYTHONPATH": python_path()}
 
 
 def _operator_folders() -> Iterator[str]:
-    """The folders of the modules of custom operators in this process: a script's own, for example."""
+    """The folders from which this process imported the modules of custom operators: a script's own, for example."""
     for name in filter(None, map(str.strip, os.environ.get(OPERATORS, "").split(","))):
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)

@@ -34,14 +34,16 @@ class ChunkSizes:
     behind: int = ALL
 
     def first_chunk_rows(self, n: int) -> int:
-        """The rows of the largest chunk before the cut point, for a batch of `n` rows."""
+        """The rows of the largest chunk of a batch of `n` rows, before the cut point if there is one."""
         return even_chunk_rows(even_chunk_rows(n, self.behind), self.most) if n > self.most else n
 
 
 def chunk_sizes(plan: Plan, threads: int) -> ChunkSizes:
-    """The chunk sizes that move the fewest bytes, for batches of independent rows.
+    """The chunk sizes for batches of independent rows: chunks whose values fit the cache.
 
-    A chunk costs one more read of the weights; the rows at a cut point are written and read once more.
+    A chunk costs one more read of the weights; the rows at a cut point are written and read once more. The plan is cut
+    where that moves the fewest bytes, or not at all. Batches are not cut if the arena does not grow with them, or if an
+    input or output has no rows of fixed size.
     """
     if plan.arena.a == 0 or not all(row_bytes(port.type) for port in (*plan.inputs, *plan.outputs)):
         return ChunkSizes()
@@ -62,23 +64,29 @@ def _bytes_moved(steps: Sequence[Step]) -> Affine:
 
 
 def _chunk_rows(arena: Affine, moved: Affine, threads: int) -> int:
-    """The rows whose arena fits the cache, but enough that weights are the smaller part of the traffic."""
+    """The rows per chunk whose arena fits the cache, but at least one per thread.
+
+    There are at least so many rows that they cause as much memory traffic as the weights.
+    """
     return max(threads, _CACHE_BYTES // max(arena.a, 1), -(-moved.b // max(moved.a, 1)))
 
 
 def even_chunks(n: int, most: int) -> Iterator[tuple[int, int]]:
-    """Even chunks of `n` rows, at most `most` rows each: the first row of each chunk, and its number of rows."""
+    """Split `n` rows evenly into as few chunks as possible: the first row of each chunk, and its number of rows.
+
+    Each has at most `most` rows; only the last one may have fewer than the others.
+    """
     piece = even_chunk_rows(n, most)
     for first in range(0, n, max(piece, 1)):
         yield first, min(piece, n - first)
 
 
 def even_chunk_rows(n: int, most: int) -> int:
-    """The size of equal chunks of `n` rows, at most `most` rows each."""
+    """The rows of each chunk if `n` rows are split evenly into as few chunks of at most `most` rows as possible."""
     count = -(-n // most)
     return -(-n // max(count, 1))
 
 
 def row_steps(ports: Sequence[Port]) -> list[int]:
-    """Bytes from one row to the next, for each port."""
+    """Bytes from one row to the next, for each port; 0 for a port whose rows have no fixed size."""
     return [row_bytes(port.type) or 0 for port in ports]

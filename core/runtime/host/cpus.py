@@ -10,14 +10,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
-    """The processors of this process's affinity, or fewer if the container's CPU quota is lower. At least 1."""
+    """The processors of this process's affinity, or the container's CPU quota, rounded up, if lower. At least 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota(cgroup)
     return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
 
 
 def _quota(cgroup: Path) -> float | None:
-    """The CPU quota in processors, from cgroup v2 or v1; None if there is none."""
+    """The container's CPU quota in processors, such as 1.5, from cgroup v2 or v1; None if there is none."""
     try:
         limit, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):

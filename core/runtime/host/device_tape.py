@@ -13,7 +13,10 @@ from lathe.core.runtime.device.device import Function, Graph, Grid, Stream
 
 
 class Key(NamedTuple):
-    """The key of a captured graph. `whole`: the run is alone on the device, so its host copies are captured, too."""
+    """The key of a captured graph: a slot, a batch size `n`, and whether the copies from and to the host are in it.
+
+    `whole`: they are, because the run is alone on the device.
+    """
 
     slot: int
     n: int
@@ -39,7 +42,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """The steps of a plan for one batch size and slot: all grids and addresses are known."""
+    """The kernel launches of a plan, then its copies within the device, for one batch size and slot."""
 
     launches: tuple[Launch, ...]
     copies: tuple[Copy, ...]
@@ -67,14 +70,14 @@ def grid_of(dims: Sequence[Dim], n: int) -> Grid:
 
 @dataclass(eq=False)
 class Graphs:
-    """A cache of captured graphs that drops the least recently used, and a count of the runs per key."""
+    """A cache of at most `limit` captured graphs, which drops the least recently used; counts the runs per key."""
 
     limit: int
     made: OrderedDict[Key, tuple[Graph, Generations]] = field(default_factory=OrderedDict)
     seen: OrderedDict[Key, int] = field(default_factory=OrderedDict)
 
     def find(self, key: Key, generations: Generations) -> Graph | None:
-        """The graph of this key, unless the memory of its addresses has been reallocated."""
+        """The graph of this key; None if there is none, or if memory whose addresses it holds has been reallocated."""
         graph, known = self.made.get(key, (None, None))
         if graph is None:
             return None
@@ -85,7 +88,7 @@ class Graphs:
         return graph
 
     def is_wanted(self, key: Key) -> bool:
-        """Note a run; whether to capture now, which is at the second run of a key."""
+        """Count a run of this key; true at its second run, when a graph should be captured."""
         self.seen[key] = self.seen.pop(key, 0) + 1
         if len(self.seen) > 8 * self.limit:
             self.seen.popitem(last=False)
@@ -98,7 +101,7 @@ class Graphs:
             self.drop(next(iter(self.made)))
 
     def drop(self, key: Key) -> None:
-        """Drop the graph of a key; it may be captured again later."""
+        """Close the graph of a key and forget its count of runs; it may be captured again later."""
         self.seen.pop(key, None)
         graph, _ = self.made.pop(key, (None, None))
         if graph is not None:

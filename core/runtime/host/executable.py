@@ -105,7 +105,7 @@ class Executable:
         self._states[port.base] = np.array(array, copy=True, order="C")
 
     def adopt_state(self, name: str, array: NDArray[Any]) -> None:
-        """Use this very array as the memory of a state; other executables may use it in turn."""
+        """Use `array` itself as the memory of the state `name`; other executables may use it in turn."""
         port = next(port for port in self.plan.states if port.name == name)
         self._states[port.base] = array
 
@@ -131,10 +131,10 @@ class Executable:
         return True
 
     def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Sequence[StepTimes] | None = None) -> list[Any]:
-        """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
+        """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the declared types.
 
-        `times` holds one object that receives the time of every step. FeedError for data that a node refuses, and for a
-        batch that does not fit the memory.
+        `times`: a list of one `StepTimes`, to which the time of each step and fallback is added. FeedError for data
+        that a node refuses, and for a batch that does not fit the memory; Interrupted after `interrupt`.
         """
         try:
             context = self._acquire(self._chunks.first_chunk_rows(n))
@@ -149,7 +149,7 @@ class Executable:
             raise out_of_memory_error(n, error) from error
 
     def call(self, n: int) -> Run:
-        """`run` for batches of just `n` rows."""
+        """A function that runs batches of just `n` rows, with less overhead if one thread suffices for them."""
         alone = self.threads == 1 or self._work.at(n) <= _ONE_THREAD_BELOW_WHEN_AWAKE
         if not alone or self.plan.states or self.may_not_end or n > self._chunks.most:
             return partial(self.run, n)
@@ -170,7 +170,7 @@ class Executable:
     def dynamic_call(self, sizes: Sequence[int]) -> Call | None:
         """The call of dynamic-shape code for these values of `plan.sizes`; None for values that it does not serve.
 
-        FeedError if memory is too small for them.
+        FeedError if memory is too small for them. TypeError if the plan has no sizes.
         """
         if self._layouts is None:
             raise TypeError("the plan has no dynamic sizes besides the batch size")
@@ -186,7 +186,11 @@ class Executable:
         return Call(self, self._contexts, self._team, setting, layout.outputs)
 
     def _tail(self) -> Tail | None:
-        """The tail, if native code runs as a whole and only simple nodes follow it; otherwise None."""
+        """The nodes after the native code; None if they cannot run on the fast path of `CallWithTail`.
+
+        The native code must be one segment, followed only by nodes with a quick reference (`OpDef.quickly`). These must
+        make all copied outputs, each of them once, and nothing that native code reads.
+        """
         if not self.plan.schedule:
             return None
         first, *rest = self.plan.schedule
@@ -204,12 +208,12 @@ class Executable:
         return Tail(steps, [(self._outputs[base], name) for name, base in self.plan.copies])
 
     def runs(self) -> dict[int, int]:
-        """The number of the current run by thread identifier, if runs may not end by themselves."""
+        """The number of each run in flight by thread identifier; empty if every run ends by itself."""
         with self._guard:
             return {context.thread: context.run for context in self._in_flight}
 
     def interrupt(self, run: int | None = None) -> None:
-        """Make the loops of a run, or of all current runs, end soon with Interrupted."""
+        """Make the loops of run number `run` (see `runs`), or of all current runs, end soon with Interrupted."""
         with self._guard:
             for context in self._in_flight:
                 if run not in (None, context.run):
@@ -224,7 +228,7 @@ class Executable:
             self.free()
 
     def _slot(self, operand: Address) -> tuple[int, int, int]:
-        """Base, a and b of an operand, whose address is base + a*n + b."""
+        """(base, a, b) of an operand, whose address is that of the base + a*n + b."""
         offset = self._offset(operand)
         return operand.base, offset.a, offset.b
 
@@ -289,7 +293,7 @@ class Executable:
         self, context: Context, bases: NDArray[np.int64], first: int, rows: int, steps: tuple[int, int],
         times: StepTimes | None,
     ) -> None:  # fmt: skip
-        """Run some steps for some rows of a batch whose ports are at `bases`."""
+        """Run steps `steps[0]` to `steps[1]` for `rows` rows from row `first` of a batch whose ports are at `bases`."""
         context.bases[:] = bases + first * self._row_steps
         context.words[_N], context.words[_THREADS] = rows, self._threads_for(rows)
         self._enter(context, *steps, times)
@@ -323,7 +327,7 @@ class Executable:
             raise self.refusal(status)
 
     def refusal(self, status: int) -> FeedError:
-        """The error for a status: which kernel refused its data, and why."""
+        """The FeedError for a status other than 0 of the driver: it names the node that refused its data, and why."""
         step = self.plan.steps[(status >> 8) - 1]
         reason = Status(status & 0xFF).name.lower().replace("_", " ")
         return FeedError(f"node '{step.label}' ({step.op}): {reason}")
@@ -331,7 +335,11 @@ class Executable:
     def run_schedule(
         self, context: Context, n: int, inputs: Sequence[Any], outputs: list[Any], times: StepTimes | None
     ) -> list[Any]:
-        """Run native segments and reference nodes in turn, then copy outputs and states."""
+        """Run native segments and reference nodes in turn, then copy outputs and states; returns `outputs`, filled.
+
+        `inputs`, and `outputs` that native code writes, are already in the context. None in `outputs` stands for an
+        output that a reference makes.
+        """
         boxed: dict[str, Any] = dict(zip(self._names, inputs, strict=True))
         symbols = {"n": n}
         for entry in self.plan.schedule:
@@ -355,7 +363,10 @@ class Executable:
         return outputs
 
     def _run_fallback(self, context: Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]) -> None:
-        """Run one node on its reference; `symbols` receives the sizes that its results show."""
+        """Run one node on its reference; `symbols` receives the sizes that its results show.
+
+        `boxed` holds results by name, and receives those of this node.
+        """
         prepared, n = self._reference_node[entry.index], symbols["n"]
         if prepared.quick is not None:
             with suppress(Exception):  # on an error, the reference below reports it
@@ -378,7 +389,7 @@ class Executable:
                 self._copy_to_memory(context, n, node, value, result)
 
     def _copy_to_memory(self, context: Context, n: int, node: Node, value: Value, result: Any) -> None:
-        """Copy a result to where native code reads it."""
+        """Copy a result to where native code reads it. FeedError if its shape is not the declared one."""
         place = self.view(context, n, value.name)
         if place.shape != np.shape(result):
             expected = f"expected {value.type} with n = {n}"
@@ -401,7 +412,10 @@ class Executable:
         return boxed[name] if name in boxed else self.view(context, n, name)
 
     def view(self, context: Context, n: int, name: str) -> NDArray[Any]:
-        """A value in memory. Views of the arena are cached until the arena is replaced or `n` changes."""
+        """The array over the memory of the value `name` in this run.
+
+        Views of the arena are cached until the arena is replaced or `n` changes.
+        """
         context.show(n)
         if (view := context.views.get(name)) is not None:
             return view
@@ -482,7 +496,7 @@ class _Shape:
 
 
 def _shape_of(port: Port) -> _Shape | None:
-    """The shape of an output; None if its size is only known after a run."""
+    """The shape of an output for every batch size; None if it is no tensor, or its shape is not linear in `n` alone."""
     type_ = port.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
@@ -494,7 +508,7 @@ def _shape_of(port: Port) -> _Shape | None:
 
 
 class _ReferenceNode(NamedTuple):
-    """A node that runs on its reference, with the values and constants that it reads."""
+    """A node that runs on its reference: the values that it reads, and the constants among them."""
 
     node: Node
     reads: list[Value]
@@ -523,7 +537,10 @@ def _reference_node(plan: Plan, entry: Fallback) -> _ReferenceNode:
 
 
 class _Place(NamedTuple):
-    """The place of a value, `a * n + b` from a base; its dimensions as a*n + b if all have that form."""
+    """The place of a value: `a * n + b` bytes after a base. `dims`: its dimensions as (a, b) for a*n + b.
+
+    `dims` is None if a dimension does not have that form.
+    """
 
     base: int
     a: int

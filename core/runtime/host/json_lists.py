@@ -36,7 +36,7 @@ _DONE, _HARD = int(ReadStatus.DONE), int(ReadStatus.HARD)
 
 
 class JsonLists:
-    """The readers, linked into this process."""
+    """Native functions that parse JSON lists of numbers or booleans, linked into this process."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self._library = Library(objects)
@@ -50,20 +50,24 @@ class JsonLists:
         self._by_type = {type_: (self._readers[kinds[type_.kind]], _value_limits(type_)) for type_ in types}
 
     def can_read(self, dtype: np.dtype[Any], shape: tuple[int, ...], room: int) -> bool:
-        """Whether `read` can fill an array of this dtype and shape from `room` bytes of text."""
+        """Whether `read` supports this dtype and shape, and `room` bytes of text may hold that many elements.
+
+        Supported are integers of 8 to 64 bits, float32, float64 and bool, of at least one element and at most
+        `MAX_RANK` axes.
+        """
         count = math.prod(shape)
         return dtype in self._by_type and len(shape) <= MAX_RANK and 0 < count <= room // 2
 
     def reader(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ListReader:
-        """A reader of many lists of this type and shape, which `can_read` must have accepted."""
+        """A reader of many lists of this dtype and shape, which `can_read` must have accepted."""
         functions, widths = self._by_type[dtype]
         return ListReader(functions, widths, dtype.itemsize, shape)
 
     def read(self, text: bytes, start: int, array: NDArray[Any]) -> int | None:
-        """Fill `array` from the list that begins at `start`; returns the end of the list.
+        """Fill `array` from the list that begins at `text[start]`; returns the index just after the list.
 
-        None if the text is not a list of the array's numbers, flat or nested as its shape. `can_read` must have
-        accepted the array.
+        None if the text is not a list of the array's elements, flat or nested as its shape, or if native code would
+        need help with too many numbers. `can_read` must have accepted the array.
         """
         (native, released), widths = self._by_type[array.dtype]
         size, shape = len(text), array.shape
@@ -85,7 +89,7 @@ class JsonLists:
 
 
 class ListReader:
-    """Reads lists of one type and shape into its own memory; for one thread at a time."""
+    """Reads lists of one dtype and shape into its own memory; for one thread at a time."""
 
     def __init__(
         self, functions: Sequence[Any], widths: tuple[int, int, int], width: int, shape: tuple[int, ...]
@@ -97,7 +101,10 @@ class ListReader:
         self._address = ctypes.addressof(self._elements)
 
     def read(self, text: bytes, start: int, end: int) -> bytes | None:
-        """The elements of the list in `text[start:end]`; None if it is no such list, or native code cannot read it."""
+        """The elements of the list in `text[start:end]`, as the bytes of a C-ordered array.
+
+        None if that is no such list, or if native code cannot parse one of its numbers.
+        """
         state, size = self._state, len(text)
         state[_AT], state[_INDEX] = start, 0
         call = self._native if size - start < _RELEASE_ABOVE else self._released
@@ -106,7 +113,7 @@ class ListReader:
 
 
 def _value_limits(type_: np.dtype[Any]) -> tuple[int, int, int]:
-    """Bytes of an element; for integers also the magnitudes of the least and the largest value."""
+    """Bytes of an element; for integers also the magnitudes of the least and the largest value, otherwise 0 and 0."""
     if type_.kind not in "iu":
         return type_.itemsize, 0, 0
     limits = np.iinfo(type_)
@@ -118,7 +125,7 @@ _loaded: list[JsonLists] = []
 
 
 def json_lists(cache: str | None = None) -> JsonLists:
-    """The readers of this process.
+    """The readers of this process, compiled or loaded by the first call.
 
     `cache`: the folder of the store that holds their code, used by the first call; None: the default one.
     """

@@ -23,7 +23,7 @@ _MAX_ARENA = 1 << 46  # the largest arena: more than any machine addresses
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Layout:
-    """The memory of a run for given sizes."""
+    """The memory of a run for given sizes: operands, arena and outputs; and its work in operations."""
 
     sizes: NDArray[np.int64]  # the table that kernels read
     slots: NDArray[np.int64]  # (base, 0, offset) of each operand
@@ -33,10 +33,10 @@ class Layout:
 
 
 class Layouts:
-    """Makes layouts."""
+    """Computes the memory layouts of one plan."""
 
     def __init__(self, plan: Plan, slots: Sequence[tuple[int, Affine]]) -> None:
-        """`slots`: the base and the offset of every operand, in the order of the steps."""
+        """`slots`: the number of the base, and the offset from it, of every operand, in the order of the steps."""
         offsets = [offset for _, offset in slots]
         shapes = [_shape_of(port) for port in plan.outputs]
         dims: dict[Dim, int] = {}
@@ -59,7 +59,7 @@ class Layouts:
     def of(self, sizes: Sequence[int]) -> Layout | None:
         """The layout for these values of the size table; None for values that the plan does not serve.
 
-        MemoryError if no machine has memory for it.
+        MemoryError if the arena would exceed 64 TiB, which no machine has.
         """
         values = self._evaluate(sizes)
         units, supposed = values[: self._supposed], values[self._supposed :]

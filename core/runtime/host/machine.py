@@ -36,17 +36,17 @@ class Peaks:
     bandwidth: float
 
     def seconds(self, flops: int, nbytes: int, threads: int = 1) -> float:
-        """The least time of this work if `threads` threads share it evenly."""
+        """The least seconds for `flops` operations and `nbytes` bytes, if `threads` threads share them evenly."""
         return max(flops / self.flops, nbytes / self.bandwidth) / threads
 
     def limit(self, flops: int, nbytes: int) -> str:
-        """What bounds this work: "compute" or "memory"."""
+        """What bounds this work, the operations or the bytes: "compute" or "memory"."""
         return "compute" if flops / self.flops >= nbytes / self.bandwidth else "memory"
 
 
 @functools.cache
 def peaks() -> Peaks:
-    """The peak rates of this machine, from the store or measured."""
+    """The peak rates of one thread of this machine: from the store, otherwise measured and stored."""
     store = open_store(None)
     path = store.root / "machine.json" if store else None
     known = _read(path) if path else None
@@ -59,7 +59,7 @@ def peaks() -> Peaks:
 
 
 def measure(target: Target) -> Peaks:
-    """Measure with code for `target`."""
+    """Measure the peak rates of one thread with code compiled for `target`."""
     with Library({"multiply": compile_text(_source(target), target)}, further=("read",)) as library:
         multiply = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_int64, ctypes.c_float)(library.address("multiply"))
         read = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_int64, ctypes.c_void_p)(library.address("read"))
@@ -84,7 +84,10 @@ def _least_seconds(work: Callable[[], object]) -> float:
 
 
 def _source(target: Target) -> str:
-    """`multiply(turns, x)` and `read(turns, p)`: loops over enough independent sums to keep all units busy."""
+    """LLVM text of the two loops that are timed, with enough independent sums to keep all units busy.
+
+    `multiply(turns, x)` does multiply-adds in registers, `read(turns, p)` adds up memory from `p` on.
+    """
     vector = f"<{target.lanes} x float>"
     spread = f"""%one = insertelement {vector} undef, float %given, i32 0
   %x = shufflevector {vector} %one, {vector} undef, <{target.lanes} x i32> zeroinitializer"""
@@ -102,9 +105,10 @@ def _source(target: Target) -> str:
 
 
 def _loop(name: str, parameter: str, before: str, first: str, step: str, lanes: int) -> str:
-    """A loop with `_CHAINS` sums.
+    """LLVM text of a function `name` with one argument, `parameter`: a loop that adds to `_CHAINS` vectors.
 
-    The sums start with different values and the result depends on all of them, so that LLVM can remove none.
+    `before` runs once, `first` once per iteration, and `step` once per vector and iteration. The sums start with
+    different values and the result depends on all of them, so that LLVM can remove none.
     """
     chains, vector = range(_CHAINS), f"<{lanes} x float>"
     starts = [f"<{', '.join([f'float {i}.0'] * lanes)}>" for i in chains]

@@ -40,7 +40,7 @@ def machine_bytes(cgroup: Path = _CGROUP) -> int:
 def aligned_bytes(size: int) -> NDArray[np.uint8]:
     """Uninitialised bytes whose address is a multiple of 64.
 
-    Large blocks are mapped one by one: the C library keeps freed blocks once several were freed.
+    Blocks of 1 MiB or more are mapped one by one: the C library keeps freed blocks once several were freed.
     """
     if size >= _MAP_ABOVE:
         return np.frombuffer(_map_block(size), np.uint8)
@@ -65,7 +65,7 @@ def prefer_huge_pages(mapping: mmap.mmap) -> None:
 def return_to_system(used: int) -> None:
     """After work that left garbage: collect it, and return the C library's free memory to the system (glibc).
 
-    `used`: about how many bytes that may be. No effect below 16 MiB.
+    `used`: about how many bytes may be free. No effect below 16 MiB.
     """
     if is_worth_returning(used):
         gc.collect()
@@ -74,19 +74,19 @@ def return_to_system(used: int) -> None:
 
 
 def is_worth_returning(used: int) -> bool:
-    """Whether returning this number of bytes is worth some milliseconds."""
+    """Whether returning this number of bytes is worth some milliseconds: from 16 MiB on."""
     return used >= _WORTH_COLLECTING
 
 
 def owner_of(array: NDArray[Any]) -> NDArray[Any]:
-    """The array that owns the memory: this one, or the one that it is a view of."""
+    """The array at the end of the chain of views: this one, or the one that it is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def release_pages(array: NDArray[Any], start: int = 0, end: int | None = None) -> None:
-    """Drop the pages between two bytes of an array over a file that is mapped read-only.
+    """Drop the whole pages between bytes `start` and `end` of an array over a file that is mapped read-only.
 
     The next access reads them from the file again. No effect on other memory.
     """
@@ -102,10 +102,11 @@ def release_pages(array: NDArray[Any], start: int = 0, end: int | None = None) -
 
 
 def drop_code_pages(library: str) -> None:
-    """Drop the code pages of a library that is seldom called from this process's memory (Linux).
+    """Drop this process's code pages of a library that is seldom called (Linux).
 
-    Each page comes back from its file when it is called, and a thread in it only waits for the page. Only pages of code
-    are dropped: nothing writes to those, so the file has the same contents.
+    `library`: the beginning of the name of its file. Each page comes back from its file when it is called, and a thread
+    in it only waits for the page. Only pages of code are dropped: nothing writes to those, so the file has the same
+    contents.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -137,13 +138,13 @@ def keep_freed(size: int) -> None:
 
 
 def _set_option(option: int, value: int) -> None:
-    """Set an option of glibc. Other C libraries number their options differently, or have none."""
+    """Set an option of glibc's `mallopt`; no effect with other C libraries, which number their options differently."""
     if _option is not None and _trim is not None:
         _option(option, value)
 
 
 def concatenate(chunks: Iterable[bytes | memoryview], size: int) -> NDArray[np.uint8]:
-    """The concatenation of chunks of `size` bytes in total, in aligned memory."""
+    """The concatenation of chunks in aligned memory; `size` is their size in total, in bytes."""
     block, at = aligned_bytes(size), 0
     for chunk in chunks:
         block[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
@@ -175,7 +176,7 @@ def _elements_at() -> int:
 
 
 def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """An array over memory that the caller keeps alive."""
+    """An array over the memory at `address`, which the caller keeps alive."""
     nbytes = prod(shape) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)

@@ -68,12 +68,15 @@ class ContextWord(IntEnum):
 
 
 def source() -> str:
-    """LLVM text of the driver for this platform."""
+    """LLVM text of the driver for this platform, whose functions the module describes."""
     return _DRIVER + _platform_functions(sys.platform, platform.machine())
 
 
 def _platform_functions(system: str, machine: str) -> str:
-    """`sleep_while_equal(word, value)`, `wake_all(word)`, `now()` and `relax()` for a platform."""
+    """LLVM text of `sleep_while_equal(word, value)`, `wake_all(word)`, `now()` and `relax()` for a platform.
+
+    `system` is that of `sys.platform`, `machine` that of `platform.machine()`.
+    """
     clock = 1 if system == "linux" else 6
     function, arguments = ("x86.sse2.pause", "") if machine in ("x86_64", "AMD64") else ("aarch64.hint", "i32 1")
     futex = {"x86_64": 202, "aarch64": 98}.get(machine) if system == "linux" else None

@@ -58,10 +58,10 @@ def temporary_bytes(plan: Plan) -> int:
 
 
 class PortLayout:
-    """The layout of inputs, flags and outputs in the memory of a slot, for every batch size.
+    """The offsets of inputs, flags and outputs in the memory of a slot, as functions of the batch size.
 
-    There are no gaps, so that each direction is one copy. Flags are copied in both directions: they are zero on the way
-    in.
+    Flags are words that kernels set to refuse their data. There are no gaps, so that each direction is one copy. Flags
+    are copied in both directions: they are zero on the way in.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -110,7 +110,7 @@ class DeviceBlock:
 
 @dataclass(frozen=True, slots=True)
 class StagingCopy:
-    """One copy between the staging memory of the host and the device."""
+    """One copy of `nbytes` bytes between the staging memory of the host and the device; both ends are addresses."""
 
     host: int
     device: int
@@ -130,17 +130,17 @@ class StagingLayout:
 
     @property
     def into(self) -> list[StagingCopy]:
-        """The copies to the device: at most one, because neighbours are merged."""
+        """The copies of inputs and flags to the device: at most one, because neighbours are merged."""
         return merge_neighbours([*self.input_copies, self.flags_copy])
 
     @property
     def back(self) -> list[StagingCopy]:
-        """The copies from the device."""
+        """The copies of flags and outputs from the device: at most one, because neighbours are merged."""
         return merge_neighbours([self.flags_copy, *self.output_copies])
 
 
 def merge_neighbours(ways: Iterable[StagingCopy]) -> list[StagingCopy]:
-    """The same copies, with neighbours merged. Empty copies are dropped."""
+    """The copies, each merged with the one before if it continues it on both sides. Empty copies are dropped."""
     found: list[StagingCopy] = []
     for way in ways:
         last = found[-1] if found else None
@@ -152,7 +152,7 @@ def merge_neighbours(ways: Iterable[StagingCopy]) -> list[StagingCopy]:
 
 
 class Slot:
-    """The memory and events of one run in flight."""
+    """The memory and events of one run in flight: staging memory of the host, and inputs and outputs on the device."""
 
     def __init__(self, device: Device, index: int, plan: Plan, layout: PortLayout) -> None:
         self.index = index
@@ -178,7 +178,10 @@ class Slot:
             self._layouts.clear()
 
     def form(self, n: int) -> StagingLayout:
-        """The staging layout for `n` rows, made once for every batch size in use."""
+        """The staging layout for `n` rows, cached per batch size; makes room for it first.
+
+        DeviceMemoryError if memory is too small.
+        """
         found = self._layouts.get(n)
         if found is None:
             self.fit(max(n, 1))
@@ -218,7 +221,7 @@ class Slot:
 
 
 def port_array(port: Port, block: HostBytes, n: int) -> NDArray[Any]:
-    """The value of a port as an array over the beginning of a block."""
+    """The value of a port for `n` rows as an array over the beginning of `block`. ValueError if it is no tensor."""
     if not isinstance(port.type, TensorType):
         raise ValueError(f"'{port.name}' is no tensor but {port.type}")
     shape, dtype = port.type.evaluate({"n": n}), port.type.dtype.numpy

@@ -20,7 +20,7 @@ class Resident:
 
 
 class HeldRun:
-    """A finished run that still owns its memory. `close` is called once.
+    """A finished run that still owns its device memory until `close`.
 
     `arrays`: the outputs that were copied to the host, None for the others. `resident`: the places of all outputs on
     the device.

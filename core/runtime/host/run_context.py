@@ -23,7 +23,10 @@ RUN_NUMBERS = count(1)  # unique, so that a thread's next run is never confused 
 
 @dataclass(eq=False, slots=True)
 class Context:
-    """An arena, operand addresses, step counters. The driver reads `words` (see native_driver.py)."""
+    """The memory of one run in flight: an arena, operand addresses, step counters.
+
+    The driver reads `words` (see native_driver.py).
+    """
 
     words: NDArray[np.int64]
     bases: NDArray[np.int64]
@@ -47,26 +50,26 @@ class Context:
         self.objects = self.arrays.data
 
     def make_room(self, nbytes: int) -> None:
-        """Ensure an arena of at least `nbytes` bytes."""
+        """Ensure an arena of at least `nbytes` bytes; a larger one replaces the old one, whose contents are lost."""
         if self.arena.nbytes < nbytes:
             self.arena = aligned_bytes(nbytes)
             self.bases[ARENA] = address_of(self.arena)
             self.views.clear()
 
     def show(self, n: int) -> None:
-        """Keep cached views only for `n` rows: those for another number of rows are dropped."""
+        """Set the number of rows of cached views to `n`; views for another number are dropped."""
         if self.rows != n:
             self.views.clear()
             self.rows = n
 
     def behind(self, nbytes: int) -> NDArray[np.uint8]:
-        """The arena of the steps after a cut point, of at least `nbytes` bytes."""
+        """The second arena, for the steps after a cut point, of at least `nbytes` bytes."""
         if self.second.nbytes < nbytes:
             self.second = aligned_bytes(nbytes)
         return self.second
 
     def check(self) -> None:
-        """Raise Interrupted once the run is to end."""
+        """Raise Interrupted if the run was interrupted."""
         if self.interrupted:
             raise Interrupted("the run was interrupted")
 
@@ -83,14 +86,17 @@ class ContextPool:
         self._guard = threading.Lock()
 
     def take(self, make: Callable[[], Context]) -> Context:
-        """An idle context, or a new one if none is idle. SessionClosed after `close`."""
+        """An idle context, or one made by `make` if none is idle. SessionClosed after `close`."""
         try:
             return self.idle.pop()
         except IndexError:
             return self._new(make)
 
     def release(self, context: Context) -> bool:
-        """Return a context. True if it was the last one after `close`: then nothing runs any more, nor will."""
+        """Return a context to the pool, or drop it if enough are idle.
+
+        True if it was the last one in use after `close`: then nothing runs any more, nor will.
+        """
         if len(self.idle) < self._keep:
             self.idle.append(context)
         else:
@@ -98,7 +104,7 @@ class ContextPool:
         return self._closed and self._drop_idle()
 
     def close(self) -> bool:
-        """Refuse further runs. True if none is in flight either; harmless when repeated."""
+        """Refuse further runs. True if none is in flight either; later calls return False then."""
         self._closed = True
         return self._drop_idle()
 

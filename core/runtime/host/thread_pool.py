@@ -53,14 +53,20 @@ class ThreadPool:
                 self._add_worker()
 
     def stop(self) -> None:
-        """End all workers after their current run. Later runs use only their callers' threads."""
+        """End all workers after their current run, and wait at most one second for each.
+
+        Later runs use only their callers' threads.
+        """
         self._stop(self.address)
         for worker in self._workers:
             worker.join(timeout=1.0)
         self._workers.clear()
 
     def abandon(self) -> None:
-        """After a fork, the workers exist only in the parent: runs in the child use only their callers' threads."""
+        """Let all later runs use only their callers' threads.
+
+        For the child of a fork: the workers exist only in the parent.
+        """
         self._block[PoolWord.BUSY] = 1
 
     def _add_worker(self) -> None:

@@ -37,7 +37,7 @@ class TimedKernel(Protocol):
     """A kernel that is ready to be timed, for one batch size."""
 
     def seconds(self) -> float:
-        """The time of one call; infinite for a kernel that cannot run here."""
+        """The time of one call in seconds; infinite for a kernel that cannot run here."""
         ...
 
     def settled(self, call: KernelCall) -> KernelCall:
@@ -52,12 +52,15 @@ class Bench(Protocol):
     """Times the candidates for a node."""
 
     def __call__(self, calls: Sequence[KernelCall], request: Request) -> AbstractContextManager[Trials]:
-        """Loads the candidates; the trials have one entry for each call."""
+        """Context manager: loads the candidates `calls`, and gives a function from a batch size to their trials.
+
+        That function is a context manager, too, with one `TimedKernel` for each call, in order.
+        """
         ...
 
 
 def host_bench(compiled: ObjectOf) -> Bench:
-    """The bench of the host. `compiled` gives the object file of a spec."""
+    """The bench of the host, on one thread. `compiled` gives the object file of a spec."""
 
     @contextmanager
     def opened(calls: Sequence[KernelCall], request: Request) -> Iterator[Trials]:
@@ -107,7 +110,7 @@ class Trial:
             self._repeats *= 2
 
     def seconds(self) -> float:
-        """The time of one call, as a mean over a sample."""
+        """The time of one call in seconds: the mean over a sample of at least 200 microseconds, or of 16384 calls."""
         return self._sample() / self._repeats
 
     def settled(self, call: KernelCall) -> KernelCall:
@@ -124,7 +127,7 @@ class Trial:
 
 
 def _copies_for_cold_cache(operand: Operand, request: Request, n: int) -> list[NDArray[np.uint8]]:
-    """The contents of an operand; for packed weights, enough copies that they do not all stay in the cache."""
+    """A list with the contents of an operand: one block, or for packed weights enough copies to overflow the cache."""
     block = contents(operand, request, n)
     if not isinstance(operand, Packed) or block.size == 0:
         return [block]
@@ -132,7 +135,11 @@ def _copies_for_cold_cache(operand: Operand, request: Request, n: int) -> list[N
 
 
 def contents(operand: Operand, request: Request, n: int) -> NDArray[np.uint8]:
-    """The contents of an operand before a kernel runs."""
+    """The contents of an operand before a kernel runs, for a batch of `n`: aligned bytes.
+
+    Constants, packed weights and blocks have their values, other inputs and the outputs sample values, and scratch
+    memory is uninitialised. ValueError for an operand that a trial cannot have.
+    """
     match operand:
         case In(index):
             constant = request.constant(index)
@@ -155,7 +162,10 @@ def contents(operand: Operand, request: Request, n: int) -> NDArray[np.uint8]:
 
 
 def _sample_values(value: Value | None, n: int) -> NDArray[np.uint8]:
-    """Memory for a value: floats evenly spread from 0 to 1, or zeros for other dtypes."""
+    """Aligned memory for a value: floats that rise from 0 to 1 again and again, or zeros for other dtypes.
+
+    ValueError for an absent input.
+    """
     if value is None:
         raise ValueError("a kernel reads an input that is absent")
     dtype, size = value.tensor.dtype, _at(value.tensor.nbytes, n)

@@ -21,10 +21,13 @@ _lock = threading.Lock()
 
 
 class DeduplicatedWeights:
-    """A block of weights, some spans of which lie elsewhere. The block itself stays readable in full."""
+    """A block of weights, spans of which other code reads from equal spans elsewhere in memory.
+
+    The block itself stays readable in full.
+    """
 
     def __init__(self, block: Bytes, spans: Iterable[Span] = ()) -> None:
-        """`spans`: the spans of this block in order. Large ones are looked up by digest."""
+        """`spans`: the spans of this block in order. Those of at least `LARGE` bytes are looked up by digest."""
         pieces = [span for span in spans if span.nbytes >= LARGE]
         self.block = block
         self._held = [_share_span(block[piece.offset : piece.offset + piece.nbytes], piece.sha256) for piece in pieces]
@@ -37,7 +40,10 @@ class DeduplicatedWeights:
                 release_pages(block, at, end)
 
     def offset(self, offset: int) -> int:
-        """The offset, relative to the block's address, where the byte at `offset` of the block really lies."""
+        """The offset, relative to the block's address, at which to read the byte at `offset` of the block.
+
+        It lies outside the block if the byte's span is shared.
+        """
         index = bisect_right(self._starts, offset) - 1
         return offset + (self._displacements[index] if index >= 0 and offset < self._ends[index] else 0)
 

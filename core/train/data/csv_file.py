@@ -37,7 +37,10 @@ _WHOLE, _NUMBER, _TEXT = range(3)  # kinds of columns; each kind can hold the va
 
 
 def read_csv(file: TableFile) -> Dataset:
-    """A dataset of the columns. DataError for a line with too many or too few fields, or a line that is too long."""
+    """A dataset of the columns, each int64, float64 or text by its values.
+
+    DataError for a line with too many or too few fields, a line that is too long, or a bad header.
+    """
     table = _Csv(file, *_header(file))
     columns = table.scan()
     sources = {column.name: LazySource(column, table.rows, partial(table.values, column.name)) for column in columns}
@@ -56,7 +59,10 @@ class _Inference:
     most: int = 0
 
     def update(self, values: Any, start: int) -> None:
-        """Take further values into account: an array of strings, whose first one is in row `start`."""
+        """Take further values of the column into account: an Arrow array of strings.
+
+        `start`: the row of the first of them.
+        """
         if self.missing is None and values.null_count:
             self.missing = start + values.is_null().index(True).as_py()
         self.some |= values.null_count < len(values)
@@ -66,7 +72,7 @@ class _Inference:
                 self.text = _first_text(values, start)
 
     def _fits(self, values: Any) -> bool:
-        """Whether all values are numbers of the present kind. Updates the range of whole numbers."""
+        """Whether all values are numbers of the kind inferred so far. Updates the range of whole numbers."""
         numbers = _cast(values, self.kind)
         if numbers is None:
             return False
@@ -77,7 +83,7 @@ class _Inference:
 
     @property
     def stored(self) -> np.dtype[np.generic]:
-        """The smallest type that holds the values, used in memory: one byte per pixel, for example."""
+        """The type in which values are kept in memory: the smallest for whole numbers, such as uint8 for pixels."""
         if self.dtype is not DType.INT64:
             return self.dtype.numpy
         return np.result_type(np.min_scalar_type(self.least), np.min_scalar_type(self.most))
@@ -113,7 +119,7 @@ class _Csv:
         ]
 
     def values(self, name: str) -> Values:
-        """All values of a column."""
+        """All values of a column. Numeric columns are read together, by the first call for one of them."""
         if self._inferred[name].dtype is DType.STRING:
             return self._text(name)
         with self._lock:
@@ -149,7 +155,10 @@ class _Csv:
         return found
 
     def _batches(self, types: Mapping[str, Any]) -> Iterator[Any]:
-        """Record batches of the columns with these types. Blanks around numbers are ignored."""
+        """Arrow record batches of the columns in `types`, converted to these types. Blanks around numbers are ignored.
+
+        DataError for a file that cannot be read or parsed.
+        """
         pa = arrow()
         parse = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
         options = pa.csv.ReadOptions(
@@ -165,7 +174,7 @@ class _Csv:
             raise self._error(str(error)) from None
 
     def _error(self, reason: str) -> DataError:
-        """An error that names the line, from the message of pyarrow's exception."""
+        """The DataError for a failure of pyarrow; it names the line if the message `reason` names a row."""
         if "straddl" in reason:
             return self.file.location.error(_TOO_LONG.format(_BLOCK))
         fault = _WRONG_FIELDS.search(reason)
@@ -176,7 +185,7 @@ class _Csv:
         return self.file.location.error(message, line=self._lines([row]).get(row))
 
     def _notes(self) -> list[str]:
-        """A note per column: why it is text, or where its first missing value is; empty without either."""
+        """For each column why it is text, or where its first missing value is; "" without either."""
         rows = [inference.text[0] if inference.text else inference.missing for inference in self._inferred.values()]
         lines = self._lines([row for row in rows if row is not None])
         notes = []
@@ -190,7 +199,10 @@ class _Csv:
         return notes
 
     def _lines(self, rows: Sequence[int]) -> dict[int, int]:
-        """The line numbers of rows. Blank lines are no rows. Lines are taken to end at each line feed."""
+        """The line number of each of these rows, counted from 1. Blank lines are no rows.
+
+        Lines are taken to end at each line feed, so line feeds within quotation marks shift the numbers.
+        """
         target_type = {row + self.has_header for row in rows}
         found = dict[int, int]()
         with self.file.stream() as stream:
@@ -210,9 +222,11 @@ def _short_lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _header(file: TableFile) -> tuple[list[str], bool, str]:
-    """The names of the columns, whether the first line is a header, and the delimiter.
+    """The names of the columns, whether the first line is a header, and the delimiter, from the first line with text.
 
-    A first line with a number in it is data, not a header, unless it numbers the columns 0, 1, 2 and so on.
+    A first line with a number in it is data, not a header, unless it numbers the columns 0, 1, 2 and so on. Columns
+    without a name are called `column0`, `column1` and so on. DataError for an empty file, too many columns, or two of
+    the same name.
     """
     try:
         with file.stream() as stream:
@@ -244,7 +258,7 @@ def _is_number(text: str) -> bool:
 
 
 def _cast(values: Any, kind: int) -> Any:
-    """The strings converted to numbers of the kind; None if one is not such a number."""
+    """The strings as an Arrow array of numbers of the kind, blanks around them left out; None if one is no number."""
     target_type = arrow().int64() if kind == _WHOLE else arrow().float64()
     for text in (values, _trim(values)):
         try:
@@ -259,7 +273,10 @@ def _trim(values: Any) -> Any:
 
 
 def _first_text(values: Any, start: int) -> tuple[int, str]:
-    """The row and the value of the first string that is not a number. There must be one."""
+    """The row and the value of the first string that is no number. `start`: the row of the first value.
+
+    There must be such a string.
+    """
     texts = ((row, text) for row, text in enumerate(values.to_pylist()) if text is not None)
     row, text = next((row, text) for row, text in texts if _cast(values.slice(row, 1), _NUMBER) is None)
     return start + row, text

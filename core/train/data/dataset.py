@@ -114,9 +114,9 @@ class LazySource:
 
 
 class ConcatSource:
-    """The concatenation of sources whose columns differ in numeric types only.
+    """The rows of several sources one after the other; their columns may differ in the numeric type only.
 
-    Its element type can hold the values of all of them.
+    The element type of the result can hold the values of all of them.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -188,7 +188,10 @@ class Dataset:
         return len(next(iter(self.sources.values())))
 
     def has_same_columns(self, other: Dataset) -> bool:
-        """Whether another dataset has the same columns, so that its rows can be appended. Numeric types may differ."""
+        """Whether `other` has the same columns in the same order, so that its rows can be appended.
+
+        Numeric types may differ; shapes, layouts and class names may not.
+        """
 
         def comparable(column: Column) -> Column:
             return replace(column, dtype=DType.FLOAT64 if column.is_number else column.dtype)
@@ -201,7 +204,7 @@ class Dataset:
         return ", ".join(f"'{name}' {column}" for name, column in self.columns.items())
 
     def column(self, name: str) -> Column:
-        """The column of this name. DataError if there is none."""
+        """The column of this name. DataError if there is none, or if it was left out, with the reason."""
         if name in self.columns:
             return self.columns[name]
         if name in self.left_out:
@@ -219,7 +222,10 @@ class Dataset:
         return f"line {self.line_of(row)}" if self.line_of else f"row {row}"
 
     def take(self, rows: Rows, columns: Iterable[str] | None = None) -> dict[str, Values]:
-        """The given rows of `columns`, by default of all, by name. DataError for a value that cannot be read."""
+        """The given rows of `columns`, by default of all, as arrays by name.
+
+        DataError for a value that cannot be read.
+        """
         names = list(self.sources if columns is None else columns)
         return {name: self.sources[name].take(rows) for name in names}
 
@@ -250,7 +256,10 @@ def layout_of(shape: tuple[int, ...]) -> Layout:
 
 
 def join_parts(name: str, parts: Mapping[str, Dataset], fingerprint: Callable[[], str]) -> Dataset:
-    """The dataset of several parts; a single part is returned as it is. DataError if their columns differ."""
+    """The dataset of the rows of several parts, whose ranges are its `parts`; a single part is returned as it is.
+
+    DataError if their columns differ. `fingerprint` computes the digest of the whole.
+    """
     first, *others = parts.values()
     if not others:
         return first

@@ -103,7 +103,10 @@ def _invalid_rows(column: Column, values: Values) -> Values:
 
 
 def _classes(dataset: Dataset, target: str) -> tuple[list[str] | None, list[str]]:
-    """The classes of the default target, None if it has none, and problems: the classes without rows."""
+    """The class names of the default target, and a problem for each class that has no rows.
+
+    The names are None if the target is no class or has so many values that they are hardly classes.
+    """
     if dataset.columns[target].dtype.is_float or dataset.columns[target].is_sequence:
         return None, []
     try:

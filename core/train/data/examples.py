@@ -90,10 +90,10 @@ def select(
     otherwise each column under its own name. The default target is the column y, target, label or labels, otherwise the
     last one.
 
-    `task` selects classification or regression; "auto" takes text, booleans and whole numbers as classes. `classes` are
-    the class names of a model to fine-tune, with which targets are matched by name. `shapes` reshapes the rows of an
-    input, such as 784 numbers to [28, 28], or sets the length of sequences, by default that of the longest one.
-    `layouts` gives the image layout of inputs whose shape is ambiguous.
+    `task` is "classes" (classification), "numbers" (regression) or "auto", which takes text, booleans and whole numbers
+    as classes. `classes` are the class names of a model to fine-tune, with which targets are matched by name. `shapes`
+    reshapes the rows of an input, such as 784 numbers to [28, 28], or sets the length of sequences, by default that of
+    the longest one. `layouts` gives the image layout of inputs whose shape is ambiguous.
 
     DataError for columns that do not exist or do not fit.
     """
@@ -140,7 +140,10 @@ def _reshape(
     shapes: Mapping[str, Sequence[int]],
     layouts: Mapping[str, Layout],
 ) -> dict[str, Feature]:
-    """The features with the given shapes and layouts, by name."""
+    """The features by name, those in `shapes` and `layouts` with these shapes and layouts.
+
+    DataError for a name that is no input, or if a shape or layout does not fit.
+    """
     unknown = (shapes.keys() | layouts.keys()) - features.keys()
     if unknown:
         raise dataset.error(f"shapes or layouts name '{min(unknown)}', which is not an input")

@@ -28,10 +28,10 @@ class Feature:
     ragged: bool = False
 
     def like(self, name: str, row: Row, file: str) -> Feature:
-        """The same numbers as rows of another type.
+        """The same numbers as rows of the type `row`; `name` and `file` are for messages.
 
         DataError if their number differs, if their order differs (channels first or last), or if an integer type cannot
-        hold them.
+        hold them. Sequences may get another length.
         """
         fits = _same_order(self.column.shape, row.shape) or (self.ragged and len(row.shape) == 1)
         if not fits or not (row.dtype.is_float or np.can_cast(self.column.dtype.numpy, row.dtype.numpy, "safe")):
@@ -42,7 +42,10 @@ class Feature:
         return replace(self, column=replace(self.column, dtype=row.dtype, shape=tuple(row.shape), layout=layout))
 
     def take(self, dataset: Dataset, rows: Rows) -> Values:
-        """The rows: [rows, *column.shape]. DataError for a number that is missing, NaN or infinite."""
+        """The given rows of `dataset`: [rows, *column.shape].
+
+        DataError for a number that is missing, NaN or infinite.
+        """
         values = self.source.take(rows)
         if self.ragged:
             values = pad_sequences(values, self.column.shape[0], self.source.column.dtype)
@@ -62,7 +65,10 @@ class Feature:
 
 
 def _same_order(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether a reshape between the shapes keeps the meaning: they differ in axes of 1 only, or one is a vector."""
+    """Whether a reshape between two shapes keeps the meaning of each number.
+
+    True if they have equally many elements, and differ only in axes of extent 1 or one of them is a vector.
+    """
     if math.prod(one) != math.prod(other):
         return False
     long, wide = ([size for size in shape if size != 1] for shape in (one, other))
@@ -70,7 +76,7 @@ def _same_order(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def concat_columns(dataset: Dataset, origin: Sequence[str]) -> Source:
-    """The concatenated numbers of several columns, float32 [k]. They are concatenated once, by the first `take`."""
+    """A source of rows with one number of each column: float32 [k]. The first `take` reads and joins the columns."""
 
     def load() -> Values:
         block = np.empty((len(dataset), len(origin)), np.float32)
@@ -84,7 +90,7 @@ def concat_columns(dataset: Dataset, origin: Sequence[str]) -> Source:
 
 
 def pad_sequences(sequences: Values, length: int, dtype: DType) -> Values:
-    """Sequences as one array [rows, length], padded or truncated."""
+    """Sequences as one array [rows, length]: shorter ones are padded with `PADDING`, longer ones are truncated."""
     result = np.full((len(sequences), length), PADDING, dtype.numpy)
     for row, sequence in enumerate(sequences):
         result[row, : len(sequence)] = sequence[:length]
@@ -92,7 +98,7 @@ def pad_sequences(sequences: Values, length: int, dtype: DType) -> Values:
 
 
 def longest_sequence(dataset: Dataset, column: str) -> int:
-    """The length of the longest sequence. DataError if a sequence is empty."""
+    """The length of the longest sequence in a column. DataError if a sequence is empty."""
     lengths = np.array([len(sequence) for sequence in dataset.sources[column].take(np.arange(len(dataset)))])
     if not lengths.all():
         raise dataset.error("the sequence is empty", column, int(lengths.argmin()))

@@ -51,7 +51,10 @@ def open_dataset(
 
 
 def _detect(location: Location) -> str:
-    """The format by content: the names of the files in a folder or archive, the first bytes of another file."""
+    """The format by content: the names of the files in a folder or archive, the first bytes of another file.
+
+    DataError if it is unknown, or if a text file has a suffix that is not one of a table.
+    """
     if location.path.is_dir() or zipfile.is_zipfile(location.path):
         return _detect_members(location, members_of(location.path))
     with location.path.open("rb") as file:

@@ -34,12 +34,15 @@ _NAME = re.compile(
 
 
 def is_idx(members: Members) -> bool:
-    """Whether all files have names of IDX files."""
+    """Whether there are files, and all of them have names of IDX files such as `train-images-idx3-ubyte`."""
     return bool(members.names) and all(_NAME.fullmatch(_base_name(name)) for name in members.names)
 
 
 def open_idx(location: Location, members: Members) -> Dataset:
-    """A dataset whose columns and parts are given by the names of the files."""
+    """A dataset whose columns and parts are given by the names of the files.
+
+    DataError for other names, for two files of the same column and part, or a damaged file.
+    """
     if not members.names:
         raise location.error("expected IDX files, found none")
     parts: dict[str, dict[str, Source]] = {}
@@ -64,7 +67,11 @@ class _File:
     name: str
 
     def source(self, name: str) -> Source:
-        """The source of the column: uncompressed files outside an archive are memory-mapped, others read on use."""
+        """The source of the file's rows as the column `name`.
+
+        Uncompressed files outside an archive are memory-mapped, others are read on first use. DataError for a damaged
+        header, or for a mapped file of the wrong size.
+        """
         shape, dtype = self._read_header()
         column = Column(name, DType.from_numpy(dtype.newbyteorder("=")), shape[1:], layout_of(shape[1:]))
         path = self.members.path(self.name)

@@ -65,7 +65,10 @@ def _positions(grid: Grid, height: int, width: int) -> tuple[Any, Any]:
 
 
 def _interpolate(pixels: Any, corner: Any, beside: Any) -> Any:
-    """Linear interpolation between the pixels at `corner` and their right neighbours: [N, H * W, C]."""
+    """Linear interpolation between the pixels at index `corner` and the next index: [N, H * W, C].
+
+    `beside`: the weight of the latter, from 0 to 1.
+    """
     left = pixels.take(corner, axis=0)
     right = pixels.take(corner + 1, axis=0)
     right -= left

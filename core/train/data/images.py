@@ -58,7 +58,10 @@ class _ImageFile:
 
 
 def _image_files(location: Location, names: Sequence[str]) -> list[_ImageFile]:
-    """The part and class of every image. DataError if the images are not in folders of the same depth and kind."""
+    """The name, part and class of every image, from its folders; the part is "" if no folder names one.
+
+    DataError if an image is in no folder, or if the images are not in folders of the same depth and kind.
+    """
     files, tops = [], dict[tuple[str, ...], str]()
     for name in names:
         *folders, label = name.split("/")[:-1] or [""]
@@ -75,7 +78,7 @@ def _image_files(location: Location, names: Sequence[str]) -> list[_ImageFile]:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A column of images that `take` decodes."""
+    """A column of images that are decoded when `take` reads them."""
 
     reader: _Reader
     names: tuple[str, ...]

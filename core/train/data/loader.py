@@ -104,7 +104,7 @@ class Loader:
         return [order[start : start + chunk_rows] for start in range(0, len(order), chunk_rows)]
 
     def _queue_of(self, pool: ThreadPoolExecutor, number: int, skip: int) -> _Queue:
-        """The queue of an epoch: the one begun ahead if it fits, otherwise a new one."""
+        """The queue of an epoch's chunks after `skip` batches: the one begun ahead if it fits, otherwise a new one."""
         (place, queue), self._next = self._next or (None, None), None
         if queue is not None and place == (number, skip):
             return queue
@@ -113,7 +113,10 @@ class Loader:
         return _Queue(pool, partial(self._make_batches, number), self._chunks(number, skip))
 
     def _prepared_chunks(self, pool: ThreadPoolExecutor, number: int, skip: int) -> Iterator[list[Batch]]:
-        """The chunks of an epoch. While its last ones are used, the first chunks of the next epoch are prepared."""
+        """The batches of each chunk of an epoch, in order.
+
+        While its last chunks are used, the first chunks of the next epoch are prepared.
+        """
         queue, limit = self._queue_of(pool, number, skip), _CHUNKS_AHEAD * self._workers
         try:
             while queue.fill(limit):
@@ -127,7 +130,7 @@ class Loader:
             queue.cancel()
 
     def _make_batches(self, number: int, rows: Rows) -> list[Batch]:
-        """The batches of a chunk of rows."""
+        """The batches of a chunk of rows of epoch `number`, augmented."""
         arrays = self.examples.take(rows)
         if self.transforms:
             arrays[self._image] = self._augment(arrays[self._image], RowRandoms(self.seed, number, rows))
@@ -151,7 +154,7 @@ class Loader:
 
 
 class _Queue:
-    """The chunks of an epoch in order. Some are submitted to the thread pool and wait to be taken."""
+    """The chunks of an epoch in order. The next ones are being prepared in the thread pool and wait to be taken."""
 
     def __init__(self, pool: ThreadPoolExecutor, make: Callable[[Rows], list[Batch]], chunks: Sequence[Rows]) -> None:
         self._pool, self._make_batches = pool, make
@@ -162,7 +165,7 @@ class _Queue:
         return len(self._waiting)
 
     def fill(self, limit: int) -> bool:
-        """Submit chunks until more than `limit` are waiting; returns whether there were enough chunks."""
+        """Submit chunks to the pool until more than `limit` wait; false if there were too few chunks left for that."""
         while self._chunks and len(self._waiting) <= limit:
             self._waiting.append(self._pool.submit(self._make_batches, self._chunks.popleft()))
         return len(self._waiting) > limit

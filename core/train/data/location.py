@@ -30,7 +30,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Location:
-    """A file or folder to open. `name` is its name in messages; images are resized to `image_size` (height, width)."""
+    """A file or folder to open, with the memory budget of its columns.
+
+    `name` is its name in messages; images are resized to `image_size` (height, width).
+    """
 
     path: Path
     name: str

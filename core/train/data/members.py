@@ -94,7 +94,10 @@ def part_of(word: str) -> str | None:
 
 @contextmanager
 def open_decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """The file from its start, decompressed if it begins with gzip's magic bytes. It is closed at the end."""
+    """Context manager: the file from its start, decompressed if it begins with gzip's magic bytes.
+
+    The file is closed at the end.
+    """
     with file:
         compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -106,7 +109,7 @@ def open_decompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def read_into(file: IO[bytes], flat: NDArray[np.uint8]) -> None:
-    """Read the file into `flat`, at most 1 MiB per call. EOFError if the file has fewer bytes."""
+    """Read the next bytes of the file into all of `flat`, 1 MiB at a time. EOFError if the file has fewer."""
     for start in range(0, len(flat), _CHUNK):
         chunk = file.read(min(_CHUNK, len(flat) - start))
         if len(chunk) != min(_CHUNK, len(flat) - start):

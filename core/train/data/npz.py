@@ -25,7 +25,10 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 def open_npz(location: Location) -> Dataset:
-    """A dataset whose columns are the arrays. `x_train` and `x_test` are the parts `train` and `test` of column `x`."""
+    """A dataset whose columns are the arrays. `x_train` and `x_test` are the parts `train` and `test` of column `x`.
+
+    DataError for files that are no arrays, pickles, damage, or if only some names name a part.
+    """
     with zipfile.ZipFile(location.path) as archive:
         members = [_member(location, archive, info) for info in archive.infolist()]
     if not members:
@@ -42,7 +45,7 @@ def open_npz(location: Location) -> Dataset:
 
 
 def _part(name: str) -> tuple[str, str]:
-    """The names of the column and the part of an array: `x_train` is column `x` of part `train`."""
+    """The column and the part of an array by its name: `x_train` is column `x` of part `train`; "" without a part."""
     found = next((suffix for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix), "")
     return name.removesuffix(found), _SUFFIXES.get(found, "")
 
@@ -69,7 +72,7 @@ class _Member:
         return LazySource(kind, self.shape[0], self._read)
 
     def _read(self) -> Values:
-        """Decompress into memory, at most as many bytes as the header says."""
+        """The array, decompressed into memory; at most as many bytes are read as its header says."""
         self.location.spend(self.nbytes, self.name)
         flat = np.empty(self.nbytes, np.uint8)
         try:

@@ -20,7 +20,10 @@ _TEXT_OVERHEAD = 64  # approximate bytes of a Python string besides its characte
 
 
 def read_parquet(file: TableFile) -> Dataset:
-    """A dataset of the columns that models can take. DataError if the file is damaged or has no such column."""
+    """A dataset of the columns that models can take; the others are in `left_out`.
+
+    DataError if the file is damaged or has no such column.
+    """
     table = _Parquet.of(file)
     sources: dict[str, Source] = {}
     left_out = dict[str, str]()
@@ -57,7 +60,7 @@ class _Parquet:
         return cls(file, values, rows)
 
     def source(self, name: str, kind: Any) -> Source | str:
-        """The source of a column; or a text that says why models cannot take it."""
+        """The source of a column of the Arrow type `kind`; or a text that says why models cannot take it."""
         types = arrow().types
         if types.is_string(kind) or types.is_large_string(kind):
             return LazySource(Column(name, DType.STRING), self.rows, partial(self._text, name))
@@ -73,7 +76,8 @@ class _Parquet:
     def _lists(self, name: str, dtype: DType) -> Source:
         """A column of lists: a vector per row if all have the same length, otherwise sequences.
 
-        It is read immediately, since finding the lengths takes as long as reading.
+        It is read immediately, since finding the lengths takes as long as reading. DataError for a missing list or
+        number.
         """
         lengths, chunks = [np.empty(0, np.int64)], [np.empty(0, dtype.numpy)]
         for start, chunk in self._chunks(name):
@@ -88,7 +92,10 @@ class _Parquet:
         return ArraySource(Column(name, dtype, (-1,)), rows)
 
     def _flat(self, chunk: Any, name: str, start: int, dtype: DType) -> Values:
-        """The concatenated numbers of the lists."""
+        """The concatenated numbers of the lists in a chunk whose first row is `start`.
+
+        DataError if a number is missing, or if memory does not suffice.
+        """
         values = chunk.flatten()
         if values.null_count:
             raise self.file.location.error(
@@ -99,7 +106,7 @@ class _Parquet:
         return found
 
     def _numbers(self, name: str, dtype: DType) -> Values:
-        """A column of numbers. Missing values are NaN in a floating-point column, otherwise DataError."""
+        """The values of a column of numbers. Missing values are NaN if it is floating-point, otherwise DataError."""
         self.file.location.spend(self.rows * dtype.itemsize, name)
         found = np.empty(self.rows, dtype.numpy)
         for start, chunk in self._chunks(name):

@@ -34,7 +34,7 @@ def philox(key: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class RowRandoms:
-    """Random numbers per row. `stream` selects one of any number of independent streams."""
+    """Random numbers for each of `rows`, from `seed` and `epoch`. `stream` selects one of many independent streams."""
 
     seed: int
     epoch: int
@@ -53,12 +53,12 @@ class RowRandoms:
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
 
     def order(self, stream: int) -> Rows:
-        """The rows, shuffled."""
+        """The rows in random order, by sorting 64 random bits of each."""
         words = self._words(stream, 2)
         return self.rows[np.argsort(words[:, 0] << _HALF | words[:, 1], kind="stable")]
 
     def _words(self, stream: int, count: int) -> NDArray[np.uint64]:
-        """32-bit random words, as uint64: [rows, count]."""
+        """`count` random words of 32 bits per row, as uint64: [rows, count]."""
         blocks = -(-count // 4)
         counter = np.empty((4, len(self.rows), blocks), np.uint64)
         counter[0] = self.rows[:, None]

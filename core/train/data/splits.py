@@ -28,9 +28,10 @@ def split(
 ) -> Split:
     """Split the rows: a share `held_out` for the test, a share `validation` for validation, the rest for training.
 
-    A test or validation part that the files define themselves is used instead, whatever its share. With `stratified`
-    each class of a classification target has the same share in each part, by the largest remainder method. DataError if
-    no rows would be left for training.
+    A test or validation part that the files define themselves is used instead; the shares are those of the training
+    part, or of all rows that are in no such part. With `stratified` each class of a classification target has the same
+    share in each part, by the largest remainder method. DataError for shares that do not leave any, or if no rows would
+    be left for training.
     """
     if not (0 <= held_out < 1 and 0 <= validation < 1 and held_out + validation < 1):
         expected = "expected 0 or more with a sum below 1"
@@ -51,7 +52,11 @@ def split(
 
 
 def folds(examples: Examples, count: int, stratified: bool = True, seed: int = 0) -> list[Split]:
-    """`count` splits of all rows for cross-validation: each row is in the test part of exactly one split."""
+    """`count` splits of all rows for cross-validation: each row is in the test part of exactly one split.
+
+    Validation parts are empty, and parts of the files are ignored. With `stratified` each class is spread evenly.
+    DataError unless `count` is from 2 to the number of rows.
+    """
     if not 2 <= count <= len(examples):
         raise DataError(f"folds: expected 2 to {len(examples)} (the number of rows), got {count}")
     shuffled = RowRandoms(seed, 0, np.arange(len(examples))).order(_SPLIT_STREAM)
@@ -74,7 +79,7 @@ def _share(examples: Examples, shuffled: Rows, count: int, stratified: bool) -> 
 
 
 def _quotas(sizes: Rows, count: int) -> Rows:
-    """`count` divided in proportion to `sizes` by the largest remainder method."""
+    """Integers in proportion to `sizes` that add up to `count`, by the largest remainder method."""
     exact = sizes * (count / max(sizes.sum(), 1))
     quotas = np.floor(exact).astype(np.int64)
     largest = np.argsort(quotas - exact, kind="stable")

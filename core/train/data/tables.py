@@ -20,7 +20,7 @@ _SUFFIXES = {".csv": "csv", ".csv.gz": "csv", ".tsv": "csv", ".tsv.gz": "csv", "
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file of a table. `raw` opens it."""
+    """One file of a table: `raw` opens it, compressed or not."""
 
     location: Location
     raw: Callable[[], IO[bytes]]
@@ -32,7 +32,7 @@ class TableFile:
 
     @contextmanager
     def seekable(self) -> Iterator[IO[bytes]]:
-        """The file for random access. A file inside an archive is read into memory first."""
+        """Context manager: the file for random access. A file inside an archive is read into memory first."""
         if self.alone:
             with self.raw() as file:
                 yield file
@@ -52,13 +52,17 @@ Reader: TypeAlias = Callable[[TableFile], Dataset]
 
 
 def format_of(members: Members) -> str | None:
-    """`csv` or `parquet` if all files have a suffix of that format, otherwise None."""
+    """`csv` or `parquet` if there are files and all have a suffix of that format, otherwise None."""
     found = {_format(name) for name in members.names}
     return found.pop() if len(found) == 1 else None
 
 
 def open_tables(location: Location, read: Reader) -> Dataset:
-    """One dataset of all files. Files of the same part are concatenated in the order of their names."""
+    """One dataset of the tables in a file, folder or archive, each read by `read`.
+
+    Files of the same part are concatenated in the order of their names. DataError without tables, if columns differ, or
+    if only some files name a part.
+    """
     if location.path.is_file() and not zipfile.is_zipfile(location.path):
         return read(TableFile(location, lambda: location.path.open("rb"), alone=True))
     parts: dict[str, list[Dataset]] = {}

@@ -67,7 +67,7 @@ def _check_range(dataset: Dataset, column: str, indices: Rows, count: int, hint:
 
 
 def _match_names(dataset: Dataset, column: str, names: Sequence[str], indices: Rows, expected: Sequence[str]) -> Rows:
-    """Convert indices into `names` to indices into `expected`."""
+    """Convert indices into `names` to indices into `expected`. DataError for a name that `expected` lacks."""
     codes = {name: code for code, name in enumerate(expected)}
     table = np.array([codes.get(name, -1) for name in names], np.int64)
     unknown = np.argwhere(table[indices] < 0)

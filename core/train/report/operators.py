@@ -19,7 +19,7 @@ _RUNS = 5  # profiled runs per batch size
 def slowest_operators(
     model: bytes | str | os.PathLike[str], batches: Sequence[int] = BATCHES, threads: int | None = None
 ) -> list[dict[str, Any]]:
-    """For each batch size the `milliseconds` of a run and its slowest `operators`.
+    """For each batch size: `batch`, the `milliseconds` of a run and its slowest `operators`, at most `TOP`.
 
     An operator has `op`, `kernel`, `outputs`, `microseconds`, its `share` of the run, `gflops` (10^9/s), `of_peak`.
     Empty for a model for which no sample inputs can be made.

@@ -32,7 +32,10 @@ def write(folder: Path, threads: int | None = None) -> Path:
 
 
 def page(folder: Path, operators: Sequence[Mapping[str, Any]] = (), opening: str = "") -> str:
-    """The HTML document for a folder with a result. `opening` is HTML that comes first."""
+    """The HTML document for a folder with a result. `operators` are entries of `slowest_operators`.
+
+    `opening` is HTML that comes first.
+    """
     record, history = read_metrics(folder), read_history(folder)
     parts = [opening, _summary(record, history), _plots(history, record)]
     parts += [_operators(entry) for entry in operators]

@@ -17,7 +17,10 @@ Trials = Sequence[Mapping[str, Any]]  # of metrics.json: trial, state, merit, va
 
 
 def search_section(search: Mapping[str, Any], merits: Mapping[int, Mapping[int, float]]) -> str:
-    """The section as HTML. `search` is the entry `sweep` of metrics.json; `merits` are by trial and epoch."""
+    """The section on a search as HTML. `search` is the entry `sweep` of metrics.json.
+
+    `merits`: by number of the trial and epoch; higher is better.
+    """
     trials = sorted(search["trials"], key=_rank)
     best = [trial["trial"] for trial in trials[:_CURVES] if merits.get(trial["trial"])]
     plots = [figure("Best so far", _best_so_far(search["trials"]))]

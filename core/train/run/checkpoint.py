@@ -40,7 +40,7 @@ class Checkpoint:
 
 
 def save(folder: Path, step: int, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into a training's folder and remove old ones; returns its path.
+    """Write a checkpoint into a training's folder and remove old ones; returns its path. `step`: its number of steps.
 
     After an OSError the earlier checkpoints are unchanged.
     """

@@ -61,7 +61,7 @@ def _check_free_space(folder: Path, size: int) -> None:
 
 
 def _with_file_name(error: OSError, path: Path) -> OSError:
-    """The error with the name of the file, without its path: clients of a server read it."""
+    """The same error, with the name of the file but without its folder, because clients of a server read it."""
     error.filename = path.name
     return error
 

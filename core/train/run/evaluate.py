@@ -14,7 +14,7 @@ from lathe.core.train.run.process import Work, run_child
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate; returns the exit status."""
+    """Evaluate the model as the command line `argv` says; returns the exit status."""
 
     def load() -> Work:
         from lathe.core.train.run.evaluation import run_evaluation

@@ -55,7 +55,7 @@ def from_json(text: bytes | str) -> EvaluationRequest:
 
 
 def run_evaluation(folder: Path, sources: Sources, means: Resources, stop: Callable[[], bool]) -> Outcome:
-    """Run the evaluation in the folder unless it has a result.
+    """Run the evaluation in the folder unless it has a result; DONE, or STOPPED if `stop` returned true.
 
     Occupied if another process works here. RecipeError, DataError or ModelError if configuration, data and model do not
     fit together. OSError if the result cannot be written.
@@ -80,9 +80,10 @@ def run_evaluation(folder: Path, sources: Sources, means: Resources, stop: Calla
 def evaluate(
     request: EvaluationRequest, dataset: Dataset, model: Path, means: Resources, stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Evaluate; returns the content of metrics.json. Stopped if `stop` returns true between two batches.
+    """Evaluate the model in the file `model`; returns the content of metrics.json.
 
-    RecipeError, DataError or ModelError if configuration, data and model do not fit together.
+    Stopped if `stop`, asked before each batch, returns true. RecipeError, DataError or ModelError if configuration,
+    data and model do not fit together.
     """
     began, parent = perf_counter(), read_parent(model)
     base = Parent(parent.model, request.classes or parent.classes)

@@ -54,7 +54,7 @@ def fit(
     `model` is a `lathe.core.nn.Module` or a class of modules, a `lathe.Graph`, the path of an ONNX file, the name of an
     architecture, or the recipe's table `model`; None for the model of the recipe. `data` is a mapping from column names
     to arrays, a pair (inputs, targets), a `Dataset`, or a file or folder as `lathe train` takes it. `recipe` is a file,
-    or its tables as a mapping. `epochs`, `batch`, `optimizer` (a name, a table, or an object of
+    a `Recipe`, or its tables as a mapping. `epochs`, `batch`, `optimizer` (a name, a table, or an object of
     `lathe.core.train.training_step.optimizers`) and `rate` override the recipe. The default optimizer is Adam.
 
     By default a module gets rows of the data as float32, images channels first, tokens as integers. `inputs` gives
@@ -62,8 +62,9 @@ def fit(
     class is instantiated with random weights drawn with the recipe's seed.
 
     `out` is the folder of the training. By default it is named after the recipe or the model, with a number if there is
-    another training. `resume` continues the training in `out`, with the model stored there. `progress` shows a progress
-    bar, `curves` the loss and the metrics below it. Ctrl-C writes a checkpoint and raises KeyboardInterrupt.
+    another training. `resume` continues the training in `out`, with the model stored there. `threads` compute, by
+    default one per available CPU. `progress` shows a progress bar, `curves` the loss and the metrics below it. Ctrl-C
+    writes a checkpoint and raises KeyboardInterrupt.
 
     RecipeError, DataError, ModelError or FolderError for arguments that are invalid or do not fit together. Diverged
     if the loss becomes infinite or NaN. OSError if there is no disk space for the result.
@@ -104,7 +105,10 @@ def _dataset(data: Any, config: Recipe) -> Dataset:
 
 
 def _folder(out: str | os.PathLike[str] | None, resume: bool, name: str) -> Path:
-    """The folder of a training: `out`, or the first of NAME, NAME-2, NAME-3 ... that is free."""
+    """The folder of a training: `out`, or the first of NAME, NAME-2, NAME-3 ... that is free.
+
+    FolderError for `resume` without `out`.
+    """
     if out is not None:
         return Path(out)
     if resume:
@@ -114,7 +118,7 @@ def _folder(out: str | os.PathLike[str] | None, resume: bool, name: str) -> Path
 
 
 def _is_free(path: Path) -> bool:
-    """Whether an existing folder holds a training that ended before its first checkpoint, and can be overwritten."""
+    """Whether an existing folder can be overwritten: it has a recipe, but no checkpoint and no result."""
     return (path / work_folder.RECIPE).is_file() and not work_folder.has_begun(path)
 
 

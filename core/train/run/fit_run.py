@@ -51,8 +51,9 @@ def never_stop() -> bool:
 class FitRun:
     """One training in an existing folder that this process has locked.
 
-    `stop` is called after every step and ends the training if it returns true. `watch` is called with every event.
-    RecipeError, DataError or ModelError if recipe, data and parent do not fit together.
+    `stop` is called after every step, and before every batch of validation and test; it ends the training if it returns
+    true. `watch` is called with every event. RecipeError, DataError or ModelError if recipe, data and parent do not fit
+    together.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class FitRun:
         self._attempted_at = self._last_step_at = perf_counter()
 
     def run(self) -> Outcome:
-        """Train until there is a result or `stop` returns true.
+        """Train until there is a result (DONE), or `stop` returns true (STOPPED, after writing a checkpoint).
 
-        Diverged if the loss becomes infinite or NaN. OSError if there is no disk space for the result.
+        Diverged if the loss becomes infinite or NaN. OSError if there is no disk space for the result. RecipeError if
+        the folder has checkpoints of another recipe or other data.
         """
         with (
             closing(self.learner),
@@ -103,7 +105,7 @@ class FitRun:
     # -- start or resume ------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Resume from the newest intact checkpoint; without one start from the beginning."""
+        """Resume from the newest intact checkpoint, or start from the beginning if there is none."""
         latest, errors = checkpoint.newest(self.folder)
         for error in errors:
             self._events.emit("log", message=error)
@@ -141,7 +143,7 @@ class FitRun:
     # -- epochs and steps -----------------------------------------------------------------------------------------
 
     def _epoch(self) -> None:
-        """The remaining steps of an epoch, then its validation."""
+        """Do the remaining steps of an epoch, then `_end_epoch`. Stopped if `stop` returns true after a step."""
         for batch in self._loader.epoch(self.progress.epoch, self.progress.position):
             self._step(batch)
             if self._stop():
@@ -181,7 +183,7 @@ class FitRun:
         self._events.emit("step", **values, seconds=round(self.progress.seconds, 3))
 
     def _end_epoch(self) -> None:
-        """End an epoch: validate, update the best weights, and emit the event."""
+        """End an epoch: validate, update the best weights, and emit the event `epoch`."""
         progress, validation = self.progress, self._validation()
         values: dict[str, Any] = {"loss": progress.mean_loss}
         if validation:
@@ -270,5 +272,5 @@ def _has_diverged(loss: float, scale: float, skipped: bool) -> bool:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """A digest of a recipe. Fields with their default value do not count, so fields added later do not change it."""
+    """The SHA-256 of a recipe. Fields with their default value do not count, so fields added later do not change it."""
     return hashlib.sha256(recipe.model_dump_json(exclude_defaults=True).encode()).hexdigest()

@@ -34,9 +34,10 @@ def begin_training(
     resume: bool,
     words: OptionNames,
 ) -> None:
-    """Write the recipe and the initial model into the folder; with `resume` check that the folder has this recipe.
+    """Write the recipe and the initial model into the folder; with `resume` only check that it has this recipe.
 
-    `said` is the name of the recipe in messages. FolderError if the folder has another training, or with `resume` none.
+    `first` makes the initial model, an ONNX file or a graph; None if the recipe does. `said` is the name of the recipe
+    in messages, `words` are those of options. FolderError if the folder has another training, or with `resume` none.
     """
     if resume:
         if not (folder / work_folder.RECIPE).exists():
@@ -51,9 +52,10 @@ def begin_training(
 
 
 def initial_model_reader(config: Recipe, file: Path, parent: Path | None = None) -> Callable[[], bytes] | None:
-    """A function that reads the initial model; None without one.
+    """A function that reads the initial model as the bytes of an ONNX file; None if there is no such file.
 
-    It reads the file that the recipe names, relative to the folder of the recipe's file; otherwise `parent`.
+    It reads the file that the recipe names, relative to the folder of the recipe's `file`, or else `parent`. The
+    function raises RecipeError if the file that the recipe names does not exist.
     """
     if isinstance(config.model, OnnxModel):
         path = file.parent / config.model.onnx

@@ -22,7 +22,10 @@ from lathe.core.train.run.work_folder import OpenSources, Sources
 def run_in_foreground(
     folder: Path, sources: Sources | OpenSources, means: Resources, console: Console | None, curves: bool
 ) -> Outcome:
-    """Run the training in the folder, and show its progress on the console, if given. Errors as in `run_training`."""
+    """Run the training in the folder, and show its progress on the console, if given; `curves`: with charts.
+
+    Ctrl-C stops it with a checkpoint. Result and errors are those of `run_training`.
+    """
     with catch_interrupt() as interrupted:
         if console is None:
             return work_folder.run_training(folder, sources, means, interrupted)
@@ -39,9 +42,10 @@ def run_in_foreground(
 
 @contextmanager
 def catch_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt at once.
+    """Context manager: gives a function that says whether Ctrl-C was pressed.
 
-    Outside the main thread signals cannot be handled, and the function always returns False.
+    A second Ctrl-C raises KeyboardInterrupt at once. Outside the main thread signals cannot be handled, and the
+    function always returns False.
     """
     if threading.current_thread() is not threading.main_thread():
         yield never_stop

@@ -170,7 +170,10 @@ class ClassCounts:
         return _share(2 * self.table[2], self.table[0] + self.table[1])
 
     def macro(self, values: Vector) -> float:
-        """The mean over the classes that occur among targets or predictions (macro average)."""
+        """The mean of `values` over the classes that occur among targets or predictions (macro average).
+
+        0 if no class does.
+        """
         occurs = self.table[:2].any(axis=0)
         return float(values[occurs].mean()) if occurs.any() else 0.0
 
@@ -236,7 +239,7 @@ class RocArea:
 
     @property
     def value(self) -> float | None:
-        """The area; None if a class does not occur, or if there were more than `MAX_SCORES` scores."""
+        """The area; None if a class has no rows or all of them, or if there were more than `MAX_SCORES` scores."""
         if not self._targets or self.classes < 2:
             return None
         target, scores = np.concatenate(self._targets), np.concatenate(self._scores)
@@ -261,7 +264,10 @@ def area_under_curve(positive: NDArray[np.bool_], scores: Values) -> float | Non
 
 
 def log_softmax(logits: Values) -> Vector:
-    """Log-probabilities of logits [N, C], in float64. Log-probabilities are unchanged up to rounding."""
+    """Log-probabilities of logits [N, C], in float64.
+
+    Applied to log-probabilities it changes nothing but by rounding.
+    """
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 

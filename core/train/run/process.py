@@ -54,7 +54,7 @@ class StopRequest:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; returns the exit status."""
+    """Train as the command line `argv` says; returns the exit status."""
 
     def load() -> Work:
         from lathe.core.train.run.work_folder import run_training

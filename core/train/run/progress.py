@@ -60,7 +60,10 @@ def checkpoint_of(progress: Progress, learner: TrainStep, belongs: Mapping[str, 
 
 
 def restore(checkpoint: Checkpoint, learner: TrainStep) -> Progress:
-    """Load a checkpoint's state into the learner; returns the counters. LatheError if a state does not fit."""
+    """Load a checkpoint's state into the learner; returns the counters and the best weights.
+
+    LatheError if a state does not fit.
+    """
     record: Mapping[str, Any] = checkpoint.record
     learner.load_state(_without_prefix(_STATE, checkpoint.tensors), record["runs"])
     counters = dict(record["progress"])

@@ -41,9 +41,10 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 def write_result(
     folder: Path, assembly: TrainingSetup, trained: Graph, facts: Mapping[str, Any], stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Export, compile and test the model, and write the result; returns the content of metrics.json with `facts`.
+    """Export, compile and test the model, and write the result; returns the content of metrics.json.
 
-    Stopped if `stop` returns true, OSError if there is no disk space. In both cases there is no result.
+    `facts` are further entries of it. Stopped if `stop` returns true during the test, OSError if there is no disk
+    space. In both cases there is no result.
     """
     model = with_classes(export(trained), assembly.examples.classes)
     tested = _test_scores(model, assembly, stop)

@@ -28,7 +28,7 @@ class Stopped(Exception):
 def compute_scores(
     run: RunFunction, examples: Examples, rows: Rows, batch: int, output: str, stop: Callable[[], bool]
 ) -> Scores:
-    """Run the model over the rows in batches, and compute the metrics of its `output`.
+    """Run the model over the rows in batches of `batch`, and compute the metrics of its output named `output`.
 
     If `run` returns a `loss`, its mean is a metric, too. Stopped if `stop`, called before each batch, returns true.
     """

@@ -64,7 +64,10 @@ class Search:
         self._study = self._restore_study()
 
     def run(self, stop: Callable[[], bool]) -> Outcome:
-        """Run all trials and write the result. If `stop` returns true, the trials write checkpoints and end."""
+        """Run all trials and write the result; DONE, or STOPPED if `stop` returned true.
+
+        Then the running trials have written checkpoints.
+        """
         self._event_log.emit(
             "started", trials=self.sweep.trials, ended=len(self._finished_trials), parallel=self.sweep.parallel
         )
@@ -84,7 +87,10 @@ class Search:
     # -- choosing trials ------------------------------------------------------------------------------------------
 
     def _restore_study(self) -> optuna.Study:
-        """An Optuna study with the trials so far. Interrupted trials are queued to run first."""
+        """An Optuna study that knows the trials that have ended.
+
+        Interrupted trials are queued to run first; in a new search the recipe's own values, if they are in the space.
+        """
         study = _new_study(self.sweep, self._folder)
         known = list(trial_records(self._folder))
         for record in known:
@@ -99,7 +105,7 @@ class Search:
         return study
 
     def _fill(self) -> bool:
-        """Start trials up to the number that may run in parallel; returns whether there are more to start."""
+        """Start trials up to the number that may run in parallel; returns whether more are to be started later."""
         started = len(self._finished_trials) + len(self._running)
         while started < self.sweep.trials and len(self._running) < self.sweep.parallel:
             self._start()
@@ -174,7 +180,10 @@ class Search:
         return max(complete, key=lambda record: (record.merit, -record.number), default=None)
 
     def _finish(self) -> None:
-        """Write the result: that of the best trial, a summary of the search, and the report."""
+        """Write the result: that of the best trial, a summary of the search, and the report.
+
+        RecipeError if no trial completed.
+        """
         best = self._best
         if best is None:
             why = next((record.error for record in self._finished_trials if record.error), "all were pruned")
@@ -288,6 +297,6 @@ def _suggest(optuna_trial: optuna.Trial, path: str, span: Between | Choices) -> 
 
 
 def _as_params(sweep: Sweep, values: Any) -> dict[str, Any]:
-    """Values as parameters of Optuna: choices as JSON text, since Optuna takes scalars only."""
+    """Values of fields as parameters of Optuna: choices as JSON text, since Optuna takes scalars only."""
     choices = {path for path, span in sweep.space.items() if isinstance(span, Choices)}
     return {path: json.dumps(value) if path in choices else value for path, value in values.items()}

@@ -30,7 +30,7 @@ class StepMeter:
             self.seconds += seconds
 
     def take(self) -> dict[str, Any]:
-        """The means, `loss` and `rows_per_second`, and reset the sums. The throughput is None without timed steps."""
+        """The means `loss` and `rows_per_second` since the last call. The throughput is None without timed steps."""
         rate = round(self.timed_rows / self.seconds, 1) if self.seconds else None
         means = {"loss": self.loss / max(self.rows, 1), "rows_per_second": rate}
         self.loss, self.rows, self.timed_rows, self.seconds = 0.0, 0, 0, 0.0

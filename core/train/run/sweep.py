@@ -13,7 +13,7 @@ from lathe.core.train.run.process import Work, run_child
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search; returns the exit status."""
+    """Search as the command line `argv` says; returns the exit status."""
 
     def load() -> Work:
         from lathe.core.train.run.search import run_search

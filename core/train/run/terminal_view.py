@@ -54,7 +54,7 @@ class SearchProgress:
 
     @property
     def outcome(self) -> str:
-        """The number of pruned and of failed trials, and the best one so far. A merit is a metric or -loss."""
+        """In one line, the number of pruned and of failed trials, and the best trial so far with its merit."""
         states = [trial["state"] for trial in self.trials.values()]
         parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed") if state in states]
         complete = [

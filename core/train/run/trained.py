@@ -68,7 +68,7 @@ class Trained:
         return compile_module.compile(self.path, **options)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Copy the ONNX file to `path`."""
+        """Copy the ONNX file to `path`; returns that path."""
         return Path(shutil.copyfile(self.path, path))
 
     def __repr__(self) -> str:

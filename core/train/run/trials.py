@@ -30,7 +30,10 @@ State: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The persistent record of a trial. `merit` is the merit of the best epoch: a metric or -loss, higher is better."""
+    """The persistent record of a trial. `merit`: that of its best epoch, a metric or -loss, so higher is better.
+
+    It is None before the trial has ended, and without validated epochs.
+    """
 
     number: int
     values: Mapping[str, Any]
@@ -60,7 +63,7 @@ def trial_records(folder: Path) -> Iterator[TrialRecord]:
 
 
 class Trial:
-    """A running trial. Creating the object starts its process."""
+    """A running trial in a child process, which creating the object starts."""
 
     def __init__(self, folder: Path, record: TrialRecord, recipe: bytes, dataset: Path, means: Resources) -> None:
         self.folder, self.record = folder, record

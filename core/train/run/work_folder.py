@@ -54,7 +54,7 @@ class OpenSources:
 
 
 def prepare(folder: Path, config: Recipe, parent: bytes | Graph | None = None) -> None:
-    """Write the recipe and the model to fine-tune into the folder, which is created if needed."""
+    """Write the recipe and the model to fine-tune (an ONNX file or a graph) into the folder, created if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / GRAPH).exists():  # left by a training that never started
         shutil.rmtree(folder / GRAPH)
@@ -72,7 +72,7 @@ def run_training(
     stop: Callable[[], bool] = never_stop,
     watch: events.Watcher | None = None,
 ) -> Outcome:
-    """Run or resume the training in the folder until there is a result or `stop` returns true.
+    """Run or resume the training in the folder until there is a result (DONE) or `stop` returns true (STOPPED).
 
     Occupied if another process works here. RecipeError, DataError or ModelError if recipe, data and model do not fit
     together. Diverged if the loss becomes infinite or NaN. OSError if there is no disk space for the result.
@@ -100,7 +100,10 @@ def has_begun(folder: Path) -> bool:
 
 @contextmanager
 def hold_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock. Occupied if another process has it. The system releases it when the process ends."""
+    """Context manager: hold the folder's lock. Occupied if another process has it.
+
+    The system releases it when the process ends.
+    """
     with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -40,7 +40,8 @@ class LiveModel:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The `loss` of a batch and the model's outputs, by name.
 
-        FeedError for an input that is missing, unknown or ill-typed.
+        FeedError for an input that is missing, unknown or ill-typed. LatheError if a training run that failed on a
+        device may have changed the weights.
         """
         arrays, binding = self._validator.admit(feeds)
         self._learner.check()

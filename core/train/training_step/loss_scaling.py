@@ -58,7 +58,10 @@ class Scaler:
 
     @property
     def outputs(self) -> dict[str, Term]:
-        """The factor and the number of skipped updates after this run: float32 and int64, of rank 0."""
+        """The factor and the number of skipped updates after this run, by name: float32 and int64, of rank 0.
+
+        Only after `count`.
+        """
         states = {SCALE: self.scale, SKIPPED: self.skipped}
         return {name + _NEXT: Term(self.writer, state.update) for name, state in states.items()}
 
@@ -76,12 +79,12 @@ class Scaler:
         return sizes[0].op("Sum", *sizes[1:]) < inf
 
     def guard(self, fine: Term, states: Sequence[State]) -> None:
-        """Make the states keep their values unless the gradients are finite."""
+        """Make the states keep their values if `fine` is false: whether the gradients are finite (bool, rank 0)."""
         for state in states:
             state.update = fine.where(Term(self.writer, state.update), self._term(state)).value
 
     def count(self, fine: Term) -> None:
-        """Write the next factor and counters after an update that was made (`fine`) or skipped."""
+        """Write the next factor and counters after an update that was made (if `fine`) or skipped."""
         settings, scale = self.settings, self._term(self.scale)
         good, skipped = self._term(self.good) + 1, self._term(self.skipped)
         full = good >= settings.interval

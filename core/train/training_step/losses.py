@@ -24,7 +24,7 @@ class Loss(Protocol):
         ...
 
     def __call__(self, output: Term, target: Term) -> Term:
-        """Write the loss, of rank 0."""
+        """Write the nodes of the loss; returns it as a term of rank 0."""
         ...
 
 
@@ -129,9 +129,9 @@ def _class_indices(output: TensorType) -> TensorType:
 
 
 def _mean_at_target(values: Term, target: Term) -> Term:
-    """The mean of the values at the target classes.
+    """The mean of the values [N, C, D1..] at the target classes [N, D1..].
 
-    Selected by a comparison with every class index instead of a gather.
+    Selected by a comparison with every class index instead of a gather. UnsupportedError if C is symbolic.
     """
     count = values.shape[1]
     if not isinstance(count, int):

@@ -28,7 +28,7 @@ class Optimizer(Protocol):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the states per parameter, which have its type and are initially zero."""
+        """Names of the states that each parameter has, which have its type and are initially zero."""
         ...
 
     def scalars(self, step: int, rate: float) -> dict[str, float]:
@@ -36,7 +36,10 @@ class Optimizer(Protocol):
         ...
 
     def update(self, x: Term, gradient: Term, moments: Sequence[Term], s: Scalars) -> Update:
-        """Write the update of the parameter `x`. `s` holds the scalars as float32 terms of rank 0."""
+        """Write the update of the parameter `x`; returns its next value and the next values of its moments.
+
+        `s` holds the scalars as float32 terms of rank 0.
+        """
         ...
 
 

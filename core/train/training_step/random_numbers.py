@@ -27,19 +27,19 @@ def dropout_mask(writer: Writer, key: Term, salt: int, shape: Sequence[Dim], rat
 
 
 def uniform(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
-    """float32[shape], uniform over [0, 1) in steps of 2**-24."""
+    """float32[shape], uniform over [0, 1) in steps of 2**-24; `key` and `salt` as for `dropout_mask`."""
     high = random_bits(writer, key, salt, shape).op("BitShift", _UNUSED_BITS, direction="RIGHT")
     return high.cast(DType.FLOAT32) * 2.0**-24
 
 
 def normal(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
-    """float32[shape], standard normal, by the Box-Muller transform (1958)."""
+    """float32[shape], standard normal, by the Box-Muller transform (1958); `key` and `salt` as for `dropout_mask`."""
     first, second = (uniform(writer, key, 2 * salt + i, shape) for i in range(2))
     return ((1 - first).log() * -2).sqrt() * (second * (2 * pi)).op("Cos")
 
 
 def random_bits(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
-    """uint32[shape], uniform: the key is hashed once with each coordinate."""
+    """uint32[shape], each uniform over all 32 bits: a hash of key, `salt` and each coordinate."""
     words = _hash(key + salt * _GOLDEN % 2**32)
     for coordinate in _coordinates(writer, shape):
         words = _hash(words + coordinate * _GOLDEN)
@@ -47,7 +47,10 @@ def random_bits(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> T
 
 
 def _coordinates(writer: Writer, shape: Sequence[Dim]) -> Iterator[Term]:
-    """Index arrays that broadcast to `shape` and together identify each element; adjacent static axes share one."""
+    """Arrays of indices that broadcast to `shape` and together identify each element.
+
+    Adjacent static axes share one, every symbolic axis has its own.
+    """
     axis, rank = 0, len(shape)
     while axis < rank:
         end = axis + 1

@@ -29,7 +29,11 @@ class StateStore(Protocol):
     def runner(
         self, graph: Graph, options: Options, batching: BatchInfo, binding: Binding, names: Mapping[str, str]
     ) -> Runner:
-        """Compile the graph to work on the states of this store; `names` maps its states to names in the store."""
+        """Compile the graph to work on the states of this store in place.
+
+        `names` maps the names of the graph's states to those in the store. A device's errors are those of
+        `DeviceStateStore.runner`.
+        """
         ...
 
     def read(self, name: str) -> Array:
@@ -49,7 +53,7 @@ class StateStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the memory of a device."""
+        """Free the memory of a device; on the host there is nothing to do."""
         ...
 
 
@@ -110,9 +114,10 @@ class DeviceStateStore:
     def runner(
         self, graph: Graph, options: Options, batching: BatchInfo, binding: Binding, names: Mapping[str, str]
     ) -> Runner:
-        """Compile the graph for the device.
+        """Compile the graph for the device, to work on the states of this store in place; `names` as for `StateStore`.
 
-        UnsupportedError if the device lacks a kernel, DeviceMemoryError if its memory does not suffice.
+        UnsupportedError if the device lacks a kernel, DeviceMemoryError if its memory does not suffice, SessionClosed
+        after `close`.
         """
         self._refuse_when_closed()
         ours = {state.value.name: names[state.value.name] for state in graph.states}
@@ -175,9 +180,9 @@ class DeviceStateStore:
 
 
 def _single_part(runner: Runner, device: str) -> DeviceExecutable:
-    """The executable that runs the whole graph on the device.
+    """The executable in `runner` that runs the whole graph on the device.
 
-    UnsupportedError if some nodes would run on the host; it names the first ones.
+    UnsupportedError if some nodes would run on the host; it names the first ones, and the runner is closed.
     """
     part = runner.whole if isinstance(runner, PlacedRunner) else None
     if isinstance(part, DeviceExecutable):

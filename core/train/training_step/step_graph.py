@@ -113,9 +113,10 @@ def check_input_names(model: Graph) -> None:
 
 
 def evaluation_graph(model: Graph, loss: Loss, held: Container[str]) -> Graph:
-    """The graph that evaluates the model: outputs are the `loss` and the model's. Constants named in `held` are state.
+    """The graph that evaluates the model: outputs are the `loss` and the model's.
 
-    It differs from `training_step_graph`: batch normalization uses its running statistics, dropout does nothing.
+    Constants named in `held` are state. It differs from `training_step_graph`: batch normalization uses its running
+    statistics, dropout does nothing.
     """
     graph = model.clone()
     graph.defaults.clear()
@@ -277,23 +278,24 @@ class _UpdateWriter:
             self.scaler.guard(are_finite, moved)
 
     def _parameter(self, value: Value) -> State:
-        """Turn a constant into state, which keeps its value unless `_update` sets another."""
+        """Turn a constant into state, which keeps its value unless `_update` sets another; returns the state."""
         graph = self.writer.graph
         state = State(value, value, graph.constants.pop(value))
         graph.states.append(state)
         return state
 
     def _moment(self, like: State, name: str, initial: Array | None = None) -> State:
-        """A new state with the type of a parameter, `initial` or zeros."""
+        """Add and return a state with the type of the parameter `like`, initially `initial` or zeros."""
         value = Value(self.writer.fresh(f"{like.value.name}.{name}"), like.value.type)
         state = State(value, value, np.zeros_like(like.initial) if initial is None else initial)
         self.writer.graph.states.append(state)
         return state
 
     def _accumulate(self, parameters: Sequence[State], gradients: Sequence[Term], updates: bool) -> list[Term]:
-        """Add gradients to their sums; returns the sums, which are the means over all runs in the last run.
+        """Add the gradients, divided by the number of runs per update, to their sums; returns the sums.
 
-        The last run of an update resets the sums to zero.
+        With `updates` this is the last run of an update: the sums are then the means of all its runs, and are reset to
+        zero.
         """
         totals = []
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -328,7 +330,10 @@ class _UpdateWriter:
         return moved
 
     def _average(self, parameter: State, following: Term, decay: float) -> State:
-        """The running average of a parameter, initially the parameter itself."""
+        """Add and return the running average of a parameter, initially the parameter itself.
+
+        `following` is the parameter's next value.
+        """
         average = self._moment(parameter, "average", parameter.initial)
         average.update = (Term(self.writer, average.value) * decay + following * (1 - decay)).value
         return average

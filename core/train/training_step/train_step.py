@@ -66,9 +66,9 @@ def step(
     steps in `shares` uses the array of that step, so each step sees the updates of the others. A shared weight that is
     not trainable here is only read.
 
-    With `precision` "bfloat16" or "float16", matrix products and convolutions multiply numbers of that type. Their
-    sums, the parameters, moments and the loss stay float32. In float16 the loss is scaled by `scaling`, and an update
-    whose gradients overflow is skipped: it counts in `updates` and for the schedule, but not for the optimizer.
+    With `precision` "bfloat16" or "float16", matrix products multiply numbers of that type. Convolutions, sums, the
+    parameters, moments and the loss stay float32. In float16 the loss is scaled by `scaling`, and an update whose
+    gradients overflow is skipped: it counts in `updates` and for the schedule, but not for the optimizer.
 
     `memory` bounds the bytes of intermediate values in a run; weights and moments do not count. Activations that do not
     fit are recomputed in the backward pass (rematerialization), with identical results. If no order of the nodes needs
@@ -147,7 +147,10 @@ class TrainStep:
 
     @property
     def live_parameters(self) -> dict[str, Array]:
-        """The arrays that runs update in place, by name. State on a device is copied to the host."""
+        """The arrays of parameters and running statistics, which runs update in place, by name.
+
+        State on a device is copied to the host.
+        """
         return {name: self._states.read(name) for name in self.names()}
 
     def names(self, averaged: bool = False) -> dict[str, str]:
@@ -219,7 +222,7 @@ class TrainStep:
         return self._states.runner(graph, options, batching, binding, self.names(averaged))
 
     def check(self) -> None:
-        """LatheError if a run on a device has failed since state was last loaded."""
+        """LatheError if a run on a device has failed since state was last loaded; SessionClosed after `close` there."""
         self._states.check()
 
     def close(self) -> None:
@@ -227,7 +230,7 @@ class TrainStep:
         self._states.close()
 
     def explain(self) -> str:
-        """One line per node that says which kernel runs it, for every batch size that was compiled."""
+        """A report for people with the kernel of each node, for every batch size that was compiled."""
         return "\n".join(line for runner in self._executables.values() for line in runner.explain(1))
 
     def _run_inputs(self, is_update: bool, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

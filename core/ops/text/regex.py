@@ -3,20 +3,23 @@
 ONNX requires RE2 (https://github.com/google/re2/wiki/Syntax). Python's `re` has another syntax, and backtracks: a
 pattern in an uploaded model could take exponential time while holding the interpreter lock. Here a pattern becomes a
 nondeterministic automaton (NFA). The sets of states that texts reach are cached as states of a deterministic automaton
-(Thompson, 1968). Only whole strings are matched, so greediness makes no difference, and groups capture nothing.
+(Thompson, 1968). Whole strings are matched, or the longest parts of a text that begin as early as possible. So
+greediness makes no difference, and groups capture nothing.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import TypeAlias
 
 MOST_STATES = 20_000  # the most NFA states of a pattern
 MOST_REPEATS = 1000  # the greatest n and m in {n,m}, as in RE2
 _MOST_TRANSITIONS = 50_000  # the most transitions between deterministic states that are cached
+_CHARS_PER_SEARCH_CHECK = 1000  # the same for searches, whose steps follow all states of the NFA
 _CHARS_PER_CHECK = 100_000  # the characters between two calls of `check`: cached steps over them take milliseconds
 _MOST_NFA_STATES = 1_000_000  # the most NFA states in all cached deterministic states, tens of bytes each
 
@@ -194,7 +197,7 @@ class _Parser:
                 case "i" | "m" | "s":
                     self.flags = replace(self.flags, **{char: value})
                 case "U":
-                    pass  # greediness makes no difference where whole strings are matched
+                    pass  # greediness makes no difference where the longest match counts
                 case _:
                     raise BadPattern(f"(?{char} is not known")
 
@@ -442,6 +445,56 @@ class Pattern:
                 if not state.nfa_states:
                     return False
         return 0 in self._epsilon_closure(state, _NOTHING)
+
+    def spans(self, text: str, check: Callable[[], object] = bool) -> Iterator[tuple[int, int]]:
+        """The starts and ends of the matches in a text, from left to right and without overlaps.
+
+        Each match begins as early as possible, and is the longest one from there (RE2 with `longest_match`). `check` is
+        called regularly, and may raise to stop the search.
+        """
+        at = 0
+        while at <= len(text) and (found := self._first_span(text, at, check)) is not None:
+            yield found
+            at = found[1] + (found[0] == found[1])
+
+    def _first_span(self, text: str, begin: int, check: Callable[[], object]) -> tuple[int, int] | None:
+        """The first match at or after `begin`; None if there is none."""
+        threads: dict[int, int] = {}  # NFA states, each with the earliest start of a match that reaches it
+        best: tuple[int, int] | None = None
+        before = _char_class(text[begin - 1]) if begin else _NOTHING
+        for at in range(begin, len(text) + 1):
+            if at % _CHARS_PER_SEARCH_CHECK == 0:
+                check()
+            if best is None:
+                threads.setdefault(self._start, at)
+            after = _char_class(text[at]) if at < len(text) else _NOTHING
+            reached = self._earliest_starts(threads, before, after)
+            if 0 in reached and (best is None or reached[0] <= best[0]):
+                best = reached[0], at
+            threads = {}
+            for state, start in reached.items() if at < len(text) else ():
+                chars, then = self._states[state].chars, self._states[state].then
+                if chars is not None and (best is None or start <= best[0]) and chars.has(text[at]):
+                    threads[then[0]] = min(start, threads.get(then[0], start))
+            if best is not None and not threads:
+                return best
+            before = after
+        return best
+
+    def _earliest_starts(self, threads: Mapping[int, int], before: int, after: int) -> dict[int, int]:
+        """The threads after epsilon transitions between characters of these classes."""
+        reached: dict[int, int] = {}
+        for first, start in sorted(threads.items(), key=itemgetter(1)):
+            waiting = [first]
+            while waiting:
+                state = waiting.pop()
+                if state in reached:
+                    continue
+                reached[state] = start
+                node = self._states[state]
+                if node.chars is None and (not node.assertion or _ASSERTIONS[node.assertion](before, after)):
+                    waiting += node.then
+        return reached
 
     def _clear_cache(self) -> None:
         for known in tuple(self._dfa.values()):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from lathe.core.ir.graph import Array
 from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ops.opdef.registry import Call, Infer, MixesRows, NodeView, OpDef, Required, RowAxis, register
 from lathe.core.ops.opdef.type_rules import check_kind
+from lathe.core.ops.text.regex import BadPattern, Pattern, compile_pattern
 from lathe.core.ops.text.strings import STRING, strings
 
 _START, _END = "\x02", "\x03"
@@ -49,15 +49,16 @@ class Tokenizer(OpDef):
         expression, separators = c.attr("tokenexp"), c.attr("separators")
         if bool(expression) == bool(separators):
             c.fail("has both or neither of tokenexp and separators, expected one of them")
-        if separators == ("",):
+        if separators == ("",) or expression == ".":  # ONNX Runtime takes both for each character, newlines as well
             return list
         try:
-            pattern = re.compile(expression or "|".join(f"(?:{separator})" for separator in separators))
-        except re.error as error:
+            pattern = compile_pattern(expression or "|".join(f"(?:{separator})" for separator in separators))
+        except BadPattern as error:
             c.fail(f"{expression or separators!r} is not a regular expression: {error}")
+        check = c.check if isinstance(c, Call) else bool
         if expression:
-            return lambda text: [match[0] for match in pattern.finditer(text)]
-        return lambda text: _text_between(pattern, text)
+            return lambda text: [text[start:end] for start, end in pattern.spans(text, check)]
+        return lambda text: _text_between(pattern, text, check)
 
     def reference(self, c: Call, x: Array) -> Array:
         cut, least = self._splitter(c), c.attr("mincharnum")
@@ -74,8 +75,8 @@ class Tokenizer(OpDef):
         return MixesRows("the number of tokens that Tokenizer pads to depends on all rows")
 
 
-def _text_between(pattern: re.Pattern[str], text: str) -> list[str]:
+def _text_between(pattern: Pattern, text: str, check: Callable[[], object]) -> list[str]:
     """The parts of `text` before, between and after matches; unlike `re.split`, without the matches of groups."""
-    ends = [(match.start(), match.end()) for match in pattern.finditer(text)]
-    starts = [0, *(end for _, end in ends)]
-    return [text[start:end] for start, end in zip(starts, [*(start for start, _ in ends), len(text)], strict=True)]
+    spans = list(pattern.spans(text, check))
+    starts = [0, *(end for _, end in spans)]
+    return [text[start:end] for start, end in zip(starts, [*(start for start, _ in spans), len(text)], strict=True)]

@@ -167,6 +167,8 @@ def tokenizer(**attrs: Any) -> onnx.NodeProto:
         {"separators": [" "], "mincharnum": 2},
         {"separators": [",", ";"]},
         {"separators": [""]},
+        {"tokenexp": "."},
+        {"tokenexp": "a|ab|[a-z]"},  # the longest match counts
     ],
 )
 @pytest.mark.parametrize("x", [["one two", "a,b;c de"], [["one  two", "three"], ["x", "yes; no"]]])

@@ -94,6 +94,56 @@ def test_random_patterns_are_valid_exactly_if_they_are_in_re2(pattern: str) -> N
             Pattern(pattern)
 
 
+def tokens_of_onnx_runtime(pattern: str, texts: list[str]) -> list[list[str]]:
+    """The parts of each text that match, without empty ones: ONNX Runtime's Tokenizer searches with RE2."""
+    x = helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.STRING, None)
+    attrs = {"mark": 0, "mincharnum": 1, "pad_value": "<none>", "tokenexp": pattern}
+    node = helper.make_node("Tokenizer", ["x"], ["y"], domain="com.microsoft", **attrs)
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "tokens", [x], [y]), opset_imports=imports, ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    (found,) = session.run(None, {"x": np.array(texts, object)})
+    return [[token for token in row if token != "<none>"] for row in found.tolist()]
+
+
+def parts(pattern: str, text: str) -> list[str]:
+    return [text[start:end] for start, end in Pattern(pattern).spans(text) if end > start]
+
+
+SEARCHED = r"""
+    a ab a|ab ab|a a* a+ a+? a*?b a{1,2} a{1,2}? (a|ab)(c|bcd) [a-c]+ [^a]+ \w+ \d+ \S+ \b\w (.) .+ .+? (?U)a+ (?U)a+?
+    a.*b a.*?b \w+@\w+ (?i)A+ ^a a$ (?m)^\w+ (?m)\w+$ \Bb a|b|ab (a*)(b*) [A-Za-z]+|\d+ (?s).+ \pL+ é+ (a+|b)* a??b
+"""
+
+
+def test_searches_agree_with_re2() -> None:
+    texts = [*(text for text in TEXTS if text), "aab abcd 12 a1", "xaaab\nab ba", "abcbcd aabbab", "foo bar@baz 3.14"]
+    for pattern in SEARCHED.split():
+        assert [parts(pattern, text) for text in texts] == tokens_of_onnx_runtime(pattern, texts), pattern
+
+
+@pytest.mark.slow
+@settings(max_examples=600)
+@given(st.text("ab|*+?(){}1,.[]^$", min_size=1, max_size=9))
+def test_random_searches_agree_with_re2(pattern: str) -> None:
+    texts = ["aab abab", "ab1b,a", "bbaa.a|b", "aaaa", "(ab)*"]
+    try:
+        found = [parts(pattern, text) for text in texts]
+    except BadPattern:
+        return
+    assert found == tokens_of_onnx_runtime(pattern, texts)
+
+
+def test_a_search_takes_no_exponential_time() -> None:
+    """`re` needs hours for this."""
+    began = time.process_time()
+    assert list(Pattern("(a+)+b").spans("a" * 200)) == []
+    assert time.process_time() - began < 5
+
+
 def test_time_is_proportional_to_the_text() -> None:
     """Classic patterns for which backtracking takes exponential or high polynomial time."""
     text = "a" * 5_000 + "!"

@@ -69,7 +69,7 @@ def compile(
     their references. A model with no dynamic kernel at all is compiled for each combination that occurs: the first run
     waits, later combinations are compiled in the background, and meanwhile the references answer if that is faster.
     `new_shapes="wait"` waits for each combination, unless every node has a dynamic kernel, and compiles nothing in the
-    background; "background" never waits.
+    background. With "background" no run waits, unless the references would take too long.
 
     `packing` compiles a model of sequences for tokens, whatever the lengths: `Session.run_packed` concatenates
     sequences, at most `packing` tokens per run, without padding. This requires a proof that each sequence gets the

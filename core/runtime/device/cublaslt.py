@@ -1,4 +1,4 @@
-"""NVIDIA's library of matrix products (cuBLASLt), if it is installed: a dozen functions of its C interface by ctypes.
+"""NVIDIA's library of matrix products (cuBLASLt), if it is installed: some functions of its C interface by ctypes.
 
 The library is optional: its products are tuning candidates in addition to Lathe's own kernels. Functions, structures
 and numbers are those of `cublasLt.h` since version 12.

@@ -25,17 +25,17 @@ ALL = sys.maxsize
 class ChunkSizes:
     """How a batch is cut into chunks.
 
-    `most`: the most rows per chunk before the cut point, or in the whole plan if there is none. `behind`: the most rows
-    per chunk after the cut point, a union of several smaller chunks.
+    `rows`: the most rows per chunk before the cut point, or in the whole plan if there is none. `rows_after_cut`: the
+    most rows per chunk after the cut point, which joins several smaller chunks.
     """
 
-    most: int = ALL
+    rows: int = ALL
     cut_point: CutPoint | None = None
-    behind: int = ALL
+    rows_after_cut: int = ALL
 
     def first_chunk_rows(self, n: int) -> int:
         """The rows of the largest chunk of a batch of `n` rows, before the cut point if there is one."""
-        return even_chunk_rows(even_chunk_rows(n, self.behind), self.most) if n > self.most else n
+        return even_chunk_rows(even_chunk_rows(n, self.rows_after_cut), self.rows) if n > self.rows else n
 
 
 def chunk_sizes(plan: Plan, threads: int) -> ChunkSizes:
@@ -50,12 +50,12 @@ def chunk_sizes(plan: Plan, threads: int) -> ChunkSizes:
     moved = _bytes_moved(plan.steps)
     most = _chunk_rows(plan.arena, moved, threads)
     least, best = moved.b / most - moved.a * _MIN_SAVING, ChunkSizes(most)
-    for seam in plan.cut_points:
-        before, after = _bytes_moved(plan.steps[: seam.step]), _bytes_moved(plan.steps[seam.step :])
-        front, behind = _chunk_rows(plan.arena, before, threads), _chunk_rows(seam.arena, after, threads)
-        cost = before.b / front + after.b / behind + 2 * seam.row
-        if front < behind and cost < least:
-            least, best = cost, ChunkSizes(front, seam, behind)
+    for cut in plan.cut_points:
+        before, after = _bytes_moved(plan.steps[: cut.step]), _bytes_moved(plan.steps[cut.step :])
+        rows, rows_after = _chunk_rows(plan.arena, before, threads), _chunk_rows(cut.arena, after, threads)
+        cost = before.b / rows + after.b / rows_after + 2 * cut.row
+        if rows < rows_after and cost < least:
+            least, best = cost, ChunkSizes(rows, cut, rows_after)
     return best
 
 

@@ -151,7 +151,7 @@ class Executable:
     def call(self, n: int) -> Run:
         """A function that runs batches of just `n` rows, with less overhead if one thread suffices for them."""
         alone = self.threads == 1 or self._work.at(n) <= _ONE_THREAD_BELOW_WHEN_AWAKE
-        if not alone or self.plan.states or self.may_not_end or n > self._chunks.most:
+        if not alone or self.plan.states or self.may_not_end or n > self._chunks.rows:
             return partial(self.run, n)
         copied = {base for _, base in self.plan.copies}
         outputs = [
@@ -254,7 +254,7 @@ class Executable:
             if output is not None:
                 bases[base] = address_of(output)
             base += 1
-        if n > self._chunks.most:
+        if n > self._chunks.rows:
             self._run_chunks(context, n, times)
             return outputs
         words[_N] = n
@@ -269,23 +269,23 @@ class Executable:
 
         With a cut point, the steps after it run once for the rows of several chunks together.
         """
-        pieces, bases = self._chunks, context.bases.copy()
-        most = pieces.first_chunk_rows(n)  # the arena holds this number of rows: the last chunks must not be larger
-        if (seam := pieces.cut_point) is None:
+        chunks, bases = self._chunks, context.bases.copy()
+        most = chunks.first_chunk_rows(n)  # the arena holds this number of rows: the last chunks must not be larger
+        if (cut := chunks.cut_point) is None:
             for first, rows in even_chunks(n, most):
                 self._run_rows(context, bases, first, rows, self._whole, times)
             return
         try:
-            for start, count in even_chunks(n, pieces.behind):
-                behind = context.behind(seam.arena.at(count))
-                crossing = behind[seam.place.at(count) :]
+            for start, count in even_chunks(n, chunks.rows_after_cut):
+                second = context.second_arena(cut.arena.at(count))
+                crossing = second[cut.place.at(count) :]
                 for first, rows in even_chunks(count, most):
-                    self._run_rows(context, bases, start + first, rows, (0, seam.step), times)
-                    made = context.arena[seam.place.at(rows) :]
-                    crossing[first * seam.row : (first + rows) * seam.row] = made[: rows * seam.row]
+                    self._run_rows(context, bases, start + first, rows, (0, cut.step), times)
+                    made = context.arena[cut.place.at(rows) :]
+                    crossing[first * cut.row : (first + rows) * cut.row] = made[: rows * cut.row]
                 moved = bases.copy()
-                moved[ARENA] = address_of(behind)
-                self._run_rows(context, moved, start, count, (seam.step, self._whole[1]), times)
+                moved[ARENA] = address_of(second)
+                self._run_rows(context, moved, start, count, (cut.step, self._whole[1]), times)
         finally:
             context.bases[ARENA] = bases[ARENA]
 

@@ -62,7 +62,7 @@ class Context:
             self.views.clear()
             self.rows = n
 
-    def behind(self, nbytes: int) -> NDArray[np.uint8]:
+    def second_arena(self, nbytes: int) -> NDArray[np.uint8]:
         """The second arena, for the steps after a cut point, of at least `nbytes` bytes."""
         if self.second.nbytes < nbytes:
             self.second = aligned_bytes(nbytes)

@@ -109,7 +109,7 @@ class SizedSessions(Generic[S]):
             return ()  # missing or malformed inputs: the checks of the feeds report them
         pairs = zip(self.names, arrays, strict=True)
         sizes = tuple(
-            (name, array.dtype.str, array.shape, array.tobytes()) for name, array in pairs if array is not None
+            (name, array.dtype.name, array.shape, array.tobytes()) for name, array in pairs if array is not None
         )
         if sizes in self._refused or not self._is_frequent(sizes):
             return ()

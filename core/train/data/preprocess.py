@@ -56,20 +56,24 @@ class Scale(Step):
 
 
 class Standardize(Step):
-    """(x - mean) / deviation, per channel of images, otherwise per number of a row.
+    """(x - mean) / deviation, per channel of images with channels, per number of flat rows, otherwise one for all.
 
     Mean and standard deviation are by default those of the training rows.
     """
 
     kind: Literal["standardize"] = Field(
-        default="standardize", description="(x - mean) / deviation, per channel of images or per number."
+        default="standardize",
+        description="(x - mean) / deviation. Both are per channel of images with channels, per number of flat rows, "
+        "and otherwise one for all values.",
     )
     mean: _Numbers | None = Field(
-        default=None, description="One number, or one per channel; by default the mean of the training rows."
+        default=None,
+        description="One number, or one per channel or per number of a flat row; by default the mean of the training "
+        "rows.",
     )
     deviation: _Numbers | None = Field(
         default=None,
-        description="One number, or one per channel; by default the standard deviation of the training rows.",
+        description="As `mean`; by default the standard deviation of the training rows.",
     )
 
     def emit(self, x: Term) -> Term:
@@ -104,7 +108,7 @@ Preprocess: TypeAlias = Annotated[Scale | Standardize | Resize, Field(discrimina
 class Plan:
     """Preprocessing steps with known statistics, by input.
 
-    `raw` are the types of the raw rows, `rows` those of the preprocessed rows that the model takes.
+    `raw` are the types of the raw rows, `rows` those of the preprocessed rows that the model behind it takes.
     """
 
     raw: Mapping[str, Column]
@@ -115,7 +119,10 @@ class Plan:
         return {name: _graph_of(column, self.steps[name])[1] for name, column in self.raw.items()}
 
     def write(self, model: Graph) -> Graph:
-        """A copy of `model` with the preprocessing in front of it. Inputs without a plan stay as they are."""
+        """A copy of `model` with the preprocessing in front of it, so that it takes raw rows.
+
+        Inputs without a plan stay as they are.
+        """
         graph = Graph(model.name)
         writer = Writer(graph)
         arguments = []
@@ -132,7 +139,7 @@ class Plan:
 
 
 def plan(steps: Sequence[Step], examples: Examples, rows: Rows) -> Plan:
-    """The plan for these steps, with the statistics of `rows`, the training rows.
+    """The plan for these steps, with missing means and deviations measured on `rows`, the training rows.
 
     DataError for a step of an input that does not exist, or for steps that do not fit together.
     """
@@ -148,9 +155,10 @@ def plan(steps: Sequence[Step], examples: Examples, rows: Rows) -> Plan:
 
 
 def taking(model: Graph, rows: Mapping[str, Row]) -> Graph:
-    """A copy of the model with other element types of its inputs, all of whose uses must be casts.
+    """A copy of the model whose inputs have the element types in `rows`; inputs that are not named there keep theirs.
 
-    So augmented pixels can be float32 in training and uint8 in serving. DataError if an input has another use.
+    So augmented pixels can be float32 in training and uint8 in serving. DataError if a changed input is used by
+    anything but casts.
     """
     copy = model.clone()
     uses = copy.uses()
@@ -175,7 +183,7 @@ def _with_statistics(steps: Sequence[Step], examples: Examples, name: str, rows:
 
 
 def _moments(examples: Examples, name: str, column: Column, before: tuple[Step, ...], rows: Rows) -> Moments:
-    """Mean and deviation of the rows after the steps `before`."""
+    """Mean and deviation of the given rows of input `name` after the steps `before`, per channel or number."""
     graph, after = _graph_of(column, before)
     moments = Moments()
     chunk = max(_CHUNK_BYTES // max(column.row_bytes, 1), 1)
@@ -187,14 +195,17 @@ def _moments(examples: Examples, name: str, column: Column, before: tuple[Step, 
 
 
 def _per_statistic(values: Values, column: Column) -> Values:
-    """Values as [samples, statistics]: one column per channel, per number of a row, or a single one for all values."""
+    """Values as [samples, statistics], with one statistic per channel of CHW images, or per number of flat rows.
+
+    Rows of any other shape have a single statistic for all values.
+    """
     if column.layout == "CHW":
         return np.moveaxis(values, 1, -1).reshape(-1, values.shape[1])
     return values.reshape(len(values), -1) if len(column.shape) == 1 else values.reshape(-1, 1)
 
 
 def _graph_of(column: Column, steps: Sequence[Step]) -> tuple[Graph, Column]:
-    """The steps as a graph of their own, and the type of their result."""
+    """The preprocessing of an input of type `column` as a graph of its own, and the type of its result."""
     graph = Graph(SCOPE.rstrip("."))
     raw = Writer(graph).input(column.name, TensorType(column.dtype, (symbol("n"), *column.shape)))
     result = _emit(raw, column, steps)
@@ -205,9 +216,10 @@ def _graph_of(column: Column, steps: Sequence[Step]) -> tuple[Graph, Column]:
 
 
 def _emit(x: Term, column: Column, steps: Sequence[Step]) -> Term:
-    """Write the preprocessing of `x`: cast to float32, channels first, then the steps.
+    """Write the preprocessing of `x`, rows of type `column`: cast to float32, channels first, then the steps.
 
-    Tokens (integers of rank 0 or 1 per row, without steps) and text are not cast.
+    Tokens (int32 or int64 of rank 0 or 1 per row, without steps) and text are not cast. DataError for a resize of rows
+    that are no images.
     """
     tokens = column.dtype in _TOKENS and len(column.shape) < 2 and not steps
     x = x if tokens or column.dtype is DType.STRING else x.cast(DType.FLOAT32)
@@ -220,7 +232,10 @@ def _emit(x: Term, column: Column, steps: Sequence[Step]) -> Term:
 
 
 def _broadcast_constant(x: Term, numbers: Sequence[float], name: str) -> Term:
-    """A constant that broadcasts to `x`: one number, one per channel of [N, C, H, W], or one per number of [N, k]."""
+    """A constant that broadcasts to `x`: one number, or one per channel of [N, C, H, W] or per number of [N, k].
+
+    DataError for another count of `numbers`.
+    """
     if len(numbers) != 1 and (x.rank not in (2, 4) or len(numbers) != x.shape[1]):
         rows = ", ".join(map(str, x.shape[1:]))
         raise DataError(f"standardize: {name}: expected 1 number or 1 per channel of [{rows}], got {len(numbers)}")

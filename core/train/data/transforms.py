@@ -73,7 +73,8 @@ class Affine(Augment):
     """Random affine transformation about the center, with bilinear interpolation."""
 
     kind: Literal["affine"] = Field(
-        default="affine", description="Random rotation, shift, scaling and shear about the center of the image."
+        default="affine",
+        description="Random rotation, scaling and shear about the center of the image, then a random shift.",
     )
     degrees: float = Field(default=0.0, ge=0, le=180, description="Largest rotation in degrees, in both directions.")
     shift: _Share = Field(default=0.0, description="Largest shift as a share of height and width, in both directions.")
@@ -99,7 +100,7 @@ class Noise(Augment):
     """Adds Gaussian noise."""
 
     kind: Literal["noise"] = Field(default="noise", description="Gaussian noise on every value.")
-    sigma: float = Field(gt=0, description="Standard deviation, in the units of the stored data.")
+    sigma: float = Field(gt=0, description="Standard deviation of the noise, in the units of the stored data.")
 
     def apply(self, images: Images, randoms: RowRandoms, stream: int) -> Images:
         noise = randoms.normal(stream, images[0].size).reshape(images.shape)
@@ -122,7 +123,10 @@ class Cutout(Augment):
         return np.where(inside[:, None], np.float32(self.fill), images)
 
     def _covered_pixels(self, place: NDArray[np.float32], size: int) -> NDArray[np.bool_]:
-        """bool [N, size]: which pixels along an axis of `size` the square covers. Its center is on one of them."""
+        """bool [N, size]: which of the `size` pixels along an axis the square of each image covers.
+
+        `place`, from 0 to 1, is the position of its center, which is always on the image.
+        """
         start = (place * size).astype(np.int64)[:, None] - self.size // 2
         pixels = np.arange(size)
         return (start <= pixels) & (pixels < start + self.size)
@@ -133,7 +137,9 @@ class Light(Augment):
 
     kind: Literal["light"] = Field(default="light", description="Random brightness and contrast.")
     brightness: float = Field(
-        default=0.0, ge=0, description="Largest change of brightness in both directions, in the units of the data."
+        default=0.0,
+        ge=0,
+        description="Largest change of brightness in both directions, in the units of the stored data.",
     )
     contrast: _Factors = Field(default=(1.0, 1.0), description="Smallest and largest contrast factor.")
 

@@ -16,12 +16,16 @@ _LOSS = {
 }
 
 _OPTIMIZER = {
-    "rate": Field(gt=0, description="Learning rate; the highest rate of a schedule."),
+    "rate": Field(gt=0, description="Learning rate; with a schedule its highest rate."),
     "momentum": Field(ge=0, lt=1, description="Momentum factor."),
-    "dampening": Field(ge=0, le=1, description="Dampening of the gradient's share in the momentum."),
+    "dampening": Field(
+        ge=0, le=1, description="Share by which the gradient is reduced before it is added to the momentum."
+    ),
     "weight_decay": Field(ge=0, description="Weight decay (L2 penalty; decoupled in `adamw`)."),
     "nesterov": Field(description="Use Nesterov momentum."),
-    "rate_decay": Field(ge=0, description="Decay of the rate per update."),
+    "rate_decay": Field(
+        ge=0, description="Decay of the rate: it is divided by 1 + `rate_decay` x the number of earlier updates."
+    ),
     "epsilon": Field(gt=0, description="Added to divisors for numerical stability."),
     "rho": Field(ge=0, lt=1, description="Decay of the mean squares."),
     "alpha": Field(ge=0, lt=1, description="Decay of the mean squares."),
@@ -70,7 +74,7 @@ else:
 class Span(Section):
     """A duration within the training, either in epochs or in updates."""
 
-    epochs: float | None = Field(default=None, gt=0, description="Duration in epochs, also fractions of one.")
+    epochs: float | None = Field(default=None, gt=0, description="Duration in epochs, which may be a fraction.")
     updates: int | None = Field(default=None, ge=1, description="Duration in updates of the weights.")
 
     @model_validator(mode="after")
@@ -85,7 +89,10 @@ class Span(Section):
 
 
 class _Schedule(Section):
-    warm_up: Span | None = Field(default=None, description="Duration of a linear warm-up to the first rate.")
+    warm_up: Span | None = Field(
+        default=None,
+        description="Duration of a linear warm-up to the first rate of the schedule; the schedule follows.",
+    )
 
     def make(self, rate: float, updates: int, per_epoch: float) -> Schedule:
         """The schedule for a training of `updates` updates, `per_epoch` in an epoch, with the highest rate `rate`."""
@@ -122,7 +129,9 @@ class Cosine(_Schedule):
     """Cosine annealing (I. Loshchilov, F. Hutter, 2017, without restarts)."""
 
     kind: Literal["cosine"] = Field(description="Cosine annealing: the rate falls along half a cosine.")
-    over: Span | None = Field(default=None, description="Duration of the decay; by default the whole training.")
+    over: Span | None = Field(
+        default=None, description="Duration of the decay; by default the training without the warm-up."
+    )
     least: float = Field(default=0.0, ge=0, description="The last rate.")
 
     def after_warm_up(self, rate: float, updates: int, per_epoch: float) -> Schedule:
@@ -132,8 +141,12 @@ class Cosine(_Schedule):
 class OneCycle(_Schedule):
     """The one-cycle policy: the rate rises to the optimizer's rate and falls again (L. N. Smith, 2018)."""
 
-    kind: Literal["one_cycle"] = Field(description="One-cycle policy: up and down again, both along half a cosine.")
-    rising: float = Field(default=0.3, gt=0, lt=1, description="Share of the training in which the rate rises.")
+    kind: Literal["one_cycle"] = Field(
+        description="One-cycle policy: the rate rises and falls again, each along half a cosine."
+    )
+    rising: float = Field(
+        default=0.3, gt=0, lt=1, description="Share of the updates after the warm-up in which the rate rises."
+    )
     start: float = Field(default=25.0, ge=1, description="The first rate is the highest rate divided by `start`.")
     end: float = Field(default=1e4, ge=1, description="The last rate is the first rate divided by `end`.")
 

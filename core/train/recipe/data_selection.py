@@ -22,7 +22,7 @@ def dataset_for(data: Data, path: Path) -> Dataset:
 
 
 def examples_for(data: Data, dataset: Dataset, parent: Parent | None = None, *, cast: bool = True) -> Examples:
-    """The columns that a recipe selects; by default those named as the inputs of `parent`.
+    """The examples that a recipe selects from a dataset; by default the columns named as the inputs of `parent`.
 
     With `cast` their rows get the dtypes and shapes of the parent's inputs, if these are known. DataError if the names
     of the inputs differ from the model's, or if rows do not fit.
@@ -46,7 +46,7 @@ def split_of(data: Data, examples: Examples) -> Split:
 
 
 def row_types_of(model: Graph) -> dict[str, Column] | None:
-    """The row types that a model takes, by input; None if a dimension after the batch is symbolic."""
+    """The type of a row of each input of a model; None if any has a symbolic dimension after the batch."""
     rows = {}
     for value in model.inputs:
         sizes = tuple(size for size in value.shape[1:] if isinstance(size, int))
@@ -65,7 +65,7 @@ def check_classes(output: TensorType, examples: Examples) -> None:
 
 
 def check_tokens(examples: Examples, vocabulary: int) -> None:
-    """DataError for a value of an integer input that is not a token, which are 0 to `vocabulary` - 1."""
+    """DataError for a value of an integer input that is no token, which are 0 to `vocabulary` - 1. Reads all rows."""
     tokens = [feature for feature in examples.features.values() if feature.column.dtype in (DType.INT64, DType.INT32)]
     for feature in tokens:
         for start in range(0, len(examples), _CHUNK_ROWS):

@@ -27,10 +27,11 @@ _EXPECTED = f"an architecture ({', '.join(ARCHITECTURES)}), an ONNX file, a lath
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model to train.
+    """A model to train, as the argument `model` of `fit` names it.
 
-    `table` is the recipe's table `model`. `first` makes the model with its initial weights; None if the recipe does. If
-    the caller passed a module object, `module` is that object, which gets the trained weights.
+    `table` is the recipe's table `model`. `first` makes the model with its initial weights from recipe and dataset;
+    None if the table alone says how. If the caller passed a module object, `module` is that object, which gets the
+    trained weights.
     """
 
     name: str
@@ -62,7 +63,10 @@ def model_source_of(
 
 
 def _learner_of_object(model: ModelArgument, table: dict[str, Any], inputs: Mapping[str, str] | None) -> ModelSource:
-    """The learner for a file, a graph, a module or a class of modules."""
+    """The source for a file, a graph, a module or a class of modules. RecipeError for another value.
+
+    `table` is its table `model`.
+    """
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         if not path.is_file():
@@ -92,7 +96,10 @@ def _kind(model: object) -> str:
 
 
 def _make_module(kind: type[nn.Module], recipe: Recipe) -> nn.Module:
-    """An object of a module class, with initial weights drawn with the recipe's seed."""
+    """An object of a module class, with initial weights drawn with the recipe's seed.
+
+    RecipeError if its constructor needs arguments.
+    """
     try:
         with nn.seeded(recipe.seed):
             return kind()
@@ -101,10 +108,11 @@ def _make_module(kind: type[nn.Module], recipe: Recipe) -> nn.Module:
 
 
 def _trace(module: nn.Module, recipe: Recipe, dataset: Dataset, inputs: Mapping[str, str] | None) -> Graph:
-    """A module as a graph.
+    """A module as a graph with the recipe's output name.
 
     Without `inputs` the module takes what an architecture would: rows of the data as float32, channels first; tokens
-    stay integers. The conversion from the rows of the data becomes part of the graph.
+    stay integers. The conversion from the rows of the data becomes part of the graph, now or, if the recipe has
+    preprocessing, in `set_up_training`.
     """
     ready, output = plan_model_rows(recipe, dataset)
     if inputs is not None:
@@ -112,4 +120,4 @@ def _trace(module: nn.Module, recipe: Recipe, dataset: Dataset, inputs: Mapping[
     batch = symbol("batch")
     types = {name: TensorType(row.dtype, (batch, *row.shape)) for name, row in ready.rows.items()}
     graph = nn.trace(module, types, [output])
-    return graph if recipe.preprocess else ready.write(graph)  # with preprocessing, `assemble` adds it
+    return graph if recipe.preprocess else ready.write(graph)  # with preprocessing, `set_up_training` adds it

@@ -30,14 +30,17 @@ class Parent:
 
 
 def graph_files(graph: Graph) -> dict[str, bytes]:
-    """A graph as files, by name. Unlike ONNX they keep which constants are not to be trained."""
+    """The content of the files that hold a graph, by name. Unlike ONNX they keep which constants are not trained."""
     weights = Weights()
     text = print_graph(graph, weights)
     return {_TEXT: text.encode(), _WEIGHTS: weights.tobytes()}
 
 
 def read_parent(path: Path) -> Parent:
-    """A model from an ONNX file, or from a folder with `graph_files`. ModelError if it cannot be read."""
+    """A model from an ONNX file with its class names, or from a folder with `graph_files`, which has none.
+
+    ModelError if it cannot be read.
+    """
     if path.is_dir():
         graph = parse_graph((path / _TEXT).read_text(), (path / _WEIGHTS).read_bytes())
         infer_graph(graph)

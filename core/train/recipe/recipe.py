@@ -77,46 +77,60 @@ class Data(Section):
     """The input and target columns, and the split of rows into training, validation and test."""
 
     format: Format | None = Field(
-        default=None, description="Format of the files; by default it is detected from their content."
+        default=None, description="`npz`, `idx`, `csv`, `parquet` or `images`; by default detected from the files."
     )
     inputs: dict[str, str | Names] | None = Field(
         default=None,
         description="Column of each input, or columns to concatenate; by default all columns but the target.",
     )
     shapes: dict[str, Sizes] = Field(
-        default={}, description="Shape of a row by input, if it differs from the data: 28, 28 for 784 numbers."
+        default={},
+        description="Shape of a row by input, if it differs from the data: `[28, 28]` for 784 numbers. For sequences "
+        "the length to which they are padded or cut.",
     )
     image_size: Annotated[tuple[Pixels, Pixels], Field(strict=False)] | None = Field(
         default=None,
         description="Height and width to which image files are resized; by default all images must have the same size.",
     )
     layouts: dict[str, Literal["HW", "CHW", "HWC"]] = Field(
-        default={}, description="Image layout of an input's rows, where the shape is ambiguous."
+        default={},
+        description="Image layout of an input's rows, `HW`, `CHW` or `HWC`, where the shape is ambiguous.",
     )
     target: str | None = Field(
-        default=None, description="Column to predict; by default `y`, `target`, `label` or the last column."
+        default=None,
+        description="Column to predict; by default `y`, `target`, `label` or `labels`, otherwise the last column.",
     )
     task: Literal["auto", "classes", "numbers"] = Field(
         default="auto",
-        description="Classification or regression; `auto` takes text and whole numbers as classes.",
+        description="`classes` (classification), `numbers` (regression) or `auto`, which takes text, booleans and "
+        "whole numbers as classes.",
     )
     held_out: float = Field(
         default=0.2, ge=0, lt=1, description="Share of the rows for the final test, unless the files have a test part."
     )
-    validation: float = Field(default=0.0, ge=0, lt=1, description="Share of the rows for validation after each epoch.")
+    validation: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of the rows for validation after each epoch, unless the files have a validation part.",
+    )
     stratified: bool = Field(
-        default=True, description="Whether each part of the split has the same share of each class."
+        default=True, description="Whether each part of the split has about the same share of each class."
     )
     seed: Seed = Field(
-        default=0, description="Seed of the split; it is apart from `seed` so that trainings compare on the same rows."
+        default=0,
+        description="Seed of the split. It does not depend on the recipe's `seed`, so trainings with different seeds "
+        "are compared on the same rows.",
     )
 
 
 class OnnxModel(Section):
     """A model from an ONNX file, whose floating-point weights are trained further."""
 
-    onnx: str = Field(min_length=1, description="The file, relative to the recipe's. Only `lathe train` reads it.")
-    trainable: Names = Field(default=("*",), description="Patterns of the names of weights that learn (`*`, `?`).")
+    onnx: str = Field(
+        min_length=1, description="Train this file further; its path is relative to the recipe. Not in jobs."
+    )
+    trainable: Names = Field(default=("*",), description="Name patterns of the weights to train (`*`, `?`).")
 
 
 class ParentModel(Section):
@@ -125,7 +139,7 @@ class ParentModel(Section):
     parent: Literal[True] = Field(description="Fine-tune the job's model.")
     trainable: Names = Field(default=("*",), description="Name patterns of the weights to train (`*`, `?`).")
     head: Literal["keep", "replace"] = Field(
-        default="keep", description="`replace` starts with a new last layer, for other classes or targets."
+        default="keep", description="`keep`; or `replace`: start with a new last layer, for other classes or targets."
     )
 
 
@@ -157,7 +171,9 @@ class Clip(Section):
 class Stop(Section):
     """Early stopping."""
 
-    patience: int = Field(ge=1, description="Epochs without an improvement before training ends.")
+    patience: int = Field(
+        ge=1, description="Training ends after this many epochs in a row without an improvement of `judge`."
+    )
     least_change: float = Field(default=0.0, ge=0, description="Smallest change that counts as an improvement.")
 
 
@@ -193,37 +209,43 @@ class Recipe(Section):
     epochs: int = Field(ge=1, le=1_000_000, description="Passes over the training rows.")
     batch: int = Field(default=64, ge=1, le=1 << 20, description="Rows per step.")
     accumulate: int = Field(
-        default=1, ge=1, description="Gradient accumulation: steps per update, which uses their mean gradient."
+        default=1,
+        ge=1,
+        description="Gradient accumulation: batches per update, which uses the mean of their gradients.",
     )
     clip: Clip | None = Field(default=None, description="Gradient clipping.")
     average: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Decay of running averages of the weights, such as 0.999; the averages become the result.",
+        description="Decay of exponential running averages of the weights, such as 0.999. The averages become the "
+        "result.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
-        description="Mixed precision: the type that products multiply in training; weights and sums stay float32. "
-        "`float16` uses loss scaling and skips updates whose gradients overflow.",
+        description="Mixed precision: `float32`, `bfloat16` or `float16` is the type that products multiply in "
+        "training. Weights and sums stay float32. `float16` uses loss scaling and skips updates whose gradients "
+        "overflow.",
     )
     memory: int | None = Field(
         default=None,
         ge=1,
-        description="Most bytes of activations in a step; activations that do not fit are recomputed.",
+        description="Most bytes of intermediate values in a step, on the CPU only. Activations that do not fit are "
+        "recomputed.",
     )
     device: str = Field(
         default="cpu",
         pattern=r"^(cpu|(cuda|simulated|interpreted)(:\d{1,4})?)$",
-        description="Device of the training: `cuda` is a GPU, `cuda:1` the second one. Tests run on the CPU.",
+        description="Device of the training: `cuda` is a GPU, `cuda:1` the second one. The final test runs on the CPU.",
     )
     keep: Literal["best", "last"] = Field(
-        default="best", description="The epoch whose weights become the result; without validation, the last epoch."
+        default="best",
+        description="`best` or `last`: the epoch whose weights become the result; without validation, the last one.",
     )
     judge: Literal["accuracy", "loss"] | None = Field(
         default=None,
-        description="Validation metric that decides the best epoch; by default `accuracy` for classes, "
-        "otherwise `loss`.",
+        description="`accuracy` or `loss`: the validation metric that decides the best epoch. By default `accuracy` "
+        "for classes, otherwise `loss`.",
     )
     stop: Stop | None = Field(default=None, description="Early stopping.")
     checkpoint: Checkpoints = Field(default=Checkpoints(), description="How often checkpoints are written.")

@@ -39,7 +39,10 @@ def complete_recipe(
     optimizer: Optimizer | Mapping[str, Any] | str | None,
     rate: float | None,
 ) -> Recipe:
-    """The recipe in `tables` with the arguments in place of its fields. RecipeError names every invalid field."""
+    """The recipe in `tables`, with the arguments that are not None in place of its fields.
+
+    The default optimizer is Adam. RecipeError names every invalid field.
+    """
     values = dict(tables)
     values |= {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}
     if optimizer is not None:
@@ -51,7 +54,10 @@ def complete_recipe(
 
 
 def _optimizer_table(optimizer: Optimizer | Mapping[str, Any] | str) -> Any:
-    """The table of an optimizer, from its name, a table, or an object of `training_step.optimizers`."""
+    """The table of an optimizer, from its name, a table, or an object of `training_step.optimizers`.
+
+    RecipeError for anything else.
+    """
     if isinstance(optimizer, str):
         return {"kind": optimizer}
     if isinstance(optimizer, Mapping):

@@ -29,7 +29,10 @@ class Part(Section):
 def make_part(
     kind: str, target: type[Any], meaning: str, settings: Mapping[str, Any], leave: tuple[str, ...] = ()
 ) -> type[Part]:
-    """The table of the dataclass `target`. `settings` describes its fields; fields in `leave` are not in the table."""
+    """A subclass of `Part`: the table whose `kind` makes objects of the dataclass `target`.
+
+    `meaning` describes it, `settings` its fields; fields of `target` in `leave` are not in the table.
+    """
     hints = get_type_hints(target)
     definitions: dict[str, Any] = {"kind": (Literal[kind], Field(description=meaning))}
     for field in fields(target):

@@ -101,12 +101,15 @@ class Sweep(Section):
 
     @property
     def default(self) -> dict[str, Any] | None:
-        """The recipe's own values of the fields in `space`; None if one lies outside its range."""
+        """The recipe's own values of the fields in `space`, by path; None if one lies outside its range or choices."""
         values = {path: _get(self._with_defaults, path) for path in self.space}
         return values if all(self.space[path].holds(value) for path, value in values.items()) else None
 
     def at(self, values: Values) -> dict[str, Any]:
-        """The tables of the recipe with other values. LookupError for a path to a field that does not exist."""
+        """The tables of the recipe with these values of fields by path, such as `optimizer.rate`.
+
+        LookupError for a path to a field that does not exist.
+        """
         changed, whole = copy.deepcopy(self.recipe), copy.deepcopy(self._with_defaults)
         for path, value in values.items():
             _set(changed, whole, path, value)
@@ -114,11 +117,11 @@ class Sweep(Section):
 
     @cached_property
     def _with_defaults(self) -> Any:
-        """The recipe with all its defaults."""
+        """The tables of the recipe with the default of every field that it leaves out."""
         return json.loads(_read(self.recipe).model_dump_json())
 
     def trial(self, values: Values) -> Recipe:
-        """The recipe of one trial. RecipeError if the values do not fit together."""
+        """The recipe of the trial with these values of fields. RecipeError if they do not fit together."""
         return recipe.from_values(self.at(values))
 
 

@@ -83,7 +83,10 @@ def plan_model_rows(recipe: Recipe, dataset: Dataset) -> tuple[Plan, str]:
 def set_up_training(
     recipe: Recipe, dataset: Dataset, parent: Parent | None = None, means: Resources = DEFAULT_RESOURCES
 ) -> TrainingSetup:
-    """Make the objects of a training. RecipeError, DataError or ModelError if recipe, data and parent do not fit."""
+    """Make the objects of a training; `means` are its resources, `parent` is the model to fine-tune.
+
+    RecipeError, DataError or ModelError if recipe, data and parent do not fit.
+    """
     examples = examples_for(recipe.data, dataset, _parent(recipe, parent), cast=not recipe.preprocess)
     parts = split_of(recipe.data, examples)
     model = _model(recipe, examples, parts.train, parent)
@@ -108,7 +111,10 @@ def _loader(recipe: Recipe, examples: Examples, rows: Rows, workers: int = 0) ->
 
 
 def _parent(recipe: Recipe, parent: Parent | None) -> Parent | None:
-    """The model to fine-tune, None for an architecture. RecipeError if it is missing."""
+    """The model to fine-tune, without its class names if its head is replaced; None for an architecture.
+
+    RecipeError if the recipe needs one and there is none.
+    """
     if not isinstance(recipe.model, OnnxModel | ParentModel):
         return None
     if parent is None:
@@ -121,7 +127,7 @@ def _needs_new_head(recipe: Recipe) -> bool:
 
 
 def _model(recipe: Recipe, examples: Examples, rows: Rows, parent: Parent | None) -> Graph:
-    """The model to be served, with initial weights: preprocessing, followed by the trainable part."""
+    """The model to be served, with initial weights: preprocessing, then an architecture or the model to fine-tune."""
     base = _parent(recipe, parent)
     model = base.model if base is not None else None
     if model is not None and _needs_new_head(recipe):
@@ -138,7 +144,7 @@ def _architecture(recipe: Recipe, examples: Examples, rows: dict[str, Column]) -
 
 
 def _output_name(examples: Examples) -> str:
-    """The name of a new model's output."""
+    """The name of a new model's output: `logits` for classes, `y` for numbers."""
     return "logits" if examples.classes else "y"
 
 
@@ -177,9 +183,9 @@ def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Resour
 
 
 def _trainable(model: Graph, patterns: Sequence[str]) -> Trainable:
-    """The predicate of the weights to train: those whose name matches a pattern. Preprocessing is never trained.
+    """A function of name and array that says which weights are trained: those whose name matches a pattern.
 
-    RecipeError for a pattern that matches no weight.
+    Preprocessing is never trained. RecipeError for a pattern that matches no weight.
     """
     weights = [value.name for value, array in model.constants.items() if is_weight(value.name, array)]
     for pattern in patterns:
@@ -210,7 +216,7 @@ def _with_all_classes(examples: Examples, model: Graph) -> Examples:
 
 
 def _check(model: Graph, loss: Loss, examples: Examples) -> None:
-    """RecipeError or DataError if target or classes of the data do not fit the model and the loss."""
+    """RecipeError, DataError or ModelError if target, classes or input names do not fit the model and the loss."""
     check_input_names(model)
     output = model.outputs[0].tensor
     expected, target = loss.target(output), examples.target
@@ -220,7 +226,10 @@ def _check(model: Graph, loss: Loss, examples: Examples) -> None:
 
 
 def _check_recipe(recipe: Recipe, examples: Examples, rows: int) -> None:
-    """RecipeError if the recipe's metric or number of accumulated steps does not fit the data."""
+    """RecipeError if the recipe's metric or number of accumulated steps does not fit the data.
+
+    `rows`: the number of training rows.
+    """
     if recipe.judge == "accuracy" and examples.classes is None:
         raise RecipeError(f"judge: accuracy needs a target of classes, got {examples.target}")
     if recipe.accumulate > (steps := recipe.epochs * -(-rows // recipe.batch)):

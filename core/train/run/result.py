@@ -27,7 +27,7 @@ MODEL, METRICS = "model.onnx", "metrics.json"
 def code_version() -> str:
     """The version of Lathe; `unknown` if the package is not installed."""
     try:
-        return version("lathe")
+        return version("lathe-server")  # the distribution; `lathe` on the package index is another project
     except PackageNotFoundError:
         return "unknown"
 

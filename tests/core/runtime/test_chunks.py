@@ -35,7 +35,7 @@ def code_of(session: lathe.Session) -> Executable:
 
 
 def rows_at_once(session: lathe.Session) -> int:
-    return code_of(session)._chunks.most
+    return code_of(session)._chunks.rows
 
 
 def images(rows: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -108,15 +108,16 @@ def feeds(rows: int) -> dict[str, np.ndarray[Any, Any]]:
 def test_small_chunks_before_a_cut_point_and_large_ones_after_it(threads: int) -> None:
     graph = parted()
     session = lathe.compile(graph, threads=threads)
-    pieces = code_of(session)._chunks
-    assert pieces.cut_point is not None and 1 < pieces.most < pieces.behind / 2 < 60
-    for rows in (0, 1, pieces.most, pieces.most + 1, pieces.behind, pieces.behind + 1, 2 * pieces.behind + 3):
+    chunks = code_of(session)._chunks
+    assert chunks.cut_point is not None and 1 < chunks.rows < chunks.rows_after_cut / 2 < 60
+    sizes = chunks.rows, chunks.rows + 1, chunks.rows_after_cut, chunks.rows_after_cut + 1
+    for rows in (0, 1, *sizes, 2 * chunks.rows_after_cut + 3):
         got, want = session.run(feeds(rows)), lathe.interpret(graph, feeds(rows))
         for name in want:
             np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
     (context,) = code_of(session)._contexts.idle
-    assert context.arena.nbytes <= code_of(session).plan.arena.at(pieces.most)
-    assert context.second.nbytes <= pieces.cut_point.arena.at(pieces.behind)
+    assert context.arena.nbytes <= code_of(session).plan.arena.at(chunks.rows)
+    assert context.second.nbytes <= chunks.cut_point.arena.at(chunks.rows_after_cut)
 
 
 def test_the_arena_fits_each_chunk_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def test_the_arena_fits_each_chunk_of_any_batch(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(executable, "_run_rows", watched)
     monkeypatch.setattr(executable._contexts, "_keep", 0)  # every run has an arena of its own
-    for rows in range(executable._chunks.most + 1, 3 * executable._chunks.behind):
+    for rows in range(executable._chunks.rows + 1, 3 * executable._chunks.rows_after_cut):
         session.run(feeds(rows))
     assert not short
 
@@ -144,7 +145,7 @@ def test_the_arena_fits_each_chunk_of_any_batch(monkeypatch: pytest.MonkeyPatch)
 def test_an_error_after_a_cut_point_does_not_affect_later_runs() -> None:
     graph = parted()
     session = lathe.compile(graph, threads=1)
-    most = code_of(session)._chunks.most
+    most = code_of(session)._chunks.rows
     with pytest.raises(FeedError, match="index"):
         session.run(feeds(3 * most) | {"ids": np.full(3 * most, 7)})
     (context,) = code_of(session)._contexts.idle

@@ -129,7 +129,7 @@ def _tracing(settings: Settings) -> Tracing | None:
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the application that serves the repository named in the settings."""
+    """Build all objects of a server from its settings, and return the ASGI application."""
     settings = settings.model_copy(update={"cache_dir": writable_cache_folder(settings.cache_folder)})
     prepare_readers(settings.cache_folder / "shared")
     registry = Registry()
@@ -141,7 +141,10 @@ def create_app(settings: Settings) -> FastAPI:
 def assemble_with(
     engine: Engine, control: ControlPlane, datasets: Datasets | None = None, make_jobs: JobsMaker = build_jobs
 ) -> FastAPI:
-    """Return the application with the repository's management routes; tests replace `datasets` and `make_jobs`."""
+    """Return the ASGI application with the routes of models, canaries, datasets and jobs.
+
+    `datasets` and `make_jobs` are replaced in tests.
+    """
     settings, rollout = engine.settings, control.rollout
     datasets = datasets or build_datasets(settings)
     parents = RepositoryParents(rollout.catalog, control.store)
@@ -178,7 +181,10 @@ def assemble(
     routers: Iterable[APIRouter] = (),
     collectors: Iterable[Collector] = (),
 ) -> FastAPI:
-    """Return the application. `running` is entered before the first request and left after the last."""
+    """Return the ASGI application with its middleware, the protocol's routes and `routers`, over HTTP and gRPC.
+
+    The context manager `running` is entered before the first request and left after the last. `collectors` add metrics.
+    """
     settings, plane = engine.settings, engine.plane
     access = AccessLog(settings.access_log, settings.access_log_share, settings.access_log_rate)
     infer = (LoggedInferService if access.every else InferService)(plane, settings, engine.reading, access)

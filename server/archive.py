@@ -25,7 +25,7 @@ Part: TypeAlias = bytes | Path | Array  # bytes, a file, or an array of bytes
 
 @dataclass(frozen=True)
 class UploadBody:
-    """The content of an upload: its parts, one after the other."""
+    """The content of an upload: its parts, bytes or files, one after the other."""
 
     parts: tuple[Part, ...]
     content_type: str = "application/octet-stream"
@@ -72,19 +72,22 @@ def body_of(content: Path | bytes) -> UploadBody:
 
 
 def _pipeline(path: Path) -> UploadBody:
-    """Return the archive of a pipeline; raises OSError if one of its files cannot be read."""
+    """Return the tar archive of a `pipeline.toml` and the files of its steps; raises OSError if one cannot be read.
+
+    A definition that cannot be parsed is archived alone: the server reports what is wrong with it.
+    """
     from lathe.server.pipelines.definition import BadPipeline, parse_definition
 
     content = path.read_bytes()
     try:
-        files = {step.file for step in parse_definition(content).step if step.file is not None}
+        files = parse_definition(content).files
     except BadPipeline:
-        files = set()
+        files = frozenset()
     return archive_of({PIPELINE: [content], **{name: [path.with_name(name)] for name in sorted(files)}})
 
 
 def archive_of(files: Mapping[str, Sequence[Part]]) -> UploadBody:
-    """Return the tar archive of these files; each file's content is a sequence of parts."""
+    """Return the tar archive of these files, by name; each file's content is a sequence of parts (bytes or files)."""
     parts: list[Part] = []
     for name, content in files.items():
         size = sum(map(_size, content))

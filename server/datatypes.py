@@ -52,7 +52,7 @@ def wire_name(array: Array) -> str:
 
 
 class _Prefixes(dict[int, bytes]):
-    """Encoded element lengths; those below 1024 are precomputed."""
+    """Maps the length of an element to its uint32 prefix on the wire; those of lengths below 1024 are precomputed."""
 
     def __missing__(self, length: int) -> bytes:
         return _LENGTH.pack(length)
@@ -98,7 +98,9 @@ def pack_strings(array: Array) -> bytes:
 
 
 def unpack_in_steps(data: memoryview, shape: tuple[int, ...], count: int, field: str) -> Steps[Array]:
-    """Decode a BYTES tensor of `count` elements in steps; raises BadRequest if the lengths do not fit the data.
+    """Decode a BYTES tensor of `count` elements in steps: bytes objects in an object array of this shape.
+
+    Raises BadRequest if the lengths do not fit the data, or if there are not `count` elements.
 
     `field` names the tensor in error messages.
     """
@@ -126,9 +128,9 @@ def unpack_strings(data: memoryview, shape: tuple[int, ...], count: int, field: 
 
 
 def _elements(data: memoryview, at: int, most: int) -> tuple[list[bytes], int]:
-    """Return up to `most` elements from `data[at]` on, and the position after them.
+    """Return up to `most` complete elements from the 64 KiB at `data[at]`, and the position after them.
 
-    Returns none if the first element is incomplete, or longer than a window of 64 KiB: `_element` reads that one.
+    The list is empty if the first element is incomplete or longer than these 64 KiB: `_element` reads that one.
     """
     window = bytes(data[at : at + _WINDOW])  # slices of bytes are bytes, which saves a copy and a view per element
     found: list[bytes] = []
@@ -146,7 +148,10 @@ def _elements(data: memoryview, at: int, most: int) -> tuple[list[bytes], int]:
 
 
 def _element(data: memoryview, at: int, number: int, field: str) -> tuple[bytes, int]:
-    """Return the element at `data[at]` and the position after it; raises BadRequest if it is incomplete."""
+    """Return the element at `data[at]` and the position after it; raises BadRequest if it is incomplete.
+
+    `number` is its index and `field` the tensor's name, for the message.
+    """
     start = at + _LENGTH.size
     if start > len(data):
         raise BadRequest(f"{field}: element {number} needs a 4-byte length, {len(data) - at} bytes are left")

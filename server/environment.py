@@ -77,7 +77,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def variable(field: str) -> str:
-    """Return the environment variable of a setting."""
+    """Return the name of a setting's environment variable: `LATHE_` and the name of the field, in upper case."""
     return f"{PREFIX}{field}".upper()
 
 

@@ -34,7 +34,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def place(self, party: str) -> AsyncIterator[None]:
-        """Wait for a slot and hold it; raises Overloaded if too many requests wait."""
+        """A context manager that waits for a slot and holds it inside; raises Overloaded if too many requests wait."""
         self._check(party)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(party, deque()).append(turn)

@@ -31,7 +31,7 @@ log = logging.getLogger("lathe.server")
 
 
 class Accepted(socket.socket):
-    """A connection's socket, which frees its connection slot whenever its descriptor is closed or detached."""
+    """A connection's socket, which frees its `slot` (it counts towards the limit) when it is closed or detached."""
 
     slot: ConnectionSlot
 
@@ -108,7 +108,10 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _pause(self, why: str) -> None:
-        """Accept nothing for `PAUSE` seconds: clients wait in the system's backlog instead of being refused."""
+        """Accept nothing for `PAUSE` seconds: clients wait in the system's backlog instead of being refused.
+
+        Also logs that descriptors have run out, with the reason `why`, at most once per `WARNING_INTERVAL`.
+        """
         for listening in self.sockets:
             self._loop.remove_reader(listening)
         self._resuming = self._loop.call_later(PAUSE, self._resume)

@@ -89,7 +89,10 @@ class LatheServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM while serving; unlike uvicorn's, it does not raise them again after a stop."""
+        """A context manager that handles SIGINT and SIGTERM; unlike uvicorn's, it does not raise them again at its end.
+
+        On another thread than the main one it does nothing.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return

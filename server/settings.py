@@ -44,14 +44,16 @@ class Settings(BaseSettings):
 
     # access
     keys_file: Path | None = Field(
-        None, description="File of API keys, which `lathe keys` writes. If set, every call needs a key with its scope."
+        None,
+        description="File of API keys, which `lathe keys` writes. If set, every call except health checks needs a key "
+        "with its scope.",
     )
     jwt_keys: Path | None = Field(
         None,
         description="Public keys (JWKS file) of an identity provider whose tokens are accepted like API keys; needs "
         "the extra `jwt`.",
     )
-    jwt_issuer: str = Field("", description="Required value of a token's `iss` claim.")
+    jwt_issuer: str = Field("", description="Required value of a token's `iss` claim; without it no token is accepted.")
     jwt_audience: str = Field("lathe", description="Required value in a token's `aud` claim.")
     open_management: bool = Field(
         False,
@@ -67,14 +69,15 @@ class Settings(BaseSettings):
 
     shared_memory: bool | None = Field(
         None,
-        description="Whether clients may pass tensors in shared memory of this machine (objects in /dev/shm): the "
-        "server reads and writes any object that its user may. Unset: only on a loopback address without keys.",
+        description="Whether clients may pass tensors in shared memory of this machine (objects in /dev/shm). The "
+        "server then reads and writes any object that its user may. Unset: only on a loopback address without keys.",
     )
 
     # the engine
     device: Device = Field(
         "cpu",
-        description="Device that models run on: `cpu`, or a GPU, `cuda`, `cuda:1`, for operators with GPU kernels.",
+        description="Device that models run on: `cpu`, or a GPU such as `cuda` or `cuda:1`. Operators without GPU "
+        "kernels run on the CPU.",
     )
     threads: int | None = Field(
         None, ge=1, description="Threads of the compute thread pool. Unset: the CPUs that the process may use."
@@ -82,7 +85,8 @@ class Settings(BaseSettings):
     max_batch: int = Field(32, ge=1, le=4096, description="Largest batch that models are compiled for.")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32",
-        description="Precision of the factors in matrix products and convolutions; sums are in float32 in any case.",
+        description="Precision of the factors in matrix products and convolutions: `float32`, `bfloat16` or `float16`. "
+        "Sums are always in float32.",
     )
 
     operators: str = Field(
@@ -99,29 +103,29 @@ class Settings(BaseSettings):
 
     # batching and admission
     workers: int = Field(
-        2, ge=1, le=64, description="Threads that run batches, which is also the number of models that run at once."
+        2, ge=1, le=64, description="Threads that run batches, and so the most batches that they run at once."
     )
     inline_budget_us: int = Field(
         1000,
         ge=0,
-        description="Batches expected to take at most this many microseconds run on the event loop's thread, which "
-        "saves two thread switches; 0: none do.",
+        description="Batches that are expected to take at most this many microseconds run on the event loop's thread, "
+        "which saves two thread switches. 0: all batches run on workers.",
     )
     queue_items: int = Field(
-        2048, ge=1, description="Requests that may wait per version; further requests are refused (503)."
+        2048, ge=1, description="Requests that may wait or run per version; further requests are refused (503)."
     )
     queue_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of input that may wait per version; further requests are refused (503). Each element of a "
-        "BYTES tensor counts as 56 bytes plus its text.",
+        description="Bytes of input that may wait or run per version; further requests are refused (503). Each element "
+        "of a BYTES tensor counts as 56 bytes plus its text.",
     )
 
     client_rate: float | None = Field(
         None,
         gt=0,
-        description="Rate limit: rows per second of each client's inference requests; beyond it 429. A client is an "
-        "API key, or an address if there are no keys. Unset: no limit.",
+        description="Rate limit: rows per second of each client's inference requests; further requests get 429. A "
+        "client is an API key, or an address if there are no keys. Unset: no limit.",
     )
     client_burst: float | None = Field(
         None, ge=1, description="Rows that a client may send at once under the rate limit. Unset: those of one second."
@@ -137,10 +141,10 @@ class Settings(BaseSettings):
     grpc_max_connection_age: float | None = Field(
         None,
         gt=0,
-        description="Age at which a gRPC connection is closed, so that clients spread over servers. Unset: none is.",
+        description="Age at which a gRPC connection is closed, so that clients spread over servers. Unset: no limit.",
     )
     grpc_max_connection_age_grace: float = Field(
-        60.0, gt=0, description="Time that running calls get to end on a connection that is closed for its age."
+        60.0, gt=0, description="Time that running calls get on a connection that is closed for its age."
     )
     grpc_stream_idle: float = Field(
         3600.0, gt=0, description="Time after which a gRPC stream without requests and without pending answers ends."
@@ -158,7 +162,7 @@ class Settings(BaseSettings):
         "separated by commas; `*` allows all. Unset: only the server's own pages. Requests of other origins that "
         "change or run something are refused (403) if there are no keys.",
     )
-    max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
+    max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference request, and largest gRPC message.")
     max_json: int = Field(
         16 * MIB, ge=1, description="Largest JSON part of an inference request; tensors may also come as binary data."
     )
@@ -171,10 +175,12 @@ class Settings(BaseSettings):
     max_receiving: int = Field(
         1 * GIB,
         ge=1 * MIB,
-        description="Bytes of all requests that are being received, decompressed and decoded, and of the tensors made "
-        "of them; beyond it 503. One client, a key or an address if there are no keys, may use half of it.",
+        description="Bytes of all requests that are being received, decompressed and decoded, with the tensors made of "
+        "them; further requests get 503. One client (a key, or an address if there are no keys) may use half of it.",
     )
-    max_header: int = Field(32 * KIB, ge=1 * KIB, description="Largest size of the request line and headers together.")
+    max_header: int = Field(
+        32 * KIB, ge=1 * KIB, description="Largest size of the request line and headers together, or of gRPC metadata."
+    )
     header_timeout: float = Field(
         10.0, gt=0, description="Time to receive a request's line and headers, from the first byte."
     )
@@ -183,14 +189,14 @@ class Settings(BaseSettings):
     min_receive_rate: float = Field(
         1 * KIB,
         gt=0,
-        description="Least average bytes per second of a request body, not counting its first 20 seconds. For uploads "
-        "the first `LATHE_BODY_TIMEOUT` does not count; it is also their longest pause.",
+        description="Least average bytes per second of a request body, not counting its first 20 seconds. For uploads, "
+        "the first `LATHE_BODY_TIMEOUT` seconds do not count; that is also the longest pause.",
     )
     min_send_rate: float = Field(
         16 * KIB,
         gt=0,
         description="Least average bytes per second at which a client reads an answer, not counting the first "
-        "`LATHE_WRITE_TIMEOUT`.",
+        "`LATHE_WRITE_TIMEOUT` seconds.",
     )
     write_timeout: float = Field(
         60.0, gt=0, description="Time that a client may pause in reading an answer before its connection is closed."
@@ -199,16 +205,16 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         8192,
         ge=1,
-        description="Largest number of HTTP connections, of gRPC connections, and of gRPC calls in progress, each. "
-        "Beyond it the connection that has been idle longest is closed; if none is idle, requests on the new one get "
-        "503, except health checks.",
+        description="Largest number of HTTP connections; also that of gRPC connections, and that of gRPC calls in "
+        "progress. At the limit, the connection that has been idle longest is closed. If none is idle, requests on a "
+        "new connection get 503, except health checks.",
     )
     max_client_connections: int | None = Field(
         None,
         ge=1,
-        description="Largest number of HTTP connections and of gRPC connections, each, of one client address (IPv6: "
-        "one /64), and of gRPC calls in progress of one client, a key or an address. Unset: a quarter of "
-        "`LATHE_MAX_CONNECTIONS`, at least 16. Clients behind a proxy share one address: set it to "
+        description="Largest number of HTTP connections of one client address (IPv6: one /64); also that of its gRPC "
+        "connections, and that of gRPC calls in progress of one key or address. Unset: a quarter of "
+        "`LATHE_MAX_CONNECTIONS`, at least 16. Clients behind a proxy share one address: use the value of "
         "`LATHE_MAX_CONNECTIONS` there.",
     )
     max_pipeline: int = Field(
@@ -217,7 +223,8 @@ class Settings(BaseSettings):
     compress_min: int = Field(
         4 * KIB,
         ge=0,
-        description="Smallest answer that is compressed, unless the coding is the only one that the client lists.",
+        description="Smallest answer that is compressed. Smaller ones are compressed if the client lists a single "
+        "coding.",
     )
     strict_readiness: bool = Field(
         True,
@@ -237,7 +244,10 @@ class Settings(BaseSettings):
         description="Format of the log on stderr: `json`, one object per line; `text`; `auto`, text on a terminal and "
         "otherwise JSON.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info",
+        description="Lowest level that is logged: `debug`, `info`, `warning`, `error`. Request lines need `info`.",
+    )
     access_log: Choice = Field(
         "errors", description="Requests that are logged: `off`, `errors` (status 400 and above), `all`."
     )
@@ -254,8 +264,8 @@ class Settings(BaseSettings):
     min_free_disk: int = Field(
         256 * MIB,
         ge=0,
-        description="Bytes kept free on the disks of models, datasets and jobs: requests that would write new files "
-        "beyond that are refused (507).",
+        description="Bytes kept free on the disks of models, datasets and jobs. While less is free, uploads and new "
+        "jobs are refused (507).",
     )
 
     # datasets and jobs
@@ -272,9 +282,9 @@ class Settings(BaseSettings):
     job_threads: int | None = Field(
         None, ge=1, description="Threads of each job. Unset: the CPUs that the process may use."
     )
-    max_jobs: int = Field(64, ge=1, description="Most jobs of one owner that wait or run.")
+    max_jobs: int = Field(64, ge=1, description="Most jobs of one owner that have not ended.")
     max_job_seconds: float = Field(86_400.0, gt=0, description="Longest run time of a job, all attempts together.")
-    max_job_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest memory of a job.")
+    max_job_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest resident memory of a job.")
     max_job_files: int = Field(8 * GIB, ge=1 * MIB, description="Largest size of a job's files.")
     max_jobs_files: int = Field(
         64 * GIB, ge=1 * MIB, description="Size of all jobs' files together, beyond which new jobs are refused."
@@ -282,7 +292,9 @@ class Settings(BaseSettings):
     keep_jobs: int = Field(200, ge=0, description="Finished jobs that are kept with their files.")
 
     # repository
-    poll_interval: float = Field(1.0, gt=0, description="Time between two checks of the repository for changes.")
+    poll_interval: float = Field(
+        1.0, gt=0, description="Time between two checks of the repository, and of the files of keys, for changes."
+    )
     settle_time: float = Field(
         2.0, ge=0, description="Time a hand-copied version must stay unchanged before the server imports it."
     )
@@ -294,19 +306,24 @@ class Settings(BaseSettings):
         "client may use half of it (429).",
     )
     keep_versions: int = Field(
-        16, ge=1, description="Old versions kept per model, beside those that an alias names or would roll back to."
+        16,
+        ge=1,
+        description="Old versions kept per model, in addition to those that are needed: by an alias or one rollback, a "
+        "canary, a pipeline or `version_policy.specific`.",
     )
     max_cache: int = Field(16 * GIB, ge=0, description="Largest size of the cache of compiled artifacts.")
     auto_promote: bool = Field(False, description="Make uploads live at once, even without promote=true.")
     child_timeout: float = Field(
         600.0,
         gt=0,
-        description="Most CPU time of a child process that parses or compiles; its most wall-clock time is ten times "
+        description="Most CPU time of a child process that parses or compiles. Its wall-clock time may be ten times "
         "that.",
     )
     child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest memory of a child process.")
     child_processes: int = Field(
-        2, ge=1, description="Most child processes at once. If more than one, a client's uploads never use all of them."
+        2,
+        ge=1,
+        description="Most child processes at once. If above 1, the uploads of one client never use all of them.",
     )
 
     @model_validator(mode="after")
@@ -322,10 +339,10 @@ class Settings(BaseSettings):
 
     @property
     def cache_folder(self) -> Path:
-        """The folder of compiled artifacts."""
+        """The folder of compiled artifacts: `cache_dir`, by default `.cache` in the model repository."""
         return self.cache_dir if self.cache_dir is not None else self.model_repo / ".cache"
 
     @property
     def state_folder(self) -> Path:
-        """The folder of datasets and jobs."""
+        """The folder of datasets and jobs: `state_dir`, by default `.lathe` in the model repository."""
         return self.state_dir if self.state_dir is not None else self.model_repo / ".lathe"

@@ -29,7 +29,7 @@ class ModelRef:
 
     @property
     def fields(self) -> dict[str, str | int]:
-        """The fields of a log line."""
+        """The fields `model` and `version` of a log line."""
         return {"model": self.name, "version": self.version}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,11 +21,12 @@ CONFIGURATION = Path("docs/configuration.md")
 HEAD = """\
 # Configuration
 
-<!-- Written by `make docs` from server/settings.py and server/repository/model_config.py; a test holds it true. -->
+<!-- Written by `make docs` from server/settings.py and server/repository/model_config.py; a test compares them. -->
 
-Every setting has a default that suits one machine. Set it by its environment variable, below. `lathe serve --help`
-lists the settings that also have a flag; a flag overrides the variable. Sizes are in bytes and times in seconds, unless
-the name says otherwise. If a value is out of range, the server does not start.
+Every setting has a default that suits one machine. You change it by its environment variable, below. Some settings also
+have an option, which overrides the variable: `lathe serve --help` lists them. Sizes are in bytes and times in seconds,
+unless the name says otherwise. The server does not start if a value is out of range, or if a variable that begins with
+`LATHE_` is unknown.
 
 | Variable | Default | Meaning |
 |---|---|---|
@@ -35,20 +37,22 @@ The compiler reads one variable of its own, in every process:
 
 | Variable | Default | Meaning |
 |---|---|---|
-| `LATHE_TARGET` | - | {target} |
+| `LATHE_TARGET` | - | Name of the CPU to compile for, if it has fewer instructions than this machine. |
+
+{names}
 """
-TARGET = (
-    "The CPU to compile for, if it has fewer features than this machine: {names}. A machine that lacks one of its "
-    "instructions refuses it, as it refuses code that was compiled for another CPU."
+NAMES = (
+    "The names are {names}. A machine refuses a name if it lacks one of the instructions, and it refuses code that was "
+    "compiled for such a CPU."
 )
 
 MODEL_HEAD = """
 ## One model
 
-These are the keys of the file `config.toml` in a model's folder, beside its versions. All keys are optional. They have
-the names of Triton's `config.pbtxt`, where that has the same setting. The server reads the file again when it changes,
-without a restart. If it is invalid, the previous configuration stays in force, and the error is in the log and in
-`GET /api/v1/models/NAME` (`config_error`).
+These are the keys of the file `config.toml` in a model's folder, beside its versions. All keys are optional. A key has
+the name that Triton's `config.pbtxt` gives to the same setting, if it has that setting. The server reads the file again
+when it changes, without a restart. If the file is invalid, the previous configuration stays in force. The error is in
+the log and in `GET /api/v1/models/NAME` (`config_error`).
 
 | Key | Default | Meaning |
 |---|---|---|
@@ -63,7 +67,13 @@ def configuration() -> str:
     rows = (row(f"{prefix}{name}".upper(), field) for name, field in Settings.model_fields.items())
     keys = (model_row(name, field) for name, field in model_keys(ModelConfig))
     names = ", ".join(f"`{name}`" for name in ("plain", *FEATURES))
-    return HEAD + "".join(rows) + COMPILER.format(target=TARGET.format(names=names)) + MODEL_HEAD + "".join(keys)
+    return (
+        HEAD
+        + "".join(rows)
+        + COMPILER.format(names=fill(NAMES.format(names=names), 120, break_on_hyphens=False))
+        + MODEL_HEAD
+        + "".join(keys)
+    )
 
 
 def model_keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -32,13 +32,14 @@ PAGE = """\
 
 <!-- Written by `make docs` (tools/make_walkthrough.py) from the compiler's own output; a test holds it true. -->
 
-A dense layer with a Relu and a Softmax, from ONNX to machine code. Everything below is printed by the compiler;
-`print(graph)`, `session.explain()` and `lathe.core.codegen.jit.assembly_of` give the same for any model.
+This page follows a dense layer with a Relu and a Softmax from ONNX to machine code. The listings come from the
+compiler. For your own models, `print(graph)`, `session.explain()` and `lathe.core.codegen.jit.assembly_of` print the
+same.
 
 ## 1. Imported
 
-The importer has turned the file into Lathe's graph: every operator in its newest form, every type inferred. `batch`
-is a symbol. Large weights are not printed.
+The importer turns the file into a graph. Every operator is in its newest form, and every type is inferred. `batch` is a
+symbol. Large weights are not printed.
 
 ```
 {imported}
@@ -46,8 +47,8 @@ is a symbol. Large weights are not printed.
 
 ## 2. Bound
 
-The leading symbol becomes `n`, an argument of the generated code; any other symbol would become a number here.
-`lathe.core.compiler.symbol_binding.bind` does that, and the first line of the graph shows it:
+`lathe.core.compiler.symbol_binding.bind` renames the leading symbol to `n`, an argument of the generated code. Other
+symbols would become numbers, or sizes of a table. The first line of the graph is now:
 
 ```
 {bound}
@@ -61,8 +62,8 @@ The passes that changed the graph:
 {passes}
 ```
 
-`Gemm` has become a `FusedMatMul`, as every matrix product does. The bias and the Relu are its epilogue: a body over
-scalars that the kernel applies to the sums while they are still in registers.
+`Gemm` and `Relu` have become one `FusedMatMul`. The bias and the Relu are its epilogue: a graph of scalars, which the
+kernel applies to the sums while they are in registers.
 
 ```
 {optimized}
@@ -70,8 +71,8 @@ scalars that the kernel applies to the sums while they are still in registers.
 
 ## 4. The plan
 
-The plan has a kernel for each node, in order, and an address for each operand: a base (`arena`, `weights`, an input or
-an output) and an offset `a*n + b` in bytes. All addresses are fixed before the model runs.
+The plan has a kernel for each node, in order, and an address for each operand. An address is a base (`arena`,
+`weights`, an input or an output) and an offset `a*n + b` in bytes. All offsets are known before the model runs.
 
 ```
 {plan}
@@ -79,15 +80,16 @@ an output) and an offset `a*n + b` in bytes. All addresses are fixed before the 
 
 ## 5. One kernel as LLVM assembly
 
-The first kernel in full has {lines} lines: register tiles are unrolled. Its arguments are the table of operand
-addresses, `n`, the thread's number, the number of threads, and the counter from which threads take tiles. It begins:
+The first kernel has {lines} lines, because register tiles are unrolled. Its arguments are the table of operand
+addresses, `n`, the index of the thread, the number of threads, and the counter from which threads take tiles. It
+begins:
 
 ```llvm
 {head}
 ```
 
-The innermost loop of its largest tile multiplies one element of each of {rows} rows of `x`, broadcast to the {lanes}
-lanes of a register, by {lanes} weights. It begins:
+The innermost loop of its largest tile takes one element of each of {rows} rows of `x`. It broadcasts the element to the
+{lanes} lanes of a register, and multiplies it by {lanes} weights. It begins:
 
 ```llvm
 {loop}
@@ -95,14 +97,15 @@ lanes of a register, by {lanes} weights. It begins:
 
 ## 6. The same loop as machine code
 
-LLVM's code for `{cpu}`: a load, and a fused multiply-add per row. Sums stay in registers.
+LLVM's code for `{cpu}` loads the weights. Then it does a broadcast and a fused multiply-add for each row. The sums
+stay in registers.
 
 ```asm
 {machine}
 ```
 
-The object file of every kernel goes into the cache under the digest of its parameters, the generator's source and
-LLVM's version; `core/runtime/host/executable.py` links them, and runs the tape.
+The object file of every kernel goes into the cache. Its key is a digest of the parameters, the target, the source of
+all generators and the version of LLVM. `core/runtime/host/executable.py` links the object files and runs the plan.
 """
 
 

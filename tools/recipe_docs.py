@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ HEAD = """\
 
 <!-- Written by `make docs` from core/train/recipe/recipe.py; a test holds it true. -->
 
-A recipe holds all settings of a [training](training.md) run. It is a TOML file for `lathe train`, and the field
-`recipe` of a job; JSON has the same names. Every invalid value and every unknown key is an error that names it. The
-same recipe, data and number of threads give the same weights, bit for bit, on machines of the same kind.
+A recipe holds all settings of a [training](training.md) run. `lathe train` reads it from a TOML or JSON file. A
+[job](jobs.md) has it in the field `recipe`, with the same keys. Every invalid value and every unknown key is an error
+that names it. The same recipe, data and number of threads give the same weights, bit for bit, on machines of the same
+kind.
 
 ```toml
 {example}```
+
+An empty default means that the key is required, `-` that it may be left out.
 
 | Key | Default | Meaning |
 |---|---|---|
@@ -61,21 +64,29 @@ def _keys(table: Schema) -> Iterator[str]:
 def _choices(tables: list[Schema], definitions: Schema) -> Iterator[str]:
     """A Markdown table of alternative TOML tables with their settings, then the meaning of each setting once."""
     yield "| Table | Meaning | Settings |\n|---|---|---|\n"
-    meanings: dict[str, str] = {}
+    meanings: dict[str, dict[str, list[str]]] = {}  # by setting: each meaning with the tables that give it
     for table in tables:
         tag, field = next((tag, table["properties"][tag]) for tag in _TAGS if tag in table["properties"])
         settings = {name: other for name, other in table["properties"].items() if name != tag}
         shown = ", ".join(_setting(name, other, table) for name, other in settings.items())
         yield f"| `{tag} = {_tag_value(field)}` | {_meaning(field)} | {shown or '-'} |\n"
-        meanings |= {name: _meaning(other, definitions) for name, other in settings.items() if name not in meanings}
+        for name, other in settings.items():
+            meanings.setdefault(name, {}).setdefault(_meaning(other, definitions), []).append(_tag_value(field))
     if meanings:
         yield "\n| Setting | Meaning |\n|---|---|\n"
-        yield from (f"| `{name}` | {meaning} |\n" for name, meaning in meanings.items())
+        yield from (f"| `{name}` | {_joined(by_table)} |\n" for name, by_table in meanings.items())
+
+
+def _joined(by_table: Mapping[str, Sequence[str]]) -> str:
+    """The meaning of a setting; if tables give it different meanings, each with its tables."""
+    if len(by_table) == 1:
+        return next(iter(by_table))
+    return " ".join(f"{', '.join(f'`{tag}`' for tag in tags)}: {meaning}" for meaning, tags in by_table.items())
 
 
 def _setting(name: str, field: Schema, table: Schema) -> str:
     default = _default(name, field, table)
-    return f"`{name}`" if default in ("-", "") else f"`{name}` {default}"
+    return f"`{name}` {default or '(required)'}".removesuffix(" -")
 
 
 def _tag_value(field: Schema) -> str:

@@ -33,7 +33,7 @@ _UNGUARDED = frozenset({Scope.INFER, Scope.READ})  # allowed without keys on an 
 
 
 class Mode(Enum):
-    """The authorization policy of the server."""
+    """The authorization policy of the server, which follows from its address and from whether it has keys or tokens."""
 
     OPEN = "open"  # all callers may do everything: a loopback address, or LATHE_OPEN_MANAGEMENT
     UNMANAGED = "unmanaged"  # no keys and an address that other machines reach: callers may infer and read only
@@ -42,7 +42,10 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. `key` is None if the server has no keys; `sole`: no other key has the same name."""
+    """The caller of a request. `key` is None if the server has no keys; `sole`: no other key has the same `name`.
+
+    `mode` is the server's policy, by which a caller without a key is judged.
+    """
 
     key: Key | None = None
     mode: Mode = Mode.OPEN
@@ -55,7 +58,7 @@ class Caller:
 
     @property
     def identity(self) -> str:
-        """The owner of jobs and uploads of this caller; empty without a key. Unlike the name it is unique."""
+        """The unique id under which this caller's jobs and uploads are stored (`Key.identity`); empty without a key."""
         return self.key.identity if self.key else ""
 
     def is_allowed(self, scope: Scope, model: str = "") -> bool:
@@ -93,7 +96,11 @@ class Authority:
         tokens: Tokens | None = None,
         open_management: bool = False,
     ) -> None:
-        """Read the keys; raises OSError or DamagedKeys if the file cannot be read."""
+        """Read the keys, and choose the policy (`Mode`); raises OSError or DamagedKeys if the file cannot be read.
+
+        Without `keys_file` and `tokens` it is OPEN if `host` is a loopback address or with `open_management`, otherwise
+        UNMANAGED.
+        """
         self._file = keys_file
         self._tokens = tokens
         self._stamp = file_stamp(keys_file) if keys_file else None

@@ -30,14 +30,14 @@ class Quotas:
     """
 
     def __init__(self, quota: Quota | None, own: Callable[[str], Quota | None] = lambda _client: None) -> None:
-        """`own` returns a client's own quota; `quota` applies to clients without one. None: no limit."""
+        """`own` returns a client's own quota; if that is None, `quota` applies. Both None: no limit."""
         self.quota = quota
         self._own = own
         self._full_at: dict[str, float] = {}
         self._sweep_at = _MANY
 
     def take(self, client: str, rows: int, now: float, paid: int = 0) -> None:
-        """Take rows out of a client's bucket (`now` in monotonic seconds); `paid` of them were taken before.
+        """Take `rows` rows out of a client's bucket, of which an earlier call took `paid` (`now`: monotonic seconds).
 
         Raises QuotaExceeded with the time until the bucket holds the rows. A request with more rows than the bucket
         holds is admitted when the bucket is full, so that no request is refused for ever.
@@ -59,6 +59,6 @@ class Quotas:
             self._sweep(now)
 
     def _sweep(self, now: float) -> None:
-        """Drop the clients with full buckets. The next sweep is at twice the clients left: O(1) amortized."""
+        """Drop the clients with full buckets. The next sweep is when twice as many clients as now remain are stored."""
         self._full_at = {client: at for client, at in self._full_at.items() if at > now}
         self._sweep_at = max(_MANY, 2 * len(self._full_at))

@@ -14,7 +14,7 @@ _MOST = 100  # names that are compared: about a millisecond on the event loop
 
 
 def with_suggestion(error: UnknownModel, caller: Caller) -> NotFound:
-    """Return the error for this caller: with the nearest name that the caller may read as a suggestion."""
+    """Return an error that suggests the nearest model name that the caller may read; `error` itself if none is near."""
     near = nearest_name(error, caller)
     return NotFound(f"{error.message}, did you mean {near!r}?") if near else error
 
@@ -22,7 +22,8 @@ def with_suggestion(error: UnknownModel, caller: Caller) -> NotFound:
 def nearest_name(error: UnknownModel, caller: Caller) -> str:
     """Return the nearest model name that the caller may read; empty if none is near.
 
-    Only names that share the first or last character and have nearly the same length are compared.
+    Only names that share the first or last character and have nearly the same length are compared, and only the first
+    `_MOST` of them.
     """
     wanted = error.model
     if len(wanted) < 2:

@@ -95,7 +95,10 @@ class Tokens:
 
 
 def _key(claims: Mapping[str, Any], issuer: str) -> Key:
-    """Return the claims as a key, with an id that no API key can have, whatever the subject is."""
+    """Return a token's claims as a key whose id (a prefix, issuer and subject) no API key can have.
+
+    ValueError, KeyError or TypeError for claims that are missing or malformed.
+    """
     words = str(claims.get("scope", "")).split()
     named = {word.removeprefix(PREFIX) for word in words if word.startswith(PREFIX)}
     scopes = frozenset(scope for scope in Scope if scope.value in named)
@@ -110,7 +113,7 @@ def _key(claims: Mapping[str, Any], issuer: str) -> Key:
 
 
 def _material(keys: Mapping[str, jwt.PyJWK]) -> dict[str, object]:
-    """Return the key material by name, by which two key sets are compared."""
+    """Return the JSON Web Key of each key by its name (`kid`), for the comparison of two key sets."""
     return {name: key._jwk_data for name, key in keys.items()}
 
 

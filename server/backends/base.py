@@ -84,11 +84,11 @@ class FlexibleModel(LoadedModel, Protocol):
 
     @property
     def assumes(self) -> bool:
-        """Whether batching assumes that certain dimensions are equal although the model lets them differ."""
+        """Whether batching assumes that certain dimensions of a request are equal, which the model lets differ."""
         ...
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether a request of these shapes meets that assumption. A request that does not runs alone."""
+        """Return whether a request with these input shapes (by name) meets the assumption; otherwise it runs alone."""
         ...
 
 
@@ -130,7 +130,7 @@ class EndlessModel(LoadedModel, Protocol):
 
 
 class KernelRun(Protocol):
-    """One kernel of an execution; `began` and `ended` are nanoseconds of `time.monotonic_ns`."""
+    """One kernel run (step) of an execution; `began` and `ended` are nanoseconds of `time.monotonic_ns`."""
 
     @property
     def label(self) -> str: ...
@@ -156,13 +156,13 @@ class RecordingModel(LoadedModel, Protocol):
 
 
 def with_recording(model: LoadedModel, kernels: list[KernelRun]) -> LoadedModel:
-    """Return a view of the model that records its kernels in a list; the model itself if it cannot record."""
+    """Return a view of the model that appends its kernel runs to `kernels`; the model itself if it cannot record."""
     return model.recorded(kernels) if isinstance(model, RecordingModel) else model
 
 
 @runtime_checkable
 class SeparateModel(LoadedModel, Protocol):
-    """A model that takes several requests in one call and runs them one by one."""
+    """A model that takes several requests in one call, but runs them one by one."""
 
     def execute_each(self, requests: list[Tensors]) -> list[Tensors | Exception]:
         """Return for each request what `execute` would return or raise; raises ExecutionInterrupted."""
@@ -175,22 +175,22 @@ def as_endless(model: LoadedModel) -> EndlessModel | None:
 
 
 def devices(model: LoadedModel) -> tuple[str, ...]:
-    """Return the devices, besides the CPU, that run the model or parts of it."""
+    """Return the names of the devices besides the CPU that run the model or parts of it; empty if there are none."""
     return model.devices if isinstance(model, PlacedModel) else ()
 
 
 def lost_reason(model: LoadedModel) -> str:
-    """Return why the model must be reloaded; empty if it works."""
+    """Return the error of a lost device, after which the model must be reloaded; empty if it works."""
     return model.lost if isinstance(model, PlacedModel) else ""
 
 
 def optional_inputs(model: LoadedModel) -> tuple[TensorSpec, ...]:
-    """Return the inputs that a request may omit."""
+    """Return the inputs that a request may omit, because they have default values; empty if there are none."""
     return model.optional if isinstance(model, FlexibleModel) else ()
 
 
 def shape_predicate(model: LoadedModel) -> Fits | None:
-    """Return the predicate of shapes that may be batched; None if all shapes may."""
+    """Return the function that says whether a request of given shapes may be batched; None if all may."""
     return model.fits if isinstance(model, FlexibleModel) and model.assumes else None
 
 

@@ -42,7 +42,10 @@ class GraphModel:
 
     @property
     def memory_bytes(self) -> int:
-        """The size of the weights, and of the arena of the largest batch or of the most packed tokens."""
+        """The bytes of the weights and of the arena for the largest batch, or for the most packed tokens.
+
+        0 if the session does not know its memory.
+        """
         memory, packing = self._session.memory, self._session.packing
         rows = packing.tokens if packing is not None and self.packs else self.max_batch
         return memory.weights + memory.peak * rows if memory is not None else 0
@@ -83,7 +86,7 @@ class GraphModel:
         return model
 
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether a request of these shapes may be batched."""
+        """Return whether a request with these input shapes (by name) may be batched with others."""
         return self._session.fits(shapes)
 
     @property
@@ -116,7 +119,7 @@ class GraphModel:
 
 
 def _raise_server_error(error: Exception) -> None:
-    """Raise the server's error for an error of the engine; return if it is none."""
+    """Raise the server's error for an error of the engine; return if `error` is any other exception."""
     from lathe.core.errors import DeviceLost, FeedError, Interrupted, LatheError
 
     if isinstance(error, Interrupted):
@@ -182,7 +185,7 @@ class GraphBackend:
 
 
 def _has_datatype(type_: ValueType) -> bool:
-    """Whether the inference protocol has a datatype for a value."""
+    """Whether values of this type are tensors with a datatype of the inference protocol."""
     from lathe.core.ir.types import TensorType
 
     return isinstance(type_, TensorType) and type_.dtype.triton in NUMPY_OF

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def prepare_readers(folder: Path) -> None:
-    """Compile the readers, or load them from the cache in `folder`, so that no request waits for it."""
+    """Compile the native readers of number lists, or load them from the cache in `folder`, before the first request."""
     from lathe.core.runtime.host.json_lists import json_lists
 
     json_lists(str(folder))
@@ -26,7 +26,8 @@ def prepare_readers(folder: Path) -> None:
 def parse_numbers(text: bytes, start: int, end: int, datatype: str, shape: Shape) -> Array | None:
     """Return the JSON list of numbers in `text[start:end]` as an array of this datatype and shape.
 
-    None if it is anything but a plain list of the right numbers: the caller then parses it with a JSON library.
+    None if the text is not a list of as many numbers as the shape has (flat, or nested as the shape), or if native code
+    cannot read the numbers or the datatype: the caller then parses it with a JSON library.
     """
     readers, dtype = _readers(), NUMPY_OF[datatype]
     if not readers.can_read(dtype, shape, end - start):

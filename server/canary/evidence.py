@@ -35,7 +35,7 @@ class Rate:
 
     @property
     def estimate(self) -> float:
-        """The estimated rate with the prior, strictly between 0 and 1."""
+        """The rate after adding the prior's `_PRIOR_EVENTS` of `_PRIOR_TRIALS`; strictly between 0 and 1."""
         return (self.events + _PRIOR_EVENTS) / (self.trials + _PRIOR_TRIALS)
 
 
@@ -57,10 +57,10 @@ class TwoRateTest:
     _waiting_candidate: deque[bool] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
 
     def follow(self, ratio: int) -> None:
-        """Form the next blocks with `ratio` outcomes of the stable version.
+        """Form the next blocks with `ratio` outcomes of the stable version per outcome of the candidate.
 
-        Waiting outcomes are dropped: one side has too many of them now, and the outcomes of a block should be of the
-        same time.
+        If that is another ratio, outcomes that wait for a block are dropped: one version has too many of them now, and
+        the outcomes of a block should be of the same time.
         """
         if ratio != self.ratio:
             self.ratio = ratio
@@ -102,7 +102,7 @@ class TwoRateTest:
 
 @dataclass(slots=True)
 class OneRateTest:
-    """Tests whether a rate is above the tolerated one. The fields are those of `TwoRateTest`."""
+    """Tests whether the candidate's rate of bad events is above `tolerated`. Other fields are as in `TwoRateTest`."""
 
     tolerated: float
     harm: float

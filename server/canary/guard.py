@@ -43,7 +43,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One answered request. `finite`: all its numbers are; `seconds`: from the queue to the answer."""
+    """One answered request. `finite`: its outputs have no NaN and infinity; `seconds`: from the queue to the answer."""
 
     failed: bool
     finite: bool
@@ -52,7 +52,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class TestState:
-    """The state of one test. `against` and `in_favour` are relative to their thresholds: 1 decides."""
+    """The state of one test: rates of bad events, and the evidence `against` and `in_favour` of the candidate.
+
+    Both are relative to their thresholds: at 1 the test decides.
+    """
 
     name: str
     stable: float | None  # rate of bad events; None where only the candidate has one
@@ -118,7 +121,7 @@ class Guard:
             self.differing.add(differs)
 
     def verdict(self) -> tuple[Verdict, str]:
-        """Return the verdict and its reason."""
+        """Return the verdict and its reason as text, empty if it is UNDECIDED."""
         findings = list(self.findings())
         for finding in findings:
             if finding.against >= 1:
@@ -130,7 +133,7 @@ class Guard:
         return Verdict.UNDECIDED, ""
 
     def findings(self) -> Iterator[TestState]:
-        """Yield the state of each test."""
+        """Yield the state of each of the six tests, of five if answers are not compared."""
         named = {
             "failing": self.failing,
             "not finite": self.not_finite,
@@ -152,7 +155,10 @@ class Guard:
             )
 
     def _update_limits(self) -> None:
-        """Compute the quantiles again, from latencies before the requests that they will be applied to."""
+        """Set the latencies above which answers count as slow: quantiles of the stable version's, times a slack.
+
+        Only latencies of earlier requests are used, so that a limit does not depend on the answers that it judges.
+        """
         ordered = sorted(self._latencies)
         last = len(ordered) - 1
         self._limits = {quantile: slack * ordered[int(quantile * last)] for quantile, slack in SLACK.items()}

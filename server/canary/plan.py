@@ -42,7 +42,7 @@ class CanaryPlan:
 
     @property
     def begun(self) -> bool:
-        """Whether `start_at` is over."""
+        """Whether the trial has begun its first step; False while it waits for `start_at`."""
         return self.step != SCHEDULED
 
     @property
@@ -68,7 +68,10 @@ class CanaryPlan:
         return self
 
     def asked(self) -> CanaryPlan:
-        """Return the plan at its start, with the default steps if none are given; raises BadRequest."""
+        """Return the validated plan at its start: in the first step or, with `start_at`, not begun; raises BadRequest.
+
+        Without steps it gets the default steps of its weight.
+        """
         plan = self.validate()
         if not plan.steps:
             delayed_start = (Step(plan.weight, 0.0),) if plan.start_at else ()
@@ -76,7 +79,10 @@ class CanaryPlan:
         return plan.at(SCHEDULED if plan.start_at else 0) if plan.steps else plan
 
     def at(self, step: int, since: str = "") -> CanaryPlan:
-        """Return the plan in step number `step`, begun at `since`."""
+        """Return the plan in the step with this index, begun at `since`, with the step's weight.
+
+        `SCHEDULED` stands for the time before the first step, with weight 0.
+        """
         return replace(self, step=step, since=since, weight=0.0 if step == SCHEDULED else self.steps[step].weight)
 
     def is_same_trial(self, other: CanaryPlan | None) -> bool:

@@ -22,9 +22,10 @@ MAX_SECONDS = 30 * 86_400.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One share of the requests. The next step begins after `seconds`, and after `requests` of the candidate in all.
+    """A step of the rollout: the candidate's share of the requests (`weight`), and the conditions that end the step.
 
-    The candidate may go live after the `seconds` of the last step.
+    The next step begins when `seconds` are over and the candidate has answered `requests` requests since the start of
+    the trial. The candidate may go live after the `seconds` of the last step.
     """
 
     weight: float
@@ -98,5 +99,8 @@ def percent(share: float) -> str:
 
 
 def seconds_left(since: float, seconds: float, now: float) -> float:
-    """Return the rest, from 0 to `seconds`, of a duration that began at `since`; the clock may have been set since."""
+    """Return how much is left at `now` of a duration of `seconds` that began at `since`.
+
+    It is between 0 and `seconds` even if the clock was set since.
+    """
     return min(max(since + seconds - now, 0.0), seconds)

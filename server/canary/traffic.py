@@ -32,7 +32,10 @@ _GOLDEN = 0.6180339887498949  # its multiples modulo 1 spread evenly, so each ru
 
 
 class Trial:
-    """One candidate on trial. `decided` is called on the event loop with the guard's verdict."""
+    """One candidate on trial: routes requests, and counts their outcomes.
+
+    `decided` is called on the event loop with the plan, the guard's verdict and its reason.
+    """
 
     def __init__(self, plan: CanaryPlan, stable: Servable, candidate: Servable, decided: OnVerdict) -> None:
         self.plan = plan
@@ -47,7 +50,10 @@ class Trial:
         self._sequence = self._shadow_sequence = 0.0
 
     def route(self, key: str) -> Servable:
-        """Return the version for a request. A key that got the candidate once keeps it during the trial."""
+        """Return the arm (candidate or stable) for a request without a version; after a rollback the stable version.
+
+        Requests with equal non-empty keys get the same arm; a key that got the candidate once keeps it in this trial.
+        """
         if self.verdict is Verdict.ROLL_BACK:
             return self.stable
         if key:
@@ -58,7 +64,7 @@ class Trial:
         return self._candidate_arm if self._sequence < self.plan.weight else self._stable_arm
 
     def follow(self, plan: CanaryPlan) -> None:
-        """Continue with the plan in another step."""
+        """Continue with `plan`, which is the same trial's in another step, and keep the evidence."""
         self.plan = plan
         self.guard.follow(plan.weight)
 
@@ -140,7 +146,7 @@ class TrialArm(Servable):
             raise
 
     def cancel(self, entry: Entry) -> None:
-        """Cancel a request whose caller left; the trial counts that as a failure of the arm."""
+        """Cancel a request whose caller left; unless it is answered, the trial counts that as a failure of the arm."""
         inputs, waited, answered = entry.inputs, monotonic() - entry.since, entry.state is State.DONE
         super().cancel(entry)
         if not answered:
@@ -148,7 +154,10 @@ class TrialArm(Servable):
 
 
 def observe(outcome: Outcome, seconds: float) -> Observation:
-    """Return the observation for the guard. Errors of the caller (below 500) are not failures of the version."""
+    """Return the observation of an outcome for the guard.
+
+    Errors of the caller (HTTP status below 500) are not failures of the version; errors count as finite.
+    """
     if isinstance(outcome, Exception):
         return Observation(not isinstance(outcome, ServerError) or outcome.http_status >= 500, True, seconds)
     return Observation(False, all(_is_finite(array) for array in outcome.values()), seconds)

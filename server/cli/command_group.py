@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 import typer
+from rich.markup import escape
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.models import ArgumentInfo, OptionInfo
 
@@ -96,12 +97,13 @@ class Commands(typer.Typer):
         )
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
-        """Return a decorator that adds a command, like `typer.Typer.command`, and sets its metavars."""
-        add = super().command(name, **{"cls": Command, **options})
+        """Return a decorator that adds a command, like `typer.Typer.command`, and sets its metavars and its help."""
+        add = super().command
 
         def decorate(function: F) -> F:
             _set_metavars(function)
-            return add(function)
+            text = escape(inspect.getdoc(function) or "")  # otherwise '.[cuda]' would be read as markup
+            return add(name, **{"cls": Command, "help": text, **options})(function)
 
         return decorate
 

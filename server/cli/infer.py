@@ -101,7 +101,7 @@ def _read_inputs(file: Path, client: Client, name: str, version: str) -> Tensors
 
 
 def _parse_request(document: Any) -> Tensors:
-    """Return the inputs of an inference request in the protocol's JSON form; raises ValueError."""
+    """Return the input arrays by name of an inference request in the protocol's JSON form; raises ValueError."""
     import numpy as np
 
     from lathe.server.datatypes import NUMPY_OF

@@ -139,7 +139,10 @@ class ServerTraining:
     gate: str | None = None  # JSON
 
     def body(self, kind: str, dataset: str) -> dict[str, Any]:
-        """Return the fields of the job request, without the recipe; `kind` is "train" or "sweep"."""
+        """Return the fields of the job request, without the recipe; `dataset` is a name or a digest.
+
+        `kind` is "train" or "sweep", and becomes "finetune" for a training that starts from a version (`begin_with`).
+        """
         body: dict[str, Any] = {"kind": "finetune" if self.begin_with else kind, "dataset": dataset}
         if self.publish is not None:
             body["publish"] = {"model": self.publish, "promote": self.promote}
@@ -179,7 +182,7 @@ def _gate(text: str) -> Any:
 
 
 def _read_recipe(recipe: Path) -> dict[str, Any]:
-    """Return the document of a recipe or sweep for the server; an invalid one ends the command before any upload."""
+    """Return the parsed TOML or JSON of a recipe or sweep; an invalid one ends the command before any upload."""
     from lathe.core.train.recipe import recipe as recipes
     from lathe.core.train.recipe import sweep_space as space
 

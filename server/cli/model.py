@@ -288,7 +288,10 @@ def _compiled(model: Path, threads: int | None, max_batch: int) -> Session:
 
 @contextmanager
 def open_session(model: Path, threads: int | None, max_batch: int) -> Iterator[Session]:
-    """Open a session of a compiled file, or of an ONNX file, which is compiled for batches of at least 32 rows."""
+    """Open a session of a compiled file, or of an ONNX file, which is compiled for `max_batch` rows, at least 32.
+
+    A context manager: leaving it closes the session.
+    """
     import lathe
 
     if model.suffix == COMPILED:
@@ -302,7 +305,7 @@ def open_session(model: Path, threads: int | None, max_batch: int) -> Iterator[S
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """Print compiler errors, ValueError and OSError as one line, and exit with status 1."""
+    """A context manager that prints compiler errors, ValueError and OSError as one line, and exits with status 1."""
     from lathe.core.errors import LatheError
 
     try:

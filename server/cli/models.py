@@ -123,7 +123,7 @@ def format_ranges(numbers: list[int]) -> str:
 
 
 def other_aliases(state: ModelState) -> str:
-    """Return the aliases other than `live` with their versions: `staging 3, test 4`."""
+    """Return the aliases other than `live` with their versions as text: `staging 3, test 4`; empty without any."""
     return ", ".join(f"{alias} {version}" for alias, version in sorted(state.aliases.items()) if alias != "live")
 
 

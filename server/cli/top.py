@@ -98,7 +98,10 @@ def traffic_table(now: MetricsSnapshot, before: MetricsSnapshot) -> Table:
 
 
 def activity_cells(page: VersionCounters, old: VersionCounters, seconds: float) -> tuple[str, str, str, str]:
-    """Return requests and failures per second, median and 99th percentile latency of a version between two reads."""
+    """Return four table cells: requests and failures per second, median and 99th percentile latency of a version.
+
+    They are computed from the difference of two reads, `seconds` apart.
+    """
     counts = {bound: count - old.buckets.get(bound, 0.0) for bound, count in page.buckets.items()}
     return (
         f"{(page.requests - old.requests) / seconds:,.0f}",

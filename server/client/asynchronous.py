@@ -115,7 +115,10 @@ class AsyncClient(ModelOperations, InferenceOperations, TrainingOperations, Asyn
 
 @asynccontextmanager
 async def _enter_in_thread(manager: AbstractContextManager[OpenedCall]) -> AsyncIterator[OpenedCall]:
-    """Enter and leave a context manager in threads, since an upload is read for its digest and a folder is packed."""
+    """A context manager that enters and leaves `manager` in threads, and yields its value.
+
+    Entering takes long: an upload is read for its digest, and a folder is packed.
+    """
     outgoing = await asyncio.to_thread(manager.__enter__)
     try:
         yield outgoing

@@ -61,18 +61,21 @@ class Connection:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `httpx.Client` and `httpx.AsyncClient`."""
+        """The keyword arguments of `httpx.Client` and `httpx.AsyncClient`: URL, timeout, API key, TLS."""
         headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else None
         return {"base_url": self.url, "timeout": self.timeout, "headers": headers, "verify": self.verify}
 
     def options(self, call: Call[Any], outgoing: OpenedCall, content: Any) -> dict[str, Any]:
-        """Return the keyword arguments of `request` for one call."""
+        """Return the keyword arguments of httpx's `request` for one call, with `content` as its body."""
         options = {"params": dict(call.query) or None, "headers": dict(outgoing.headers), "content": content}
         timeout = self.upload_timeout if call.is_long else call.timeout
         return options if timeout is None else {**options, "timeout": timeout}
 
     def retry_policy(self, call: Call[Any], has_answered: bool) -> RetryPolicy:
-        """Return the retry policy of one call: it waits for at most `patience` seconds, or the call's timeout."""
+        """Return the retry policy of one call, which waits for at most `patience` seconds, or its shorter timeout.
+
+        `has_answered`: the server has answered an earlier call of this client.
+        """
         seconds = min(self.patience, call.timeout or self.patience)
         return RetryPolicy(seconds, is_repeatable=call.is_repeatable, has_answered=has_answered)
 

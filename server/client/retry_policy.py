@@ -28,7 +28,10 @@ class RetryPolicy:
         self._pause = _FIRST
 
     def pause_before_next(self, outcome: httpx.Response | httpx.HTTPError) -> float | None:
-        """Return the seconds to wait before the next attempt; None if the outcome is final."""
+        """Return the seconds to wait before the next attempt; None for no further attempt.
+
+        That is if the outcome is not to be retried, or if the pause would exceed what is left of `seconds`.
+        """
         pause = self._pause_after(outcome)
         if pause is None or pause > self._left:
             return None
@@ -44,6 +47,6 @@ class RetryPolicy:
         return self._next_pause() if isinstance(outcome, _CLOSED) and self._is_repeatable else None
 
     def _next_pause(self) -> float:
-        """Return the pause of an exponential backoff with 25% jitter, so that clients do not reconnect together."""
+        """Return the next pause of an exponential backoff; 25% jitter keeps clients from reconnecting together."""
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST)
         return pause * random.uniform(0.75, 1.25)

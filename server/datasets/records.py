@@ -65,7 +65,7 @@ class DatasetName:
         return frozenset(naming.digest for naming in self.history)
 
     def given(self, naming: NameEntry) -> DatasetName:
-        """Return the name moved to another content; unchanged if that is its present content."""
+        """Return the name with `naming` added to its history; unchanged if that names its present content."""
         return self if naming.digest == self.digest else replace(self, history=(*self.history, naming))
 
     def without(self, digest: str) -> DatasetName | None:

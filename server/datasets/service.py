@@ -91,7 +91,7 @@ class Datasets:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open; close when the context is left."""
+        """A context manager that opens the datasets and, when it is left, closes them."""
         await self.open()
         try:
             yield
@@ -112,7 +112,7 @@ class Datasets:
 
     @asynccontextmanager
     async def hold(self, reference: str) -> AsyncIterator[HeldContent]:
-        """Hold the content of a name or a sha256, so that it is not removed; raises NotFound."""
+        """A context manager that holds the content of a name or a sha256: it is not removed inside; raises NotFound."""
         self._check_open()
         async with self._lock:
             held = await asyncio.to_thread(self._resolve, reference)
@@ -192,7 +192,10 @@ class Datasets:
             await asyncio.to_thread(staging.discard)
 
     async def _describe(self, name: str, staging: Staging, digest: str) -> dict[str, Any]:
-        """Describe the file in a child process, even if its content is stored already: it may be removed meanwhile."""
+        """Return the description of the staged file, made in a child process; Conflict if its digest is not `digest`.
+
+        It is made even if the content is stored already, because that may be removed meanwhile.
+        """
         output = await self._check.run("describe", staging.path / DATA, "--name", name)
         try:
             description = orjson.loads(output.splitlines()[-1])

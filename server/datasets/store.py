@@ -215,7 +215,7 @@ class DatasetStore:
         self._fs.sync_dir(self._names)
 
     def _referenced(self, except_name: str = "") -> frozenset[str]:
-        """Return the contents in the histories of names; raises Unavailable if a record is damaged."""
+        """Return the digests in the histories of all names but `except_name`; Unavailable if a record is damaged."""
         paths = [path for path in self._names.glob(_RECORDS) if path.stem != except_name]
         return frozenset().union(*(_read_name(path).digests for path in paths))
 

@@ -48,7 +48,7 @@ class Jobs:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run jobs until the context is left; then running jobs write checkpoints and return to the queue."""
+        """A context manager inside which jobs run; at its end they write checkpoints and return to the queue."""
         await self.register.open(time.time())
         dispatching = asyncio.create_task(self._dispatch())
         try:

@@ -152,7 +152,7 @@ def _read(document: str) -> Job:
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Translate the errors of SQLite and SQLAlchemy into ServerErrors."""
+    """A context manager that turns the errors of SQLite and SQLAlchemy into ServerErrors."""
     try:
         yield
     except DBAPIError as error:

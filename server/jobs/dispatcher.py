@@ -70,7 +70,7 @@ class _ActiveJob:
     task: asyncio.Task[None] | None = None
 
     def vacate(self) -> None:
-        """Stop the process, if there is one; `Dispatcher` checks `leaving` when it starts one."""
+        """Set `leaving`, and stop the process if there is one; `Dispatcher` checks `leaving` when it starts one."""
         self.leaving = True
         if self.run is not None:
             self.run.stop()
@@ -237,9 +237,10 @@ class Dispatcher:
         await self._change_with_retries(job.id, change)
 
     async def _publish_with_retries(self, job: Job) -> Change:
-        """Publish a result, with retries; returns the change that ends the job.
+        """Publish a result, with retries; returns the change of the job: succeeded, failed or cancelled.
 
-        A cancellation takes effect only between two attempts, because an interrupted attempt may have published.
+        If the server stops in between, the change does nothing, and the next start publishes. A cancellation takes
+        effect only between two attempts, because an interrupted attempt may have published.
         """
         pauses, deadline = list(_RETRY_PAUSES), time.monotonic() + _PUBLISH_TIMEOUT
         while True:
@@ -260,7 +261,7 @@ class Dispatcher:
                 return lambda job: job.end(JobState.CANCELLED, time.time())
 
     async def _change_with_retries(self, job_id: str, change: Change) -> Job:
-        """Change a job, with retries while the register fails; raises NotFound."""
+        """Change a job in the register, and retry while that fails; returns the changed job, raises NotFound."""
         while True:
             try:
                 return await self._register.change(job_id, change)
@@ -272,7 +273,7 @@ class Dispatcher:
 
 
 def _start_if_queued(job: Job, leaving: bool) -> Job:
-    """Set a queued job to running, unless it is to stop already."""
+    """Return the job in state RUNNING if it is queued and not `leaving`, otherwise unchanged."""
     return job.start(time.time()) if job.state is JobState.QUEUED and not leaving else job
 
 

@@ -51,7 +51,11 @@ class Evaluator:
         return LiveMetrics(version, (await asyncio.to_thread(read_metrics_document, work))["metrics"])
 
     async def _run(self, job: Job, work: Path) -> str:
-        """Run the child process; returns the fault of model or data, empty if there is none."""
+        """Run the evaluation in a child process, in the folder `work`; returns "" if it succeeded.
+
+        Otherwise returns why model or data cannot be evaluated. Raises Unavailable if it was stopped, Internal if it
+        crashed.
+        """
         limits = job.order.limits
         bounds = ResourceBounds(
             limits.seconds, limits.memory, self.disk, _GRACE, idle=False
@@ -76,7 +80,7 @@ def _command(work: Path, data: Path, threads: int) -> list[str]:
 
 
 def read_metrics_document(folder: Path) -> dict[str, Any]:
-    """Return the metrics document of a result; raises Internal if it is invalid."""
+    """Return the document in `result/metrics.json` of a job's folder; raises Internal if it is missing or invalid."""
     file = folder / RESULT / "metrics.json"
     try:
         record = orjson.loads(file.read_bytes()) if file.stat().st_size <= _MAX_METRICS_BYTES else None
@@ -88,14 +92,14 @@ def read_metrics_document(folder: Path) -> dict[str, Any]:
 
 
 def _prepare(work: Path, recipe: Mapping[str, Any]) -> None:
-    """Make the work folder; removes that of an interrupted evaluation."""
+    """Make the folder `work` with the recipe in it; removes the folder of an interrupted evaluation first."""
     remove_tree(Fs(), work)
     work.mkdir(parents=True)
     write_file(work / RECIPE, orjson.dumps(recipe))
 
 
 def _recipe(job: Job, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe of the evaluation: the test rows of the training's own split."""
+    """Return the recipe of the evaluation: the test rows of the split in `record`, the training's metrics document."""
     training = record.get("recipe", job.order.recipe)
     recipe = {"data": training.get("data", {}), "rows": "test", "operators": False}
     return {**recipe, "dealt": record["classes"]} if record.get("classes") else recipe

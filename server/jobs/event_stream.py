@@ -58,7 +58,7 @@ class EventStreams:
 
     @contextmanager
     def place(self, client: str) -> Iterator[None]:
-        """Hold a stream of a client; raises Overloaded if it may not open another one."""
+        """A context manager that counts a stream of a client; raises Overloaded if it may not open another one."""
         total, own = self._open_streams.total(), self._open_streams[client]
         if own >= self._limit - total:
             raise Overloaded(
@@ -107,7 +107,7 @@ async def _follow(
 
 
 def read_lines(file: Path, offset: int) -> list[Line]:
-    """Return the next complete lines of a growing file; empty if there are none yet."""
+    """Return complete lines of a growing file from `offset` on, about as many as one block holds; empty without any."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

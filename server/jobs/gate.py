@@ -85,7 +85,10 @@ class Decision:
 
 
 def evaluate_gate(gate: Gate, metrics: Metrics, live: LiveMetrics | None) -> Decision:
-    """Check a result's metrics against a gate; `live` is None if the alias names no version yet."""
+    """Return the decision of a gate about a result with these metrics.
+
+    `live` has the metrics of the version that the alias names now; None if it names no version yet.
+    """
     checks = [_at_least(name, metrics, least) for name, least in gate.min.items()]
     checks += [_at_most(name, metrics, most) for name, most in gate.max.items()]
     if gate.not_worse_than_live is None:

@@ -107,7 +107,7 @@ class Kinds:
         self._kinds = kinds
 
     def get(self, name: str) -> Kind:
-        """Return a kind; raises BadRequest."""
+        """Return the kind of this name; raises BadRequest if the server does not run it."""
         if (kind := self._kinds.get(name)) is None:
             raise BadRequest(f"kind: expected one of {', '.join(self._kinds)}, got {name[:40]!r}")
         return kind

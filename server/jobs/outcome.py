@@ -45,7 +45,7 @@ def _after_result(job: Job, ending: Ending, found: AttemptFiles, now: float) -> 
 
 
 def _after_crash(job: Job, ending: Ending, found: AttemptFiles, now: float) -> Job:
-    """Requeue a crashed job; it fails after `MAX_CRASHES` crashes without a new checkpoint."""
+    """Return a crashed job requeued, or failed after `MAX_CRASHES` crashes in a row without a new checkpoint."""
     crashes = 1 if found.checkpoint > job.checkpoint else job.crashes + 1
     job = replace(job, crashes=crashes, checkpoint=found.checkpoint)
     if crashes < MAX_CRASHES:

@@ -85,7 +85,7 @@ class Publisher:
     async def _decide(
         self, job: Job, request: PublishRequest, folder: Path, record: Mapping[str, Any]
     ) -> StoredDecision:
-        """Return the stored decision; without one, decide and store."""
+        """Return the decision stored in the job's `folder`; without one, evaluate the gate and store its decision."""
         try:
             return StoredDecision.parse(await asyncio.to_thread((folder / DECISION).read_bytes))
         except FileNotFoundError:
@@ -149,7 +149,7 @@ class Publisher:
 
 
 def lineage(job: Job, record: Mapping[str, Any], decided: StoredDecision) -> dict[str, Any]:
-    """Return the origin of a version, for the metadata in its manifest."""
+    """Return the origin of a version (job, dataset, parent, recipe, metrics, gate) for the metadata in its manifest."""
     order, parent = job.order, job.order.model
     return {
         "job": order.id,

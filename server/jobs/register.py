@@ -54,7 +54,10 @@ class Register:
         self._store.stop_thread()
 
     async def _reconcile(self, in_database: Iterable[Job], in_folders: Iterable[Job], now: float) -> dict[str, Job]:
-        """Merge the jobs of database and folders; jobs that were running return to the queue."""
+        """Return the jobs by id, merged from database and folders and stored; jobs that were running are queued again.
+
+        Jobs without a folder are removed. When the register is reopened, jobs in memory replace those of the database.
+        """
         rows, folders = {job.id: job for job in in_database}, {job.id: job for job in in_folders}
         jobs = {}
         for job_id in sorted(rows | folders):
@@ -100,13 +103,16 @@ class Register:
         return job
 
     def find_key(self, owns: Callable[[Job], bool], key: str) -> Job | None:
-        """Return the job that was submitted with an idempotency key, among those for which `owns` is true."""
+        """Return the job with this idempotency key for which `owns` is true; None if there is none."""
         return next((job for job in self._jobs.values() if job.order.key == key and owns(job)), None)
 
     # changes
 
     async def add(self, job: Job, fill: Callable[[Path], None] | None = None) -> Job:
-        """Add a job, durable on return. If a job of the same owner has the same key already, that one is returned."""
+        """Add a job, durable on return, and return it. If a job of the same owner has the same key, that is returned.
+
+        `fill` adds files to the job's new folder. Raises Unavailable, StorageFull.
+        """
         async with self._change_lock:
             self.check()
             if (key := job.order.key) is not None and (found := self.find_key(_has_owner_of(job), key)) is not None:
@@ -121,7 +127,10 @@ class Register:
             return job
 
     async def change(self, job_id: str, change: Change) -> Job:
-        """Apply a change, durable on return, and return the changed job. `change` may raise to refuse."""
+        """Replace a job by `change(job)`, durable on return, and return it; raises NotFound, Unavailable.
+
+        `change` may raise to refuse.
+        """
         async with self._change_lock:
             before = self.get(job_id)
             after = change(before)

@@ -116,7 +116,11 @@ class Attempt:
         return Ending(end, reason, seconds)
 
     async def _watch(self, process: Process, answer: asyncio.Future[tuple[bytes, int]], log: int) -> str | None:
-        """Wait for the end; returns the message of an exceeded limit, None if there is none."""
+        """Wait for `answer` (output and exit code); returns a message if a limit is exceeded, otherwise None.
+
+        Meanwhile it cuts the log (descriptor `log`) to its bound, and kills the process when the grace after `stop` is
+        over.
+        """
         checks = 0
         while not answer.done():
             await asyncio.wait([answer], timeout=_POLL)
@@ -140,7 +144,10 @@ class Attempt:
         return None
 
     def _excess_on_disk(self, due: bool) -> str | None:
-        """Check the free space, and the size of the job's files if `due` or the disk is full. Blocks."""
+        """Return a message if the job's files exceed their limit, or grow on a full disk; otherwise None. Blocks.
+
+        Their size is measured only if `due` or if the disk is full.
+        """
         space = self._space
         if space is not None:
             space.look()
@@ -162,7 +169,7 @@ class Attempt:
         return None
 
     def _interpret_exit(self, code: int, output: bytes) -> tuple[EndKind, str]:
-        """Translate an exit code."""
+        """Return the kind of end and its reason (may be empty), by the process's exit code and its last output."""
         if code == ExitStatus.DONE:
             return EndKind.DONE, ""
         if code == ExitStatus.INPUT_REFUSED and (reason := refusal(output, self._command)):
@@ -187,7 +194,10 @@ class Attempt:
 
 
 def _truncate_log(log: int) -> None:
-    """Cut a log that is too large to its end; output that the process writes meanwhile may be lost."""
+    """If a log (its descriptor) has more than `_LOG_BYTES`, keep only the last half of as many.
+
+    Output that the process writes meanwhile may be lost.
+    """
     size, kept_bytes = os.fstat(log).st_size, _LOG_BYTES // 2
     if size > _LOG_BYTES:
         end = os.pread(log, kept_bytes, size - kept_bytes)

@@ -163,7 +163,10 @@ class JobService:
     # details
 
     def _check(self, caller: Caller, request: JobRequest) -> None:
-        """Raises the error of an invalid or forbidden request."""
+        """Check the recipe, the other fields, the caller's rights and the number of its unfinished jobs.
+
+        Raises TooLarge, Unprocessable, BadRequest, Forbidden or QuotaExceeded.
+        """
         quotas, kind = self._quotas, self._kinds.get(request.kind)
         if len(orjson.dumps(request.recipe)) > quotas.recipe:
             raise TooLarge(f"recipe: expected at most {quotas.recipe} bytes of JSON")

@@ -39,6 +39,7 @@ from lathe.server.types import ModelRef, TensorSpec
 PIPELINE_FILE = PIPELINE
 MAX_DEFINITION_BYTES = 1 << 18  # bytes
 MAX_STEPS = 64
+DEFAULT_FILES: Mapping[str, str] = {"tokenize": "tokenizer.json", "label": "labels.txt"}  # by built-in step
 _LIVE = "live"
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}$")]
@@ -96,13 +97,13 @@ class StepDef(_Table):
 
     @property
     def file(self) -> str | None:
-        """The name of the version's file that this step reads, None if it reads none."""
-        named = self.options.get("file")
+        """The name of the version's file that this step reads: its option `file` or the default; None if it reads none."""
+        named = self.options.get("file", DEFAULT_FILES.get(self.builtin or ""))
         return named if isinstance(named, str) else None
 
     @property
     def selector(self) -> str:
-        """The version number or alias of the step's model, as text."""
+        """The version number or, without one, the alias of the step's model, as text; by default `live`."""
         return str(self.version) if self.version is not None else self.alias or _LIVE
 
     @property
@@ -139,6 +140,11 @@ class Definition(_Table):
     def pins(self) -> frozenset[ModelRef]:
         """The versions that its steps name by number."""
         return frozenset(step.pin for step in self.step if step.pin is not None)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The names of the files that its steps read from the version's folder."""
+        return frozenset(step.file for step in self.step if step.file is not None)
 
     @model_validator(mode="after")
     def _check_names(self) -> Definition:

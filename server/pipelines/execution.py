@@ -95,12 +95,12 @@ class PipelineRequest:
             entry = StepEntry(step.name, servable, inputs, group, done, self._whole)
             servable.submit(entry)
         except ServerError as error:
-            raise _with_step(step.name, error) from error
+            raise with_step(step.name, error) from error
         self._whole.parts.append(entry)
         self._running[index] = servable, entry
 
     def _use_tensor(self, tensor: str) -> Array:
-        """Return a tensor for one of its uses, and drop it with the last use."""
+        """Return a tensor for one of its uses (a step's input or an output); with the last use it is dropped here."""
         self._uses[tensor] -= 1
         return self._tensors[tensor] if self._uses[tensor] else self._tensors.pop(tensor)
 
@@ -121,7 +121,7 @@ class PipelineRequest:
 
     def _continue(self, step: StepDef, outcome: Outcome) -> None:
         if isinstance(outcome, ServerError):
-            raise _with_step(step.name, outcome)
+            raise with_step(step.name, outcome)
         if isinstance(outcome, Exception):
             raise outcome
         for name, tensor in step.outputs.items():
@@ -136,6 +136,6 @@ class PipelineRequest:
         self._ended(self._whole, outcome)
 
 
-def _with_step(step: str, error: ServerError) -> ServerError:
-    """Return the same error with the step's name in its message."""
+def with_step(step: str, error: ServerError) -> ServerError:
+    """Return an error of the same class with the step's name before its message."""
     return type(error)(f"step {step!r}: {error.message}", retry_after=error.retry_after)

@@ -112,17 +112,17 @@ class Pipeline:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of its built-in steps; its models count as models of their own."""
+        """Bytes of memory of its built-in steps; its models count as models of their own."""
         return sum(stage.model.memory_bytes for stage in self._builtin_stages)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices of its built-in steps."""
+        """The devices besides the CPU that its built-in steps use."""
         return tuple(dict.fromkeys(name for stage in self._builtin_stages for name in devices(stage.model)))
 
     @property
     def lost(self) -> str:
-        """Why a built-in step cannot run any more; empty if all can."""
+        """The error of a lost device, by which a built-in step cannot run any more; empty if all can run."""
         return next(filter(None, (lost_reason(stage.model) for stage in self._builtin_stages)), "")
 
     @property

@@ -16,7 +16,7 @@ from lathe.server.batching.policy import BatchPolicy
 from lathe.server.batching.signature import BatchGroup
 from lathe.server.errors import DeadlineExceeded, Internal, Overloaded, ServerError
 from lathe.server.pipelines.definition import StepDef
-from lathe.server.pipelines.execution import PipelineRequest, Target
+from lathe.server.pipelines.execution import PipelineRequest, Target, with_step
 from lathe.server.pipelines.pipeline import ModelStage, Pipeline
 from lathe.server.telemetry.statistics import Statistics
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class PipelineRunner:
-    """The batcher of a pipeline: same interface, without batches. Used on the event loop's thread only."""
+    """Has the interface of a batcher, but starts each request of a pipeline at once; its steps form batches.
+
+    Used on the event loop's thread only.
+    """
 
     cost = None
 
@@ -90,11 +93,17 @@ class PipelineRunner:
             servable.batcher.close()
 
     def expected(self, rows: int) -> float:
-        """Return the expected seconds until a new request of `rows` rows is answered, with the present queues."""
+        """Return the expected seconds until a new request of `rows` rows is answered, with the present queues.
+
+        Raises the ServerError of a step whose model has no version that can answer, such as Unavailable.
+        """
         ends: dict[str, float] = {}  # tensor -> seconds until it exists
         for step, target in self._steps:
             start = max(ends.get(tensor, 0.0) for tensor in step.inputs.values())
-            end = start + target().batcher.expected(rows)
+            try:
+                end = start + target().batcher.expected(rows)
+            except ServerError as error:
+                raise with_step(step.name, error) from error
             ends.update(dict.fromkeys(step.outputs.values(), end))
         return max(ends[name] for name in self._outputs if name in ends)
 
@@ -110,7 +119,10 @@ class PipelineRunner:
         return refusal
 
     def _evict_for(self, nbytes: int) -> None:
-        """Evict the newest requests of the clients with most load, until `nbytes` can be admitted (fair share)."""
+        """Evict the newest request of the client with most load until `nbytes` can be admitted (fair share).
+
+        An evicted request ends with an error.
+        """
         while not self.admission.has_room(nbytes):
             missing, _ = self.admission.missing(nbytes)
             client = self._backlog.largest_client(by_bytes=missing <= 0)
@@ -125,7 +137,10 @@ class PipelineRunner:
         target = self.policy.latency_target
         if deadline is None and target is None:
             return None
-        expected = self.expected(rows)
+        try:
+            expected = self.expected(rows)
+        except ServerError as error:  # the model of a step was unloaded, for example
+            return error
         if deadline is not None and now + expected > deadline:
             return DeadlineExceeded(
                 "the request's timeout is shorter than the expected time of the pipeline's steps",

@@ -102,7 +102,7 @@ class StepProcess:
         return answers
 
     def runs(self) -> dict[int, int]:
-        """Return the thread that uses the process now, and the number of its run; empty if there is none."""
+        """Return {id of the thread that uses the process now: number of its run}; empty if no thread uses it."""
         run = self._run
         return {} if run is None else {run[0]: run[1]}
 
@@ -116,7 +116,10 @@ class StepProcess:
                 self._last_interrupted = number
 
     def _ask(self, requests: Sequence[bytes], answers: list[Answer]) -> None:
-        """Send the next frame of requests, and append its answers to `answers`, at least one."""
+        """Send the next frame of the requests that have no answer yet, and append its answers, at least one.
+
+        If the process exits before the first answer, it is restarted once.
+        """
         before = len(answers)
         for _ in range(2):
             if self._closed:
@@ -178,7 +181,7 @@ class StepProcess:
         return child
 
     def _restart(self) -> _Child:
-        """Restart the child; raises Internal, because no request is at fault if that fails."""
+        """Start a new child and return it; raises Internal if that fails, because no request is at fault."""
         try:
             return self._start()
         except (InvalidFile, LimitExceeded) as error:
@@ -258,7 +261,7 @@ class _Child:
 
 
 def _next_frame(requests: Sequence[bytes]) -> Sequence[bytes]:
-    """Return the first requests, as many as fit into a frame; at least one."""
+    """Return as many of the first requests as fit into a frame of 1 MiB; at least one."""
     sizes = accumulate(map(len, requests))
     return requests[: max(1, sum(size <= _MAX_FRAME_BYTES for size in sizes))]
 
@@ -268,7 +271,7 @@ def _text(answer: memoryview) -> str:
 
 
 class _Watch:
-    """Watches the limits of one answer; CPU time counts from the first check."""
+    """Watches the limits of time and memory of a process during one answer; CPU time counts from the first check."""
 
     def __init__(self, pid: int, limits: Limits, check_interrupted: Callable[[], object] = bool) -> None:
         """`check_interrupted` is called at each check, and raises to end the wait."""

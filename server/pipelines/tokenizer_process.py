@@ -46,7 +46,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parse(file: int, most: int) -> Tokenizer:
-    """Parse the tokenizer in a thread with a higher niceness, since a thread cannot lower its niceness afterwards."""
+    """Parse the tokenizer in the file (a descriptor); it truncates to `most` tokens and does not pad.
+
+    A thread of its own has a higher niceness for that, since a thread cannot lower its niceness afterwards.
+    """
     done: list[Tokenizer | BaseException] = []
 
     def parse() -> None:

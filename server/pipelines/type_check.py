@@ -37,12 +37,15 @@ def topological_order(definition: Definition) -> tuple[StepDef, ...]:
 
 
 def declared_types(definition: Definition) -> Types:
-    """Return the declared types of the pipeline's inputs."""
+    """Return the types of the pipeline's inputs by name, without inputs that declare no datatype or shape."""
     return {given.name: given.spec for given in definition.inputs if given.spec is not None}
 
 
 def check_step(step: StepDef, interface: Interface, types: Types) -> None:
-    """Check a step's names and input types, and add the types of its outputs to `types`; raises BadPipeline."""
+    """Check a step's names and input types against its model's `interface`; raises BadPipeline.
+
+    Adds the types of its outputs to `types` (the pipeline's tensors), and refines those of its inputs there.
+    """
     step_inputs, step_outputs = _by_name(interface.inputs), _by_name(interface.outputs)
     if step.inputs.keys() != step_inputs.keys():
         raise BadPipeline(f"step {step.name!r}: expected inputs {sorted(step_inputs)}, got {sorted(step.inputs)}")
@@ -55,7 +58,10 @@ def check_step(step: StepDef, interface: Interface, types: Types) -> None:
 
 
 def is_compatible(given: TensorSpec, wanted: TensorSpec) -> bool:
-    """Whether a tensor of type `given` may be passed as `wanted`; -1 stands for any size, on either side."""
+    """Whether a tensor of type `given` may be passed as `wanted`: same datatype, and a shape that may be equal.
+
+    A size of -1 and any rank, on either side, fit everything.
+    """
     if given.datatype != wanted.datatype or given.any_rank or wanted.any_rank:
         return given.datatype == wanted.datatype
     return len(given.shape) == len(wanted.shape) and all(
@@ -64,7 +70,10 @@ def is_compatible(given: TensorSpec, wanted: TensorSpec) -> bool:
 
 
 def _merge_types(step: StepDef, wanted: TensorSpec, tensor: str, given: TensorSpec | None) -> TensorSpec:
-    """Return the type of a tensor, refined by the input of a step; raises BadPipeline if they contradict."""
+    """Return the type of the pipeline's `tensor`, as the input `wanted` of a step refines its type `given` so far.
+
+    Each dynamic dimension takes the size of the other type, if that is known. Raises BadPipeline if they contradict.
+    """
     if given is None:
         return replace(wanted, name=tensor)
     if not is_compatible(given, wanted):

@@ -83,7 +83,7 @@ class Process:
         return self._popen.returncode
 
     async def connect(self) -> None:
-        """Read its pipes on the running event loop."""
+        """Set `stdout` and `stderr` to readers of its pipes on the running event loop; None for a missing pipe."""
         self.stdout, self.stderr = await open_reader(self._popen.stdout), await open_reader(self._popen.stderr)
 
     async def wait(self) -> int:
@@ -119,7 +119,7 @@ class _PipeProtocol(asyncio.StreamReaderProtocol):
 
 
 async def open_reader(pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
-    """Return a reader of a pipe on the running event loop, which closes the pipe at its end; None for no pipe."""
+    """Return a reader of a pipe on the running event loop, which closes the pipe at the end of data; None for None."""
     if pipe is None:
         return None
     reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()

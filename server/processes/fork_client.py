@@ -37,7 +37,7 @@ class Forked:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def connect(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Read its pipes on the running event loop."""
+        """Set its `stdout` and `stderr` to readers of these pipes on the running event loop."""
         self.stdout, self.stderr = await open_reader(stdout), await open_reader(stderr)
 
     async def wait(self) -> int:

@@ -107,7 +107,7 @@ class ForkServer:
 
 
 def main() -> None:
-    """Import the module, then serve."""
+    """Import the module, then serve; a fork runs its task and exits with the task's status."""
     descriptor, module = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     importlib.import_module(module)

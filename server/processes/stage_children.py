@@ -77,7 +77,10 @@ class Children:
 
     @asynccontextmanager
     async def at_normal_priority(self) -> AsyncIterator[None]:
-        """Run children at normal priority and as forks inside the block, for the start, when there is no traffic."""
+        """A context manager inside which children run at normal priority and as forks of one process.
+
+        It is for the server's start, when there is no traffic.
+        """
         self._is_urgent = True
         try:
             yield
@@ -101,7 +104,10 @@ class Children:
             return await self._attempt(task, arguments, Priority.SHARED)
 
     async def _attempt(self, task: str, arguments: list[str], priority: Priority) -> bytes:
-        """Run a child to its end; raises _Starved if it waited too long for the CPU."""
+        """Run a child to its end and return the end of its output; raises _Starved if it waited too long for the CPU.
+
+        Also raises the error of a failed child, and TooLarge beyond a limit. The child is killed in all cases.
+        """
         process = await self._start([task, *arguments], priority)
         answer = asyncio.gather(read_tail(process.stdout), read_tail(process.stderr), process.wait())
         try:
@@ -121,7 +127,7 @@ class Children:
         return await self._forks.start(arguments)
 
     async def _close_unused_forks(self) -> None:
-        """Close the fork server, once its last task has ended and the start is over."""
+        """Close the fork server if it has no task and the start is over; otherwise do nothing."""
         if not self._is_urgent and self._forks is not None and self._forks.idle:
             await self._close_forks()
 
@@ -131,7 +137,10 @@ class Children:
             await forks.close()
 
     async def _watch(self, process: Child, answer: asyncio.Future[Any], task: str, modesty: float) -> None:
-        """Wait for the child's end; raises TooLarge beyond a limit, _Starved if it waits too long for the CPU."""
+        """Wait for `answer` (the child's end); raises TooLarge beyond a limit, _Starved if it gets no CPU for long.
+
+        `modesty` bounds that wait (see `is_starved`); infinity: never.
+        """
         limits, started = self._limits, time.monotonic()
         while not answer.done():
             used = resource_usage(process.pid)

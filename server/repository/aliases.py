@@ -42,7 +42,10 @@ class Alias:
         return self.history[self.position - 1] if self.position else None
 
     def moved(self, version: int) -> Alias:
-        """Return the alias moved to `version`, without the history after its old position."""
+        """Return the alias moved to `version`, which replaces the history after its old position.
+
+        Unchanged if it names `version` already. The oldest entries beyond `HISTORY_LIMIT` are dropped.
+        """
         if version == self.version:
             return self
         history = (*self.history[: self.position + 1], version)[-HISTORY_LIMIT:]
@@ -60,7 +63,10 @@ class Alias:
         return replace(self, position=earlier[0] if earlier else self.history.index(to))
 
     def without(self, version: int) -> Alias:
-        """Return the alias without `version`, which it must not name, in its history."""
+        """Return the alias with `version`, which it must not name now, removed from its history.
+
+        Equal entries that become neighbours are one afterwards.
+        """
         history: list[int] = []
         position = 0
         for i, entry in enumerate(self.history):
@@ -119,11 +125,11 @@ class Aliases:
         return replace(self, generation=self.generation + 1)
 
     def with_canary(self, plan: CanaryPlan | None) -> Aliases:
-        """Return the aliases with a new trial, or none."""
+        """Return the aliases with a new trial, whose generation is the next one; None: without a trial."""
         return replace(self, canary=plan and replace(plan, generation=self.generation + 1))
 
     def stepped(self, plan: CanaryPlan) -> Aliases:
-        """Return the aliases with the running trial in another step."""
+        """Return the aliases with `plan`, the running trial in another step."""
         return replace(self, canary=plan)
 
     def _with(self, name: str, alias: Alias) -> Aliases:

@@ -54,7 +54,7 @@ def artifact_key(digest: str, options: BuildOptions, compiler: str) -> str:
 
 @cache
 def compiler_digest_at_start() -> str:
-    """Return `compiler_digest` at the first call: the compiler that this process has imported."""
+    """Return what `compiler_digest` was at the first call (cached): the compiler that this process has imported."""
     return compiler_digest()
 
 
@@ -112,7 +112,7 @@ class ArtifactCache:
                 shutil.rmtree(work, ignore_errors=True)
 
     def begin(self) -> Path:
-        """Return a new work folder for a compilation."""
+        """Make a new work folder for a compilation, and return its path."""
         work = self._root / "work" / secrets.token_hex(8)
         work.mkdir(parents=True, mode=0o700)
         return work
@@ -160,7 +160,7 @@ class ArtifactCache:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file; raises OSError for a link, and for a file that others own or may write."""
+    """Return the sha256 of each file by its relative path; OSError for a link, and what others own or may write."""
     digests = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

@@ -44,9 +44,10 @@ class ControlPlane:
 
     @asynccontextmanager
     async def running(self, loaded: Callable[[], None]) -> AsyncIterator[None]:
-        """Recover the repository, then load the models, call `loaded`, and watch the repository; unload all at the end.
+        """A context manager that recovers the repository when it is entered, and unloads all models when it is left.
 
-        Loading runs in the background, so that a server whose models still compile is alive and can be stopped.
+        Inside, a background task loads the models, calls `loaded`, and watches the repository. So a server whose models
+        still compile is alive and can be stopped.
         """
         await self.rollout.open()
         await asyncio.to_thread(self.cache.open)

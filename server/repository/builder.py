@@ -95,7 +95,7 @@ class Builder:
         return artifact, await asyncio.to_thread(self._load, artifact, options.threads, owner)
 
     async def _artifact(self, model_file: Path, key: str, options: BuildOptions) -> tuple[Path, bool]:
-        """Return the artifact, and whether it was compiled now (rather than found in the cache)."""
+        """Return the artifact's folder, and whether it was compiled now (rather than found in the cache)."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._cache.find, key)
             return (found, False) if found else (await self._compile(model_file, key, options), True)
@@ -150,7 +150,7 @@ class Builder:
 
 
 def _parse_flags(model_file: Path) -> list[str]:
-    """Return the flag for tensors in external files, if the version's folder holds other files than the model."""
+    """Return ["--external"], which allows tensors in external files, if the folder holds other files; otherwise []."""
     others = {path.name for path in model_file.parent.iterdir()} - {model_file.name, MANIFEST}
     return ["--external"] if others else []
 

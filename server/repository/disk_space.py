@@ -43,7 +43,7 @@ class DiskSpace:
         return self.free is not None and self.free < self.kept
 
     def look(self) -> None:
-        """Update `free`. May block."""
+        """Read the free bytes into `free`; None if the folder is missing. May block."""
         try:
             self.free = self._free_bytes(self.folder)
         except OSError:

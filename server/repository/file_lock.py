@@ -27,7 +27,7 @@ class FileLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock; raises Unavailable after the timeout."""
+        """A context manager that holds the lock; entering raises Unavailable after the timeout."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             self._acquire(fd)

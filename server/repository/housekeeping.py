@@ -27,7 +27,10 @@ class Housekeeping:
         loader.pipelines.released = self._schedule_tidy
 
     async def tidy(self, model: LiveModel) -> None:
-        """Unload versions that are not needed, delete those beyond retention, shrink the artifact cache."""
+        """Unload a model's unneeded versions, delete those beyond retention, shrink the artifact cache.
+
+        Needed are the versions that should be in memory (`policy.versions_to_load`), that answer, or that are pinned.
+        """
         keep = {
             *policy.versions_to_load(model.aliases, model.loadable_versions, model.chosen),
             *model.answering().values(),
@@ -46,7 +49,7 @@ class Housekeeping:
             return await self._delete(model, version, origin)
 
     def drop(self, model: LiveModel, version: int) -> None:
-        """Remove a version whose folder is gone from memory; its running requests finish."""
+        """Remove from memory a version whose folder no longer exists; its running requests finish."""
         self._loader.forget(model, version)
         model.statuses.pop(version, None)
         model.failures.pop(version, None)
@@ -63,7 +66,10 @@ class Housekeeping:
         self._loader.spawn(self.tidy(model))
 
     async def _expired(self, model: LiveModel) -> list[int]:
-        """Return the versions that retention deletes; reads the pipelines' pins only if there are any."""
+        """Return the versions that retention deletes, oldest first.
+
+        Only if there are any, it reads all pipelines from disk, and leaves out the versions that they pin.
+        """
         kept = {*model.config.version_policy.specific, *+model.pinned}
         found = policy.versions_to_delete(model.aliases, model.loadable_versions, self._keep_versions, kept)
         if found:

@@ -147,12 +147,12 @@ class Journal:
         self._is_entry_durable = False  # whether the log's entry in its folder is known to be durable
 
     def snapshot(self) -> list[Record]:
-        """Return the remembered changes, oldest first."""
+        """Return the newest changes in the log, at most `MAX_REMEMBERED`, oldest first."""
         with self._lock:
             return self._read_back()
 
     def find_key(self, key: str) -> Record | None:
-        """Return the newest change made under an idempotency key, None if there is none."""
+        """Return the newest change made under an idempotency key, among the newest `MAX_REMEMBERED`; otherwise None."""
         with self._lock:
             self._refresh()
             if key not in self._keys:
@@ -259,7 +259,12 @@ class Journal:
             self._forget()  # the next refresh reads what the disk really holds
 
     def _read_back(self) -> list[Record]:
-        """Return the remembered changes. Another process may replace the log at any time: then it is read again."""
+        """Return the newest `MAX_REMEMBERED` changes in the log, oldest first, read from the file.
+
+        DamagedDocument if the file changes at each of several attempts.
+
+        Another process may replace the log at any time: then it is read again.
+        """
         for _ in range(_READ_ATTEMPTS):
             self._refresh()
             if not self._offsets:
@@ -287,7 +292,11 @@ class Journal:
                 self._remember(record, line)
 
     def _continues_chain(self, record: Record) -> bool:
-        """Whether a record continues the hash chain. Any first line does: earlier ones may be archived or unchained."""
+        """Whether a record continues the hash chain: its `previous` is the digest of the last record read.
+
+        The first line does in any case, since those before it may be archived; so does a record without `previous`
+        after another one without, as old releases wrote them.
+        """
         before = self.last
         if before is None or (before.previous is None and record.previous is None):
             return True

@@ -56,7 +56,7 @@ class Status:
     reason: str = ""
 
     def to(self, state: State, reason: str = "") -> Status:
-        """Return the next status; raises IllegalTransition."""
+        """Return the status with the next `state`; raises IllegalTransition if that may not follow the present one."""
         if state not in _NEXT[self.state]:
             raise IllegalTransition(f"{self.state.value} -> {state.value}")
         return Status(state, reason)

@@ -121,7 +121,7 @@ class LiveModel:
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:
-        """Keep a version in memory until the context is left."""
+        """A context manager inside which a version is not unloaded as unneeded, nor deleted by retention."""
         self.pinned[version] += 1
         try:
             yield
@@ -138,7 +138,7 @@ class LiveModel:
         self._log_live_change(before)
 
     def answering(self) -> dict[str, int]:
-        """Return the version that answers for each alias."""
+        """Return by alias the version that answers for it (`policy.answering_version`), without unanswered aliases."""
         visible, loadable = self._visible_routes(), self.loadable_versions
         found = {
             a: policy.answering_version(self.aliases, a, self.loaded, visible.get(a), loadable)
@@ -160,7 +160,10 @@ class LiveModel:
             )
 
     def _current_trial(self) -> Trial | None:
-        """Return the trial of the canary plan: the running one, or a new one if one of its versions changed."""
+        """Return the trial of the canary plan: the running one, or a new one for another trial or changed versions.
+
+        None without a plan, before its start, and if the trial cannot run (`can_run_trial`).
+        """
         plan, live = self.aliases.canary, self.answering().get(LIVE_ALIAS)
         if plan is None or live is None or not plan.begun or not self.can_run_trial(plan):
             return None

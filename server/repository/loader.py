@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class ServableMaker(Protocol):
-    """Wraps a loaded model for the data path."""
+    """Makes a servable, which has a queue and statistics, of a loaded model."""
 
     def make(self, ref: ModelRef, model: LoadedModel) -> Servable:
         """Return the servable; called on the event loop's thread."""
@@ -73,7 +73,7 @@ class Loader:
             raise Unprocessable(error.message) from error
 
     def enter(self, model: LiveModel, version: int, built: BuiltModel) -> Servable:
-        """Add a loaded model as `version`; requests see it after the next `LiveModel.show`."""
+        """Add a loaded model as `version`, and return its servable; requests see it after the next `LiveModel.show`."""
         servable = self._make_servable(model, version, built)
         model.failures.pop(version, None)
         model.advance(version, State.READY)
@@ -231,7 +231,7 @@ class Loader:
 
 
 def as_server_error(error: Exception) -> ServerError:
-    """Return the error for the client after an exception while loading."""
+    """Return the error for the client after an exception while loading; an unexpected exception is logged."""
     if isinstance(error, ServerError):
         return error
     if isinstance(error, CorruptVersion | DamagedDocument):

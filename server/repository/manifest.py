@@ -52,7 +52,7 @@ class Signature:
         return cls(tuple(sorted(inputs, key=_name)), tuple(sorted(outputs, key=_name)))
 
     def describe(self) -> str:
-        """Return the signature in one line."""
+        """Return the signature in one line: `x: FP32[-1, 4] -> y: FP32[-1, 2]`."""
         sides = ([f"{t.name}: {t.text}" for t in side] for side in (self.inputs, self.outputs))
         return " -> ".join(", ".join(side) for side in sides)
 
@@ -89,7 +89,7 @@ class Manifest:
         return document
 
     def dump(self) -> bytes:
-        """Return the file's bytes."""
+        """Return the bytes of `manifest.json`."""
         return orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
@@ -176,7 +176,10 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def describe_folder(folder: Path) -> dict[str, FileEntry]:
-    """Hash the files of a hand-copied version; raises CorruptVersion if it is not a flat folder of plain files."""
+    """Return digest and size of each file of a hand-copied version, by name.
+
+    Raises CorruptVersion if it is not a flat folder of plain files, exactly one of them a model or pipeline.
+    """
     entries = {}
     for entry in list(os.scandir(folder)):
         if entry.name == MANIFEST:
@@ -190,12 +193,12 @@ def describe_folder(folder: Path) -> dict[str, FileEntry]:
 
 
 def is_version_content(files: Collection[str]) -> bool:
-    """Whether files of these names can be a version: exactly one is a model or a pipeline."""
+    """Whether files of these names can be a version: exactly one of `model.onnx` and `pipeline.toml` is among them."""
     return sum(name in files for name in DEFINING) == 1
 
 
 def content_digest(files: Mapping[str, FileEntry]) -> str:
-    """Return the sha256 of the model file; with other files, of the sorted list of all digests and names."""
+    """Return the sha256 of the ONNX file if it is the only file, otherwise of the sorted list of digests and names."""
     if files.keys() == {MODEL_FILE}:
         return files[MODEL_FILE].sha256
     listed = "".join(f"{entry.sha256}  {name}\n" for name, entry in sorted(files.items()))

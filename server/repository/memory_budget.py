@@ -69,7 +69,7 @@ class MemoryBudget:
             self._claims.discard(claim)
 
     def shares(self, needs: MemoryNeeds, config: ModelConfig) -> dict[str, int]:
-        """Return the parts of a claim, in bytes."""
+        """Return the bytes of a claim by purpose: weights, batches, queue, response cache."""
         return {
             "weights": needs.weights,
             "batches": needs.run * min(config.instances, self._workers),

@@ -43,19 +43,33 @@ class DynamicBatching(_Section):
     preferred_batch_size: tuple[Size, ...] = Field(
         default=(),
         strict=False,
-        description="Batch sizes to form: requests wait, up to the delay, for the smallest of them. When the delay "
-        "ends, requests that do not fill a preferred size are batched anyway.",
+        description="Batch sizes to form: requests wait for the smallest of them, at most for the delay "
+        "(`max_queue_delay_microseconds`, which must be above 0). Then requests that fill no preferred size are "
+        "batched.",
     )
     max_queue_delay_microseconds: int = Field(
         default=0,
         ge=0,
         le=10_000_000,
-        description="Longest time a request waits to be batched with others while no batch runs.",
+        description="Longest time that a request waits to be batched with others although a batch could run.",
     )
-    priority_levels: int = Field(default=0, ge=0, le=16, description="1 is the most urgent; 0: all requests are equal.")
-    default_priority_level: int = Field(default=0, ge=0, le=16, description="Priority of requests that do not set one.")
+    priority_levels: int = Field(
+        default=0,
+        ge=0,
+        le=16,
+        description="Number of priorities, of which 1 is the most urgent. 0: all requests are equal.",
+    )
+    default_priority_level: int = Field(
+        default=0,
+        ge=0,
+        le=16,
+        description="Priority of requests that set none, or one that does not exist. 0 is more urgent than 1.",
+    )
     starvation_ms: float = Field(
-        default=1000.0, gt=0, strict=False, description="A request that has waited longer goes before all priorities."
+        default=1000.0,
+        gt=0,
+        strict=False,
+        description="A request that has waited longer is served before all priorities.",
     )
 
 
@@ -63,17 +77,22 @@ class QueuePolicy(_Section):
     """Bounds and load shedding of a version's queue."""
 
     max_queue_size: int | None = Field(
-        default=None, ge=1, description="Largest number of waiting requests; default: the server's `queue_items`."
+        default=None,
+        ge=1,
+        description="Largest number of waiting and running requests; default: the server's `queue_items`.",
     )
     max_queue_bytes: int | None = Field(
-        default=None, ge=1, description="Largest number of waiting input bytes; default: the server's `queue_bytes`."
+        default=None,
+        ge=1,
+        description="Largest number of input bytes of waiting and running requests; default: the server's "
+        "`queue_bytes`.",
     )
     delay_target_ms: float | None = Field(
         default=None,
         gt=0,
         strict=False,
-        description="CoDel load shedding: requests that waited longer get 503 once the queue has not been empty for "
-        "`delay_interval_ms`. The time of one batch is always allowed. Default: no load shedding.",
+        description="CoDel load shedding: when the queue has not been empty for `delay_interval_ms`, requests that "
+        "waited longer than this get 503. The wait for one full batch is always allowed. Default: no load shedding.",
     )
     delay_interval_ms: float = Field(
         default=100.0,
@@ -87,15 +106,21 @@ class ClientQuota(_Section):
     """Rate limit per client for this model, in addition to the server's `client_rate`."""
 
     rate: float | None = Field(
-        default=None, gt=0, strict=False, description="Rows per second that each client may request; above that 429."
+        default=None,
+        gt=0,
+        strict=False,
+        description="Rate limit: rows per second of each client; further requests get 429.",
     )
     burst: float | None = Field(
-        default=None, ge=1, strict=False, description="Rows that may come at once; default: those of one second."
+        default=None,
+        ge=1,
+        strict=False,
+        description="Rows that a client may send at once under the rate limit; default: those of one second.",
     )
 
     @property
     def quota(self) -> Quota | None:
-        """The quota, None if there is none."""
+        """The quota of each client, None if `rate` is not set."""
         return None if self.rate is None else Quota.of(self.rate, self.burst)
 
 
@@ -103,7 +128,9 @@ class ResponseCaching(_Section):
     """The response cache: equal requests are answered from memory."""
 
     max_bytes: int = Field(
-        default=0, ge=0, description="Size of the cache per version; 0 turns it off. Only for deterministic models."
+        default=0,
+        ge=0,
+        description="Bytes of the cache of each version; 0 turns it off. It suits only deterministic models.",
     )
 
 
@@ -137,13 +164,15 @@ class VersionPolicy(_Section):
         default=None,
         ge=1,
         le=1000,
-        description="Number of the newest versions to keep in memory; default: 1, unless `all` or `specific` is set.",
+        description="Number of the newest versions to keep in memory, in addition to those that aliases need; default: "
+        "1, unless `all` or `specific` is set.",
     )
     all: bool = Field(default=False, description="Keep all versions in memory.")
     specific: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(),
         strict=False,
-        description="Versions to keep in memory; retention keeps them, and no other first version goes live by itself.",
+        description="Versions to keep in memory. Retention does not delete them, and no other version goes live by "
+        "itself.",
     )
 
     def chosen(self, versions: Collection[int]) -> list[int]:
@@ -167,7 +196,7 @@ class Compilation(_Section):
     device_memory: int | None = Field(
         default=None,
         ge=1,
-        description="Bytes of the device's memory that a version may use at its largest batch; nodes that would exceed "
+        description="Bytes of the device's memory that a version may use at its largest batch. Nodes that would exceed "
         "it run on the CPU. Default: all free memory.",
     )
     precision: Literal["float32", "bfloat16", "float16"] | None = Field(
@@ -186,7 +215,7 @@ class Compilation(_Section):
     )
 
     def options(self, server: BuildOptions) -> BuildOptions:
-        """Return the server's options, overridden by those that are set here."""
+        """Return the server's options, overridden by those that are set here; the number of threads is never raised."""
         return BuildOptions(
             self.max_batch or server.max_batch,
             self.precision or server.precision,
@@ -216,7 +245,7 @@ class ModelConfig(_Section):
         le=1,
         strict=False,
         description="Share of the workers' time while other models compete for it; without competition a model may use "
-        "all. Models without a share split the rest equally.",
+        "all of it. Models without a share split the rest equally.",
     )
     max_memory_bytes: int | None = Field(
         default=None,
@@ -228,11 +257,12 @@ class ModelConfig(_Section):
         default=None,
         gt=0,
         strict=False,
-        description="Time from arrival to answer. Batch sizes are chosen for it; requests that would miss it get 503.",
+        description="Target for the time from arrival to answer. Batch sizes are chosen for it, and requests that "
+        "would miss it get 503.",
     )
     label_filename: dict[str, FileName] = Field(
         default={},
-        description="Output name -> file beside this one with the class names, one per line, in UTF-8; the "
+        description="Table from output names to files beside this one, which have a class name per line (UTF-8). The "
         "classification extension then answers `value:index:label`. The files are read together with this one.",
     )
     dynamic_batching: DynamicBatching = DynamicBatching()
@@ -251,7 +281,7 @@ class ModelConfig(_Section):
 
     @property
     def batches(self) -> bool:
-        """Whether the leading dimension may be a batch dimension."""
+        """Whether the leading dimension may be a batch dimension: not if `max_batch_size` is 0."""
         return self.max_batch_size != 0
 
     @property

@@ -114,7 +114,11 @@ class PipelineBuilder:
         return ModelStage(step, owner, self._resolver, ModelInterface.of(found.model))
 
     async def _find(self, step: StepDef, parts: _Parts) -> Servable:
-        """Return the model of a step; a version named by number is loaded if necessary, and pinned."""
+        """Return the servable of a step's model: a version named by number is loaded if necessary, and pinned.
+
+        The version of an alias is pinned until the pipeline is built. Raises NotFound, Unavailable, or the error of
+        loading.
+        """
         if step.pin is None:
             found = self._resolver.resolve(step.model or "", step.selector)
             parts.temporary_pins.enter_context(self._models.get(found.ref.name).pin(found.ref.version))

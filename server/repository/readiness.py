@@ -29,7 +29,7 @@ class Readiness:
         self._found = frozenset(model.name for model in self._models)
 
     def missing_versions(self) -> list[MissingVersion]:
-        """Return the versions that are not loaded yet, ordered by model name."""
+        """Return the versions that must be loaded before the server is ready, but are not; ordered by model name."""
         return [awaited for model in self._models if not model.is_unloaded for awaited in self._of(model)]
 
     def _of(self, model: LiveModel) -> Iterator[MissingVersion]:
@@ -40,14 +40,17 @@ class Readiness:
             yield _awaited(model, live)
 
     def _first(self, model: LiveModel) -> Iterator[MissingVersion]:
-        """Yield the newest version of a model that was found at the start and has had no live version yet."""
+        """Yield the newest version of a model without a live version, if the model counts.
+
+        That is if it was found at the start and has no logged change: with changes, a gate may keep it from going live.
+        """
         has_changes = model.aliases.generation > 0  # then a gate may have prevented all versions from going live
         if has_changes or not model.statuses or not (self._found is None or model.name in self._found):
             return
         yield _awaited(model, max(model.statuses))
 
     def _has_stand_in(self, model: LiveModel, live: int) -> bool:
-        """Whether another version answers while the live one is being loaded."""
+        """Whether, once the server has started, another version answers while the live one is being loaded."""
         is_loading = model.status(live).state in (State.PUBLISHED, State.COMPILING, State.LOADING)
         return self._found is not None and is_loading and LIVE_ALIAS in model.answering()
 

@@ -26,7 +26,7 @@ IsSettled: TypeAlias = Callable[[str, int], bool]  # (model, version) -> whether
 
 
 def always_settled(model: str, version: int) -> bool:
-    """Treat each folder as completely written."""
+    """Return True: each folder counts as completely written."""
     return True
 
 
@@ -119,7 +119,10 @@ class Reconciler:
         return state
 
     async def _versions_to_adopt(self, model: LiveModel) -> list[int]:
-        """Return the versions whose folders should be adopted."""
+        """Return the hand-copied versions to adopt (load, then log), the highest first, and set `model.unadopted`.
+
+        Versions that have failed to load are not returned.
+        """
         async with model.lock:  # a version that is being published must not be adopted
             manifested = await asyncio.to_thread(
                 lambda: {version: self.manifest(model, version) is not None for version in list(model.statuses)}

@@ -168,7 +168,11 @@ class Rollout:
         return outcome
 
     async def _commit(self, model: LiveModel, upload: Upload, options: PublishOptions, built: BuiltModel) -> Outcome:
-        """Make the version durable and visible to requests; closes the loaded model if the store refuses it."""
+        """Make the version durable and visible to requests.
+
+        Closes the loaded model if the version does not use it: the store refused or replayed the change, or a sync
+        loaded the version first.
+        """
         signature = Signature.of(built.model.inputs, built.model.outputs)
         manifest = Manifest(upload.staging.entries, now_rfc3339(), signature, options.metadata)
         change = self._publish_change(model, built, signature, options)
@@ -337,7 +341,10 @@ class Rollout:
             model.failures.pop(version, None)
 
     def clear_transient_failures(self) -> list[str]:
-        """Let the next sync retry the versions that failed with a transient (5xx) error; return their models' names."""
+        """Let the next sync retry the versions that failed with a transient (5xx) error.
+
+        Returns the names of their models, without those that a call unloaded.
+        """
         forgiven = []
         for model in self._models:
             passing = [version for version, failure in model.failures.items() if failure.http_status >= 500]

@@ -69,7 +69,7 @@ class Staging:
 
     @property
     def entries(self) -> dict[str, FileEntry]:
-        """The files' entries for the manifest."""
+        """Digest and size of each file by its name, for the manifest."""
         return {name: file.entry for name, file in self._files.items()}
 
     def create(self, name: str, *, counts: bool = True) -> StagedFile:
@@ -79,7 +79,7 @@ class Staging:
         return file
 
     def release(self) -> None:
-        """Stop counting it against the budget of uploads."""
+        """Stop counting the folder's bytes against the budget of uploads."""
         self._claim.release()
 
     def seal(self, manifest: Manifest) -> None:

@@ -61,12 +61,15 @@ class Origin:
 
     @property
     def entry(self) -> str | None:
-        """The key as the log stores it, after its namespace. Keys contain no blank, so two namespaces never collide."""
+        """The key as the log stores it: namespace, blank, key; None without a key, the key alone without a namespace.
+
+        Keys contain no blank, so two namespaces never collide.
+        """
         return f"{self.space} {self.key}" if self.space and self.key else self.key
 
     @property
     def legacy_journal_key(self) -> str | None:
-        """The key as logs of releases without namespaces store it."""
+        """The key as logs of releases without namespaces store it: for a job after `job-`; None without a key."""
         return f"job-{self.key}" if self.space == JOB_KEY_NAMESPACE and self.key else self.key
 
 
@@ -161,7 +164,11 @@ class Store:
             return None
 
     def state(self, model: str) -> Aliases:
-        """Return the aliases after the last change, from `aliases.json` or else the log; raises DamagedDocument."""
+        """Return the aliases after the last change, from `aliases.json`; without any change, empty ones.
+
+        If that file is missing or damaged, or the repository read-only, the log is read too: the newer state counts.
+        Raises DamagedDocument if the file is damaged and there is no log.
+        """
         try:
             document = self._read_aliases(model)
         except DamagedDocument:
@@ -200,7 +207,10 @@ class Store:
         return self._journal(model).snapshot()
 
     def find_key(self, model: str, origin: Origin) -> Record | None:
-        """Return the change made under the same idempotency key; raises Unprocessable if its request differed."""
+        """Return the change made under the same idempotency key, None if there is none or `origin` has no key.
+
+        Raises Unprocessable if its request differed.
+        """
         return _replayable(self._journal(model), origin)
 
     # changes, under the lock
@@ -444,7 +454,10 @@ def now_rfc3339() -> str:
 
 @contextmanager
 def storage_errors(doing: str) -> Iterator[None]:
-    """Translate an OSError into the error for the client: 507 if the storage is full, otherwise 503."""
+    """A context manager that turns an OSError into the error for the client: 507 if the storage is full, otherwise 503.
+
+    `doing` names the operation in the message.
+    """
     try:
         yield
     except OSError as error:
@@ -460,7 +473,10 @@ def storage_error(doing: str, error: OSError) -> ServerError:
 
 
 def _replayable(journal: Journal, origin: Origin) -> Record | None:
-    """Return the change that the same request made before; raises Unprocessable if another request used its key."""
+    """Return the change that the same request made before, None if there is none or `origin` has no key.
+
+    Raises Unprocessable if another request used the key.
+    """
     entry = origin.entry
     if entry is None:
         return None
@@ -472,7 +488,7 @@ def _replayable(journal: Journal, origin: Origin) -> Record | None:
 
 
 def _replayable_without_namespace(journal: Journal, origin: Origin) -> Record | None:
-    """The same for logs of releases whose keys had no namespace: actor and fingerprint must be equal."""
+    """Like `_replayable`, for logs of releases without namespaces; None unless actor and fingerprint are equal."""
     found = journal.find_key(origin.legacy_journal_key) if origin.space and origin.legacy_journal_key else None
     same = found is not None and (found.actor, found.fingerprint) == (origin.actor, origin.fingerprint)
     return found if same else None

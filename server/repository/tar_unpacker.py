@@ -55,7 +55,7 @@ class TarUnpacker:
             raise BadRequest(f"archive: it holds {sorted(self._names)}, expected {' or '.join(DEFINING)} among them")
 
     def _consume(self, rest: memoryview) -> int:
-        """Consume some bytes of `rest`; returns their number."""
+        """Process the first bytes of `rest` (file data, padding or header), and return their number, at least one."""
         if self._data_left:
             assert self._file is not None
             part = rest[: self._data_left]

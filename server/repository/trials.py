@@ -127,7 +127,10 @@ class Trials:
         return outcome
 
     def _on_verdict(self, model: LiveModel, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
-        """Store the guard's verdict. The trial itself has stopped sending requests to a rejected candidate."""
+        """End the trial in the background by the guard's verdict; a candidate that passes stays without `plan.promote`.
+
+        The trial itself has stopped sending requests to a rejected candidate.
+        """
         if verdict is Verdict.ROLL_BACK or plan.promote:
             action = "promoted" if verdict is Verdict.PROMOTE else "rolled_back"
             self._loader.spawn(self._end_with_retries(model, plan, action, reason))

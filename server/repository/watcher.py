@@ -65,7 +65,7 @@ class Watcher:
                 log.exception("a change of the model repository could not be applied")
 
     async def poll(self) -> None:
-        """Look once, and sync the models that changed."""
+        """Reload versions after device faults; look once, and sync models whose folders changed or that are retried."""
         await self._rollout.renew()
         looks = await asyncio.to_thread(self._look)
         changed = {name for name in looks if self._looks.get(name) != looks[name]}

@@ -22,7 +22,7 @@ class FairShares:
         self._sweep_at = _SWEEP_AT
 
     def enter(self, client: str) -> None:
-        """Note that a client has a waiting request."""
+        """Note that a client has a waiting request: its turn becomes at least the current virtual time."""
         if self._turns.get(client, -1.0) < self._now:
             self._turns[client] = self._now
             if len(self._turns) > self._sweep_at:
@@ -33,11 +33,11 @@ class FairShares:
         return self._turns.get(client, self._now)
 
     def begin(self, client: str) -> None:
-        """Note the client of the first entry of a batch: advances the virtual time."""
+        """Note the client of the first entry of a batch: the virtual time advances to its turn."""
         self._now = max(self._now, self.turn(client))
 
     def charge(self, client: str, work: float) -> None:
-        """Charge a client for its work in a batch."""
+        """Add a client's work in a batch to its turn."""
         self._turns[client] = self.turn(client) + work
 
     def _sweep(self) -> None:

@@ -50,7 +50,7 @@ class WorkerPool:
         return tenant
 
     def let_go(self, tenant: Tenant) -> None:
-        """Release the tenant for one version of its model, which submits no further jobs."""
+        """Count out one version of a tenant's model, which submits no further jobs; the last one removes the tenant."""
         tenant.versions -= 1
         if not tenant.versions:
             del self._models[tenant.name]
@@ -67,7 +67,10 @@ class WorkerPool:
         return self._compete or not self._jobs.empty()
 
     def submit(self, job: Job, result: Result, ended: Ended, tenant: Tenant | None = None) -> None:
-        """Run `job` on a worker; on the running loop `result` takes each result, then `ended` is called."""
+        """Run `job`, which yields results, on a worker thread, for a tenant (default: one of its own).
+
+        On the running event loop `result` is called with each result, and `ended` after the last one.
+        """
         self.busy += 1
         tenant = tenant or Tenant()
         self._tenants.enter(tenant, _Work(asyncio.get_running_loop(), tenant, job, result, ended))

@@ -57,14 +57,14 @@ class Tenants:
         return any(tenant.waiting for tenant in self._active)
 
     def enter(self, tenant: Tenant, job: Any) -> None:
-        """Add a job of a tenant."""
+        """Add a waiting job of a tenant."""
         if not tenant.wants:
             self._turns.enter(tenant.name)
             self._active[tenant] = None
         tenant.waiting.append(job)
 
     def charge(self, tenant: Tenant, seconds: float) -> None:
-        """Charge a batch that ran for this time to a tenant."""
+        """Charge a batch that ran for this time to a tenant: at most `MAX_CHARGE` seconds, over the tenant's weight."""
         tenant.latest = min(seconds, MAX_CHARGE) / self._weight(tenant)
         self._turns.charge(tenant.name, tenant.latest)
         self._turns.begin(min(self._active, key=self._turn).name)

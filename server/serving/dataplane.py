@@ -191,8 +191,8 @@ class DataPlane:
         """Queue validated inputs and return all outputs.
 
         `deadline` is in monotonic seconds; `id` is the client's name for the request; `paid` are rows charged to the
-        client's quota before; `text` is the size in bytes of all elements of BYTES tensors. If the task is cancelled,
-        a waiting request is taken out of its queue.
+        client's quota before; `text` is an upper bound of the bytes of all elements of BYTES tensors. If the task is
+        cancelled, a waiting request is taken out of its queue. Raises the error of the request.
         """
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 

@@ -82,7 +82,10 @@ class Metrics:
 
 
 def _labels(page: Statistics, **more: str) -> str:
-    """Return the labels of a version; nothing is escaped, since model names have no characters that need it."""
+    """Return the labels of a version as text: `{model="digits",version="3"}`.
+
+    Nothing is escaped, since model names have no characters that need it.
+    """
     labels = {"model": page.ref.name, "version": str(page.ref.version), **more}
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
 
@@ -145,7 +148,10 @@ def _threads() -> int:
 
 
 def _batch_sizes(page: Statistics) -> tuple[list[tuple[str, float]], float]:
-    """Return cumulative buckets of batch sizes, by powers of two, and the total number of rows."""
+    """Return cumulative buckets (bound as text, executions of at most so many rows), and the total number of rows.
+
+    The bounds are powers of two up to 4096, then `+Inf`.
+    """
     sizes = {size: stat.compute_infer.count for size, stat in page.batches.items()}
     bounds = [2**power for power in range(13)]
     buckets = [(str(bound), float(sum(n for size, n in sizes.items() if size <= bound))) for bound in bounds]

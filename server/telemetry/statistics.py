@@ -26,12 +26,15 @@ class Duration:
         self.ns += int(seconds * 1e9)
 
     def describe(self) -> dict[str, int]:
-        """Return the protocol's object."""
+        """Return the protocol's object: `count`, and `ns` (nanoseconds)."""
         return {"count": self.count, "ns": self.ns}
 
 
 class Histogram:
-    """Durations counted in buckets of powers of two microseconds: the k-th holds those below `2**k` us."""
+    """Durations counted in buckets: the k-th (from 0) has those below `2**k` us and in no earlier bucket.
+
+    The last bucket has all longer ones.
+    """
 
     __slots__ = ("counts", "total")
 
@@ -58,7 +61,7 @@ class Histogram:
         self.total += sum(durations)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return pairs of an upper bound in seconds and the count up to it; the last bound is `+Inf`."""
+        """Return pairs of an upper bound (seconds, as text) and the count up to it; the last bound is `+Inf`."""
         pairs, running = [], 0
         for power, count in enumerate(self.counts[:-1]):
             running += count

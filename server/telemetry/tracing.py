@@ -37,7 +37,7 @@ _AT_ONCE = 16  # kernel spans per turn of the event loop: each takes about 20 mi
 
 
 class _Kernel(NamedTuple):
-    """A kernel whose span is not written yet."""
+    """A kernel run whose span is not written yet, the context of its parent span, and the clock of its times."""
 
     run: KernelRun
     above: Context

@@ -64,7 +64,7 @@ class ParsedRequest:
 
     @property
     def inlined(self) -> bool:
-        """Whether the JSON contains data of inputs."""
+        """Whether the elements of any input are inside the JSON."""
         return any(slot.data is not None for slot in self.slots)
 
     @property
@@ -89,7 +89,7 @@ class ParsedRequest:
         return self.text + (json_bytes if inside else 0)
 
     def named(self, id: str) -> ParsedRequest:
-        """A copy with another id, without the cached binary answers, which contain the id."""
+        """A copy with another id. It shares the cached JSON answers, but not `answers`, which contain the id."""
         return ParsedRequest(
             id,
             self.slots,
@@ -119,9 +119,10 @@ class ParsedRequest:
         return replace(self, slots=(binary,), binary_bytes=size) if binary.is_view else None
 
     def reading(self, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Steps[Tensors]:
-        """The inputs, without those in shared memory; BadRequest if the body has the wrong length.
+        """The inputs by name, without those in shared memory; BadRequest if the body has the wrong length.
 
-        They are views into the body, except BOOL, BYTES and the data removed from the JSON (`taken`).
+        The first `json_bytes` bytes of the body are JSON. The inputs are views into the rest, except BOOL, BYTES, empty
+        tensors and those whose data were removed from the JSON (`taken`, as `Codec.head` returns it).
         """
         if len(body) - json_bytes != self.binary_bytes:
             for data in taken:
@@ -154,7 +155,7 @@ class AnswerTemplate:
     _reply: Reply | None = None
 
     def reply(self, payloads: list[Payload]) -> Reply:
-        """The reply without its payloads. It is computed once: the lengths of the payloads follow from the JSON."""
+        """The reply, up to the payloads. It is made at the first call: the JSON fixes the lengths of the payloads."""
         if self._reply is None:
             self._reply = (
                 binary_reply(self.json, sum(map(len, payloads))) if self.binary else json_reply(200, self.json)
@@ -186,18 +187,21 @@ class Codec:
     def tensors(
         self, head: ParsedRequest, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()
     ) -> Tensors:
-        """The inputs, read without pauses; otherwise like `reading`."""
+        """The inputs by name: like `reading`, but in one call instead of in steps."""
         return run_all(self.reading(head, body, json_bytes, taken))
 
     def reading(
         self, head: ParsedRequest, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()
     ) -> Steps[Tensors]:
-        """The inputs, including copies of those in shared memory; may run on any thread."""
+        """The inputs by name, including copies of those in shared memory; may run on any thread.
+
+        `taken` is the data inside the JSON, the second result of `begin` or `head`.
+        """
         sent = yield from head.reading(body, json_bytes, taken)
         return {**sent, **(yield from self.shared(head))}
 
     def shared(self, head: ParsedRequest) -> Steps[Tensors]:
-        """Copies of the inputs that are in shared memory; may raise BadRequest, NotFound or TooLarge."""
+        """Copies of the inputs that are in shared memory, by name; may raise BadRequest, NotFound or TooLarge."""
         copies: Tensors = {}
         if head.spans:
             self.regions.check_inputs(head.spans)
@@ -208,11 +212,15 @@ class Codec:
         return copies
 
     def known(self, text: bytes) -> ParsedRequest | None:
-        """The cached parsed request of this JSON; None if there is none."""
+        """The cached parsed request of exactly this JSON, which has no tensor data; None if it is not cached."""
         return self._memo_by_json.get(text)
 
     def head(self, text: bytes) -> tuple[ParsedRequest, Sequence[object]]:
-        """The parsed request of this JSON, and the data of the inputs inside it; may run on any thread."""
+        """The parsed request of this JSON, and the data of the inputs inside it, in order; may run on any thread.
+
+        The data of an input is a `NumberList` or a parsed JSON list. BadRequest or TooLarge for JSON that cannot be
+        parsed, any ServerError for a request that does not fit the model.
+        """
         known = self._memo_by_json.get(text) if len(text) <= MEMO_BYTES else None
         if known is not None:
             return known, ()
@@ -248,7 +256,7 @@ class Codec:
         return head.named(parts.id) if parts.id else head
 
     def shell(self, shell: RequestKey, document: Callable[[], object]) -> ParsedRequest:
-        """The parsed request with this key, from the cache; after a miss, `document` is called to make it."""
+        """The parsed request with this key from the cache; after a miss, made from the JSON that `document` returns."""
         head = self._memo_by_shell.get(shell)
         return head if head is not None else _remember(self._memo_by_shell, shell, self.read(document()))
 
@@ -288,7 +296,11 @@ class Codec:
         return self.signature.outputs[output].datatype != "BYTES"
 
     def raw_head(self, size: int) -> ParsedRequest:
-        """The parsed request of a body without JSON: one row of the only input. Outputs are returned in binary."""
+        """The parsed request of a body of `size` bytes without JSON: the only input, with 1 as its dynamic batch size.
+
+        Outputs are returned in binary. BadRequest if the model has several inputs, or if the input's shape does not
+        follow from `size`.
+        """
         if len(self.signature.inputs) != 1:
             count = len(self.signature.inputs)
             raise BadRequest(f"body: a raw body needs a model with one input, this one has {count}")
@@ -319,7 +331,7 @@ class Codec:
         return total
 
     def size(self, head: ParsedRequest, outputs: Tensors) -> int:
-        """The approximate bytes of an answer; meant for answers of low `write_cost`."""
+        """The approximate bytes of an answer; too low for an answer of high `cost`, whose texts are not counted."""
         specs = self.signature.outputs
         return sum(
             written_bytes(each, specs[each.name].datatype, outputs[each.name])
@@ -328,7 +340,10 @@ class Codec:
         )
 
     def most(self, head: ParsedRequest, rows: int) -> float:
-        """The largest `cost` of an answer of `rows` rows; infinite if an inner dimension is dynamic."""
+        """An estimate, before the run, of the `cost` of an answer of `rows` rows, as if all elements were JSON numbers.
+
+        0 if all outputs are binary and of fixed-size elements; otherwise infinite if an inner dimension is dynamic.
+        """
         if head.plain:
             return 0
         inner = [self.signature.outputs[output.name].shape[1:] for output in head.outputs]
@@ -337,7 +352,7 @@ class Codec:
         return rows * NUMBER_COST * sum(map(math.prod, inner))
 
     def answer(self, head: ParsedRequest, outputs: Tensors) -> tuple[Reply, list[Payload]]:
-        """The reply with the first part of the answer, and the payloads that follow it, computed without pauses."""
+        """The reply with the first part of the answer, and the payloads that follow it, computed in one call."""
         if head.numeric and all(output.name in outputs for output in head.outputs):
             arrays = [outputs[output.name] for output in head.outputs]
             lists = [json_tensors.numbers(np.ascontiguousarray(array).reshape(-1))[1:-1] for array in arrays]
@@ -358,7 +373,10 @@ class Codec:
         return found
 
     def encode(self, head: ParsedRequest, outputs: Tensors) -> tuple[AnswerTemplate, list[Payload]]:
-        """The JSON of the answer and the binary payloads that follow it, computed without pauses."""
+        """The JSON of the answer and the binary payloads that follow it, computed in one call.
+
+        Outputs in shared memory are written there.
+        """
         if not head.plain:
             return run_all(self._encode_steps(head, outputs))
         shapes: tuple[Shape, ...] = ()
@@ -400,7 +418,7 @@ class Codec:
         return AnswerTemplate(text, bool(payloads)), payloads
 
     def _document(self, id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The document of an answer, and its list `outputs`, which the caller fills."""
+        """The document of an answer with id, model name and version, and its list `outputs`, which is still empty."""
         entries: list[dict[str, Any]] = []
         document: dict[str, Any] = {"id": id} if id else {}
         document |= {"model_name": self.ref.name, "model_version": str(self.ref.version), "outputs": entries}

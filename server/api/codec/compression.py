@@ -47,7 +47,10 @@ def inflate(
 
 
 def _member(view: memoryview, at: int, window: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the chunks of the member that begins at `view[at]`, each with the offset up to which input was read."""
+    """Decompress the gzip member or zlib stream at `view[at]`; yields each chunk with the offset of the unread input.
+
+    `window` is zlib's `wbits`, which tells the formats apart. zlib.error for invalid data, EOFError if they end early.
+    """
     engine = zlib.decompressobj(window)
     while not engine.eof:
         given: bytes | memoryview = engine.unconsumed_tail
@@ -68,7 +71,7 @@ def _check_size(size: int, sent: int, limit: int) -> None:
 
 
 def deflate_steps(parts: Sequence[bytes | memoryview], encoding: bytes) -> Steps[bytes]:
-    """Compress the concatenation of the parts at the fastest level; `encoding` is gzip or deflate."""
+    """The concatenation of the parts, compressed at zlib's fastest level; `encoding` is gzip or deflate."""
     engine = zlib.compressobj(1, zlib.DEFLATED, _WINDOW[encoding])
     out: list[bytes] = []
     for part in parts:
@@ -80,7 +83,9 @@ def deflate_steps(parts: Sequence[bytes | memoryview], encoding: bytes) -> Steps
 
 
 def accepted_coding(header: bytes) -> tuple[bytes, bool]:
-    """Parse Accept-Encoding: the coding of the answer (empty: none), and whether the caller listed only that one.
+    """Parse Accept-Encoding: the coding for the answer, and whether the caller accepts only that one.
+
+    The coding is gzip or, if the caller does not accept that, deflate; empty if it accepts neither.
 
     HTTP libraries send a list of codings by default, which does not mean that small answers should be compressed. A
     single coding was chosen by the caller.

@@ -31,7 +31,7 @@ def refuse_sequences(parameters: dict[str, Any]) -> None:
 
 
 def priority_of(level: object) -> int:
-    """Return the priority of a request, 0 if it sets none; raises BadRequest."""
+    """Return the priority of a request, 0 if it sets none (None); BadRequest if it is no integer or negative."""
     if level is None:
         return 0
     value = expect(level, int, "parameters.priority")
@@ -41,7 +41,7 @@ def priority_of(level: object) -> int:
 
 
 def timeout_of(microseconds: object) -> float | None:
-    """Return the timeout of a request in seconds, None if it sets none; raises BadRequest."""
+    """Return the timeout of a request in seconds, None for None and 0; BadRequest if it is no integer or negative."""
     if microseconds is None or microseconds == 0:
         return None
     value = expect(microseconds, int, "parameters.timeout")

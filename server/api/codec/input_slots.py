@@ -26,9 +26,9 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class InputLocation:
-    """Where the elements of one input are: `size` bytes at offset `start` after the JSON, or inside the JSON.
+    """Where the elements of one input are: after the JSON (`size` bytes at offset `start`), inside it, or in `span`.
 
-    If they are inside, `data` is their index in the result of `json_tensors.take_data`.
+    If they are inside the JSON, `data` is their index in the result of `json_tensors.take_data` and `size` is 0.
     """
 
     name: str
@@ -43,13 +43,13 @@ class InputLocation:
 
     @property
     def is_view(self) -> bool:
-        """Whether the input can be a view into the body, without a copy."""
+        """Whether the array can be a view into the body: binary data of this request, not empty, not BYTES or BOOL."""
         in_the_body = self.data is None and self.span is None
         return in_the_body and self.datatype not in ("BYTES", "BOOL") and self.size > 0
 
     @property
     def read_cost(self) -> int:
-        """The cost of reading its binary data, in the unit of reading one byte (see `COPIED_PER_READ`)."""
+        """The cost of reading its binary data, in the unit of reading one byte (`COPIED_PER_READ`); 0 for a view."""
         if self.is_view:
             return 0
         # Numbers that are no view are in shared memory, and are only copied.
@@ -57,9 +57,10 @@ class InputLocation:
 
     @property
     def held(self) -> int:
-        """The bytes of memory that its elements take; 0 if they are inside the JSON.
+        """The bytes of memory that its elements take; elements inside the JSON are not counted here, but by `made`.
 
-        The shape of a BYTES tensor is not trusted: each element has 4 bytes of length on the wire.
+        The shape of a BYTES tensor is not trusted: each element has 4 bytes of length on the wire, so `size` bounds the
+        number of elements.
         """
         return self.size + (ELEMENT_OVERHEAD * min(self.count, self.size // 4 + 1) if self.datatype == "BYTES" else 0)
 
@@ -69,7 +70,7 @@ class InputLocation:
         return element_count(self.shape)
 
     def made(self, json_bytes: int) -> int:
-        """The bytes of memory needed to read it, in addition to a body with `json_bytes` of JSON."""
+        """The bytes of memory that its array needs besides the body, which has `json_bytes` of JSON; 0 for a view."""
         if self.data is None:
             return 0 if self.is_view else self.held
         count = min(self.count, json_bytes // 2)  # each element has at least one character and a comma
@@ -78,7 +79,10 @@ class InputLocation:
         return count * self.dtype.itemsize
 
     def reading(self, body: Body, base: int, taken: Sequence[object] = ()) -> Steps[Array]:
-        """The input, from `body` (binary data at offset `base`) or from `taken`, the data removed from the JSON."""
+        """The array, from `body` (binary data at offset `base`) or from `taken`, the data removed from the JSON.
+
+        BadRequest if the data do not fit the datatype and the shape.
+        """
         if self.data is not None:
             data, field = taken[self.data], f"input {self.name!r}"
             if isinstance(data, NumberList):
@@ -141,7 +145,7 @@ def _shared_slot(item: dict[str, Any], slot: InputLocation) -> InputLocation:
 
 
 def _check_size(slot: InputLocation) -> InputLocation:
-    """The slot itself; BadRequest if its number of bytes does not match its shape."""
+    """The slot itself; BadRequest if `size` is negative or, except for BYTES, is not that of the shape."""
     expected = byte_size(slot.datatype, slot.shape)
     if slot.size < 0 or (slot.datatype != "BYTES" and slot.size != expected):
         what = f"expected {expected} for {slot.datatype} {list(slot.shape)}, got {slot.size}"
@@ -163,7 +167,10 @@ def byte_size(datatype: str, shape: Shape) -> int:
 
 
 def raw_shape(spec: Shape, elements: int) -> Shape:
-    """The shape of a raw body: one row; at most one further dynamic dimension, computed from the size of the body."""
+    """The shape of a raw body of this many elements: a dynamic first dimension is 1, another one gets what remains.
+
+    BadRequest if more than one other dimension is dynamic.
+    """
     shape = [1, *spec[1:]] if spec and spec[0] == -1 else list(spec)
     if shape.count(-1) > 1:
         raise BadRequest(
@@ -176,7 +183,10 @@ def raw_shape(spec: Shape, elements: int) -> Shape:
 
 
 def raw_string(spec: TensorSpec, size: int) -> InputLocation:
-    """The location of a raw body that is one string without a length before it; BadRequest if the input takes more."""
+    """The location of a raw body that is one string of `size` bytes without a length before it.
+
+    All dynamic dimensions are 1; BadRequest if the shape then has more than one element.
+    """
     shape = tuple(1 if axis < 0 else axis for axis in spec.shape)
     if element_count(shape) != 1:
         raise BadRequest(

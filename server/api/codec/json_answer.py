@@ -21,7 +21,7 @@ class JsonAnswer:
     __slots__ = ("_behind", "_first", "_replies", "_size")
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        """`texts`: the JSON without an id, cut where the elements belong; one more text than outputs."""
+        """`texts`: the JSON without an id, cut where the elements of each output belong: one text more than outputs."""
         self._first, *self._behind = texts
         self._size = sum(map(len, texts))
         self._replies: dict[int, Reply] = {}  # by the bytes of the whole answer, which has no id

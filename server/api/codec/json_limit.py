@@ -13,7 +13,10 @@ _SLICE = 1 << 20  # bytes counted per step
 
 
 def has_at_most(text: bytes | bytearray | memoryview, most: int) -> bool:
-    """Whether a document has at most `most` values, by its commas and brackets; those inside strings count as well."""
+    """Whether JSON surely has at most `most` values: by its length, otherwise by the number of `,`, `[` and `{`.
+
+    Those inside strings count as well, so the result can be False for fewer values.
+    """
     if len(text) <= most:
         return True
     found = 0
@@ -26,6 +29,9 @@ def has_at_most(text: bytes | bytearray | memoryview, most: int) -> bool:
 
 
 def check_values(text: bytes | bytearray | memoryview, field: str, most: int, unless: str = "") -> None:
-    """TooLarge if a document may have more than `most` values; `unless` names the values that are not counted."""
+    """TooLarge if the JSON may have more than `most` values (`has_at_most`).
+
+    The message begins with `field`; `unless` is appended to its number of values, to say which values do not count.
+    """
     if not has_at_most(text, most):
         raise TooLarge(f"{field}: expected JSON of at most {most} values{unless}, got more")

@@ -35,7 +35,7 @@ _QUOTED_ID = b'"%b"' % _ID_PLACEHOLDER.encode()
 
 
 class NumberList:
-    """The JSON text of one input's data: `text[start:end]`, the list with this number in the request."""
+    """The JSON text of one input's data: `text[start:end]` of the request's JSON, its list with index `number`."""
 
     __slots__ = ("end", "number", "start", "text")
 
@@ -43,7 +43,7 @@ class NumberList:
         self.text, self.start, self.end, self.number = text, start, end, number
 
     def check(self) -> None:
-        """BadRequest if the whole request is no valid JSON."""
+        """Parse the whole request's JSON; BadRequest if it is invalid, TooLarge if it has too many values."""
         json_tensors.parse(self.text, "body")
 
     def tensor(self, datatype: str, shape: Shape, field: str) -> Array:
@@ -56,7 +56,7 @@ class NumberList:
 
 
 class SplitJson:
-    """A request's JSON as shell, lists of numbers and id. `id` is None if it is part of the shell or missing."""
+    """A request's JSON as shell (with placeholders), lists of numbers and id. `id` is None if it was not removed."""
 
     __slots__ = ("id", "number_lists", "shell", "text")
 
@@ -66,7 +66,7 @@ class SplitJson:
     def document(self) -> Any:
         """The parsed shell, without a removed id; None if the whole document has to be parsed.
 
-        In place of its data, each input has the number of its list, as `json_tensors.take_data` leaves it.
+        In place of its data, each input has the index of its list, as `json_tensors.take_data` leaves it.
         """
         if not has_at_most(self.shell, MAX_VALUES):
             return None

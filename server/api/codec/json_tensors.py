@@ -76,7 +76,7 @@ def _integer(digits: str) -> int | float:
 
 
 def take_data(document: Any) -> list[object]:
-    """Remove and return the data of a request's inputs, in order; each is replaced by its number in the result."""
+    """Remove and return the `data` of a request's inputs, in order; each is replaced by its index in the result."""
     taken: list[object] = []
     inputs = document.get("inputs") if isinstance(document, dict) else None
     for item in inputs if isinstance(inputs, list) else ():
@@ -108,7 +108,7 @@ def to_array(data: object, datatype: str, shape: tuple[int, ...], field: str) ->
 
 
 def _kinds(flat: list[Any]) -> set[type]:
-    """The types of the elements. Usually there is one, and counting it is faster than building a set."""
+    """The Python types of the elements. Usually there is one, and counting it is faster than building a set."""
     kinds = list(map(type, flat))
     return {kinds[0]} if kinds and kinds.count(kinds[0]) == len(kinds) else set(kinds)
 
@@ -127,7 +127,9 @@ def _flatten(data: object, shape: tuple[int, ...], field: str) -> list[Any]:
 
 
 def dump_steps(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Array, str]]) -> Steps[bytes]:
-    """Serialize a document; for each (owner, array, datatype), the dictionary `owner` gets the flat array as `data`.
+    """The JSON of a document; for each (owner, array, datatype), the dictionary `owner` in it has the array as `data`.
+
+    The array is written as a flat list in row-major order.
 
     Numbers that JSON cannot represent are written as NaN, Infinity and -Infinity, which Triton's clients read.
     BadRequest for datatypes and bytes that JSON cannot represent.
@@ -152,9 +154,9 @@ def texts_around(document: dict[str, Any], owners: list[dict[str, Any]]) -> list
 
 
 def _fill_all(arrays: list[tuple[dict[str, Any], Array, str]]) -> bool:
-    """Fill in the data of all arrays and return True; False if they are too large or orjson cannot write them.
+    """Set each owner's `data` and return True; False if one call of orjson cannot or should not write all arrays.
 
-    Too large means: more than `ELEMENTS_PER_STEP` elements together.
+    It should not if they have more than `ELEMENTS_PER_STEP` elements together, or if a text is long.
     """
     if sum([tensor.size for _, tensor, _ in arrays]) > ELEMENTS_PER_STEP:
         return False
@@ -163,7 +165,11 @@ def _fill_all(arrays: list[tuple[dict[str, Any], Array, str]]) -> bool:
 
 
 def _fill(owner: dict[str, Any], tensor: Array, datatype: str) -> bool:
-    """Fill in the data of a small array; False if orjson cannot write all elements (or should not, in one call)."""
+    """Set `owner["data"]` to a small array's elements and return True; False if orjson cannot or should not write them.
+
+    It cannot write NaN, infinities, texts that are no UTF-8 and datatypes of binary data only; it should not write
+    texts of more than `_LONG` bytes in one call. `owner["data"]` has no meaning then.
+    """
     if datatype in BINARY_ONLY:
         return False
     if datatype == "BYTES":
@@ -197,7 +203,7 @@ def _elements(tensor: Array, datatype: str, field: str) -> Steps[bytes]:
 
 
 def numbers(array: Array) -> bytes:
-    """Return a contiguous array of numbers as nested lists in JSON."""
+    """Return a contiguous array of numbers as nested lists in JSON, with the words NaN, Infinity and -Infinity."""
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     if array.dtype.kind != "f" or b"null" not in text:
         return text

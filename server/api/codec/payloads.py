@@ -21,7 +21,7 @@ COPIED_PER_READ = 4  # bytes that can be copied in the time of reading one
 
 
 def payload_steps(datatype: str, array: Array) -> Steps[Payload]:
-    """The binary representation of a tensor on the wire."""
+    """The binary representation of a tensor on the wire: a length before each BYTES element, otherwise `raw_bytes`."""
     if datatype == "BYTES":
         return (yield from pack_in_steps(array))
     return raw_bytes(array)
@@ -39,7 +39,7 @@ def raw_bytes(array: Array) -> Payload:
 
 
 def write_cost(wanted: RequestedOutput, datatype: str, array: Array) -> int:
-    """The estimated cost of writing one output, in the unit of reading one byte."""
+    """The estimated cost of writing one output, in the unit of reading one byte; 0 for binary data without a copy."""
     if wanted.classes:
         rows = array.shape[0] if array.ndim else 1
         return array.size * _SORTED + rows * min(wanted.classes, array.size) * _CLASS
@@ -51,7 +51,10 @@ def write_cost(wanted: RequestedOutput, datatype: str, array: Array) -> int:
 
 
 def written_bytes(wanted: RequestedOutput, datatype: str, array: Array) -> int:
-    """The approximate bytes of one output in the answer; meant for outputs of low `write_cost`."""
+    """The approximate bytes of one output in the answer, 0 in shared memory; too low for more texts than are counted.
+
+    See `_text_size`: it is meant for outputs of low `write_cost`.
+    """
     if wanted.span is not None:
         return 0
     if datatype == "BYTES":
@@ -60,9 +63,10 @@ def written_bytes(wanted: RequestedOutput, datatype: str, array: Array) -> int:
 
 
 def _text_size(array: Array) -> int:
-    """The approximate bytes of the texts; the lengths of more than `ELEMENTS_PER_STEP` texts are not summed.
+    """The approximate bytes of a BYTES tensor: `_TEXT` for each element, and the lengths of the texts.
 
-    Summing would take long, and their number alone makes the result exceed every threshold.
+    The lengths are left out if there are more than `ELEMENTS_PER_STEP` texts: summing them would take long, and their
+    number alone makes the result exceed every threshold.
     """
     text = sum(map(len, elements_of(array, 0))) if array.size <= ELEMENTS_PER_STEP else 0
     return array.size * _TEXT + text

@@ -32,7 +32,10 @@ class Reply:
     lines: list[Header] | None = None  # the default headers in `begun`; uvicorn replaces them once a second
 
     def head_bytes(self, lines: list[Header]) -> bytes:
-        """The bytes on the wire up to the payloads, with these default headers."""
+        """Status line, the default headers `lines`, the own headers and the text, as bytes on the wire.
+
+        Cached until it is called with another list.
+        """
         if lines is not self.lines:
             self.begun = STATUS_LINE[self.status] + b"".join([b"%b: %b\r\n" % header for header in lines]) + self.block
             self.lines = lines
@@ -58,7 +61,7 @@ def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Repl
 
 
 def begun_json_reply(text: bytes, size: int) -> Reply:
-    """A reply of `size` bytes of JSON that begins with this text; the payloads that follow are the rest."""
+    """A reply 200 with `size` bytes of JSON, of which `text` is the beginning; the payloads are the rest."""
     headers = _json_headers(size)
     return Reply(200, headers, text, render_block(headers, text))
 
@@ -76,7 +79,7 @@ def binary_headers(text: bytes) -> tuple[Header, ...]:
 
 
 def binary_reply(text: bytes, payload_bytes: int) -> Reply:
-    """A reply of this JSON, to be followed by `payload_bytes` bytes of binary data."""
+    """A reply 200 of this JSON, to be followed by `payload_bytes` bytes of binary data."""
     headers = (*binary_headers(text), (b"content-length", b"%d" % (len(text) + payload_bytes)))
     return Reply(200, headers, text, render_block(headers, text))
 

@@ -76,7 +76,10 @@ class AsgiCycle(RequestResponseCycle):
 
     @property
     def has_buffered_enough(self) -> bool:
-        """Whether the application has not yet read more of the body than should be buffered, and more will come."""
+        """Whether more of the body is buffered than `HIGH_WATER_LIMIT`, unread by the application, and more will come.
+
+        Then the connection should not read on. False once the answer is complete.
+        """
         return self.more_body and not self.response_complete and len(self.body) > HIGH_WATER_LIMIT
 
     def add_body(self, part: bytes) -> None:
@@ -115,7 +118,10 @@ class AsgiCycle(RequestResponseCycle):
         await super().send(message)
 
     def _begin_http_1_0(self, start: Any) -> list[tuple[bytes, bytes]]:
-        """The headers that an HTTP/1.0 client needs to find the end of the answer."""
+        """The headers to add to an answer for an HTTP/1.0 client: `connection: keep-alive` if it stays connected.
+
+        It does so only if the answer has a length; otherwise the end of the connection is the end of the answer.
+        """
         names = {name.lower() for name, _ in start.get("headers", ())}
         if b"content-length" not in names and start["status"] not in _NO_BODY and self.scope["method"] != "HEAD":
             self._unsized, self.chunked_encoding, self.keep_alive = True, False, False
@@ -123,7 +129,7 @@ class AsgiCycle(RequestResponseCycle):
 
 
 def add_request_line(scope: HTTPScope, method: str, version: str, target: bytes) -> None:
-    """Add the request line to a scope; HttpParserError for an invalid target."""
+    """Set method, version, path and query of the request line in an ASGI scope; HttpParserError for a bad target."""
     path, query = target, b""
     if target != b"*":
         parsed = httptools.parse_url(target)

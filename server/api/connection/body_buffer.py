@@ -25,7 +25,7 @@ class BodyBuffer:
         self._bytes += part
 
     def take(self) -> bytearray:
-        """Return what has arrived, release its claim, and start again."""
+        """Return the bytes that have arrived, release their claim in the ledger, and start again without bytes."""
         body, self._bytes = self._bytes, bytearray()
         self._claim.release()
         return body

@@ -48,13 +48,16 @@ class ConnectionSlot:
         self.since = time.monotonic()
 
     def on_request(self, connection: Connection) -> bool:
-        """Note that the head of a request has arrived; False if only health checks may be answered."""
+        """Note that the head of a request has arrived; return whether the slot is a normal one (not in the reserve).
+
+        On a connection in the reserve only health checks may be answered.
+        """
         if self._slots is not None and self.connection is None:
             self._slots.heard(self, connection)
         return not self.reserved
 
     def refusal(self) -> Unavailable:
-        """The error for a request that only the reserve has room for."""
+        """The error that refuses a request on a connection in the reserve; it is counted."""
         assert self._slots is not None
         return self._slots.refusal(self.client)
 
@@ -130,7 +133,7 @@ class ConnectionSlots:
         return Unavailable(f"the server has reached its limit of {self.most} connections; retry later", retry_after=1)
 
     def make_room(self) -> bool:
-        """Evict one connection, the longest idle if there is one; False if none can be evicted."""
+        """Evict an idle connection (see `_victim`) or, without one, the oldest in the reserve; False without either."""
         victim = self._victim(None) or next(iter(self._reserve), None)
         if victim is not None:
             self._evict(victim)
@@ -168,7 +171,7 @@ class ConnectionSlots:
         self._clients.setdefault(slot.client, _Client()).taken += 1
 
     def _has_room(self, name: str) -> bool:
-        """Whether a client may have one more connection; evicts one if that is necessary."""
+        """Whether a client may have one more connection; evicts another one if a limit is reached and one may go."""
         client = self._clients.get(name)
         if client is not None and client.taken >= self.each:
             victim = self._victim(client)
@@ -197,7 +200,10 @@ class ConnectionSlots:
         return self._next_spare(client) or silent
 
     def _next_spare(self, client: _Client | None) -> ConnectionSlot | None:
-        """The longest idle connection, of one client or of all (None)."""
+        """The longest idle connection that may be evicted, of one client or of all (None); None if there is none.
+
+        Connections are scanned at most at intervals that grow with their number, so that one may be missed.
+        """
         found = _still_spare(self._spare if client is None else client.spare)
         if found is None and time.monotonic() - self._scanned > SCAN_INTERVAL * len(self._speaking):
             self._scan()
@@ -221,7 +227,10 @@ def _spare_ones(slots: dict[ConnectionSlot, None]) -> Iterator[tuple[float, Conn
 
 
 def _still_spare(found: deque[tuple[float, ConnectionSlot]]) -> ConnectionSlot | None:
-    """Remove the first connection that is still idle since the scan, and return it."""
+    """Remove entries (last bytes at the scan, slot) up to the first that is idle since the scan, and return that slot.
+
+    None if no entry is.
+    """
     while found:
         seen, slot = found.popleft()
         connection = slot.connection

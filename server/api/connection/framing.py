@@ -51,7 +51,7 @@ def check_framing(version: str, headers: Headers) -> None:
 
 
 def _check_persistence(headers: Headers) -> None:
-    """Refuse HTTP/1.0 heads for which the parser keeps the connection open, and other parsers close it.
+    """BadRequest for HTTP/1.0 heads for which the parser keeps the connection open, and other parsers close it.
 
     The parser reads `proxy-connection` like `connection`, and lets `keep-alive` win over `close` (RFC 9112, section
     9.3).
@@ -106,7 +106,8 @@ def _without_default_port(host: bytes, scheme: bytes) -> bytes:
 def parser_error(reason: str, received: bytes, headers: Headers, *, in_head: bool) -> ServerError:
     """The error for input that the HTTP parser rejects.
 
-    `reason`: the parser's message; `received`: the bytes that contain the error; `headers`: those parsed before it.
+    `reason`: the parser's message; `received`: the bytes that contain the error; `headers`: those parsed before it;
+    `in_head`: the error is in the head rather than the body. UnsupportedProtocol for HTTP/2, otherwise BadRequest.
     """
     if not in_head:
         return BadRequest(f"body: {reason}")

@@ -83,8 +83,10 @@ class Inbox:
         slot: ConnectionSlot,
         make_cycle: Callable[[RequestHead], AsgiCycle],
     ) -> None:
-        """`caller`: the client's address. `slot`: taken for `connection`. `make_cycle` prepares a request for ASGI, or
-        raises ServerError."""
+        """`caller`: the client's address. `slot`: the connection slot that was taken for `connection`.
+
+        `make_cycle` prepares a request for ASGI, or raises ServerError.
+        """
         self._hub = hub
         self._outbox = outbox
         self.templates = templates
@@ -106,7 +108,7 @@ class Inbox:
 
     @property
     def is_receiving(self) -> bool:
-        """Whether a message has been received in part."""
+        """Whether a message has been received in part, or its rest is discarded."""
         return self.phase is not IDLE and self.phase is not CLOSED
 
     @property
@@ -115,13 +117,13 @@ class Inbox:
         return self.phase is DISCARDING or self.phase is CLOSED
 
     def is_waiting_for(self, turn: Turn) -> bool:
-        """Whether this turn waits for the rest of its body, which is no file."""
+        """Whether the rest of this request's body is still due, and the body is no uploaded file."""
         return turn is self.request and not self._deadline.is_upload
 
     # bytes come in
 
     def receive(self, data: bytes) -> None:
-        """Take bytes that match no template."""
+        """Take bytes that match no request template: as the rest of a body, cached heads, or by the parser."""
         if self.is_deaf:
             self._deadline.extend(self._hub.now)
             return
@@ -159,7 +161,10 @@ class Inbox:
         return data
 
     def _turn_away(self, head: CallHead, data: bytes, start: int) -> bool:
-        """Refuse a request by its head alone if it must be refused; return whether it was. Its body is not kept."""
+        """Refuse a request under overload, by its head and the JSON in `data[start:]`; return whether it was refused.
+
+        False if other requests of the connection are unanswered.
+        """
         outbox = self._outbox
         if outbox.turns or outbox.is_stopping:
             return False
@@ -170,7 +175,7 @@ class Inbox:
         return True
 
     def _collect_known(self, head: CallHead, data: bytes) -> bytes:
-        """Start a request whose head is cached, and of whose body `data` has arrived; return what follows it."""
+        """Open a request whose head is cached; `data` begins with its body so far. Return the bytes after the body."""
         call = self._outbox.open(head)
         self._collect_rest(call, head.content_length)
         try:
@@ -181,7 +186,7 @@ class Inbox:
         return self._collect(data)
 
     def _collect_rest(self, call: InferCall | None, missing: int) -> None:
-        """Expect so many bytes of a body. Without a call, its request is already refused."""
+        """Expect `missing` further bytes of a body; they are discarded if `call` is None: the request is refused."""
         if missing <= 0:
             self._deadline.clear()
             return
@@ -270,25 +275,28 @@ class Inbox:
         self._outbox.open_cycle(cycle)
 
     def _take_slot(self) -> bool:
-        """Return whether this connection may ask for more than health, now that it has sent a request."""
+        """Note that the connection has sent a request; return whether it may ask for more than health checks."""
         self.has_slot = self._slot.on_request(self._connection)
         return self.has_slot
 
     # events of the application, the server and the transport
 
     def on_upload(self, cycle: AsgiCycle, now: float) -> None:
-        """The application lets the body of a request be a file; its size is bounded where it is received."""
+        """Lift the bound of a body's size, and give it the deadline of a file: the application receives an upload.
+
+        The application bounds the size itself. Does nothing if another message is received now.
+        """
         if cycle is self.request and not cycle.response_started:
             self._max_body = math.inf
             self._deadline.start_upload(now)
 
     def on_answered(self, cycle: AsgiCycle, now: float) -> None:
-        """A request is answered. If its body is still received, the rest is discarded, and must end soon."""
+        """Called when a request is answered: if its body is still being received, the rest must come soon."""
         if cycle is self.request and not self.is_deaf:
             self.linger(now)
 
     def linger(self, now: float) -> None:
-        """The message is answered before its end, which must come soon."""
+        """Start the deadline for the rest of a message that is answered before its end; its size has no bound then."""
         self._max_body = math.inf
         self._deadline.start_linger(now)
 
@@ -312,18 +320,18 @@ class Inbox:
         self.phase = DISCARDING
 
     def stop(self, now: float) -> None:
-        """The server stops: the rest of a half-received message must come soon."""
+        """Called when the server stops: the rest of a message that is received in part must come soon."""
         if self.is_receiving:
             self._deadline.start_stop(now)
 
     def on_eof(self) -> None:
-        """The client sends no more."""
+        """Called when the client sends no more: further bytes would be discarded."""
         self.phase = CLOSED
 
     def on_connection_lost(self) -> None:
         """Drop the message, and the references to the connection.
 
-        Without these cycles the connection is freed at once, and not by the garbage collector.
+        The connection refers to the inbox: without this cycle it is freed at once, and not by the garbage collector.
         """
         self.phase = CLOSED
         self._body.take()
@@ -341,7 +349,7 @@ class Inbox:
         return is_body and reading and self._deadline.is_too_slow(self._received, now)
 
     def time_out(self) -> bool:
-        """Answer a late message with an error; False if it must not be answered, or has been."""
+        """Answer a late message with RequestTimeout; False if no message has begun, or it is answered already."""
         if self.phase is IDLE or self.is_deaf or (self.phase is COLLECTING and self.request is None):
             return False
         part = "headers" if self.phase is HEAD else "body"

@@ -75,7 +75,7 @@ class JsonTemplate(RequestTemplate):
         self._reader = reader
 
     def read(self, request: bytes) -> bytes | None:
-        """Return the elements of the list of numbers as bytes; None if the request does not match this template.
+        """Return the numbers of the request's list as bytes of a tensor; None if the request does not match.
 
         If the text before and after the list is equal, the list begins and ends where the template says: no bracket
         can stand inside a list of numbers.
@@ -89,7 +89,10 @@ class JsonTemplate(RequestTemplate):
         return self._reader.read(request, len(prefix), size - len(suffix))
 
     def _prepare(self, size: int) -> bool:
-        """Prepare the prefix for requests of `size` bytes; return whether such a request is possible."""
+        """Set `prefix` (all bytes before the list) for requests of `size` bytes; False if there is no such request.
+
+        The prefix contains the content length, which follows from `size`.
+        """
         if not self.size:
             return False
         around = self._around

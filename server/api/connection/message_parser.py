@@ -91,8 +91,10 @@ class MessageParser:
             size.check_framing()
 
     def _read(self, data: bytes) -> None:
-        """Let `httptools` read all of it. It stops after a head that offers another protocol: the head is read again
-        without that offer, and answered as if there had been none."""
+        """Let `httptools` read all of `data`; BadRequest for CONNECT.
+
+        It stops after a head that offers another protocol (Upgrade): the head is then read again without that offer.
+        """
         rest = memoryview(data)
         while True:
             try:
@@ -114,8 +116,10 @@ class MessageParser:
         return reader
 
     def _head_without_offer(self) -> bytes:
-        """The head that was just read, without the protocol that it offers, and with the same choice of whether the
-        connection stays open."""
+        """The bytes of the head that was just read, without the protocol that it offers (Upgrade).
+
+        The connection stays open after it, or closes, as after the original head.
+        """
         version = self._reader.get_http_version()
         lines = [b"%b %b HTTP/%b" % (self._reader.get_method(), self.target, version.encode())]
         lines += [b"%b: %b" % header for header in self._headers if header[0] not in _UPGRADING]
@@ -159,7 +163,7 @@ class MessageParser:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Called at the end of a head."""
+        """Called at the end of a head: hands it to the sink, unless it offers another protocol (see `_read`)."""
         reader = self._reader
         if reader.should_upgrade():
             return  # it stops here; see `_read`

@@ -22,20 +22,20 @@ class MessageSize:
         self.wire = 0  # received since the message began, but for the data in which it began
 
     def begin(self) -> None:
-        """Start counting a message. `head` already counts the data in which it began."""
+        """Start counting a message; `head` keeps its value, since it counts the data in which the message began."""
         self.fields = self.wire = self._chunks = 0
 
     def end_head(self) -> None:
-        """Start counting the body, or the next message: the head is complete."""
+        """Reset the counts of head and body: the head is complete, or the message."""
         self.head = self.body = 0
 
     def add_field(self, size: int) -> None:
-        """Count a part of the target, or a header."""
+        """Count `size` bytes of the target, a header or a trailer; HeaderTooLarge beyond `max_head`."""
         self.fields += size
         self._check_head(self.fields)
 
     def add_chunk(self) -> None:
-        """Count a chunk. Beyond `FEW_CHUNKS` they must have `MEAN_CHUNK` bytes on average."""
+        """Count a chunk; BadRequest for more than `FEW_CHUNKS` of less than `MEAN_CHUNK` bytes on average."""
         self._chunks += 1
         if self._chunks > FEW_CHUNKS and self.body < self._chunks * MEAN_CHUNK:
             raise BadRequest(
@@ -43,11 +43,14 @@ class MessageSize:
             )
 
     def check_head(self) -> None:
-        """Bound a head that is still incomplete."""
+        """HeaderTooLarge if the bytes of a head that is still incomplete exceed `max_head`."""
         self._check_head(self.head)
 
     def check_framing(self) -> None:
-        """Bound what comes with a body and is none of it: chunk sizes, their extensions, trailers."""
+        """HeaderTooLarge for too many bytes besides the body's data: chunk sizes, their extensions, trailers.
+
+        The limit is `max_head` and `MEAN_CHUNK` per chunk.
+        """
         limit = self._max_head + self._chunks * MEAN_CHUNK
         if self.wire - self.body > limit:
             raise HeaderTooLarge(f"body: expected at most {limit} bytes of chunk sizes and trailers, got more")

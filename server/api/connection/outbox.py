@@ -66,7 +66,10 @@ class Outbox:
         start_application: Callable[[AsgiCycle], None],
         on_last_answer: Callable[[], None],
     ) -> None:
-        """`caller`: the client's address. `on_last_answer` is called after an answer that says `connection: close`."""
+        """`caller`: the client's address. `start_application` runs the ASGI application for a request.
+
+        `on_last_answer` is called after the answer of an inference call that says `connection: close`.
+        """
         self.slices: SlicedTransport | None = None  # over TLS
         self.transport = transport
         if is_ssl(transport):
@@ -90,22 +93,24 @@ class Outbox:
     # turns
 
     def open(self, head: CallHead) -> InferCall:
-        """Add the turn of an inference call, which the caller starts when the body is complete."""
+        """Add an inference call to the turns, and return it; the inbox starts it when its body is complete."""
         call = self._infer.call(head, self.deliver, self._caller)
         self._head = head
         self.turns.append(call)
         return call
 
     def open_cycle(self, cycle: AsgiCycle) -> None:
-        """Add the turn of a request that the ASGI application answers, and start the application if no turn is before
-        it."""
+        """Add a request for the ASGI application to the turns; the application starts now if no turn is before it."""
         self.turns.append(cycle)
         if self.is_stopping:
             self.close_after(cycle)
         self._advance()
 
     def repeat(self, template: RequestTemplate, data: bytes, request: bytes) -> None:
-        """Start a request that matches a template. `data` holds its tensors, at the offsets of the template."""
+        """Start a request that matches a template: alone, or in a batch with other repeated requests.
+
+        `data` holds its tensors, at the offsets of the template; `request` is the whole request.
+        """
         call = InferCall(self._infer, template.head, self.deliver, self._caller)
         call.request = request
         turns = self.turns
@@ -128,7 +133,10 @@ class Outbox:
             self._advance()
 
     def end_cycle(self) -> AsgiCycle | None:
-        """End the turn of the ASGI request whose answer is written, and return it; `advance` starts the next turn."""
+        """Remove the first turn, an ASGI request whose answer is written, and return it; `advance` starts the next.
+
+        None if the first turn is no ASGI request.
+        """
         self._server_state.total_requests += 1
         turn = self.turns[0] if self.turns else None
         if not isinstance(turn, AsgiCycle):
@@ -138,12 +146,12 @@ class Outbox:
         return turn
 
     def advance(self) -> None:
-        """Start the next turn, unless the connection closes."""
+        """Go on with the next turns (see `_advance`), unless the connection closes."""
         if not self.transport.is_closing():
             self._advance()
 
     def withdraw(self, cycle: AsgiCycle) -> bool:
-        """Remove the last turn, whose request is refused before its end; False if it has begun to answer."""
+        """Remove the last turn, which is `cycle`: its request is refused; False if its answer has begun already."""
         if cycle.response_started:
             return False
         self.turns.pop()
@@ -151,7 +159,7 @@ class Outbox:
         return True
 
     def keep_only_first(self) -> None:
-        """Drop all turns but the first, which is written."""
+        """Drop all turns: the first, whose answer is written, without cancelling it, the others cancelled."""
         turns, self.turns = self.turns, deque()
         if turns:
             turns.popleft()
@@ -174,9 +182,9 @@ class Outbox:
         self.close_after_last()
 
     def on_connection_lost(self) -> None:
-        """Drop all turns, and the references to the connection.
+        """Cancel all turns, and drop the references to the connection.
 
-        Without these cycles the connection is freed at once, and not by the garbage collector.
+        The connection refers to the outbox: without this cycle it is freed at once, and not by the garbage collector.
         """
         turns, self.turns = self.turns, deque()
         _drop(turns)
@@ -186,7 +194,7 @@ class Outbox:
 
     @property
     def has_running_call(self) -> bool:
-        """Whether work on a turn has begun that would be lost if the connection closed."""
+        """Whether an inference call has begun work that would be lost if the connection closed."""
         return any(isinstance(turn, InferCall) and not turn.is_waiting for turn in self.turns)
 
     @property
@@ -217,7 +225,7 @@ class Outbox:
         self._write(reply, NOTHING)
 
     def write_continue(self) -> None:
-        """Ask for the body of a request. No answer may be due before its own."""
+        """Write `100 Continue`, which asks for the body of a request; no other turn may be before it."""
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _send(self, call: InferCall) -> None:
@@ -260,7 +268,7 @@ class Outbox:
             self._flow.pause_reading()
 
     def is_unread(self, now: float) -> bool:
-        """Whether the client reads its answers too slowly."""
+        """Whether the client has missed the deadline for reading the answers that wait for it (see `AnswerRate`)."""
         rate = self._answer_rate
         return rate is not None and now > rate.look(self.transport.get_write_buffer_size(), now)
 
@@ -286,7 +294,7 @@ class Outbox:
 
 
 def _drop(turns: deque[Turn]) -> None:
-    """Cancel turns that will not be answered."""
+    """Cancel turns that will not be answered: inference calls, and ASGI requests, which see a disconnect."""
     for turn in turns:
         if isinstance(turn, AsgiCycle):
             turn.disconnect()

@@ -103,7 +103,12 @@ class LatheProtocol(HttpToolsProtocol):
         inbox.receive(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. It may still read, so work that begins soon is answered; the rest is dropped."""
+        """Called when the client sends no more; returns False, which closes the connection, or True to keep it open.
+
+        It closes if no request is unanswered, or if a message has been received only in part. Otherwise the client may
+        still read: the connection closes after the last answer, or after `HALF_CLOSE_GRACE` unless inference has begun
+        by then.
+        """
         if not self.outbox.turns or self.inbox.phase is not IDLE:
             return False
         self.inbox.on_eof()
@@ -120,14 +125,17 @@ class LatheProtocol(HttpToolsProtocol):
         self.outbox.resume_writing()
 
     def shutdown(self) -> None:
-        """The server stops: accepted requests are answered, then the connection closes."""
+        """Called when the server stops: accepted requests are answered, then the connection closes."""
         self.inbox.stop(self.loop.time())
         self.outbox.stop()
         if self._is_idle():
             self.transport.close()
 
     def sweep(self, now: float) -> None:
-        """Act on deadlines."""
+        """Act on deadlines at loop time `now`.
+
+        Resets the connection if answers are not read, answers a late message with an error, and closes if idle.
+        """
         is_late = self.inbox.is_late(now)
         if self.outbox.is_unread(now):
             connection_reset.reset(self.transport)
@@ -152,14 +160,19 @@ class LatheProtocol(HttpToolsProtocol):
 
     @property
     def is_spare(self) -> bool:
-        """Whether nothing is lost if it makes room for another: no answer is due but to a request that does not go on,
-        and no key was shown."""
+        """Whether the connection may be closed to make room for another one.
+
+        That is if its client has shown no valid key, and no answer is due, except to a request whose body stalls.
+        """
         if self.outbox.turns and not self._is_stalled():
             return False
         return not self.outbox.has_valid_key
 
     def _is_stalled(self) -> bool:
-        """Whether the one answer due waits for a body, which is no file and of which nothing has come for a while."""
+        """Whether the only unanswered request waits for its body, of which nothing has come for `STALLED` seconds.
+
+        False for uploaded files, and for requests with a valid key.
+        """
         turns = self.outbox.turns
         if len(turns) > 1 or not self.inbox.is_waiting_for(turns[0]):
             return False
@@ -221,14 +234,14 @@ class LatheProtocol(HttpToolsProtocol):
     # closing
 
     def _on_last_answer(self) -> None:
-        """Close after an answer of an inference call; discard the rest of a refused message before."""
+        """Close after the last answer, of an inference call; the rest of a refused message is discarded before."""
         if self.inbox.phase is DISCARDING:
             self._linger()
         else:
             self.transport.close()
 
     def _close_after_answer(self) -> None:
-        """Close after an answer of the application; discard the rest of its request before."""
+        """Close after the last answer, of the application; the rest of a message in progress is discarded before."""
         if not self.inbox.is_receiving:
             self.transport.close()
             return

@@ -29,22 +29,22 @@ class ReceiveDeadline:
         return self._upload is not None
 
     def start_head(self, now: float) -> None:
-        """A head begins, or a connection whose first head is due."""
+        """Set the deadline of a head that begins, or of the first head of a new connection."""
         self._at = now + self._settings.header_timeout
 
     def start_body(self, now: float) -> None:
-        """The head is complete, and a body follows."""
+        """Set the deadline of a body: the head is complete."""
         self._at = now + self._settings.body_timeout
 
     def start_upload(self, now: float) -> None:
-        """The body is a file."""
+        """Set the deadlines of a body that is an uploaded file (`UploadRate`)."""
         settings = self._settings
         self._upload = UploadRate(
             now, settings.upload_timeout, settings.body_timeout, settings.min_receive_rate, now, now
         )
 
     def start_linger(self, now: float) -> None:
-        """The message is answered before its end, and the rest is discarded.
+        """Set the deadlines for the rest of a message that is answered before its end: in total, and between two reads.
 
         The deadlines work like lingering_time and lingering_timeout of nginx.
         """
@@ -53,12 +53,12 @@ class ReceiveDeadline:
         self._at = min(self._latest, now + LINGER_PAUSE)
 
     def start_stop(self, now: float) -> None:
-        """The server stops while the message is half received."""
+        """Shorten the deadline to `STOP_GRACE`: the server stops while the message is received in part."""
         self._latest = min(self._latest, now + STOP_GRACE)
         self._at = min(self._at, self._latest)
 
     def clear(self) -> None:
-        """Nothing is due: the message is complete, or waits for the answers before its own."""
+        """Remove all deadlines: the message is complete, or its answer waits for those before it."""
         self._at = self._latest = math.inf
         self._upload = None
 
@@ -68,12 +68,15 @@ class ReceiveDeadline:
             self._upload.take(size, now)
 
     def extend(self, now: float) -> None:
-        """Allow another pause if the message is already answered: a part of it has arrived."""
+        """Allow another pause if the message is already answered, or the server stops: a part of it has arrived."""
         if self._latest < math.inf:
             self._at = min(self._latest, now + LINGER_PAUSE)
 
     def has_passed(self, now: float, *, reading: bool) -> bool:
-        """Whether the message is late. An upload is not charged for time in which the server was not reading."""
+        """Whether the message is late. `reading`: whether the server reads from the connection now.
+
+        If not, the time since the last call counts for an upload's total time, but not for its pauses and its rate.
+        """
         if self._upload is not None:
             self._at = min(self._latest, self._upload.look(now, reading=reading))
         return now > self._at

@@ -44,7 +44,7 @@ class RepeatedRequests:
         self.since: list[float] = []
 
     def join(self, call: InferCall, template: RequestTemplate, data: bytes) -> None:
-        """Add a call to the next batch. `data` is the request that matches the template."""
+        """Add a call to the next batch. `data` holds the tensors of its request, at the offsets of the template."""
         call.repeated_requests = self
         calls = self._calls
         calls.append((call, template, data))
@@ -124,7 +124,7 @@ class _Outputs:
         self._lists: dict[str, list[bytes]] = {}
 
     def bytes_of(self, name: str) -> tuple[Payload, int]:
-        """Return the bytes of an output, and the number of bytes per row."""
+        """Return the bytes of an output for the whole batch, and the number of bytes per row."""
         if name not in self._bytes:
             array = self.tensors[name]
             text = raw_bytes(array)
@@ -132,7 +132,7 @@ class _Outputs:
         return self._bytes[name]
 
     def lists_of(self, name: str) -> list[bytes]:
-        """Return the JSON text of each row of an output."""
+        """Return for each row of an output its elements as JSON, separated by commas."""
         if name not in self._lists:
             self._lists[name] = elements_by_row(self.tensors[name])
         return self._lists[name]
@@ -160,7 +160,7 @@ def _set_binary_replies(calls: list[InferCall], template: RequestTemplate, outpu
 
 
 def _set_json_replies(calls: list[InferCall], template: RequestTemplate, outputs: _Outputs, first: int) -> int:
-    """Do the same for calls whose answers are JSON numbers."""
+    """Give the calls of one template their JSON replies, from row `first` on; return the row after the last."""
     rows, names = template.rows, [output.name for output in template.wire.outputs]
     answer = template.codec.json_answer(
         template.wire, tuple([(rows, *outputs.tensors[name].shape[1:]) for name in names])

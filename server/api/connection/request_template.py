@@ -54,13 +54,17 @@ class RequestTemplate:
 
     @property
     def is_plain(self) -> bool:
-        """Whether two requests of this template differ only in their tensors, and their answers only in the outputs."""
+        """Whether requests of this template may form coalesced batches (`RepeatedRequests`).
+
+        They then differ only in their tensors, which are views into the request, have no timeout, and get answers that
+        are not compressed, quickly written, and differ only in the outputs.
+        """
         wire = self.wire
         if not (self.rows and wire.views) or wire.timeout is not None or self.head.accepts:
             return False
         return wire.plain or (wire.numeric and self.codec.most(wire, self.rows) <= INLINE_BYTES)
 
     def reply(self, outputs: Tensors) -> Reply:
-        """Return the head and the JSON of an answer whose outputs are all sent as binary data."""
+        """Return the reply (HTTP head and JSON, cached by shapes) of an answer whose outputs are all binary."""
         answer, payloads = self.codec.encode(self.wire, outputs)
         return answer.reply(payloads)

@@ -39,7 +39,7 @@ class SlicedTransport:
         self._is_full = True
 
     def drained(self) -> bool:
-        """Note that the transport below accepts more; True if the writer may go on, as no slice waits."""
+        """Note that the transport below accepts more; True if no slice waits, so the writer may go on."""
         self._is_full = False
         if self._waiting:
             self._schedule()
@@ -100,7 +100,7 @@ class SlicedTransport:
             self._handle = self._loop.call_soon(self._write_slice)
 
     def _write_slice(self) -> None:
-        """Write one slice, and schedule the next."""
+        """Write the first waiting slice, of at most `SLICE` bytes; then schedule the next, or resume or close."""
         self._handle = None
         first = self._waiting.popleft()
         if len(first) > SLICE:

@@ -19,8 +19,10 @@ class TemplateMatcher:
         self._previous: ParsedRequest | None = None
 
     def observe(self, call: InferCall, data: bytes, start: int, end: int) -> None:
-        """Note a request, which is `data[:end]`, with the body from `start` on. The second of two equal ones makes the
-        templates: a third one is likely."""
+        """Note a request, which is `data[:end]`, with the body from `start` on.
+
+        The second of two requests in a row with equal parsed heads sets the templates: a third one is likely.
+        """
         parsed = call.wire if call.entry is not None else None
         if parsed is not None and parsed is self._previous:
             self.request_template = call.request_template(data[: start + (call.head.json_bytes or 0)], end)

@@ -33,7 +33,10 @@ class UploadRate:
         self.heard = now
 
     def look(self, now: float, *, reading: bool) -> float:
-        """The deadline. If the server was not reading, the time since the last call does not count."""
+        """The deadline in loop time. `reading`: whether the server reads from the connection now.
+
+        If not, the time since the last call counts for the whole body's limit, but not for the pause and the rate.
+        """
         if not reading:
             waited = now - self.seen
             self.began += waited

@@ -28,7 +28,10 @@ class CallLogging:
         self._access = access
 
     def unary(self, answer: Method, path: str, read: Read, names_caller: bool) -> Method:
-        """The method with logging of its outcome. With `names_caller`, all log lines of the call have its ids."""
+        """A unary method that calls `answer` and logs the outcome; `read` gives the message whose model the line names.
+
+        With `names_caller`, all log lines that are written during the call have the ids of its caller.
+        """
 
         async def logged(request: Any, context: Any) -> Message:
             began = monotonic()
@@ -46,7 +49,7 @@ class CallLogging:
         return logged
 
     def streaming(self, answer: Method, path: str) -> Method:
-        """The streaming method with logging of its outcome."""
+        """A streaming method that calls `answer` and logs the outcome of the whole stream."""
 
         async def logged(request: Any, context: Any) -> AsyncIterator[Message]:
             began = monotonic()

@@ -17,7 +17,10 @@ Method: TypeAlias = Callable[[Any, Any], Any]
 
 
 class CallAdmission:
-    """Wraps methods. A wrapped method gets its message, or the error that it has to answer instead."""
+    """Wraps methods so that calls are limited. A wrapped method is called with its message, or with a ServerError.
+
+    It has to answer the error instead: the call was refused, or its message did not arrive.
+    """
 
     def __init__(self, calls: Calls, connections: Connections, authority: Authority, settings: Settings) -> None:
         self._calls = calls
@@ -26,7 +29,7 @@ class CallAdmission:
         self._settings = settings
 
     def unary(self, answer: Method, name: str) -> Method:
-        """The method of a unary call; its message is taken from a stream."""
+        """A method for gRPC that admits a call, receives its only message from a stream, and calls `answer` with it."""
 
         async def taken(_requests: Any, context: Any) -> Message:
             try:
@@ -43,7 +46,10 @@ class CallAdmission:
         return taken
 
     def streaming(self, answer: Method, name: str, *, one: bool) -> Method:
-        """The method of a call that answers with a stream; `one`: it has a single request message."""
+        """A method for gRPC that admits a call and yields the stream of `answer`.
+
+        `answer` is called with the single request message if `one`, otherwise with an iterator of the messages.
+        """
 
         async def taken(_requests: Any, context: Any) -> AsyncIterator[Message]:
             try:
@@ -64,7 +70,7 @@ class CallAdmission:
         return taken
 
     def _enter(self, context: Any, name: str) -> Call:
-        """Count a call in; may raise Unauthorized or Overloaded."""
+        """Count a call of the method `name`, for its client and connection; may raise Unauthorized or Overloaded."""
         key = ""
         if self._authority.mode is Mode.KEYED:
             key = self._key(context)

@@ -66,7 +66,10 @@ class Call:
         return self._reason
 
     async def receive(self, context: Any) -> Any:
-        """The next message, EOF after the last. RequestTimeout after `patience`, Overloaded if the call makes room."""
+        """The next message, EOF after the last. RequestTimeout after `patience` seconds without a message.
+
+        Overloaded if the call is ended to make room for another one.
+        """
         if self._reason is not None:
             raise self._reason
         task = self._reading = asyncio.current_task()
@@ -101,7 +104,7 @@ class Call:
         self.pending -= 1
 
     def end(self, reason: ServerError) -> None:
-        """End a call that waits for a message, with this error."""
+        """End a call that waits for a message: `receive` raises this error."""
         self._reason = reason
         if self._reading is not None:
             self._reading.cancel()

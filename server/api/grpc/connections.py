@@ -42,7 +42,7 @@ class Connection:
         self.idle_since = time.monotonic()
 
     def rank(self, now: float) -> tuple[int, float]:
-        """The sort key of eviction, the lowest first.
+        """The sort key of eviction: the connection with the lowest is shut down first (`now`: monotonic seconds).
 
         Idle connections older than `GRACE` come first, the longest idle in front; then newer idle ones; then those with
         running calls or a valid key, the newest in front.
@@ -101,7 +101,10 @@ class Connections:
                 await asyncio.sleep(max(FLOODED if victims else TICK, took / SHARE))
 
     def look(self, found: Iterable[Peer], began: float) -> list[Peer]:
-        """Record the connections found by a scan that began at `began` (monotonic); return those to shut down."""
+        """Record the connections that a scan found, which began at `began` (monotonic); return those beyond the limits.
+
+        Recorded connections that the scan did not find are dropped, unless they have running calls or are newer.
+        """
         there = dict.fromkeys(found)
         for peer in there:
             if peer not in self._found:
@@ -114,7 +117,7 @@ class Connections:
         return victims
 
     def _surplus(self, there: Iterable[Peer], now: float) -> list[Peer]:
-        """The connections beyond the limit of their client, or of the server."""
+        """The connections beyond the limit of their client, or of the server, those of the lowest `rank`."""
         clients: dict[str, list[Peer]] = {}
         for peer in there:
             clients.setdefault(self._found[peer].client, []).append(peer)
@@ -127,7 +130,7 @@ class Connections:
         return found + self._split(left, self.most, now)[0]
 
     def _split(self, of: list[Peer], most: int, now: float) -> tuple[list[Peer], list[Peer]]:
-        """Split connections into those to shut down and the `most` that stay."""
+        """Split connections by their `rank` into those to shut down and the (at most) `most` that stay."""
         if len(of) <= most:
             return [], of
         ordered = sorted(of, key=lambda peer: self._found[peer].rank(now))

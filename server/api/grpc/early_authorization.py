@@ -27,7 +27,7 @@ class EarlyAuthorization(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc 
         self._accessed = accessed
 
     def service(self, handler_call_details: Any) -> Any:
-        """The method of a call; None if it does not exist, a refusing method if the caller may not use it."""
+        """The handler of a call's method, None if it does not exist; for a refused call one that answers the error."""
         found = self._methods.service(handler_call_details)
         if found is None:
             return None

@@ -94,7 +94,7 @@ class GrpcEndpoint:
 
 
 def options(settings: Settings) -> dict[str, int]:
-    """gRPC's channel options from the settings; those of connections have the same meaning as in Triton."""
+    """The options of the gRPC server by name, from the settings; those of connections mean the same as in Triton."""
     found = {
         "grpc.max_receive_message_length": settings.max_body,
         "grpc.max_metadata_size": settings.max_header,
@@ -117,7 +117,7 @@ def _ms(seconds: float) -> int:
 
 
 def quarter_of(calls: int) -> int:
-    """The most calls of one connection, and the most health watchers, of a total of `calls`."""
+    """A quarter of `calls`, at least 1: the limit of calls per connection, and of health watchers."""
     return max(1, calls // 4)
 
 
@@ -133,7 +133,10 @@ def _credentials(settings: Settings) -> Any:
 def _handlers(
     file: FileDescriptor, methods: object, authority: Authority, access: AccessLog, entrance: CallAdmission
 ) -> Any:
-    """The handlers of the file's only service: its methods are the attributes of `methods` with the same names."""
+    """The gRPC handlers of the only service in `file`: each method is the attribute of `methods` with the same name.
+
+    The methods are wrapped with authorization, suggestions, admission (`entrance`) and the access log unless it is off.
+    """
     (service,) = file.services_by_name.values()
     accessed = CallLogging(access) if access.errors else None
     found = {
@@ -150,7 +153,10 @@ def _handlers(
 
 
 def _with_hints(call: Callable[..., Any], authority: Authority) -> Callable[..., Any]:
-    """The call, with the most similar model that the caller may read added to errors of unknown models."""
+    """The call, but its errors for unknown models suggest the most similar name that the caller may read.
+
+    Streaming calls are returned unchanged, because they answer errors themselves.
+    """
     if inspect.isasyncgenfunction(call):
         return call  # streaming inference answers errors itself; see `DataPlane.route`
 
@@ -170,7 +176,10 @@ def _authorization(context: Any) -> str:
 
 
 def _permission(call: str, authority: Authority) -> Permit:
-    """The authorization check of a call's messages. Inference is checked by `DataPlane.route`, message by message."""
+    """A function that raises Unauthorized or Forbidden for a message (and context) that its caller may not send.
+
+    It checks nothing for inference, which `DataPlane.route` checks message by message.
+    """
     need, names_region = GRPC_METHODS[call], "SharedMemory" in call  # the names in these messages are no models
 
     def permit(message: Any, context: Any) -> None:
@@ -187,7 +196,11 @@ def _model_of(message: Any) -> str:
 def _handler(
     method: Any, call: Callable[..., Any], permit: Permit, accessed: CallLogging | None, entrance: CallAdmission
 ) -> Any:
-    """The gRPC handler of a method. It parses messages itself, so that invalid ones get a BadRequest like others."""
+    """The gRPC handler of a method (its descriptor) that is answered by `call`, after `permit` has checked the message.
+
+    It parses messages itself, so that an invalid message is answered with a BadRequest. No access log if `accessed` is
+    None.
+    """
     write = _writer(message_class(method.output_type))
     infers, path = GRPC_METHODS[method.name] is Scope.INFER, f"/{method.containing_service.full_name}/{method.name}"
     read = _unparsed if infers else _reader(message_class(method.input_type))
@@ -216,7 +229,7 @@ def _reader(kind: Any) -> Read:
 
 
 def _writer(kind: Any) -> Callable[[Any], bytes]:
-    """A function that serializes answers. Those of inference are bytes already: large ones were written on a thread."""
+    """A function that serializes messages of the class `kind`; it returns bytes (inference answers) unchanged."""
 
     def write(message: Any) -> bytes:
         return message if isinstance(message, bytes) else kind.SerializeToString(message)
@@ -241,7 +254,7 @@ async def _each(read: Read, requests: AsyncIterator[bytes]) -> AsyncIterator[Mes
 
 
 def unless_refused(read: Callable[[Any], Message | None]) -> Callable[[Any], Message | None]:
-    """`read`, but None for a call that was refused before its message was received."""
+    """A function like `read`, but None if it gets a ServerError: the call was refused before its message arrived."""
     return lambda request: None if isinstance(request, ServerError) else read(request)
 
 

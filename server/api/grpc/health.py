@@ -79,7 +79,10 @@ class HealthService:
             await news.wait()
 
     async def _notify(self) -> None:
-        """Wake the watchers at every change. One task checks for all of them."""
+        """Check every `TICK` seconds whether readiness has changed or the server stops, and wake all watchers then.
+
+        Ends when there are no watchers.
+        """
         last: tuple[bool, bool] | None = None
         while self._watching:
             now = self._plane.ready, self._stopping.is_set()

@@ -22,14 +22,18 @@ class MessageReader:
         self._plane = plane
 
     async def sent(self, data: bytes, whose: str) -> SplitMessage:
-        """Parse a message; may raise BadRequest or TooLarge."""
+        """Parse a message of the client `whose`, a large one on a thread; may raise BadRequest or TooLarge."""
         found = split_small(data)
         return found if found is not None else await self._reading.readers.run(whose, split_large, data)
 
     async def tensors(
         self, servable: Servable, codec: Codec, sent: SplitMessage, claim: MemoryClaim, whose: str
     ) -> ReadBody:
-        """Read the inputs; `claim` counts their memory. The quota is charged as for HTTP (see `BodyReader.read`)."""
+        """Read the inputs of a message of the client `whose`; `claim` counts the memory of those read on a thread.
+
+        If parsing or reading takes long, the quota is charged before that, as in `BodyReader.read`; otherwise
+        `charged_rows` is 0, and the caller charges it.
+        """
         run, paid = self._reading.readers.run, 0
         if len(sent.shell) > INLINE_BYTES:
             self._plane.charge(servable, whose, 1)

@@ -88,7 +88,10 @@ class InferenceService(SharedMemoryCalls):
             raise stream.error
 
     async def _ending(self, refused: Coroutine[Any, Any, ServerError]) -> ServerError:
-        """Wait until the server stops or the caller's key is no longer valid; returns the error for the stream."""
+        """Wait until the server stops (Unavailable) or `refused` returns; returns the error that ends the stream.
+
+        `refused` returns when the caller is no longer authorized (`Authority.refused`).
+        """
         stopping, refusal = asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(refused)
         try:
             await asyncio.wait([stopping, refusal], return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +103,10 @@ class InferenceService(SharedMemoryCalls):
     async def _infer(
         self, request: bytes, metadata: Metadata, deadline: float | None = None, in_stream: bool = False
     ) -> bytes:
-        """Run one request and serialize its answer, as a stream's message if `in_stream`."""
+        """Run one request and return its serialized answer, as a message of a stream if `in_stream`.
+
+        `deadline` is the call's (monotonic seconds); the request's own timeout applies if it ends earlier.
+        """
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
         address = metadata.get(_PEER, "")
         with self._parts.reading.ledger.claim(self._whose(authorization, address)) as claim:
@@ -121,7 +127,7 @@ class InferenceService(SharedMemoryCalls):
         return await self._reading.answer(codec, head, outputs, client, in_stream)
 
     def _whose(self, authorization: str, address: str) -> str:
-        """The client of a request, before its model is known; may raise Unauthorized."""
+        """The client of a request: the id of the caller's key, or `address` without a key; may raise Unauthorized."""
         caller = self._plane.authority.caller(authorization)
         return caller.key.id if caller.key else address
 
@@ -170,13 +176,13 @@ class InferenceService(SharedMemoryCalls):
         return _from_json("RepositoryIndexResponse", {"models": await self._parts.control.index(request.ready)})
 
     async def RepositoryModelLoad(self, request: Message, context: Any) -> Message:
-        """Load or reload a model."""
+        """Load a model, or reload it if it is loaded; the answer is an empty message."""
         _check_repository(request)
         await self._parts.control.load(request.model_name, tensors.parameters(request.parameters, "parameters"))
         return _message("RepositoryModelLoadResponse")
 
     async def RepositoryModelUnload(self, request: Message, context: Any) -> Message:
-        """Unload a model."""
+        """Unload a model; the parameter `unload_dependents` has no effect. The answer is an empty message."""
         _check_repository(request)
         given = tensors.parameters(request.parameters, "parameters")
         await self._parts.control.unload(request.model_name, given.get("unload_dependents", False) is True)
@@ -209,9 +215,9 @@ def _metadata(context: Any) -> Metadata:
 
 
 class _Stream:
-    """Runs the requests of one stream as tasks, at most `depth` of them unanswered.
+    """Runs the requests of one stream as tasks of `infer`, at most `depth` of them unanswered.
 
-    When `ending` returns, no further requests are read, and its result is the `error` that ends the stream.
+    When the coroutine `ending` returns an error, no further requests are read, and the attribute `error` is set to it.
     """
 
     def __init__(
@@ -282,7 +288,10 @@ def _check_repository(request: Message) -> None:
 
 
 def _trace_value(name: str, values: list[str]) -> Any:
-    """A setting's value in the format of HTTP; None (no value) resets it."""
+    """A trace setting's value in the format of HTTP: a list if the setting is one, otherwise its only value.
+
+    None without values, which resets the setting; BadRequest for several values of a setting that is no list.
+    """
     if not values:
         return None
     if isinstance(TRACE_SETTINGS.get(name), list):

@@ -16,7 +16,7 @@ class SharedMemoryCalls:
     _regions: Regions
 
     async def SystemSharedMemoryStatus(self, request: Message, context: Any) -> Message:
-        """All registered regions, or one."""
+        """The registered region that the message names, or all regions without a name."""
         found = {region["name"]: region for region in self._regions.status(request.name)}
         return _message("SystemSharedMemoryStatusResponse", regions=found)
 
@@ -37,7 +37,7 @@ class SharedMemoryCalls:
         return _message("CudaSharedMemoryStatusResponse")
 
     async def CudaSharedMemoryRegister(self, request: Message, context: Any) -> Message:
-        """Not supported."""
+        """Raise Unsupported: there is no CUDA shared memory."""
         raise Unsupported(NO_CUDA)
 
     async def CudaSharedMemoryUnregister(self, request: Message, context: Any) -> Message:

@@ -42,7 +42,7 @@ def peers(port: int) -> dict[Peer, int]:
 
 
 def shut_down(port: int, victims: Iterable[tuple[Peer, int]]) -> None:
-    """Shut down connections that `peers` found. gRPC notices that and closes them."""
+    """Shut down connections to this port that `peers` found, if they still have that descriptor; gRPC closes them."""
     for peer, fd in victims:
         # A duplicate cannot be reused for another file between the check and the shutdown.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:

@@ -25,7 +25,7 @@ _RAW = _REQUEST.fields_by_name["raw_input_contents"].number << 3 | LENGTH_DELIMI
 
 
 class SplitMessage(NamedTuple):
-    """A split request: `message` without raw contents, `shell` its bytes, and the raw contents."""
+    """A split request: `message` without raw contents, `shell` its serialized bytes, and the raw contents in order."""
 
     message: Message
     raw_contents: list[bytes | memoryview]
@@ -33,7 +33,10 @@ class SplitMessage(NamedTuple):
 
 
 def split_small(data: bytes) -> SplitMessage | None:
-    """Split a request if that is quick; None: call `split_large` on a thread. BadRequest if it is invalid."""
+    """Split a request if that is quick; otherwise return None, and the caller runs `split_large` on a thread.
+
+    BadRequest if the request is no valid message.
+    """
     if len(data) <= INLINE_BYTES:
         message = _parse(data)
         raws = list(message.raw_input_contents)
@@ -43,7 +46,7 @@ def split_small(data: bytes) -> SplitMessage | None:
 
 
 def split_large(data: bytes) -> SplitMessage:
-    """Split a request. BadRequest if it is no valid message, TooLarge if it exceeds `MAX_PARSED_BYTES`."""
+    """Split a request. BadRequest if it is no valid message, TooLarge above `MAX_PARSED_BYTES` without raw contents."""
     found = _split(data, len(data), MAX_PARSED_BYTES)
     if found is None:
         raise TooLarge(f"message: expected at most {MAX_PARSED_BYTES} bytes besides raw_input_contents, got more")
@@ -73,7 +76,7 @@ def _split(data: bytes, fields: int, most: int) -> SplitMessage | None:
 
 
 def _field(data: bytes, at: int) -> tuple[int, int, int]:
-    """The tag of the field at this offset, and the start and end of its content."""
+    """The tag of the protobuf field at this offset, and the offsets of the start and end of its content."""
     tag, content = _varint(data, at)
     kind = tag & 7
     if kind == LENGTH_DELIMITED:
@@ -91,7 +94,7 @@ def _field(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at this offset, and its end."""
+    """The varint at this offset, and the offset after it."""
     value = 0
     for shift, byte in enumerate(data[at : at + 10]):
         value |= (byte & 127) << 7 * shift

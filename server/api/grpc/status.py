@@ -54,7 +54,7 @@ def as_server_error(error: Exception) -> ServerError:
 
 @asynccontextmanager
 async def errors_as_status(context: Any) -> AsyncIterator[None]:
-    """End the call with the status of the exception that is raised inside."""
+    """A context manager: an exception raised inside ends the gRPC call with the status of that error."""
     try:
         yield
     except grpc.aio.AbortError:

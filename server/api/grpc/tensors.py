@@ -42,7 +42,10 @@ _LISTS = {
 
 
 def parse(codec: Codec, sent: SplitMessage) -> tuple[ParsedRequest, dict[str, bytes | memoryview]]:
-    """The parsed request, and the bytes of each input that is not in shared memory, by name."""
+    """The parsed request, and by name the bytes of each input that is not in shared memory; any ServerError.
+
+    The bytes are the raw contents of the message or, without any, the typed contents as raw bytes.
+    """
     request, raws = sent.message, sent.raw_contents
     if raws:
         shell = sent.shell, tuple(map(len, raws))
@@ -54,7 +57,7 @@ def parse(codec: Codec, sent: SplitMessage) -> tuple[ParsedRequest, dict[str, by
 
 
 def read_steps(codec: Codec, head: ParsedRequest, raws: dict[str, bytes | memoryview]) -> Steps[Tensors]:
-    """The inputs, from their bytes or copied from shared memory."""
+    """The input arrays by name, from their bytes (`raws`, by name) or copied from shared memory."""
     found: Tensors = {}
     for slot in head.slots:
         if slot.span is None:
@@ -63,7 +66,7 @@ def read_steps(codec: Codec, head: ParsedRequest, raws: dict[str, bytes | memory
 
 
 def _inputs_in_message(request: Message) -> list[Message]:
-    """The inputs whose elements are in the message: all except those in shared memory."""
+    """The input messages whose elements are in the request: all except those in shared memory."""
     return [item for item in request.inputs if not _is_shared(item)]
 
 
@@ -136,7 +139,10 @@ def _sized_field(tag: bytes, size: int) -> bytes:
 
 
 def parameters(entries: Message, place: str) -> dict[str, Any]:
-    """The values of a map of protobuf parameters by name; BadRequest for a parameter without a value."""
+    """The Python values of a protobuf map of parameters, by name; BadRequest for a parameter without a value.
+
+    `place` is the name of the map in errors.
+    """
     found: dict[str, Any] = {}
     for name, entry in entries.items():
         choice = entry.WhichOneof("parameter_choice")
@@ -147,7 +153,7 @@ def parameters(entries: Message, place: str) -> dict[str, Any]:
 
 
 def _typed_contents(request: Message) -> list[bytes | memoryview]:
-    """The bytes of each input that was sent as typed contents, in order."""
+    """The typed contents of each input that is not in shared memory, as raw bytes, in order."""
     return [_pack(item) for item in _inputs_in_message(request)]
 
 

@@ -35,7 +35,7 @@ class HeadAsGet:
 
 
 class InferEndpoint:
-    """Makes the same `InferCall` as the direct path, from ASGI messages."""
+    """The ASGI application of inference routes: answers by an `InferCall`, as Lathe's own connection class does."""
 
     def __init__(self, service: InferService) -> None:
         self._service = service
@@ -104,7 +104,7 @@ async def _answered_or_left(call: InferCall, answered: asyncio.Event, receive: R
 
 
 async def send_reply(send: Send, reply: Reply, payloads: Sequence[bytes | memoryview] = ()) -> None:
-    """Send a whole answer. A large one is sent in pieces: each is copied, and other tasks run in between."""
+    """Send a whole answer. More than `PIECE_BYTES` are sent in copied pieces, and other tasks run in between."""
     await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
     parts = [reply.text, *payloads]
     if sum(map(len, parts)) <= PIECE_BYTES:

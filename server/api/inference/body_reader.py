@@ -22,7 +22,7 @@ Body: TypeAlias = bytes | bytearray
 
 
 class ReadBody(NamedTuple):
-    """The content of a body."""
+    """A request read from its body: the parsed request, its input arrays, and what the quota and admission need."""
 
     head: ParsedRequest
     tensors: Tensors
@@ -56,7 +56,7 @@ class BodyReader:
     async def read(
         self, servable: Servable, codec: Codec, body: Body, encoding: bytes, json_bytes: int | None, whose: str
     ) -> ReadBody:
-        """Read a whole body, which may be compressed (`encoding`).
+        """Read a whole body of the client `whose`; `encoding` is its compression (gzip, deflate, or empty).
 
         `json_bytes`: the bytes of JSON at its start; None: all of it is JSON; 0: it is one raw tensor. The client's
         quota is charged one row before the body is parsed, and all its rows before their data are read.
@@ -76,7 +76,10 @@ class BodyReader:
     async def read_tensors(
         self, servable: Servable, codec: Codec, head: ParsedRequest, body: Body, size: int, whose: str
     ) -> ReadBody:
-        """Read the tensors of a body whose JSON, of `size` bytes, is already parsed."""
+        """Read the tensors of a body whose JSON (its first `size` bytes, without tensor data) is parsed as `head`.
+
+        Charges the quota of the client `whose` for all rows first.
+        """
         with self.ledger.claim(whose, len(body)) as claim:
             self.admit(servable, head, whose)
             self.hold(claim, head)
@@ -84,7 +87,7 @@ class BodyReader:
             return ReadBody(head, tensors, head.rows, head.text)
 
     def hold(self, claim: MemoryClaim, head: ParsedRequest, json_bytes: int = 0) -> None:
-        """Count the memory of the inputs, in addition to the body, before they are made.
+        """Add the memory of the input arrays, which the body does not hold, to `claim` before they are made.
 
         Elements of BYTES tensors are objects, many times larger than on the wire, and inputs in shared memory are
         copied. TooLarge if one client may never hold that much, Overloaded if there is no room now.
@@ -98,7 +101,10 @@ class BodyReader:
         claim.add(size)
 
     def admit(self, servable: Servable, head: ParsedRequest, whose: str, paid: int = 0) -> None:
-        """Charge the quota and check admission before the data of a request are read; raises what refuses it."""
+        """Charge the quota of client `whose` for the request's rows, and check admission before its data are read.
+
+        `paid` rows were charged before. Raises the refusal, such as QuotaExceeded or Overloaded.
+        """
         self._plane.charge(servable, whose, head.rows, paid)
         error = servable.turn_away(head.group, head.held, head.timeout, whose)
         if error is not None:

@@ -75,14 +75,18 @@ class InferCall:
         self.background: asyncio.Task[None] | None = None  # reads the body, or writes the answer, on a thread
 
     def start(self, body: bytes | bytearray) -> None:
-        """Read the body and queue the work. An error becomes the reply."""
+        """Read the whole body and queue the request for execution. An error becomes the reply."""
         try:
             self._submit(body)
         except Exception as error:
             self.refuse(error)
 
     def repeat(self, template: RequestTemplate, data: bytes) -> None:
-        """Queue the work of a request that matches a template. `data` holds its tensors."""
+        """Queue a request that matches a template, without parsing it: its tensors are read from `data`.
+
+        If another version answers for the model now, the template is invalidated and the request is parsed instead. An
+        error becomes the reply.
+        """
         try:
             head, servable, plane = self.head, template.servable, self.service.plane
             client = plane.authority.check(head.authorization, Scope.INFER, head.model) or self.address
@@ -96,8 +100,10 @@ class InferCall:
             self.refuse(error)
 
     def request_template(self, prefix: bytes, size: int) -> RequestTemplate | None:
-        """Return the template for requests that begin with `prefix`, the HTTP head and JSON of this request of `size`
-        bytes; None if such requests cannot have one."""
+        """Return the template (cached parsed request) of requests that begin with `prefix`, None if they can have none.
+
+        `prefix` is the HTTP head and the JSON of this request, and `size` the bytes of the whole request.
+        """
         head = self.head
         if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > MAX_PREFIX_BYTES:
             return None
@@ -113,8 +119,11 @@ class InferCall:
         return template
 
     def json_template(self, request: bytes, start: int) -> JsonTemplate | None:
-        """Return the template for requests that differ from this one only in the numbers of its list; None if such
-        requests cannot have one. The body begins at `request[start]`."""
+        """Return the template of requests that differ from this one only in the numbers in their JSON, otherwise None.
+
+        The numbers are the only list of numbers in the JSON body, which begins at `request[start]`. None if the request
+        cannot have a template.
+        """
         head, settings, size = self.head, self.service.settings, len(request) - start
         if self.entry is None or head.json_bytes is not None or head.encoding or size > INLINE_BYTES:
             return None
@@ -151,7 +160,7 @@ class InferCall:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no work has begun, so that nothing is lost by dropping it."""
+        """Whether dropping the call loses no work: it waits for a batch, or was answered without one."""
         if self.entry is not None:
             return self.entry.is_waiting
         return self.reply is not None or self.repeated_requests is not None
@@ -175,7 +184,7 @@ class InferCall:
         self._queue(codec.tensors(wire, body, size, taken), client, text=wire.max_text_bytes(size))
 
     def _read(self, reading: Coroutine[Any, Any, ReadBody], client: str) -> None:
-        """Read the body on a thread, then queue the work."""
+        """Start a task that awaits `reading` (the body is read on threads), and then queues the request of `client`."""
         self.background = asyncio.ensure_future(self._read_then_queue(reading, client))
 
     async def _read_then_queue(self, reading: Coroutine[Any, Any, ReadBody], client: str) -> None:
@@ -214,7 +223,7 @@ class InferCall:
         self.deliver(self)
 
     async def _write(self, outputs: Tensors) -> None:
-        """Encode a large answer on a thread, then deliver it."""
+        """Encode a large answer on a thread, then deliver it; an error becomes the reply."""
         client = self.entry.client if self.entry is not None else self.address
         try:
             self.reply, self.payloads = await self.service.reading.readers.run_steps(client, self._writing(outputs))
@@ -236,7 +245,7 @@ class InferCall:
         return cost
 
     def _writing(self, outputs: Tensors) -> Steps[tuple[Reply, list[Payload]]]:
-        """Return the reply and the binary outputs that follow its text, computed in steps."""
+        """Return the reply and the payloads that follow its text, none if it is compressed; computed in steps."""
         answer, payloads = yield from self.codec.encoding(self.wire, outputs)
         coding, parts = self.head.accepts, [answer.json, *payloads]
         if not coding or not self._is_compressed(sum(map(len, parts))):
@@ -283,7 +292,7 @@ class InferService:
         self._refusals: dict[tuple[str, str, int], Reply] = {}
 
     def repeated_requests(self, servable: Servable) -> RepeatedRequests | None:
-        """Return where the repeated requests of a version form batches; None if the version has no batcher."""
+        """Return the object in which repeated requests of a version form batches; None if it has no `Batcher`."""
         if servable.repeated_requests is None and isinstance(servable.batcher, Batcher):
             servable.repeated_requests = RepeatedRequests(self.plane, servable, servable.batcher)
         return servable.repeated_requests
@@ -298,7 +307,7 @@ class InferService:
         )
 
     def knows(self, head: CallHead) -> bool:
-        """Return whether the call carries a key that may run its model."""
+        """Return whether the call carries a key that may run its model; False if the server needs no keys."""
         try:
             return bool(self.plane.authority.check(head.authorization, Scope.INFER, head.model))
         except ServerError:
@@ -354,5 +363,5 @@ class InferService:
         return reply
 
     def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
-        """Create a call from this address. The caller passes the whole body to `InferCall.start`."""
+        """Create the call of a client at this address; the transport then passes the body to `InferCall.start`."""
         return InferCall(self, head, deliver, address)

@@ -27,6 +27,6 @@ def error_entry(
 
 
 def infer_path(head: CallHead) -> str:
-    """The path of an inference call."""
+    """The path of an inference call: /v2/models/MODEL[/versions/VERSION]/infer."""
     version = f"/versions/{head.version}" if head.version else ""
     return f"/v2/models/{head.model}{version}/infer"

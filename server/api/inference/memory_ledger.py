@@ -68,7 +68,7 @@ class MemoryClaim:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Hold `size` more bytes. Overloaded if there is no room; then the claim is unchanged."""
+        """Hold `size` more bytes; Overloaded beyond the ledger's or the client's bound, and nothing is held then."""
         self._ledger._take(self.client, size)
         self.size += size
 

@@ -32,7 +32,7 @@ class ReaderThreads:
         self._waiting: dict[str, deque[_Job]] = {}  # by client, the client with the next turn first
 
     async def run(self, client: str, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Run the function on a thread; returns or raises what it returns or raises.
+        """Run the function on a thread; returns its result, or raises its exception.
 
         Cancelling removes it from the queue. If it runs already, cancelling waits for its end, because it still uses
         its memory.
@@ -52,9 +52,9 @@ class ReaderThreads:
         return result
 
     async def run_steps(self, client: str, steps: Steps[Result]) -> Result:
-        """Run steps on the threads; returns or raises what they return or raise. Other clients get turns in between.
+        """Run a generator of steps on the threads; returns its result, or raises its exception.
 
-        Cancelling works as in `run`.
+        Other clients' functions run between its turns. Cancelling works as in `run`.
         """
         while True:
             ended: list[Result] = await self.run(client, _run_turn, steps)
@@ -72,7 +72,7 @@ class ReaderThreads:
             job = jobs.popleft()
             del self._waiting[client]
             if jobs:
-                self._waiting[client] = jobs  # behind the other clients
+                self._waiting[client] = jobs  # after the other clients
             self._free -= 1
             job.running = loop.run_in_executor(self._executor, job.work)
             job.running.add_done_callback(partial(self._on_done, job))
@@ -96,7 +96,7 @@ class ReaderThreads:
 
 
 def _run_turn(steps: Steps[Result]) -> list[Result]:
-    """Run steps for one turn; returns the result in a list, or [] if they are not finished."""
+    """Run steps for `TURN_SECONDS`; returns a list with their result, or [] if they are not finished."""
     until = monotonic() + TURN_SECONDS
     try:
         while True:

@@ -35,12 +35,12 @@ class Application(FastAPI):
     """FastAPI, with the OpenAPI description made on a thread: it takes most of a second, which would block requests."""
 
     def __init__(self, *, keyed: bool = False, **options: Any) -> None:
-        """`keyed`: whether calls need a key."""
+        """`keyed`: whether calls need a key. `options` are those of FastAPI."""
         self._keyed = keyed
         super().__init__(docs_url=None, redoc_url=None, **options)
 
     def setup(self) -> None:
-        """Add the routes of the description before FastAPI adds its own, which would make it on the event loop."""
+        """Add /openapi.json and /docs before FastAPI's own routes, which would make the document on the event loop."""
         self._lock = asyncio.Lock()
         self._description: bytes | None = None
         self._page = (files("lathe.server.api") / "docs.html").read_bytes()
@@ -118,7 +118,7 @@ def _failure(status: int) -> dict[str, Any]:
 
 
 def _policy(page: bytes) -> str:
-    """A content security policy that allows the page only its own script and style, and calls to this server."""
+    """The Content-Security-Policy for the HTML in `page`: only its own script and style, and calls to this server."""
     hashes = {
         tag: base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
         for tag in ("script", "style")

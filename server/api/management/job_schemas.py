@@ -42,7 +42,7 @@ class PublishAsked(RequestBody):
     gate: Gate | None = Field(default=None, description="The conditions that the result must meet to get the alias.")
 
     def to_order(self) -> PublishRequest:
-        """The form in which a job stores it."""
+        """The `PublishRequest` that the job stores; its alias is `alias`, otherwise the live one with `promote`."""
         alias = self.alias or (LIVE_ALIAS if self.promote else None)
         gate = self.gate.model_dump(mode="json") if self.gate else None
         return PublishRequest(self.model, alias, self.allow_signature_change, gate)
@@ -76,7 +76,10 @@ class JobAsked(RequestBody):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Add the schema of each kind's recipe to the description. The runner of a kind validates its recipes."""
+        """The JSON schema of the class, with the recipe's schema for each kind as `oneOf`.
+
+        It only describes: the runner of a kind validates its recipes.
+        """
         described = handler(schema)
         handler.resolve_ref_schema(described)["oneOf"] = [_kind_schema(*row, handler) for row in KINDS.items()]
         return described
@@ -109,7 +112,10 @@ class JobAsked(RequestBody):
 
 
 def _kind_schema(name: str, kind: Kind, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    """The schema of the fields that depend on the kind of a job. `kind` is optional for the default kind."""
+    """The schema of the fields that depend on the kind of a job: `kind`, `recipe`, and whether `model` is required.
+
+    `kind` is required unless `name` is the default kind.
+    """
     form = handler(kind.form().__pydantic_core_schema__)
     required = (["kind"] if name != DEFAULT_KIND else []) + (["model"] if kind.needs_model else [])
     described = {"title": name, "properties": {"kind": {"const": name}, "recipe": form}}

@@ -150,7 +150,10 @@ class _Following(StreamingResponse):
 async def _stream(
     jobs: JobService, followers: EventStreams, caller_now: Callable[[], Caller], job: Job, offset: int
 ) -> AsyncIterator[bytes]:
-    """Yield events until the job has ended, or the caller may no longer see it."""
+    """Yield the job's events as server-sent events, from `offset` (bytes) in its event file on.
+
+    It ends when the job has ended, the server stops, or `caller_now` raises or returns a caller that may not see it.
+    """
     following = followers.follow(lambda: jobs.get(caller_now(), job.id), jobs.events(job), offset)
     async with aclosing(following) as batches:
         async for batch in batches:
@@ -158,7 +161,10 @@ async def _stream(
 
 
 def _authorizer(request: Request) -> Callable[[], Caller]:
-    """A function that authorizes the caller again and returns it; raises if its key is no longer valid."""
+    """A function that authorizes the request's caller again and returns it.
+
+    It raises Unauthorized or Forbidden if the key is no longer valid or has lost the scope.
+    """
     authority: Authority = request.state.authority
     authorization = request.headers.get("authorization", "")
 

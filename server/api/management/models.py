@@ -34,7 +34,10 @@ from lathe.server.repository.upload_receiver import parse_content_digest
 
 
 def pattern_schema(pattern: re.Pattern[str]) -> dict[str, Any]:
-    """A pattern for the OpenAPI description only. `names` validates the value, with its own error texts."""
+    """The JSON schema keyword `pattern` for a regular expression that the whole value has to match.
+
+    It is for the OpenAPI description only: `names` validates the value, with its own error texts.
+    """
     return {"pattern": f"^(?:{pattern.pattern})$"}
 
 
@@ -179,14 +182,17 @@ def _add_aliases(routes: APIRouter, rollout: Rollout) -> None:
 
 
 def origin_of(request: Request, key: str | None) -> Origin:
-    """The caller of a change and its idempotency key; BadRequest for an invalid key."""
+    """The caller of a change (name of the key, or address) and the idempotency key; BadRequest if that is invalid."""
     caller = request.state.caller
     actor = caller.name or (request.client.host if request.client else "")
     return Origin(actor, names.check_key(key) if key is not None else None, space=caller.identity)
 
 
 def check_headers(request: Request, most: int, what: str) -> None:
-    """Refuse an upload by its headers, before its body is received: content coding, media type and length."""
+    """Refuse an upload by its headers, before its body is received; `what` names the content in errors.
+
+    UnsupportedMedia for a content coding or a multipart form, TooLarge for more than `most` bytes.
+    """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise UnsupportedMedia(f"Content-Encoding {encoding[:80]!r}: expected {what} as it is")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def integral(value: object) -> object:
-    """The value, with 2.0 converted to 2: JSON Schema accepts such a number as an integer."""
+    """The value, or a whole float (2.0) as an integer (2): JSON Schema accepts such a number as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -83,7 +83,10 @@ class Authorize:
         raise NotFound(f"{method} {path}: there is no such route")
 
     def _methods(self, path: str) -> list[str]:
-        """The methods of a path, or of all paths for `*`; empty for a path that does not exist."""
+        """The allowed methods of a path, sorted, with OPTIONS, and HEAD beside GET; those of all paths for `*`.
+
+        Empty for a path that does not exist.
+        """
         methods = {method for method, pattern, *_ in self._table if path == "*" or pattern.match(path)}
         if "GET" in methods:
             methods.add("HEAD")  # see lathe.server.api.inference.asgi.HeadAsGet

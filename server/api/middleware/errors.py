@@ -74,7 +74,10 @@ class UnexpectedErrors:
 
 
 def _invalid(request: Request, error: RequestValidationError) -> ServerError:
-    """The error for a request that failed validation. Without a JSON content type the body was not parsed at all."""
+    """The error for a request that failed validation: BadRequest with the text of each mistake.
+
+    UnsupportedMedia if the body is not parsed because the content type is not JSON.
+    """
     problems = error.errors()
     kind = request.headers.get("content-type")
     if any(item["loc"] == ("body",) and item["type"] != "missing" for item in problems) and not _is_json(kind or ""):

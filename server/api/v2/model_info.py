@@ -31,13 +31,13 @@ _CONFIG_TYPE = {"BYTES": "STRING"}
 
 
 def server_metadata(plane: DataPlane) -> dict[str, Any]:
-    """The metadata object of the server."""
+    """The protocol's metadata object of the server: name, version and extensions."""
     shared = ["system_shared_memory"] if plane.regions.allowed else []
     return {"name": "lathe", "version": VERSION, "extensions": [*EXTENSIONS, *shared]}
 
 
 def metadata(servable: Servable, loaded: Iterable[Servable]) -> dict[str, Any]:
-    """The metadata object of a version; its `versions` are the loaded ones."""
+    """The protocol's metadata object of a version; `versions` are those of its model among the `loaded` ones."""
     name = servable.ref.name
     versions = sorted(other.ref.version for other in loaded if other.ref.name == name)
     return {
@@ -62,7 +62,7 @@ def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str 
 
 
 def configuration(servable: Servable) -> dict[str, Any]:
-    """The configuration in Triton's format; with a batch axis, `dims` omit it."""
+    """The configuration of a version in Triton's format; if requests are batched, `dims` omit the batch axis."""
     model, policy = servable.model, servable.batcher.policy
     batched = servable.signature.batchable
     config: dict[str, Any] = {
@@ -96,7 +96,7 @@ def _batching_reason(servable: Servable) -> str:
 
 
 def _placement(model: LoadedModel) -> dict[str, Any]:
-    """The devices of a model, as Triton's instance group names them."""
+    """The `kind` and `gpus` of Triton's instance group, by the devices of a model."""
     used = devices(model)
     if not used:
         return {"kind": "KIND_CPU"}
@@ -114,7 +114,7 @@ def _dynamic_batching(policy: BatchPolicy) -> dict[str, Any]:
 
 
 def _optional(model: LoadedModel) -> dict[str, Any]:
-    """The optional inputs, as a parameter.
+    """The parameter `optional_inputs`, a text with name, datatype and shape of each; {} without optional inputs.
 
     They are not listed as inputs, because clients send all listed inputs, and Triton's configuration cannot express
     inputs without the batch axis.
@@ -124,7 +124,7 @@ def _optional(model: LoadedModel) -> dict[str, Any]:
 
 
 def _any_rank(model: LoadedModel) -> dict[str, Any]:
-    """The tensors of any rank, as a parameter: shapes cannot express that, and are a single -1 there."""
+    """The parameter `any_rank` with the names of tensors of any rank, {} without; their shape is a single -1."""
     names = [spec.name for spec in (*model.inputs, *model.outputs) if spec.any_rank]
     return {"any_rank": {"string_value": first_names(names)}} if names else {}
 

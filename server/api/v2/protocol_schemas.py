@@ -284,7 +284,7 @@ ROUTES: dict[tuple[str, str], RouteDescription] = {
 
 
 def operation(method: str, path: str, described: RouteDescription) -> Schema:
-    """The OpenAPI operation object of a route, without the parts that all routes have in common."""
+    """The OpenAPI operation object of a route, without the parts that `Application` adds to all routes."""
     names = re.findall(r"{(\w+)}", path)
     made: Schema = {
         "tags": ["v2" if path.startswith("/v2") else path.strip("/").partition(".")[0]],

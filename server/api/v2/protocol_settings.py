@@ -11,7 +11,10 @@ from lathe.server.telemetry.logs import set_level
 
 
 class LogSettings:
-    """Triton's log settings, applied to all of the server's log. Levels are ordered: a lower one includes all above."""
+    """Triton's log settings, applied to all of the server's log.
+
+    Levels are ordered: the lowest one that is switched on includes all above it.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {
@@ -24,7 +27,7 @@ class LogSettings:
         }
 
     def update(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Check all changes, then apply them, and return all settings; BadRequest without any change."""
+        """Check all changes, then apply them, and return all settings; BadRequest and no change if one is invalid."""
         changes = {name: integral(value) for name, value in changes.items()}
         for name, value in changes.items():
             self._check(name, value)
@@ -63,7 +66,10 @@ TRACE_SETTINGS: dict[str, Any] = {
 
 
 def update_trace(changes: dict[str, Any]) -> dict[str, Any]:
-    """The trace settings; BadRequest for any change, because this kind of tracing is not supported."""
+    """The trace settings, which are constant, because this kind of tracing is not supported.
+
+    BadRequest for an unknown setting, or a value that is neither the present one nor None (reset).
+    """
     for name, value in changes.items():
         if name not in TRACE_SETTINGS:
             raise BadRequest(f"trace: expected some of {list(TRACE_SETTINGS)}, got {name!r}")

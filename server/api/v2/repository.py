@@ -33,7 +33,7 @@ class ProtocolControl:
         await self._rollout.load(names.check_model(model), parameters or {})
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:
-        """Unload a model; NotFound if it is unknown. `unload_dependents` has no effect: no model depends on another."""
+        """Unload a model; NotFound if it is unknown, Conflict if pipelines use it. `unload_dependents` is ignored."""
         await self._rollout.unload(names.check_model(model))
 
 

@@ -30,7 +30,7 @@ class RepositoryControl(Protocol):
         ...
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:
-        """Unload a model; NotFound if it is unknown."""
+        """Unload a model; NotFound if it is unknown, Conflict if pipelines use it."""
         ...
 
 
@@ -59,7 +59,10 @@ def json_response(value: object) -> Response:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object of the body; {} for an empty body. The content type is ignored: clients do not send it."""
+    """The JSON object of the body; {} for an empty body, BadRequest for other JSON.
+
+    The content type is ignored: clients do not send it.
+    """
     body = await request.body()
     value = json_tensors.parse(body, "body").document if body else {}
     if not isinstance(value, dict):
@@ -82,7 +85,7 @@ def _server_routes(routes: APIRouter, plane: DataPlane, logs: LogSettings) -> No
 
 
 def _trace_routes(routes: APIRouter, plane: DataPlane) -> None:
-    """Models have no trace settings of their own; an unknown model gives NotFound."""
+    """Add the routes of trace settings. Models have no settings of their own; an unknown model gives NotFound."""
 
     @routes.get("/v2/trace/setting")
     async def get_trace() -> Response:

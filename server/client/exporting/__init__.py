@@ -39,7 +39,7 @@ class Options:
     python: Path | str | None = None
 
     def refuse(self, what: str, *allowed: str) -> None:
-        """Raise ClientError for an option that does not apply to models of this kind."""
+        """Raise ClientError if an option outside `allowed` is set; `what` names the kind of model in the message."""
         for name in self.__slots__:
             if name not in allowed and getattr(self, name) is not None:
                 raise ClientError(f"{name}: does not apply to {what}")
@@ -47,7 +47,10 @@ class Options:
 
 @contextmanager
 def export_model(model: Model, options: Options) -> Iterator[UploadBody]:
-    """Yield the upload of a model; raises ClientError if it cannot be exported, OSError if it cannot be read."""
+    """Yield the upload of a model, valid until the context is left.
+
+    Raises ClientError if the model cannot be exported, OSError if it cannot be read.
+    """
     with tempfile.TemporaryDirectory(prefix="lathe-") as folder:
         yield _body(model, options, Path(folder))
 
@@ -124,7 +127,7 @@ def _graph(model: Model, options: Options, folder: Path) -> UploadBody:
 
 @contextmanager
 def _as_client_error(kind: type[Exception]) -> Iterator[None]:
-    """Turn an exception of this kind into a ClientError with a message of one line."""
+    """A context manager that turns an exception of this kind into a ClientError with a message of one line."""
     try:
         yield
     except kind as error:

@@ -55,7 +55,10 @@ def _head(path: Path) -> bytes:
 
 
 def _convert(path: Path, python: Path | str, folder: Path) -> Path:
-    """Run `pytorch.py` as a script in a child process, which imports no module from the working directory."""
+    """Convert a .pt2 file to an ONNX file in `folder`, and return its path; raises ClientError.
+
+    The interpreter `python` runs `pytorch.py` as a script, which imports no module from the working directory.
+    """
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     command = [str(python), str(_SCRIPT), str(path.resolve()), str(folder)]
     try:

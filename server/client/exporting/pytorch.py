@@ -39,9 +39,10 @@ def export_module(
     output_names: Sequence[str] | None,
     folder: Path,
 ) -> Path:
-    """Export a module in evaluation mode. `example`: its inputs, a tensor, a tuple of them, or a mapping by name.
+    """Export a module in evaluation mode to an ONNX file in `folder`, and return the file's path; raises NotExported.
 
-    Without `dynamic_shapes` all leading dimensions are one symbol, the batch. Raises NotExported.
+    `example` has its inputs: a tensor, a tuple of them, or a mapping by name. Without `dynamic_shapes` the leading
+    dimensions of all inputs are one symbol, the batch.
     """
     import torch
 
@@ -70,7 +71,10 @@ def export_program(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> Path:
-    """Export an ExportedProgram with its own dynamic shapes. Raises NotExported."""
+    """Export an ExportedProgram with its own dynamic shapes to an ONNX file in `folder`; returns the file's path.
+
+    Raises NotExported.
+    """
     import torch
 
     _check_exporter()
@@ -82,7 +86,7 @@ def export_program(
 
 
 def save(program: Any, folder: Path) -> Path:
-    """Write an ONNXProgram to `folder`; weights beyond 2 GB are written to a file beside the model."""
+    """Write an ONNXProgram to `folder` and return the ONNX file's path; weights beyond 2 GB are in a file beside it."""
     program.save(folder / FILE)
     return folder / FILE
 
@@ -94,7 +98,7 @@ def _check_exporter() -> None:
 
 @contextmanager
 def _as_not_exported(hint: str = "") -> Iterator[None]:
-    """Turn any exception of PyTorch's exporter into NotExported, with the message of its root cause."""
+    """A context manager that turns any exception into NotExported, with the message of its root cause, then `hint`."""
     try:
         yield
     except Exception as error:
@@ -142,7 +146,10 @@ def _batches(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
 
 @contextmanager
 def _evaluation_mode(module: Any) -> Iterator[None]:
-    """Switch a module to evaluation mode (no dropout, running statistics in norms), and restore its modes after."""
+    """A context manager inside which a module is in evaluation mode (no dropout, running statistics in norms).
+
+    Afterwards the module and its submodules have their modes again.
+    """
     training = [(each, each.training) for each in module.modules()]
     module.eval()
     try:
@@ -153,7 +160,7 @@ def _evaluation_mode(module: Any) -> Iterator[None]:
 
 
 def main(program: str, folder: str) -> int:
-    """Convert one file; returns the exit status."""
+    """Convert the .pt2 file `program` to an ONNX file in `folder`; returns the exit status."""
     try:
         import torch
     except ImportError as error:

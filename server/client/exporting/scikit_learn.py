@@ -43,7 +43,10 @@ def _check_fitted(estimator: Any) -> None:
 
 
 def _inputs(skl2onnx: Any, estimator: Any, example: Any) -> dict[str, Any]:
-    """Return the arguments of `to_onnx` that describe the inputs."""
+    """Return the arguments of `to_onnx` that describe the inputs: an example, or the number of features.
+
+    Raises NotExported if there is no example and the estimator does not know its number of features.
+    """
     if example is not None:
         return {"X": _array(example)}
     width = getattr(estimator, "n_features_in_", None)

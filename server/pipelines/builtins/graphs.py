@@ -30,7 +30,10 @@ class NormalizeOptions(Options):
 
 
 def normalize_image(request: StepRequest) -> bytes:
-    """`pixels` [n, height, width, channels] of any number type -> `image` FP32 in `layout`, by default NCHW."""
+    """The ONNX file of a step: `pixels` [n, height, width, channels] of any number type -> `image` FP32, normalized.
+
+    `image` is in the `layout` of the options, by default NCHW. Raises BadPipeline.
+    """
     options, pixels = request.read(NormalizeOptions), request.type_of("pixels")
     if len(pixels.shape) != 4 or pixels.datatype == "BYTES":
         raise BadPipeline(f"input 'pixels': expected numbers [n, height, width, channels], got {_shown(pixels)}")
@@ -66,10 +69,11 @@ class PoolOptions(Options):
 
 
 def mean_pool(request: StepRequest) -> bytes:
-    """`hidden` FP32 [n, length, width] and `mask` INT64 [n, length] -> `embedding` FP32 [n, width].
+    """The ONNX file of a step: `hidden` FP32 [n, length, width] and `mask` -> `embedding` FP32 [n, width].
 
-    The mean over the positions where the mask is 1: the text embedding of Sentence-BERT (Reimers and Gurevych, 2019).
-    With `normalize` it has L2 norm 1, so that dot products are cosines.
+    `mask` is INT64 [n, length]. The embedding is the mean over the positions where the mask is 1: the text embedding of
+    Sentence-BERT (Reimers and Gurevych, 2019). With `normalize` it has L2 norm 1, so that dot products are cosines.
+    Raises BadPipeline.
     """
     options, hidden = request.read(PoolOptions), request.type_of("hidden")
     if len(hidden.shape) != 3 or hidden.datatype != "FP32":
@@ -102,7 +106,10 @@ def mean_pool(request: StepRequest) -> bytes:
 
 
 def softmax(request: StepRequest) -> bytes:
-    """`logits` FP32 [n, ..., classes] -> `probabilities` of the same shape, over the last axis."""
+    """The ONNX file of a step: `logits` FP32 [n, ..., classes] -> `probabilities` of the same shape (last axis).
+
+    Raises BadPipeline.
+    """
     request.read(Options)
     logits = request.type_of("logits")
     if len(logits.shape) < 2 or logits.datatype != "FP32":
@@ -127,7 +134,7 @@ def _graph(
 
 
 def _info(spec: TensorSpec) -> ValueInfoProto:
-    """Name dynamic sizes by their axis, so that the same axis has the same size in all tensors of a step."""
+    """The ONNX value info of a tensor; dynamic sizes are named by axis, so all tensors of a step agree on them."""
     shape = [size if size >= 0 else f"axis{axis}" for axis, size in enumerate(spec.shape)]
     return helper.make_tensor_value_info(spec.name, helper.np_dtype_to_tensor_dtype(NUMPY_OF[spec.datatype]), shape)
 

@@ -41,12 +41,12 @@ class ImageOptions(Options):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the result; -1 if they depend on the file."""
+        """Height and width of the result; -1 if they depend on the file (no `crop`, and no `resize` to a size)."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else (-1, -1))
 
 
 def decode_image(request: StepRequest) -> DecodeImage:
-    """`image` BYTES [n, 1] -> `pixels` UINT8 [n, height, width, 1 or 3]."""
+    """The step `image` BYTES [n, 1] -> `pixels` UINT8 [n, height, width, 1 or 3]; raises BadPipeline."""
     options = request.read(ImageOptions)
     if options.crop and isinstance(options.resize, tuple) and any(map(int.__gt__, options.crop, options.resize)):
         raise BadPipeline(
@@ -66,7 +66,10 @@ class DecodeImage(HostStep):
         self._options = options
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Decode the rows; raises BadRequest naming the row that is not an image, too large or too small."""
+        """Decode the rows; raises BadRequest naming the row that is not an image, too large or too small.
+
+        Also raises it if the rows have different sizes after resizing and cropping.
+        """
         decoded = self._decode_all(inputs["image"].ravel().tolist())
         if len({pixels.shape for pixels in decoded}) > 1:
             raise BadRequest(f"image: expected rows of one size, got {sorted({pixels.shape for pixels in decoded})}")
@@ -117,7 +120,10 @@ class DecodeImage(HostStep):
         return image.crop((left, top, left + width, top + height))
 
     def _check_target(self, row: int, image: Image.Image, target: tuple[int, int]) -> None:
-        """Refuse an image whose resized form, or the intermediate between the two passes, would be too large."""
+        """Raise BadRequest if resizing the image of this row to `target` (width, height) needs more than `max_pixels`.
+
+        That counts the result, and the intermediate between the horizontal and the vertical pass.
+        """
         width, height = target
         if width * max(height, image.height) > self._options.max_pixels:
             raise BadRequest(
@@ -127,7 +133,7 @@ class DecodeImage(HostStep):
 
 
 def _target_size(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the width and height after resizing."""
+    """Return the width and height after resizing: `resize` is (height, width), or the length of the shorter side."""
     if isinstance(resize, tuple):
         return resize[1], resize[0]
     shorter = min(image.width, image.height)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from lathe.server.pipelines.builtins.base import HostStep, Options, StepRequest
-from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.pipelines.definition import DEFAULT_FILES, BadPipeline
 from lathe.server.types import Tensors, TensorSpec
 
 _MAX_FILE_BYTES = 16 << 20  # bytes of labels
@@ -18,14 +18,14 @@ _MAX_FILE_BYTES = 16 << 20  # bytes of labels
 class LabelOptions(Options):
     """Options of `label`."""
 
-    file: str = "labels.txt"  # one label per line, in the classes' order
+    file: str = DEFAULT_FILES["label"]  # one label per line, in the classes' order
     top: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
 def label(request: StepRequest) -> Label:
-    """`scores` FP32 [n, classes] -> `labels` BYTES, `scores` FP32, `indices` INT64, each [n, top], best first.
+    """The step `scores` FP32 [n, classes] -> `labels` BYTES, `scores` FP32, `indices` INT64, each [n, top], best first.
 
-    Equal scores are ordered by class index.
+    Equal scores are ordered by class index. Raises BadPipeline.
     """
     options = request.read(LabelOptions)
     content = request.file(options.file, _MAX_FILE_BYTES)

@@ -15,7 +15,7 @@ from pydantic import Field
 from lathe.server.datatypes import pack_strings, to_bytes
 from lathe.server.errors import BadRequest
 from lathe.server.pipelines.builtins.base import HostStep, Options, StepRequest
-from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.pipelines.definition import DEFAULT_FILES, BadPipeline
 from lathe.server.pipelines.step_process import Answer, InvalidFile, LimitExceeded, StepProcess
 from lathe.server.processes.stage_children import Limits
 from lathe.server.types import Array, Tensors, TensorSpec
@@ -33,14 +33,14 @@ _NAMES = ("input_ids", "attention_mask", "token_type_ids")
 class TokenizeOptions(Options):
     """Options of `tokenize`."""
 
-    file: str = "tokenizer.json"
+    file: str = DEFAULT_FILES["tokenize"]
     max_length: Annotated[int, Field(ge=1, le=1 << 20)] = 512  # tokens; longer texts are truncated
     multiple: Annotated[int, Field(ge=1, le=1 << 20)] = 16  # lengths are padded to a multiple of this
     max_bytes: Annotated[int, Field(ge=1)] = 1 << 16  # bytes of one text
 
 
 def tokenize(request: StepRequest) -> Tokenize:
-    """`text` BYTES [n, 1] -> `input_ids`, `attention_mask`, `token_type_ids` INT64 [n, length].
+    """The step `text` BYTES [n, 1] -> `input_ids`, `attention_mask`, `token_type_ids` INT64 [n, length].
 
     The length is that of the request's longest text, padded to a multiple, so that requests of similar lengths share
     a batch of the next step. The mask is 1 for tokens and 0 for padding.
@@ -74,7 +74,7 @@ class Tokenize(HostStep):
     may_not_end = True  # a text may take very long, so runs can be interrupted
 
     def runs(self) -> dict[int, int]:
-        """Return the thread that uses the process now, and the number of its run; empty if there is none."""
+        """Return {id of the thread that uses the process now: number of its run}; empty if no thread uses it."""
         return self._helper.runs()
 
     def interrupt(self, run: int | None = None) -> None:

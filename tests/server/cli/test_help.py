@@ -69,6 +69,11 @@ def test_both_help_options_work_and_show_no_types_of_flags(command: tuple[str, .
     assert "Examples:" in shown or len(command) != 1 or command[0] not in ("push", "promote", "infer", "serve", "train")
 
 
+def test_help_shows_text_in_brackets() -> None:
+    """It would be gone if it were read as markup."""
+    assert "'.[cuda]'" in " ".join(run_lathe("kernels", "--help").split())
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_that_calls_a_server_says_how_to_reach_it(command: tuple[str, ...]) -> None:
     shown = run_lathe(*command, "--help")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,9 +11,12 @@ import pytest
 
 
 def dry_run(folder: Path, *arguments: str) -> str:
-    """The commands that make would run."""
+    """The commands that make would run, whatever the make that runs the tests was told."""
+    told = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "VENV", "PYTHON", "JOBS")
+    environment = {name: value for name, value in os.environ.items() if name not in told}
     command = ["make", "--dry-run", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout
 
 
 @pytest.fixture

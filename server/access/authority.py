@@ -76,13 +76,13 @@ class Caller:
         where = f"model {model[:80]!r}" if model else "all models"
         raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r} for {where}")
 
-    def check_any_model(self, scope: Scope) -> None:
-        """Raise Forbidden if the caller has this scope for no model at all."""
-        if self.is_allowed(scope) or (self.key is not None and scope in self.key.scopes):
+    def check_any_model(self, *scopes: Scope) -> None:
+        """Raise Forbidden if the caller has none of these scopes for any model."""
+        if any(self.is_allowed(scope) or (self.key is not None and scope in self.key.scopes) for scope in scopes):
             return
         if self.key is None:
             raise Forbidden(_CLOSED)
-        raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r}")
+        raise Forbidden(f"key {self.key.name!r} does not have scope {' or '.join(repr(str(one)) for one in scopes)}")
 
 
 class Authority:

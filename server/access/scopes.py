@@ -76,7 +76,7 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
 # Routes whose bodies are files, with larger limits of size and time.
 UPLOADS = frozenset({("POST", f"{_MODEL}/versions"), ("POST", _DATASET)})
 
-# The scope that each gRPC method needs.
+# The scope that each gRPC method needs; `GRPC_CHANGES` has another one for some requests.
 GRPC_METHODS: dict[str, RequiredScope] = {
     "Check": None,
     "Watch": None,
@@ -94,6 +94,9 @@ GRPC_METHODS: dict[str, RequiredScope] = {
     "RepositoryModelUnload": Scope.WRITE,
     **{f"{kind}SharedMemoryStatus": Scope.READ for kind in ("System", "Cuda")},
     **{f"{kind}SharedMemory{act}": Scope.ADMIN for kind in ("System", "Cuda") for act in ("Register", "Unregister")},
-    "TraceSetting": Scope.ADMIN,
-    "LogSettings": Scope.ADMIN,
+    "TraceSetting": Scope.READ,
+    "LogSettings": Scope.READ,
 }
+
+# The scope of requests that name `settings` to change. Requests for the same methods that name none only read.
+GRPC_CHANGES: dict[str, Scope] = {"TraceSetting": Scope.ADMIN, "LogSettings": Scope.ADMIN}

@@ -31,7 +31,8 @@ SERVING, VERSIONS, MONITORING = "Serving and inference", "Models and versions", 
 TRAINING, LOCAL = "Training", "On this machine, without a server"
 
 app = Commands(
-    "Serve ONNX models, compiled to native code. `lathe serve` starts a server, the other commands call it. "
+    "Serve ONNX models, compiled to native code. `lathe serve` starts a server, and most other commands call one. "
+    "The commands under 'On this machine', `lathe keys` and `lathe datasets describe` need no server. "
     "`lathe COMMAND --help` explains a command, with examples.",
     add_completion=True,
     epilog="docs/command-line.md shows the ten most common tasks, step by step.",

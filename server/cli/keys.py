@@ -52,8 +52,9 @@ def add(
 ) -> None:
     """Create an API key and print it. It is shown only once; the file stores its digest.
 
-    Scopes: infer (run models), read (lists, metrics), write (push, delete, load), promote (promote, roll back,
-    canaries), train (datasets, jobs), admin (logging, tracing). Clients send a key with --api-key or LATHE_KEY.
+    Scopes: infer (run models), read (lists, metrics, settings), write (push, delete, load), promote (promote, roll
+    back, canaries), train (datasets, jobs), admin (change log and trace settings, shared memory, jobs of other owners).
+    Clients send a key with --api-key or LATHE_KEY.
 
     \b
     Examples:

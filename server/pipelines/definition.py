@@ -97,7 +97,7 @@ class StepDef(_Table):
 
     @property
     def file(self) -> str | None:
-        """The name of the version's file that this step reads: its option `file` or the default; None if it reads none."""
+        """The name of the version's file that this step reads: the option `file` or its default; None for no file."""
         named = self.options.get("file", DEFAULT_FILES.get(self.builtin or ""))
         return named if isinstance(named, str) else None
 

@@ -63,7 +63,8 @@ class DynamicBatching(_Section):
         default=0,
         ge=0,
         le=16,
-        description="Priority of requests that set none, or one that does not exist. 0 is more urgent than 1.",
+        description="Priority of requests that set none, or one that does not exist: from 1 to `priority_levels`. "
+        "Required if `priority_levels` is above 0.",
     )
     starvation_ms: float = Field(
         default=1000.0,
@@ -342,11 +343,10 @@ def _read_labels(folder: Path, output: str, name: str) -> tuple[bytes, ...]:
 
 def _check(config: ModelConfig) -> ModelConfig:
     batching = config.dynamic_batching
-    if batching.default_priority_level > batching.priority_levels:
-        raise BadConfig(
-            f"{CONFIG}: dynamic_batching.default_priority_level: expected at most priority_levels, "
-            f"{batching.priority_levels}, got {batching.default_priority_level}"
-        )
+    levels, default = batching.priority_levels, batching.default_priority_level
+    if not min(1, levels) <= default <= levels:  # as in Triton: 0 is no level of a model that has some
+        expected = f"a level from 1 to priority_levels, {levels}" if levels else "0 because priority_levels is 0"
+        raise BadConfig(f"{CONFIG}: dynamic_batching.default_priority_level: expected {expected}, got {default}")
     if batching.preferred_batch_size and not batching.max_queue_delay_microseconds:
         raise BadConfig(
             f"{CONFIG}: dynamic_batching.preferred_batch_size: expected max_queue_delay_microseconds above 0 with it"

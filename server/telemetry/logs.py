@@ -63,6 +63,11 @@ def configure(form: LogFormat, level: str, stream: TextIO | None = None) -> None
     set_level(logging.getLevelNamesMapping()[level.upper()])
 
 
+def level_in_force() -> int:
+    """Return the least level that Lathe logs."""
+    return logging.getLogger(LOGGERS[0]).getEffectiveLevel()
+
+
 def set_level(level: int) -> None:
     """Set the least level that Lathe and uvicorn log."""
     for name in LOGGERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -88,3 +89,13 @@ def test_ci_runs_all_tests_and_the_linters(project: Path) -> None:
     made = [line.removeprefix("make ") for line in lines if line.startswith("make ")]
     assert made == ["test-all", "test-avx2", "test-heap", "lint"]
     assert "set -eu" in lines
+
+
+def test_contributing_and_the_makefile_give_the_same_sizes_of_downloads(project: Path) -> None:
+    page, makefile = (project / "CONTRIBUTING.md").read_text(), (project / "Makefile").read_text()
+    rows = dict(re.findall(r"^\| `make ([a-z-]+)` \| (.*) \|$", page, re.MULTILINE))
+    comments = dict(re.findall(r"^([a-z-]+):.*## (.*)$", makefile, re.MULTILINE))
+    size = re.compile(r"\b\d+ MB\b")
+    sizes = {name: size.findall(text) for name, text in comments.items() if size.search(text)}
+    assert {"test-packages", "test-image"} <= sizes.keys()
+    assert sizes == {name: size.findall(text) for name, text in rows.items() if size.search(text)}

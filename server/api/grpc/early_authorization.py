@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from lathe.server.access.authority import Authority
-from lathe.server.access.scopes import GRPC_METHODS
+from lathe.server.access.scopes import GRPC_CHANGES, GRPC_METHODS
 from lathe.server.api.grpc.access_log import CallLogging
 from lathe.server.api.grpc.messages import Message
 from lathe.server.api.grpc.status import errors_as_status
@@ -32,12 +32,13 @@ class EarlyAuthorization(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc 
         if found is None:
             return None
         path = handler_call_details.method
-        need = GRPC_METHODS[path.rpartition("/")[2]]
-        if need is None:
+        name = path.rpartition("/")[2]
+        needs = [need for need in (GRPC_METHODS[name], GRPC_CHANGES.get(name)) if need is not None]
+        if not needs:
             return found
         authorization = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
         try:
-            self._authority.caller(authorization).check_any_model(need)
+            self._authority.caller(authorization).check_any_model(*needs)
         except ServerError as error:
             return self._refuse(error, path)
         return found

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from lathe.server.access.authority import Authority
-from lathe.server.access.scopes import GRPC_METHODS, Scope
+from lathe.server.access.scopes import GRPC_CHANGES, GRPC_METHODS, Scope
 from lathe.server.access.suggestions import with_suggestion
 from lathe.server.api.grpc.access_log import CallLogging
 from lathe.server.api.grpc.call_admission import CallAdmission
@@ -180,9 +180,11 @@ def _permission(call: str, authority: Authority) -> Permit:
 
     It checks nothing for inference, which `DataPlane.route` checks message by message.
     """
-    need, names_region = GRPC_METHODS[call], "SharedMemory" in call  # the names in these messages are no models
+    to_read, to_change = GRPC_METHODS[call], GRPC_CHANGES.get(call)
+    names_region = "SharedMemory" in call  # the names in these messages are no models
 
     def permit(message: Any, context: Any) -> None:
+        need = to_change if to_change is not None and message.settings else to_read
         if need is not None and need is not Scope.INFER:
             authority.check(_authorization(context), need, "" if names_region else _model_of(message))
 

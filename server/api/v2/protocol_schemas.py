@@ -166,7 +166,12 @@ SCHEMAS: dict[str, Schema] = {
         {"parameters": {"type": ["object", "null"], "description": "`config` and `file:...` are not supported."}}
     ),
     "UnloadAsked": _object(
-        {"parameters": {"type": ["object", "null"], "properties": {"unload_dependents": {"type": "boolean"}}}}
+        {
+            "parameters": {
+                "type": ["object", "null"],
+                "properties": {"unload_dependents": {"type": "boolean", "description": "Has no effect."}},
+            }
+        }
     ),
     "RegionAsked": _object(
         {

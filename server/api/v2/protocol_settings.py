@@ -7,7 +7,9 @@ from typing import Any
 
 from lathe.server.api.management.schemas import integral
 from lathe.server.errors import BadRequest
-from lathe.server.telemetry.logs import set_level
+from lathe.server.telemetry.logs import level_in_force, set_level
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}  # the lowest first
 
 
 class LogSettings:
@@ -17,42 +19,48 @@ class LogSettings:
     """
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {
+        self._verbose_level = 1  # shown while debug lines are logged: the level that a request set last
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All settings, according to the level in force, which `LATHE_LOG_LEVEL` sets at the start."""
+        level = level_in_force()
+        return {
             "log_file": "",
-            "log_info": True,
-            "log_warning": True,
-            "log_error": True,
-            "log_verbose_level": 0,
+            **{f"log_{name}": level <= least for name, least in _LEVELS.items()},
+            "log_verbose_level": self._verbose_level if level <= logging.DEBUG else 0,
             "log_format": "default",
         }
 
     def update(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Check all changes, then apply them, and return all settings; BadRequest and no change if one is invalid."""
+        before = self.values
         changes = {name: integral(value) for name, value in changes.items()}
         for name, value in changes.items():
-            self._check(name, value)
-        self.values |= changes
-        set_level(self._level())
+            _check(before, name, value)
+        wanted = before | changes
+        if wanted != before:
+            self._verbose_level = wanted["log_verbose_level"] or 1
+            set_level(_level_of(wanted))
         return self.values
 
-    def _check(self, name: str, value: object) -> None:
-        if name not in self.values:
-            raise BadRequest(f"logging: expected some of {list(self.values)}, got {name!r}")
-        current = self.values[name]
-        if type(value) is not type(current):
-            raise BadRequest(f"logging.{name}: expected a value like {current!r}, got {value!r}")
-        if type(value) is int and not 0 <= value < 1 << 31:
-            raise BadRequest(f"logging.{name}: expected a level from 0 to {(1 << 31) - 1}, got {value}")
-        if isinstance(current, str) and value != current:
-            raise BadRequest(f"logging.{name}: only {current!r} is supported, got {value!r}")
 
-    def _level(self) -> int:
-        if self.values["log_verbose_level"] > 0:
-            return logging.DEBUG
-        for name, level in (("info", logging.INFO), ("warning", logging.WARNING), ("error", logging.ERROR)):
-            if self.values[f"log_{name}"]:
-                return level
-        return logging.CRITICAL
+def _check(settings: dict[str, Any], name: str, value: object) -> None:
+    if name not in settings:
+        raise BadRequest(f"logging: expected some of {list(settings)}, got {name!r}")
+    current = settings[name]
+    if type(value) is not type(current):
+        raise BadRequest(f"logging.{name}: expected a value like {current!r}, got {value!r}")
+    if type(value) is int and not 0 <= value < 1 << 31:
+        raise BadRequest(f"logging.{name}: expected a level from 0 to {(1 << 31) - 1}, got {value}")
+    if isinstance(current, str) and value != current:
+        raise BadRequest(f"logging.{name}: only {current!r} is supported, got {value!r}")
+
+
+def _level_of(settings: dict[str, Any]) -> int:
+    if settings["log_verbose_level"] > 0:
+        return logging.DEBUG
+    return next((level for name, level in _LEVELS.items() if settings[f"log_{name}"]), logging.CRITICAL)
 
 
 TRACE_SETTINGS: dict[str, Any] = {

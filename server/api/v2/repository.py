@@ -33,7 +33,12 @@ class ProtocolControl:
         await self._rollout.load(names.check_model(model), parameters or {})
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:
-        """Unload a model; NotFound if it is unknown, Conflict if pipelines use it. `unload_dependents` is ignored."""
+        """Unload a model; NotFound if it is unknown, Conflict if a loaded pipeline names one of its versions by number.
+
+        A pipeline that follows an alias of the model answers Unavailable until the model is loaded again.
+        `unload_dependents` has no effect: versions that only an unloaded pipeline kept in memory leave with it, and its
+        other models stay.
+        """
         await self._rollout.unload(names.check_model(model))
 
 

@@ -30,7 +30,7 @@ class RepositoryControl(Protocol):
         ...
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:
-        """Unload a model; NotFound if it is unknown, Conflict if pipelines use it."""
+        """Unload a model; NotFound if it is unknown, Conflict if a loaded pipeline names a version of it."""
         ...
 
 

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
+from lathe.server.access.scopes import Scope
 from lathe.server.api.v2.model_info import VERSION
 from lathe.server.cli.app import app
 from tests.server.cli.running import PROJECT, lathe_process, run_lathe
@@ -81,6 +82,23 @@ def test_every_command_that_calls_a_server_says_how_to_reach_it(command: tuple[s
     variables = re.findall(r"env var: LATHE_(?:URL|KEY|CA|CERT|CERT_KEY)\b", shown)
     expected = 0 if command[0] in ALONE or command in LOCAL else 5
     assert (len(names), len(set(variables))) == (expected, expected)
+
+
+def test_the_help_says_which_commands_call_no_server() -> None:
+    shown = run_lathe("--help")
+    text = " ".join(shown.partition("╭")[0].split())
+    assert "the other commands call it" not in text and "'On this machine'" in text
+    on_this_machine = shown.partition("─ On this machine")[2]
+    for command in sorted({(name,) for name in ALONE - {"serve"}} | LOCAL):
+        listed = len(command) == 1 and f"│ {command[0]} " in on_this_machine
+        assert listed != (f"`lathe {' '.join(command)}`" in text), command
+
+
+def test_the_help_of_keys_names_each_scope_and_shared_memory() -> None:
+    shown = " ".join(run_lathe("keys", "add", "--help").split())
+    scopes = re.findall(r"(\w+) \(([^)]*)\)", shown.partition("Scopes: ")[2].partition(" Clients")[0])
+    assert [name for name, _ in scopes] == list(Scope)
+    assert "shared memory" in dict(scopes)["admin"]
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from PIL import Image
 
 from lathe.server.errors import BadRequest
-from lathe.server.pipelines.builtins.base import HostStep, StepModel, StepRequest
+from lathe.server.pipelines import builtins
+from lathe.server.pipelines.builtins.base import HostStep, Options, StepModel, StepRequest
 from lathe.server.pipelines.builtins.registry import find_maker
-from lathe.server.pipelines.definition import BadPipeline
+from lathe.server.pipelines.definition import DEFAULT_FILES, BadPipeline
 from lathe.server.types import Tensors, TensorSpec
 
 
@@ -199,3 +201,11 @@ def test_invalid_label_files_are_refused(tmp_path: Path, content: bytes, top: in
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(BadPipeline, match=message):
         make("label", tmp_path, top=top)
+
+
+def test_the_files_that_steps_read_by_default_are_known_to_clients() -> None:
+    for module in Path(builtins.__file__).parent.glob("[a-z]*.py"):
+        import_module(f"{builtins.__name__}.{module.stem}")
+    kinds = [kind for kind in Options.__subclasses__() if kind.__module__.startswith(builtins.__name__)]
+    defaults = {kind.model_fields["file"].default for kind in kinds if "file" in kind.model_fields}
+    assert defaults == set(DEFAULT_FILES.values())

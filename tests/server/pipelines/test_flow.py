@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lathe.server.access.authority import Authority
 from lathe.server.batching.entry import Entry
 from lathe.server.batching.policy import BatchPolicy
-from lathe.server.errors import DeadlineExceeded, Internal, Overloaded
+from lathe.server.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from lathe.server.pipelines.definition import Definition, StepDef
 from lathe.server.pipelines.pipeline import BuiltinStage, ModelInterface, ModelStage, Pipeline
 from lathe.server.pipelines.type_check import check_step, declared_types, topological_order
@@ -397,5 +397,22 @@ def test_a_reset_during_a_waiting_step_counts_as_begun() -> None:
             assert not entry.is_waiting
             servable.cancel(entry)
             assert servable.in_flight == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_a_request_is_refused_while_the_model_of_a_step_is_not_loaded(timeout: float | None) -> None:
+    async def scenario() -> None:
+        async with setup(CHAIN, a=doubler(), b=doubler()) as world:
+            await world.registry.unload("b")
+            with pytest.raises(Unavailable, match="step 'b': model 'b' is not loaded"):
+                await world.ask(deadline=None if timeout is None else monotonic() + timeout)
+            group = world.pipeline.signature.group_of({"x": np.ones((1, 4), np.float32)})
+            error = world.pipeline.turn_away(group, 16, timeout, "")
+            assert (error is None) == (timeout is None)
+            assert world.pipeline.in_flight == 0
+            await world.registry.load("b")
+            np.testing.assert_array_equal(await world.ask(), [[0, 4, 8, 12]])
 
     asyncio.run(scenario())

@@ -77,7 +77,18 @@ def test_a_configuration_applies_to_all_versions_until_its_file_is_removed(tmp_p
         ("max_batchsize = 4", "max_batchsize: there is no such key, did you mean `max_batch_size`?"),
         ("[dynamic_batching]\nmax_queue_delay_microseconds = -1", "dynamic_batching.max_queue_delay_microseconds"),
         ("[dynamic_batching]\npreferred_batch_size = [4]", "expected max_queue_delay_microseconds above 0"),
-        ("[dynamic_batching]\npriority_levels = 2\ndefault_priority_level = 3", "expected at most priority_levels, 2"),
+        (
+            "[dynamic_batching]\npriority_levels = 2\ndefault_priority_level = 3",
+            "dynamic_batching.default_priority_level: expected a level from 1 to priority_levels, 2, got 3",
+        ),
+        (
+            "[dynamic_batching]\npriority_levels = 2",
+            "dynamic_batching.default_priority_level: expected a level from 1 to priority_levels, 2, got 0",
+        ),
+        (
+            "[dynamic_batching]\ndefault_priority_level = 1",
+            "dynamic_batching.default_priority_level: expected 0 because priority_levels is 0, got 1",
+        ),
         ("max_batch_size = ", "not TOML"),
         ("# " + "x" * 70_000, "at most 65536 bytes"),
         ("[label_filename]\ny = 'none.txt'", "label_filename.y: file 'none.txt': No such file or directory"),

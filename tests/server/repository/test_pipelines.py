@@ -13,6 +13,7 @@ from lathe.server.access.authority import Authority
 from lathe.server.archive import archive_of, body_of
 from lathe.server.canary.plan import CanaryPlan
 from lathe.server.errors import Conflict, Unavailable, Unprocessable
+from lathe.server.pipelines.definition import parse_definition
 from lathe.server.repository.store import Origin
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.types import InferRequest
@@ -267,3 +268,36 @@ def test_a_pushed_pipeline_includes_the_files_that_its_steps_name(tmp_path: Path
     body = body_of(tmp_path / "pipeline.toml")
     with tarfile.open(fileobj=io.BytesIO(b"".join(body.pieces()))) as archive:
         assert archive.getnames() == ["pipeline.toml", "labels.txt"]
+
+
+def test_a_pushed_pipeline_includes_the_default_files_of_its_steps(tmp_path: Path) -> None:
+    labels = CHAIN.replace('model = "three"', 'builtin = "label"').replace('{y = "y"}', '{labels = "y"}')
+    labels = labels.replace('{x = "middle"}', '{scores = "middle"}')
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
+    (tmp_path / "pipeline.toml").write_text(labels)
+
+    async def scenario() -> None:
+        async with world(tmp_path / "repo") as repo:
+            await repo.push(toy(2.0), "two")
+            await repo.push(b"".join(body_of(tmp_path / "pipeline.toml").pieces()), "named")
+            plane = DataPlane(repo.registry, Authority("127.0.0.1", None))
+            x = np.array([[1, 4, 2, 3]], np.float32)
+            assert (await plane.infer(InferRequest("named", {"x": x}))).outputs["y"].tolist() == [[b"b"]]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("step", "files"),
+    [
+        ('builtin = "tokenize"', {"tokenizer.json"}),
+        ('builtin = "label"', {"labels.txt"}),
+        ('builtin = "label"\noptions = {top = 2}', {"labels.txt"}),
+        ('builtin = "label"\noptions = {file = "names.txt"}', {"names.txt"}),
+        ('builtin = "softmax"', set()),
+        ('model = "label"', set()),
+    ],
+)
+def test_the_files_of_a_definition_are_those_that_its_steps_read(step: str, files: set[str]) -> None:
+    text = f'[[step]]\nname = "one"\n{step}\ninputs = {{a = "x"}}\noutputs = {{b = "y"}}'
+    assert parse_definition(f'inputs = ["x"]\noutputs = ["y"]\n{text}'.encode()).files == files

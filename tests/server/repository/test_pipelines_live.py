@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
+import httpx
+import numpy as np
 import pytest
 
 from lathe.server.canary.plan import CanaryPlan
@@ -18,6 +21,7 @@ from lathe.server.errors import ServerError
 from lathe.server.repository.store import Origin
 from tests.server.repository.test_pipelines import CHAIN, ask, packed, with_models
 from tests.server.repository.world import World, run, toy, world
+from tests.server.service import service
 
 NOBODY = Origin("test")
 CALLERS = 6
@@ -157,3 +161,25 @@ def test_an_equal_candidate_goes_live_under_load(tmp_path: Path, model: str) -> 
         assert {answer.value for answer in load.answers} == {6.0}
 
     run(scenario())
+
+
+def test_requests_of_a_connection_get_503_while_a_model_is_unloaded(tmp_path: Path) -> None:
+    """Also those with a timeout, whose refusal depends on the expected time of each step."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"timeout": 60_000_000}}).encode()
+    content, size = head + np.ones(4, np.float32).tobytes(), {"inference-header-content-length": str(len(head))}
+    with service(tmp_path / "repo") as running, running.client() as client:
+        for name, model in (("two", toy(2.0)), ("three", toy(3.0)), ("chain", packed(CHAIN))):
+            client.upload(name, model)
+        with httpx.Client(base_url=running.url) as connection:
+
+            def answers() -> list[httpx.Response]:
+                return [connection.post("/v2/models/chain/infer", content=content, headers=size) for _ in range(4)]
+
+            assert [answer.status_code for answer in answers()] == [200] * 4
+            client.unload("three")
+            refused = answers()
+            assert [answer.status_code for answer in refused] == [503] * 4
+            assert all(answer.json()["error"].startswith("step 'second': model 'three'") for answer in refused)
+            client.load("three")
+            assert [answer.status_code for answer in answers()] == [200] * 4

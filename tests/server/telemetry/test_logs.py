@@ -305,5 +305,13 @@ def test_triton_clients_set_the_level_of_all_lines() -> None:
     assert lines(stream, "request") == [] and lines(stream, "no") == []
 
 
+@pytest.mark.parametrize(("level", "info"), [("info", True), ("warning", False)])
+def test_triton_clients_see_the_level_that_the_server_started_with(level: str, info: bool) -> None:
+    with logged(level=level), serving({"m": doubler()}) as running:
+        assert running.ask("GET", "/v2/logging").json["log_info"] is info
+        assert running.ask("POST", "/v2/logging", b'{"log_verbose_level": 0}').json["log_info"] is info
+        assert logging.getLogger("lathe.server.repository").isEnabledFor(logging.INFO) is info
+
+
 def _restore(running: Running) -> None:
     assert running.ask("POST", "/v2/logging", json.dumps({"log_info": True}).encode()).status == 200

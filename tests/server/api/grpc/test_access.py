@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2
 
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
@@ -100,10 +101,60 @@ def test_no_message_is_received_from_a_caller_without_the_right(tmp_path: Path) 
     metadata = [("authorization", f"Bearer {shown}")]
     serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json")
     with serving as (_, address), grpc.insecure_channel(address) as channel:
-        for name in ("ModelInfer", "RepositoryModelLoad", "LogSettings"):
+        for name in ("ModelInfer", "RepositoryModelLoad", "SystemSharedMemoryRegister"):
             call = channel.stream_unary(f"/inference.GRPCInferenceService/{name}", lambda one: one)
             assert refusal(call, endless())[0] is grpc.StatusCode.UNAUTHENTICATED
             status, text = refusal(call, endless(), metadata=metadata)
             assert status is grpc.StatusCode.PERMISSION_DENIED
             assert text.startswith("key 'bot' does not have scope")
         over.set()
+
+
+def test_settings_are_read_with_read_and_changed_with_admin(tmp_path: Path) -> None:
+    made = {scope: make_key("bot", [scope], ["*"], 0, None) for scope in Scope}
+    write_keys(tmp_path / "keys.json", [key for key, _ in made.values()])
+    headers = {scope: {"authorization": f"Bearer {shown}"} for scope, (_, shown) in made.items()}
+    serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json")
+    with serving as (_, address), triton.InferenceServerClient(address) as client:
+        calls = [
+            (Scope.READ, lambda **more: client.get_log_settings(**more)),
+            (Scope.READ, lambda **more: client.get_trace_settings(**more)),
+            (Scope.READ, lambda **more: client.get_trace_settings("doubler", **more)),
+            (Scope.ADMIN, lambda **more: client.update_log_settings({"log_error": True}, **more)),
+            (Scope.ADMIN, lambda **more: client.update_trace_settings(settings={"trace_rate": None}, **more)),
+            (Scope.ADMIN, lambda **more: client.update_trace_settings("doubler", {"trace_rate": None}, **more)),
+        ]
+        for need, call in calls:
+            with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
+                call()
+            for scope, shown in headers.items():
+                if scope is need:
+                    call(headers=shown)
+                else:
+                    with pytest.raises(triton.InferenceServerException, match=f"PERMISSION_DENIED.*'{need}'"):
+                        call(headers=shown)
+
+
+def test_a_key_for_a_model_reads_the_trace_settings_of_that_model_alone(tmp_path: Path) -> None:
+    key, shown = make_key("bot", [Scope.READ], ["doubler"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+    headers = {"authorization": f"Bearer {shown}"}
+    models = {"doubler": doubler(), "other": doubler()}
+    serving = grpc_serving(models, keys_file=tmp_path / "keys.json")
+    with serving as (_, address), triton.InferenceServerClient(address) as client:
+        client.get_trace_settings("doubler", headers=headers)
+        with pytest.raises(triton.InferenceServerException, match="'read' for model 'other'"):
+            client.get_trace_settings("other", headers=headers)
+        for call in (client.get_trace_settings, client.get_log_settings):
+            with pytest.raises(triton.InferenceServerException, match="'read' for all models"):
+                call(headers=headers)
+
+
+def test_settings_without_admin_are_refused_before_their_values_are_read(tmp_path: Path) -> None:
+    key, shown = make_key("bot", [Scope.READ], ["*"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+    metadata = (("authorization", f"Bearer {shown}"),)
+    with grpc_serving({}, keys_file=tmp_path / "keys.json") as (_, address), stub(address) as calls:
+        message = service_pb2.LogSettingsRequest()
+        message.settings["nonsense"].string_param = "no"
+        assert refusal(calls.LogSettings, message, metadata=metadata)[0] is grpc.StatusCode.PERMISSION_DENIED

@@ -124,6 +124,7 @@ def test_index_load_unload_and_statistics(client: triton.InferenceServerClient) 
 
 
 def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
+    client.update_log_settings({"log_info": True})
     assert client.get_log_settings(as_json=True)["settings"]["log_info"] == {"bool_param": True}
     client.update_log_settings({"log_verbose_level": 1})
     try:

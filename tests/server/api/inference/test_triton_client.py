@@ -202,6 +202,7 @@ def test_statistics_count_requests_and_executions(client: triton.InferenceServer
 
 
 def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
+    assert client.update_log_settings({"log_info": True})["log_info"] is True
     assert client.get_log_settings()["log_info"] is True
     assert client.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
     client.update_log_settings({"log_verbose_level": 0})

@@ -5,6 +5,7 @@ change Host, Origin and Sec-Fetch-Site."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lathe.server.access.authority import Mode
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
 from lathe.server.api.connection.hosts import served_names
+from lathe.server.telemetry.logs import set_level
 from tests.server.fakes import doubler
 from tests.server.running import Running, infer_request, rows, serving
 
@@ -47,6 +49,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Running]:
 @pytest.mark.parametrize("headers", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("path", CHANGES)
 def test_a_page_of_another_origin_changes_nothing(server: Running, path: str, headers: dict[str, str]) -> None:
+    set_level(logging.INFO)
     answer = server.ask("POST", path, b'{"log_info": false}', {**TEXT, **headers})
     assert (answer.status, "LATHE_CORS_ORIGINS" in answer.error) == (403, True)
     assert server.ask("GET", "/v2/logging").json["log_info"] is True

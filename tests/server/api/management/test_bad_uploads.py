@@ -99,7 +99,7 @@ BAD: dict[str, tuple[bytes, set[int], str]] = {  # the file, the possible status
     "text": (b"hello world", {422}, ""),
     "pickle": (pickle.dumps({"weights": [1, 2, 3]}), {415}, "pickle"),
     "old pickle": (pickle.dumps({"weights": [1, 2, 3]}, protocol=0), {422}, ""),
-    "external data": (with_external_data(), {422}, "outside the file"),
+    "external data": (with_external_data(), {422}, "expected its data inside the file"),
     "nested": (deep(), {422}, ""),
     "too few bytes": (with_too_few_bytes(), {422}, "b"),
     "unknown operator": (nodes(("Frobnicate", ["x"], "y")), {422}, "Frobnicate"),

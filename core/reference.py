@@ -179,7 +179,7 @@ def _check_feed(value: Value, feed: Any) -> Any:
     if not isinstance(value.type, TensorType):
         return feed
     array = np.asarray(feed)
-    if array.dtype != value.type.dtype.numpy and array.dtype.kind not in "USO":
+    if not value.type.dtype.holds(array.dtype):
         raise FeedError(f"input '{value.name}' has dtype {array.dtype}, expected {value.type.dtype}")
     if value.type.shape is not None and not _fits(array.shape, value.type):
         raise FeedError(f"input '{value.name}' has shape {array.shape}, expected {value.type}")

@@ -76,6 +76,10 @@ class DType(Enum):
     def is_integer(self) -> bool:
         return self.label.startswith(("int", "uint"))
 
+    def holds(self, dtype: np.dtype[np.generic]) -> bool:
+        """Whether arrays of this NumPy dtype have this element type; texts may be str, bytes or objects."""
+        return dtype == self.numpy or (self is DType.STRING and dtype.kind in "USO")
+
     @staticmethod
     def parse(label: str) -> DType:
         """The element type with this name; ValueError when there is none."""

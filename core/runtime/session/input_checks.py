@@ -87,7 +87,7 @@ def check_input(name: str, type_: ValueType, feed: Any, values: Symbols) -> Any:
     if not isinstance(type_, TensorType):
         return feed
     array = np.asarray(feed)
-    if array.dtype != type_.dtype.numpy and array.dtype.kind not in "USO":
+    if not type_.dtype.holds(array.dtype):
         raise FeedError(f"input '{name}' has dtype {array.dtype}, expected {type_.dtype}")
     if type_.shape is None:
         return np.asarray(array, order="C")

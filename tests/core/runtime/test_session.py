@@ -55,6 +55,9 @@ def test_outputs_are_fresh_arrays() -> None:
         ({}, "input 'x' is missing; expected float32"),
         ({"x": np.zeros((2, 20), np.float32), "z": np.zeros(1)}, "unknown input 'z'; the model has x"),
         ({"x": np.zeros((2, 20), np.float64)}, "input 'x' has dtype float64, expected float32"),
+        ({"x": np.full((2, 20), "1.5")}, "input 'x' has dtype <U3, expected float32"),
+        ({"x": np.full((2, 20), b"1.5")}, r"input 'x' has dtype \|S3, expected float32"),
+        ({"x": np.full((2, 20), 1.5, object)}, "input 'x' has dtype object, expected float32"),
         ({"x": np.zeros((2, 21), np.float32)}, r"input 'x' has shape \[2, 21\], expected float32\[batch,20\]"),
         ({"x": np.zeros(20, np.float32)}, r"input 'x' has shape \[20\]"),
     ],
@@ -224,3 +227,17 @@ def test_a_scalar_for_an_input_of_unknown_rank_stays_a_scalar() -> None:
         fed = np.ones(shape, np.float32)
         np.testing.assert_array_equal(session.run({"x": fed})["y"], -fed, strict=True)
     np.testing.assert_array_equal(session.run({"x": fed.T})["y"], -fed.T, strict=True)
+
+
+def test_the_reference_runner_refuses_texts_for_numbers() -> None:
+    with pytest.raises(FeedError, match="input 'x' has dtype object, expected float32"):
+        lathe.interpret(graphs.mlp(), {"x": np.full((2, 20), 1.5, object)})
+
+
+@pytest.mark.parametrize("code", [code for code in np.typecodes["All"] if np.dtype(code) != np.float32])
+def test_arrays_of_every_other_dtype_are_refused(code: str) -> None:
+    """Native code would read their bytes as float32, those of objects too, which are addresses."""
+    x = np.zeros((2, 20), np.dtype(code) if code not in "SUV" else np.dtype(f"{code}4"))
+    for run in (lathe.compile(graphs.mlp(), threads=1).run, lambda feeds: lathe.interpret(graphs.mlp(), feeds)):
+        with pytest.raises(FeedError, match="input 'x' has dtype"):
+            run({"x": x})

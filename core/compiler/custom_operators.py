@@ -80,13 +80,20 @@ def load_operators(modules: str) -> None:
     UnsupportedError for a module that cannot be imported.
     """
     before = set(registry.names())
-    for name in filter(None, map(str.strip, modules.split(","))):
+    names = _module_names(modules)
+    for name in names:
         try:
             importlib.import_module(name)
         except Exception as error:
             raise UnsupportedError(f"operators of module '{name}': {type(error).__name__}: {error}") from error
     registry.mark_known_to_children(set(registry.names()) - before)
-    os.environ[MODULES] = modules
+    loaded = _module_names(os.environ.get(MODULES, ""))  # by calls before this one
+    os.environ[MODULES] = ",".join(dict.fromkeys([*loaded, *names]))
+
+
+def _module_names(modules: str) -> list[str]:
+    """The names in a text that separates them by commas."""
+    return [name for name in map(str.strip, modules.split(",")) if name]
 
 
 def _check(cls: type[OpDef]) -> None:

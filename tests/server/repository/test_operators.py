@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,16 @@ def test_uploads_may_use_the_operators_of_the_servers_modules(tmp_path: Path, mo
     with lathe.load_compiled(tmp_path / "out" / "model.lathe") as session:
         got = session.run({"x": np.ones((2, 4), np.float32)})
     np.testing.assert_array_equal(got["y"], np.full((2, 4), 3, np.float32))
+
+
+def test_child_processes_import_the_modules_of_all_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(custom_operators.MODULES, "")
+    for name in ("first_of_a_test", "second_of_a_test"):
+        (tmp_path / f"{name}.py").write_text("")
+        custom_operators.load_operators(f" {name},")
+    custom_operators.load_operators("first_of_a_test")
+    assert os.environ[custom_operators.MODULES] == "first_of_a_test,second_of_a_test"
 
 
 def test_a_missing_module_is_named() -> None:

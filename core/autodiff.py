@@ -77,7 +77,7 @@ def _differentiable_value(values: dict[str, Value], name: str, graph: Graph) -> 
 
 
 class _Sweep:
-    """One backward walk from results to targets."""
+    """One backward walk from results to targets: collects the terms of the gradient of each value on the way."""
 
     def __init__(self, writer: Writer, targets: Iterable[Value]) -> None:
         self.writer = writer

@@ -44,8 +44,10 @@ class VerifyError(ModelError):
 
 
 class PlanError(LatheError):
-    """A plan that breaks an invariant, such as a step that reads what another one has overwritten; from inside the
-    compiler this is a bug of the planner."""
+    """A plan that breaks an invariant, such as a step that reads what another step has overwritten.
+
+    From inside the compiler this is a bug of the planner.
+    """
 
 
 class FeedError(LatheError):

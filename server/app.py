@@ -183,7 +183,8 @@ def assemble(
 ) -> FastAPI:
     """Return the ASGI application with its middleware, the protocol's routes and `routers`, over HTTP and gRPC.
 
-    The context manager `running` is entered before the first request and left after the last. `collectors` add metrics.
+    The context manager that `running` returns is entered before the first request and left after the last; it calls its
+    argument once the models are loaded. `collectors` add metrics.
     """
     settings, plane = engine.settings, engine.plane
     access = AccessLog(settings.access_log, settings.access_log_share, settings.access_log_rate)

@@ -70,7 +70,10 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str] = o
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that begin with `LATHE_` but are unknown: neither settings nor set by Kubernetes."""
+    """Return the unknown variables that begin with `LATHE_`, sorted.
+
+    Known are the settings, the variables of other parts of Lathe, and those that Kubernetes sets for a service.
+    """
     known = {variable(name) for name in Settings.model_fields} | OTHER_VARIABLES
     ours = (name for name in environment if name.upper().startswith(PREFIX))
     return sorted(name for name in ours if name.upper() not in known and not _is_from_kubernetes(name, environment))

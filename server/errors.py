@@ -116,13 +116,13 @@ class Unavailable(ServerError):
 
 
 class Overloaded(Unavailable):
-    """A queue is full; the request was not queued."""
+    """A queue or another limit of the server is full; the request was refused, or evicted before it ran."""
 
     code = "overloaded"
 
 
 class ExecutionInterrupted(Unavailable):
-    """The server interrupted an execution that had not ended at its deadline."""
+    """The server interrupted an execution that had not ended at its deadline, or when its model was unloaded."""
 
     code = "broken_off"
 

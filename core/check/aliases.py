@@ -52,7 +52,8 @@ class Aliases:
         """Set the boxes of the inputs of a Concat that lie inside its output, as parts of the output's memory.
 
         An input that is a view gets no box here; the source of the view does. `step` is the step that runs the Concat:
-        only inputs that are in place by the addresses of its operands count. None if no step runs it: then all do.
+        only inputs that are in place by the addresses of its operands count. None if no step runs it: then all do, and
+        nothing is done if a fallback computes the Concat, or all its inputs are parts of other values (`_is_part`).
         """
         if step is None and (node in self._facts.runs or all(map(self._is_part, node.inputs))):
             return
@@ -92,7 +93,8 @@ class Aliases:
     def _set_origin_box(self, value: Value, box: Box) -> None:
         """Set the box of the value from which `value` is computed by views alone; that is `value` itself without views.
 
-        `box` is the box of `value`. A box that is set already stays.
+        `box` is the box of `value`. A box that is set already stays. Nothing is set if no strides give the elements of
+        `box` the shape of the other value.
         """
         chain = [value]
         while (producer := chain[-1].producer) is not None and self._is_view(producer):
@@ -141,7 +143,7 @@ class Aliases:
         """The part of `source` that `value` is; None if that is unknown.
 
         `node` is a view, Slice, Split or Gather that no step runs, `source` the box of its first input, and `value` one
-        of its outputs, with `shape`. A Gather counts only with one constant index.
+        of its outputs, with `shape`. A Gather counts only with a constant scalar index within range.
         """
         if node.op in VIEWS:
             return source.reshaped(shape)

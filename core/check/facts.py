@@ -139,7 +139,11 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
 
 
 def _is_shared_code_right(call: KernelCall, target: Target | GpuTarget) -> bool:
-    """Whether the code that several specs share, with the numbers in the last operand, is that of the kernel's spec."""
+    """Whether the call's shared code (`call.shared`) and its last operand are those to which its spec generalizes.
+
+    Shared code is one function for all specs that differ only in numbers; the last operand, a `Block`, has these
+    numbers. False also if the spec has no such function on this target, or the call has no such operand.
+    """
     block = call.operands[-1]
     found = call.spec.general(target, len(call.operands) - 1) if isinstance(target, Target) else None
     if found is None or call.shared is None or not isinstance(block, Block):
@@ -204,7 +208,7 @@ def base_name(plan: Plan, base: int) -> str:
 
 
 class Sizes:
-    """Evaluates dimensions, shapes and addresses for one batch size."""
+    """The values of dimensions, shapes and addresses for one batch size, `n`."""
 
     def __init__(self, n: int) -> None:
         self.n = n

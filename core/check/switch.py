@@ -8,5 +8,5 @@ CHECK_VARIABLE = "LATHE_CHECK_PLANS"
 
 
 def is_checking() -> bool:
-    """Whether every rewritten graph and every plan is checked."""
+    """Whether every rewritten graph and every plan is checked: the environment has `LATHE_CHECK_PLANS=1`."""
     return os.environ.get(CHECK_VARIABLE) == "1"

@@ -49,7 +49,7 @@ class Access:
 
 
 class SymbolicRun:
-    """Executes a plan for a batch of `n` on symbolic memory, one `Memory` for each base."""
+    """The state of executing a plan for a batch of `n`: for each base a `Memory`, which records what bytes hold."""
 
     def __init__(self, facts: Facts, sizes: Sizes, same: Aliases, weights: Weights) -> None:
         self.facts, self.plan, self.sizes, self.aliases, self.weights = facts, facts.plan, sizes, same, weights

@@ -16,7 +16,10 @@ from lathe.core.plan.plan import FLAG_BYTES, WEIGHTS, Address
 
 
 class Weights:
-    """The items of the weight block by offset. An item that has passed a check is not checked again."""
+    """The items of a plan's weight block, sorted by offset; what has passed a check is not checked again.
+
+    PlanError if items overlap, or lie outside the `plan.weights` bytes of the block.
+    """
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -33,8 +36,8 @@ class Weights:
     def check_operand(self, each: StepFacts, index: int, address: Address) -> None:
         """PlanError unless operand `index`, which is no value (packed weights, a block or a flag), is at `address`.
 
-        For packed weights and blocks, the weight block must have the expected bytes there. The address must not depend
-        on the batch size.
+        Packed weights and blocks: the item of the weight block at this offset must have the expected bytes, and the
+        offset must not depend on the batch size. Flag: `address` must be that of the flag number of the step.
         """
         if (each.index, index) in self._checked:
             return

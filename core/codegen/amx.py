@@ -23,7 +23,7 @@ _PRODUCTS = {DType.BFLOAT16: "tdpbf16ps", DType.FLOAT16: "tdpfp16ps", DType.UINT
 
 
 class Shape(NamedTuple):
-    """The shape of a tile register."""
+    """The shape of a tile register: `rows` rows of `words` 32-bit words each."""
 
     rows: Val | int
     words: int  # per row

@@ -163,7 +163,7 @@ class Arithmetic:
         return self.bitcast(self.cast(self.bit_or(found, sign), DType.UINT16), DType.FLOAT16)
 
     def bitcast(self, x: Val, dtype: DType) -> Val:
-        """The same bits as another type of the same width."""
+        """The bits of `x` as elements of type `dtype`, which has the same width."""
         return self._wrap(self.b.convert("bitcast", x.ir, register_type(dtype, x.lanes)), x, dtype)
 
     # Arithmetic
@@ -277,7 +277,7 @@ class Arithmetic:
         return vmath.rounded(self, self._operand(x), "ceil")
 
     def rint(self, x: Operand) -> Val:
-        """The nearest integer, ties to even."""
+        """`x` rounded to the nearest integer, ties to even, in the type of `x`; integers are unchanged."""
         return vmath.rounded(self, self._operand(x), "roundeven")
 
     # Comparison and choice

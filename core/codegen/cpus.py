@@ -57,7 +57,7 @@ FEATURES: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def usable_features(available: frozenset[str]) -> frozenset[str]:
-    """The subset of `available` features that kernels may use.
+    """Those of the `available` features that kernels may use; `BASE` without all of `AVX2`.
 
     A hypervisor may hide the base of an extension and show the extension. Code for 64-byte vectors needs all of AVX512,
     so if one part is missing, all AVX-512 features are dropped. AMX is dropped unless AVX512 and `amx-tile` are there.

@@ -52,13 +52,13 @@ def _bfloat16(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
 
 
 def _lower(k: Kernel, word: Val) -> Val:
-    """The lower bfloat16 of every word as float32."""
+    """The bfloat16 in the lower half of every 32-bit element of `word`, as float32."""
     moved = k.builder.binary("shl", word.ir, _all(word.ir.type, _HALF_BITS))
     return k.ops.bitcast(Val(k, moved, I32, word.lanes), F32)
 
 
 def _upper(k: Kernel, word: Val) -> Val:
-    """The upper bfloat16 of every word as float32."""
+    """The bfloat16 in the upper half of every 32-bit element of `word`, as float32."""
     return k.ops.bitcast(k.ops.bit_and(word, -1 << _HALF_BITS), F32)
 
 

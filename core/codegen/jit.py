@@ -81,7 +81,8 @@ class Library:
         """Link the object files in `objects`, a map from each symbol to the file that defines it.
 
         `further` lists more symbols that these files define, so that `address` finds them too. ArtifactError if a file
-        cannot be linked, or uses instructions that the host lacks: it is damaged, or compiled for another machine.
+        cannot be linked, does not note the instruction sets that it needs, or needs one that the host lacks: it is
+        damaged, or compiled for another machine.
         """
         for symbol, data in objects.items():
             _check_host_supports(symbol, data)

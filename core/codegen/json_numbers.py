@@ -33,7 +33,7 @@ _INFINITY = 0x7FF0000000000000
 
 
 class ReadWord(IntEnum):
-    """The 64-bit words of a reader's state."""
+    """The indices of the 64-bit words in a reader's state, which hold its parameters and its results."""
 
     AT = 0  # offset in the text: the list's first bracket; after the call the list's end, or a HARD number's start
     INDEX = 1  # the number of elements stored so far

@@ -53,7 +53,10 @@ class Fold:
 
 
 class Kernel:
-    """Builds the function `symbol`; the module's docstring has an example."""
+    """The native function `symbol` under construction: its spec, target and LLVM module, and methods that add code.
+
+    `n`, `tid` and `threads` are the function's arguments: the batch size, this thread's number, the number of threads.
+    """
 
     def __init__(self, spec: KernelSpec, target: Target) -> None:
         self.spec = spec
@@ -91,10 +94,10 @@ class Kernel:
         return Pointer(self, self.builder.load(POINTER, slot, 8), dtype)
 
     def read_numbers(self, index: int, dims: Iterable[Dim]) -> None:
-        """Load the run-time numbers that the dimensions use from operand `index`
-        (`lathe.core.kernels.shared.runtime_numbers`).
+        """Load the run-time numbers that the dimensions use from operand `index`, so that `dim` knows their symbols.
 
-        Call it outside loops, before `dim` is called with these dimensions.
+        They are numbers of the spec that code reads in a run (`lathe.core.kernels.shared.runtime_numbers`). Call it
+        outside loops, before `dim` is called with these dimensions.
         """
         if wanted := runtime_numbers_in(dims):
             block = self.operand(index, DType.INT64)
@@ -133,7 +136,7 @@ class Kernel:
         return self.constant(0, dtype, lanes)
 
     def lane_numbers(self, lanes: int) -> Val:
-        """The int64 vector 0, 1, 2 ..."""
+        """The int64 vector 0, 1, ..., `lanes` - 1."""
         return Val(self, llvm_ir.numbers(register_type(DType.INT64, lanes), range(lanes)), DType.INT64, lanes)
 
     def lane_mask(self, count: Index, lanes: int) -> Val:
@@ -203,7 +206,8 @@ class Kernel:
         """Strip mining: cover `extent` elements by vectors of `lanes` (0: `self.lanes`); returns the carried values.
 
         `body(i, mask, *values)` runs for every full vector (mask None), then at most once for the elements that remain.
-        It may return new carried values, which begin with `init`.
+        With an `init`, `values` are carried: `init` in the first call, then what the call before returned. Without
+        one, `body` returns None.
         """
         lanes = lanes or self.lanes
         size = self.index(extent)
@@ -283,7 +287,7 @@ class Kernel:
 
     @property
     def counter(self) -> Pointer:
-        """The step's counter and status words, see `lathe.core.kernels.call`."""
+        """The address of the step's eight int64 words: word 0 hands out tasks, word 1 is the status (a `Status`)."""
         return Pointer(self, self._counter, DType.INT64)
 
     def refuse(self, status: Status | Val) -> None:

@@ -265,7 +265,7 @@ class Builder:
         return self._put(a.type, f"fneg {a.typed}")
 
     def compare_floats(self, relation: str, a: Value, b: Value) -> Value:
-        """An ordered comparison: false if an operand is NaN."""
+        """Whether `a relation b` holds, for a relation such as "<": an ordered comparison, false if one is NaN."""
         return self._put(_truth(a.type), f"fcmp {_ORDERED[relation]} {a.typed}, {b.text}")
 
     def is_unordered(self, a: Value, b: Value) -> Value:

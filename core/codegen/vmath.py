@@ -55,7 +55,7 @@ def _float32_only(library: str) -> Callable[[Unary], Unary]:
 
 @_float32_only("exp")
 def exp(e: Arithmetic, x: Val) -> Val:
-    """2^k * e^r with |r| <= ln(2)/2. Beyond the clamp the result is infinite or zero anyway; NaN passes through."""
+    """exp(x) as 2^k * exp(r) with |r| <= ln(2)/2. Clamping x changes no result: infinite or zero there. NaN stays."""
     x = e.min(e.max(x, -105.0), 89.0)
     k, bits = _nearest_integer(e, x * _LOG2E)
     r = e.fma(k, -_LN2_LOW, e.fma(k, -_LN2_HIGH, x))
@@ -75,7 +75,10 @@ def exp_of_nonpositive(e: Arithmetic, x: Val) -> Val:
 
 @_float32_only("log")
 def log(e: Arithmetic, x: Val) -> Val:
-    """e*ln(2) + ln(m) with m between sqrt(1/2) and sqrt(2)."""
+    """The natural logarithm k*ln(2) + ln(m) of x = 2^k * m, with m between sqrt(1/2) and sqrt(2).
+
+    Minus infinity at 0, NaN below.
+    """
     tiny = e.lt(x, 2.0**-126)
     scaled = e.select(tiny, x * 2.0**23, x)
     bits = e.bitcast(scaled, I32_)
@@ -146,7 +149,10 @@ def cos(e: Arithmetic, x: Val) -> Val:
 
 
 def pow(e: Arithmetic, x: Val, y: Val) -> Val:
-    """C's pow. float32 computes exp2(y * log2|x|) in float64; integers multiply repeatedly."""
+    """C's pow; integers multiply repeatedly. float32 computes exp2(y * log2|x|) in float64, float64 calls C's pow.
+
+    float16 computes in float32. Exponents that are constants of 1, 2, 3, 0.5 or -1 take products, a root or a quotient.
+    """
     if x.dtype is DType.FLOAT16:
         return e.cast(pow(e, e.cast(x, F32), e.cast(y, F32)), DType.FLOAT16)
     if x.dtype.is_integer:

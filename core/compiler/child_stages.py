@@ -99,9 +99,9 @@ def read_parsed(folder: Path) -> Graph:
 def compile_stage(arguments: argparse.Namespace) -> None:
     """Compile parsed IR into an artifact, load it, and run it once on one row of zeros.
 
-    The run is left out if an input has no known rank or holds strings; a model may refuse zeros as data.
-    For a model that packs, this leaves packed code in the cache, so that a session of the artifact serves sequences of
-    every length at once.
+    The run is left out if an input is no tensor, has no known rank, or holds strings; a FeedError of it is ignored, as
+    a model may refuse zeros as data. For a model that packs, the run leaves packed code in the cache, so that a session
+    of the artifact serves sequences of every length at once.
     """
     options = pipeline.make_options(
         arguments.device,

@@ -110,14 +110,17 @@ def _compile_into(
     options: Options,
     ahead: PassResult | None = None,
 ) -> None:
-    """Compile the code of one shape, or dynamic-shape code, and write it to the store. `ahead`: see `build`."""
+    """Compile the code of one shape, or dynamic-shape code, and write it to the store.
+
+    `ahead`: the graph after the passes with their reports, if they ran before.
+    """
     description = replace(description, batching=batching_for(description.batching, binding))
     compiled = pipeline.build(graph, options, description.batching, binding, ahead)
     _store_code(source, description, binding, options, compiled)
 
 
 def _read_graph(path: Path) -> Graph:
-    """The graph to compile: imported from an ONNX file, with `assume_one_batch`, or as an artifact holds it."""
+    """The graph in the file at `path`: that of an artifact, or an ONNX model as `assume_one_batch` rewrites it."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             return assume_one_batch(load(path))[0]
@@ -133,8 +136,9 @@ def cached_runner(
 ) -> Runner:
     """Code for one binding, ready to run: loaded from the store, or compiled and put there.
 
-    The key in the store is made of `source`, `binding`, options and host. Without a `source` nothing is cached, as with
-    `compile_executable`. `graph` is called only to compile.
+    The key in the store is made of `source`, `binding`, options and host. Without a `source`, or if the store cannot be
+    written, the code is compiled into memory, and only the object code of its kernels is cached. `graph` is called only
+    to compile.
     """
     batching = batching_for(description.batching, binding)
     description = replace(description, batching=batching)

@@ -149,7 +149,8 @@ def store_artifact(
 ) -> Session | FileIdentity:
     """Compile a graph into an artifact at `path` in the store; returns the identity of the written file.
 
-    If the file cannot be written (full disk), returns a session of the compiled code instead.
+    If the file cannot be written (full disk), returns a session of the compiled code instead. Otherwise dynamic-shape
+    code is compiled into the store, too, with `new_shapes` "default", or "wait" if each node has a dynamic kernel.
     """
     graph, description, ahead = describe_model(graph, options)
     content = compile_content(graph, description.batching, options)
@@ -183,7 +184,7 @@ def compile_uncached(graph: Graph, options: Options, new_shapes: NewShapes = "de
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
-    """Compile into an artifact, one file; see runtime/artifact/artifact.py. Dynamic-shape code goes into the store."""
+    """Compile a graph into an artifact, the file `path`; dynamic-shape code goes into the store, if there is one."""
     graph, description, ahead = describe_model(graph, options)
     content, source = compile_content(graph, description.batching, options), _artifact_graph(graph, description)
     written = artifact.save(path, description, options.kept(), content, source=source)
@@ -195,7 +196,8 @@ def compile_to(path: Path, graph: Graph, options: Options) -> None:
 def compile_content(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
     """Compiled code for all batch sizes, or `graph` itself if its code must be compiled for each shape.
 
-    That is so if there are symbolic dimensions besides the batch size, or assumptions that exclude batch sizes.
+    That is so if there are symbolic dimensions besides the batch size, or assumptions that exclude batch sizes; the
+    latter do not count for a graph with states, because the states belong to one compiled code.
     """
     if other_symbols(graph, batching) or (batching.supposed and not graph.states):
         return graph

@@ -34,7 +34,7 @@ from lathe.core.runtime.session.session import Description
 
 
 class MakePart(Protocol):
-    """Compiles a graph, or loads its code from the store."""
+    """A function that compiles a graph for a binding of its symbols, or loads the code from the store."""
 
     def __call__(
         self, graph: Callable[[], Graph], description: Description, binding: CodeBinding, options: Options
@@ -42,7 +42,7 @@ class MakePart(Protocol):
 
 
 class MakeDynamic(Protocol):
-    """Compiles dynamic-shape code, or loads it from the store; the code may be in parts."""
+    """A function that compiles dynamic-shape code, or loads it from the store; the code may be in parts."""
 
     def __call__(
         self, graph: Callable[[], Graph], description: Description, binding: CodeBinding, options: Options
@@ -53,9 +53,9 @@ class MakeDynamic(Protocol):
 class DynamicShapes:
     """Facts about a model's dynamic-shape code, found before it is compiled.
 
-    `binding` gives each symbol of the inputs in terms of the sizes of the code's table. It is empty if no node has a
-    dynamic kernel. It is also empty for models whose only dynamic dimension is the batch size: they have no other
-    symbol, or weights fix the others.
+    `binding` gives each symbol of the inputs in terms of the sizes of the code's table. It is empty if the model gets
+    no such code: no node has a dynamic kernel; or the model has states, is packed, or runs on devices; or its only
+    dynamic dimension is the batch size, because there is no other symbol, or weights fix the others.
 
     `whole`: each node has a dynamic kernel; otherwise the code is in parts. `pass_result`: the graph of whole code
     after the passes, with their reports, so that compiling need not run them again; otherwise None.
@@ -191,13 +191,13 @@ def _equalities(binding: CodeBinding) -> tuple[Dim, ...]:
 
 
 def _fillings(binding: CodeBinding) -> tuple[Dim, ...]:
-    """Dimensions that are all 0 or more if and only if those sizes are positive that the binding assumes to be."""
+    """The dimensions `size - 1`, for each size that the binding assumes to be at least 1 (`filled0`, ...)."""
     names = sorted(frozenset().union(*(symbols(dim) for _, dim in binding)))
     return tuple(symbol(name) - 1 for name in names if name.startswith(FILLED))
 
 
 def _plan_rows(graph: Graph) -> PlannedGraph:
-    """The plan of a MapSelected's body, whose inputs have `n` as only symbol. NotNativeError for any other body."""
+    """The plan of a body whose inputs all have the one symbol `n`, as in MapSelected; NotNativeError for others."""
     if graph.inputs and all(value.tensor.symbols == {"n"} for value in graph.inputs):
         return make_plan(graph, host(), winograd=False)
     raise NotNativeError("subgraphs of control flow have code for one batch size, or parts of their own")
@@ -206,8 +206,8 @@ def _plan_rows(graph: Graph) -> PlannedGraph:
 def dynamic_options(options: Options) -> Options:
     """The options of dynamic-shape code.
 
-    Nothing is measured, so that the code is ready soon. Strassen's products are excluded, because they choose a number
-    of rows for one size.
+    Nothing is measured, so that the code is ready soon. `winograd` is false, because Strassen's products, which it
+    would allow, choose a number of rows for one size.
     """
     return replace(options, tune=0.0, tune_later=0.0, winograd=False)
 
@@ -222,7 +222,9 @@ def stand_in(
 ) -> StandIn:
     """The runner for shapes without code of their own: dynamic-shape code, or the reference runner if there is none.
 
-    `source`: the file in which a child process finds the graph. `waits`: see `DynamicShapeCode`.
+    There is none if `description.any_size` is empty. `make` loads or compiles it. `source`: the file in which a child
+    process finds the graph. `waits`: runs whose sizes that code excludes wait for code of their own; otherwise the
+    reference runner answers them.
     """
     general, chosen, binding = ReferenceRunner(graph), dynamic_options(options), description.any_size
     if not binding:

@@ -62,9 +62,8 @@ def partition_model(graph: Graph, options: Options, batching: BatchInfo, binding
 def partition(graph: Graph, sizes: tuple[str, ...], options: Options, rewrite: Rewrite) -> Partitioned:
     """The script (outer graph) of a graph whose symbols are sizes, and the compiled code of its parts.
 
-    `sizes`: the model's names for these symbols, see `Plan.sizes`. `rewrite(graph, inside)` runs the passes on a graph
-    or subgraph, without changing the subgraphs in it. UnsupportedError if no node has a dynamic
-    kernel.
+    `sizes`: the model's names for the symbols size0, size1, ... `rewrite(graph, inside)` runs the passes on a graph or
+    (`inside`) a subgraph, without changing the subgraphs in it. UnsupportedError if no node has a dynamic kernel.
     """
     cutter = _Cutter(options, rewrite)
     script, supposed = cutter.script(graph, frozenset(), inside=False)
@@ -104,7 +103,7 @@ class _Placement:
 
 @dataclass
 class _Cutter:
-    """Makes scripts, and collects the parts of all of them."""
+    """Makes scripts (outer graphs). `parts` collects the code of all parts, `notes` why nodes run on references."""
 
     options: Options
     rewrite: Rewrite
@@ -166,7 +165,7 @@ class _Cutter:
             where |= {value.producer: _REFERENCE for value in home if value.name in left and value.producer}
 
     def _place(self, graph: Graph, shown: frozenset[str]) -> _Placement:
-        """Decide which nodes become native code. `shown`: the symbols that are known besides those of the inputs.
+        """Which nodes become native code, and what is known before each. `shown`: known symbols besides the inputs'.
 
         A node runs on its reference if it has no dynamic kernel, or if it has a symbol whose value is not known before
         it runs, such as an extent of its own result. A view is placed with its source.
@@ -198,7 +197,8 @@ class _Cutter:
     def _node(self, part: _Part, nodes: Sequence[Node], supposed: tuple[Dim, ...]) -> Node:
         """Compile a part, and return the node that stands for it in the script.
 
-        It has the inputs and outputs of `nodes`, the nodes of the part. `supposed`: the assumptions of the part's code.
+        Its inputs and outputs are the values that enter and leave `nodes`, the nodes of the part. The code is added to
+        `parts`. `supposed`: dimensions that the code assumes to be 0 or more, besides those that its extents imply.
         """
         store = open_store(self.options.cache_dir)
         code = partial(object_for, target=host(), cache=store.objects if store else None)

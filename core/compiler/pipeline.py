@@ -57,7 +57,7 @@ def compile_executable(
 ) -> Runner:
     """Compile code for one binding of the symbols (numbers, or sizes for dynamic-shape code), and load it to run.
 
-    `adopted`: states that are in the memory of a device already, by name; see `make_runner`.
+    `adopted`: states that are in the memory of a device already, by name; they keep their values.
     """
     batching = batching_for(batching, binding)
     return load_code(build(graph, options, batching, binding), options, batching, adopted)
@@ -84,8 +84,8 @@ def load_code(
 ) -> Runner:
     """Load compiled code and its weights into memory, ready to run.
 
-    `adopted`: states that are in the memory of a device already, by name. DeviceMemoryError if a device has too little
-    memory.
+    `adopted`: states that are in the memory of a device already, by name; ignored if `compiled` is not `Split`.
+    DeviceMemoryError if a device has too little memory.
     """
     if isinstance(compiled, Partitioned):
         return make_partitioned_runner(compiled, options.threads, options.max_batch)
@@ -103,8 +103,9 @@ def build(
     """The whole pipeline: compile `graph`, with symbols replaced by `binding`, to native code.
 
     The result is `Split` if the options name devices. For dynamic-shape code it is `Partitioned` if some nodes have no
-    dynamic kernel; UnsupportedError if no node has one. `ahead`: the graph after the passes with their reports, if they
-    ran before.
+    dynamic kernel, or outputs must be copied; UnsupportedError if no node has one. If rows are not independent and some
+    node is valid for some batch sizes only, the result is a `Compiled` without kernels whose plan serves no batch size
+    (`placeholder_plan`). `ahead`: the graph after the passes with their reports, if they ran before.
     """
     if not options.optimize:  # the graph as it is written, so products by their definition, too
         options = replace(options, winograd=False)
@@ -153,9 +154,11 @@ def target_of(options: Options) -> Target:
 def plan_graph(
     graph: Graph, options: Options, choose: Selector, reports: list[PassReport], supposed: tuple[Dim, ...]
 ) -> tuple[PlannedGraph, list[PassReport]]:
-    """The plan of an optimized graph, and `reports`; within `options.memory` if that is set (`plan_within`).
+    """The plan of an optimized graph, and `reports`.
 
-    Then the report of the recompute pass is added. `choose` selects the kernel of a node; `supposed`: see `make_plan`.
+    If `options.memory` is set, the recompute pass keeps the arena within that many bytes (ModelError if it cannot), and
+    its report is appended. `choose` selects the kernel of a node. `supposed`: dimensions that the plan assumes to be 0
+    or more.
     """
     plan = partial(
         make_plan,

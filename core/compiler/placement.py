@@ -34,7 +34,7 @@ _MARGIN = 0.95  # safety factor for the next goal after a plan has exceeded its 
 def split(graph: Graph, options: Options, log: Sequence[str], supposed: tuple[Dim, ...] = ()) -> Split:
     """The parts of an optimized graph whose only symbol is `n`, each planned for its device.
 
-    `log`: the reports of the passes. `supposed`: see `make_plan`.
+    `log`: the reports of the passes, as lines. `supposed`: dimensions that the plans assume to be 0 or more.
     """
     store = open_store(options.cache_dir)
     placement, planned = _within_limits(graph, options, Tuning(options, store), supposed)
@@ -86,8 +86,8 @@ def _within_limits(
 ) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
     """A placement whose plans keep to the memory limits, and for each of its parts the plan with the kernel choices.
 
-    The memory of a device is only known after planning its parts: if it is too much, the device gets a lower goal. In
-    the end all nodes run on the host.
+    The memory of a device is only known after planning its parts: if it is too much, the device gets a lower goal, and
+    all is placed again, in the extreme case on the host. UnsupportedError if a pinned node does not fit its device.
     """
     goals = dict(options.limits)
     while True:

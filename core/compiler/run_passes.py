@@ -18,7 +18,8 @@ PassResult: TypeAlias = tuple[Graph, list[PassReport]]
 def run_passes(graph: Graph, options: Options, inside: bool = False, in_parts: bool = False) -> PassResult:
     """A graph of known shapes after the passes, and their reports.
 
-    `inside` and `in_parts`: see `lathe.core.passes.pipeline.Options`.
+    `inside`: the graph is the body of an If, Loop or Scan. `in_parts`: the graph will be cut into parts, and each body
+    is compiled as a graph of its own.
     """
     here = not options.devices
     own = product_dtype(graph)

@@ -48,7 +48,7 @@ def leading_symbol(graph: Graph) -> str | None:
 
 
 def _is_twice(graph: Graph, name: str) -> bool:
-    """Whether some input has several dimensions that depend on this symbol."""
+    """Whether some input has several dimensions that contain the symbol `name`."""
     return any(sum(name in symbols(dim) for dim in shape_of(value) or ()) > 1 for value in graph.inputs)
 
 

@@ -158,7 +158,7 @@ def choices(
 
     Without tuning only the findings in the options count, so that the result depends on nothing else. With tuning but
     without a bench the record counts, too, and nothing is measured; `prepare` compiles the candidates, for a GPU
-    elsewhere to measure. See `tune`.
+    elsewhere to measure. With both, new findings are added to the record.
     """
     batches = measured_batches(target, options.max_batch)
     findings = dict(options.findings)

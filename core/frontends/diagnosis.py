@@ -45,7 +45,10 @@ def history(value: Value, emitter: Emitter) -> list[str]:
 
 
 def suggestion(op: str, domain: str) -> str:
-    """Advice for an error message on an operator that nothing defines, such as the operator with the closest name."""
+    """Advice for an error message on an operator that nothing defines; never empty.
+
+    In the default domain it is the operator with a similar name, or that ONNX has none; in others how to define one.
+    """
     if domain:
         return "define it as a model-local function, or register it (docs/custom-operators.md)"
     known = [name for name in registry.names() if registry.get(name).domain == ""]

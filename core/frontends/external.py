@@ -76,7 +76,10 @@ class ExternalFiles:
 
     @classmethod
     def beside(cls, model: Path) -> ExternalFiles:
-        """The files that the model at this path may use: those below its folder, see the module docstring."""
+        """The files that the model at this path may use: those below its folder.
+
+        Symbolic links there are followed only if the model is a link itself, to files in the folder of its target.
+        """
         return cls(model.parent, model.resolve().parent if model.is_symlink() else None)
 
     def read(self, tensor: onnx.TensorProto, nbytes: int, where: str) -> Array:

@@ -150,7 +150,8 @@ class InlinedSize:
     def size(self, nodes: Iterable[onnx.NodeProto], depth: int = 0) -> int:
         """The number of `nodes`, plus the nodes of their bodies and of the functions that they call.
 
-        `depth` is the number of functions that call each other around them.
+        `depth` is the number of functions that call each other around them. A call deeper than `MAX_CALL_DEPTH`, which
+        the importer refuses, counts as one node, and so does a call of a function inside itself.
         """
         return sum(self._node_size(node, depth) for node in nodes)
 

@@ -183,9 +183,10 @@ class _Importer:
         frame.scope.define(name, frame.emitter.constant(array, frame.value_name(name)))
 
     def _default(self, info: onnx.ValueInfoProto, frame: Frame) -> None:
-        """Define an input that has an initializer: as a constant, or as an input if it is in `default_inputs`.
+        """Define an input of the model that has an initializer and is in `default_inputs` as an input of the graph.
 
-        In a nested graph it is always a constant, since no caller can replace it.
+        Every other one is a constant already: the type of its possible replacements is recorded in `self.defaults`. In
+        a nested graph nothing is done, since no caller can replace the constant.
         """
         if frame.scope.outer is not None:
             return

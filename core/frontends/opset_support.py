@@ -23,8 +23,8 @@ _TYPE_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 def oldest_opset(domain: str, nodes: Sequence[Node], given: int | None = None) -> int:
     """The oldest opset of `domain` that has all `nodes` in their present form. With `given`, only that one is tried.
 
-    For the default domain it is 21 or more. UnsupportedError if there is none; it names the first node that does not
-    fit the newest opset, or `given`.
+    Without `given`, opsets of the default domain below 21 are not tried. UnsupportedError if there is none; it names
+    the first node that does not fit the newest opset, or `given`.
     """
     newest = newest_opset(domain)
     candidates = [given] if given is not None else range(_OLDEST.get(domain, 1), newest + 1)
@@ -38,7 +38,7 @@ def oldest_opset(domain: str, nodes: Sequence[Node], given: int | None = None) -
 
 
 def min_inputs(op: str, domain: str) -> int:
-    """The least number of inputs that a node must list in ONNX, including absent ones."""
+    """The least number of inputs that a node must list in ONNX, including absent ones; 0 if ONNX lacks the operator."""
     schema = _schema(op, domain, newest_opset(domain))
     return 0 if schema is None else int(schema.min_input)
 

@@ -141,7 +141,7 @@ def _selu_constants(e: Emitter, node: OnnxNode) -> None:
 def _one_sided_broadcast(e: Emitter, node: OnnxNode) -> None:
     """Adds trailing axes of extent 1 to B: before opset 7, its axes were aligned with those of A from `axis` on.
 
-    Nothing changes if `broadcast` is 0 or `axis` is absent.
+    Removes both attributes. B stays unchanged if `broadcast` is 0 or `axis` is absent.
     """
     axis, enabled = node.attrs.pop("axis", None), node.attrs.pop("broadcast", 0)
     if not enabled or axis is None:
@@ -332,7 +332,10 @@ def _gemm_broadcasts(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(14, "BatchNormalization")
 def _batch_norm_inference(e: Emitter, node: OnnxNode) -> None:
-    """Keeps the first output only. UnsupportedError if the model uses others: in the old form, that means training."""
+    """Keeps the first output only. UnsupportedError if the model uses others: in the old form, that means training.
+
+    Removes `is_test` and `spatial`; UnsupportedError if `spatial` is 0.
+    """
     node.attrs.pop("is_test", None)
     if not node.attrs.pop("spatial", 1):
         raise UnsupportedError("spatial is 0, expected statistics per channel", where=node.where)

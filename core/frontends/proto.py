@@ -42,7 +42,10 @@ def parse_model(data: bytes, external: bool = False) -> onnx.ModelProto:
 
 
 def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
-    """The opset that the model imports for each domain; "" is the default domain. ModelError if it imports none."""
+    """The opset that the model imports for each domain; "" is the default domain. ModelError if it imports none.
+
+    A model whose IR version is older than opset imports, and that has none, imports opset 1 of the default domain.
+    """
     if not model.opset_import and model.ir_version < _IR_WITH_OPSETS:
         return {"": 1}
     versions = read_opsets(model.opset_import, "model")

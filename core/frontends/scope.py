@@ -24,7 +24,7 @@ _UNTYPED = TensorType(DType.FLOAT32, None)
 
 @dataclass
 class ImportSession:
-    """The state of one import."""
+    """The state of one import: the names in use, the symbols, the known elements of values, and the number of nodes."""
 
     names: set[str]  # all names of values: those of the file, and those made during the import
     symbols: Symbols = field(default_factory=Symbols)
@@ -144,7 +144,9 @@ class Emitter:
 
 @contextmanager
 def errors_at(where: str) -> Iterator[None]:
-    """A context that turns Python's errors into a ModelError at `where`.
+    """A context that turns Python's errors into a ModelError at `where`, an unknown rank into an UnsupportedError.
+
+    Other errors of Lathe pass unchanged.
 
     Operators and adapters assume inputs as ONNX specifies them. Other contents of a file, such as text where a number
     belongs, make them raise one of these errors.
@@ -161,7 +163,7 @@ def errors_at(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of a function that is being inlined."""
+    """A call of a function that is being inlined: the calling node, the attributes, the results and the depth."""
 
     label: str  # the name of the calling node
     attributes: Mapping[str, Attr]

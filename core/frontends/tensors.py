@@ -39,7 +39,7 @@ def tensor_array(tensor: onnx.TensorProto, where: str, files: ExternalFiles | No
     """The tensor as a read-only array. Its data may lie in one of `files`.
 
     ModelError, with `where`, for negative sizes or data that does not fill the shape; UnsupportedError for an unknown
-    element type.
+    element type, and for data in segments.
     """
     where = f"{where}, tensor '{tensor.name}'" if tensor.name else where
     if tensor.HasField("segment"):
@@ -77,7 +77,10 @@ def element_type(code: int, where: str) -> DType:
 
 
 def check_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
-    """The shape as a tuple. ModelError for negative or too large sizes, UnsupportedError for a rank above 64."""
+    """The shape as a tuple. ModelError for negative sizes, UnsupportedError for a rank above 64.
+
+    ModelError also for an empty tensor whose other sizes are so large that no array can have the shape.
+    """
     shape = tuple(dims)
     if min(shape, default=0) < 0:
         raise ModelError(f"shape is {list(shape)}, expected no negative sizes", where=where)

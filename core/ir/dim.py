@@ -276,7 +276,7 @@ def is_data_dependent(dim: Dim) -> bool:
 def violated_assumption(supposed: Iterable[Dim], values: Mapping[str, int]) -> str:
     """A message on the first assumption that is violated for these values of the symbols; "" if none is.
 
-    Each dimension in `supposed` is assumed to be 0 or more.
+    Each dimension in `supposed` is assumed to be 0 or more. A quotient by zero in one of them counts as violated.
     """
     try:
         found = ((dim, evaluate(dim, values)) for dim in supposed)

@@ -94,7 +94,11 @@ class KernelSpec:
 
     @property
     def finding(self) -> str:
-        """The tuner's record of this kernel: the symbol that the selector gives, then a blank and what tuning added."""
+        """The tuner's record of this kernel: its symbol.
+
+        Classes to whose specs tuning adds something override it: the symbol of the selector's spec, a blank, and what
+        tuning added.
+        """
         return self.symbol
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
@@ -109,7 +113,8 @@ class KernelSpec:
     def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:
         """`call`, whose spec is this one, with `way` added: the algorithm that tuning found fastest for batches of `n`.
 
-        Specs without a choice of algorithm return `call` unchanged.
+        `way` is text in a form that the class of the spec defines. Specs without a choice of algorithm return `call`
+        unchanged.
         """
         return call
 
@@ -204,7 +209,7 @@ class KernelCall:
 
     @property
     def code(self) -> KernelSpec:
-        """The spec whose generated code runs."""
+        """The spec whose generated code runs: the general spec `shared` if there is one, otherwise `spec`."""
         return self.shared or self.spec
 
 

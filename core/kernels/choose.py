@@ -67,7 +67,10 @@ def covered_ops(device: str = "cpu") -> frozenset[str]:
 
 
 def families(op: str, device: str = "cpu") -> tuple[str, ...]:
-    """The modules of the selectors for an operator on a device, below `lathe.core.kernels`, in the order of its row."""
+    """The modules of an operator's selectors on a device, in the order of its row, each once, such as "gemm.wide".
+
+    They are the names below `lathe.core.kernels`, without the ending `spec`.
+    """
     modules = (selector.__module__.partition(".kernels.")[2] for selector in row_of(op, device).selectors)
     return tuple(dict.fromkeys(module.removesuffix("spec").rstrip("._") for module in modules))
 

@@ -25,7 +25,8 @@ class MultiheadAttention(Module):
     With `batch_first` they are [N, L, E] and [N, S, E]. `key_padding_mask` is [N, S], `attn_mask` is [L, S] or
     [N * heads, L, S]. A boolean mask is true for keys to leave out; a floating-point mask is added to the scores.
     `forward` returns a pair: the results, and the attention weights [N, L, S] averaged over the heads, or None without
-    `need_weights`. For a query whose keys are all left out the result is finite, whereas PyTorch returns NaN.
+    `need_weights`. For a query whose keys a boolean mask leaves out entirely, the result is finite, whereas PyTorch
+    returns NaN.
     """
 
     def __init__(

@@ -101,14 +101,17 @@ def max_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding
 
 
 def avg_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
-    """The mean of each window; padding counts as zeros."""
+    """The mean of each window; padding counts as zeros. The stride is by default the window's size."""
     return x.op("AveragePool", **_window(kernel_size, stride, padding), count_include_pad=1)
 
 
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """softmax(Q K^T * scale + mask) V along the last two axes; a boolean mask is true for keys that take part."""
+    """softmax(Q K^T * scale + mask) V along the last two axes; `scale` is by default 1 / sqrt(the last extent of Q).
+
+    A boolean mask is true for keys that take part; a mask of numbers is added to the scores.
+    """
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.extent(-1)) if scale is None else scale)
     if attn_mask is not None:
         scores = scores + (additive_mask(~attn_mask) if attn_mask.dtype is DType.BOOL else attn_mask)

@@ -107,7 +107,10 @@ class Module:
     # Modes and utilities
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode (False: evaluation mode) in all modules inside; dropout and batch normalization read it."""
+        """Set training mode (False: evaluation mode) in this module and all inside; returns this module.
+
+        Dropout and batch normalization read it.
+        """
         for module in self.modules():
             module.training = mode
         return self
@@ -116,13 +119,13 @@ class Module:
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Make all parameters trainable, or freeze them (False)."""
+        """Make all parameters in this module trainable, or freeze them (False); returns this module."""
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
 
     def apply(self, function: Callable[[Module], object]) -> Self:
-        """Call `function` with all modules inside, then with this module, which is returned."""
+        """Call `function` with each module inside, inner modules first, then with this module; returns this module."""
         for _, child in self.named_children():
             child.apply(function)
         function(self)

@@ -49,7 +49,7 @@ class Tensor:
         return self.ops(name, *others, outputs=1, **attrs)[0]
 
     def ops(self, name: str, *others: Operand | None, outputs: int, **attrs: Attr) -> list[Tensor]:
-        """The first `outputs` outputs of the operator `name`."""
+        """The first `outputs` outputs of the ONNX operator `name` with this tensor and `others` as inputs."""
         operands = [None if other is None else self._operand(other) for other in others]
         return [Tensor(term.value) for term in self.term.ops(name, *operands, outputs=outputs, **attrs)]
 

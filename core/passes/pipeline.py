@@ -88,7 +88,10 @@ class PassReport:
 
 
 def required_passes(options: Options) -> list[Pass]:
-    """The passes that the planner requires: they fold parameters and constants, and remove dead nodes."""
+    """The passes that the planner requires.
+
+    They fold parameters and constants, inline each If of known condition, remove dead nodes and merge equal nodes.
+    """
     fold: list[Pass] = [BindParams(), FoldConstants(options.fold_limit_bytes)]
     return [*fold, InlineIf(fold), Eliminate(), CommonSubexpressions()]
 
@@ -183,8 +186,8 @@ def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[Pass
     """Runs the given passes on a copy of `graph`, and returns the copy with one report per pass.
 
     The copy is verified after each pass that changed it.
-    Passes fold the values of constants, so the copy has no `defaults` that a run could replace. PassError as in
-    `optimize`.
+    Passes fold the values of constants, so the copy has no `defaults` that a run could replace. PassError, naming the
+    passes already run, when a pass fails or leaves a graph that does not verify.
     """
     graph = graph.clone()
     graph.defaults.clear()

@@ -34,7 +34,9 @@ _PROBE = 1_000_003  # a prime far above the extents of models, so that it does n
 def is_valid_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
     """Whether type inference with numbers for `n` and for sizes gives the shapes that the node's outputs declare.
 
-    The number is a large prime. If the node makes assumptions that exclude large sizes, small ones are tried.
+    The number is a large prime. If the node makes assumptions that exclude large sizes, small ones are tried. False
+    also if an extent with a maximum, such as min(n, 64), broadcasts in some runs only. True for a node whose types have
+    no symbols and whose parameters are constant.
     """
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     if not any(value.tensor.symbols for value in [*inputs, *node.outputs]) and not _depends_on_data(node, constants):

@@ -83,7 +83,7 @@ class KernelChoice:
         return node not in self.reasons and is_view(node)
 
     def root(self, value: Value) -> Value:
-        """The value that owns the memory of `value`: it, or what it is a view or a window of, directly or not."""
+        """The value that owns the memory of `value`, found through views and windows; `value` itself if it owns it."""
         while True:
             if value in self.windows:
                 value = self.windows[value].parent
@@ -98,7 +98,7 @@ class KernelChoice:
         The caller must make sure that no other node reads that memory later. The kernel must allow it
         (`KernelCall.inplace`), and no other operand may lie in that memory: neither a view or a window of the same
         tensor, nor a captured value. The same value as a second operand is harmless if the kernel is pointwise: it
-        then reads every element before it writes the element with the same index.
+        then reads every element before it writes the element with the same index. False if the input is a window.
         """
         call, source = self.calls.get(node), node.input(index)
         if call is None or source is None or index not in call.inplace or source in self.windows:

@@ -135,7 +135,7 @@ def _updates(graph: Graph) -> dict[Value, Value]:
 
 
 def _state_readers(graph: Graph) -> dict[Value, set[Node]]:
-    """The nodes that read each state, or a view of it."""
+    """For the present value of each state, the nodes that read it or a view of it."""
     found: dict[Value, set[Node]] = {state.value: set() for state in graph.states}
     for node in graph.nodes:
         for value in map(view_source, node_reads(node)):

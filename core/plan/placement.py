@@ -72,7 +72,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Parts in the order in which they run. `states`: those that belong to no single part (see `_owner`)."""
+    """Parts in the order in which they run. `states`: those that several parts use, or that an input updates.
+
+    `crossings` are the values that are copied between devices, and `notes` lines about the placement for `explain()`.
+    """
 
     parts: tuple[Part, ...]
     crossings: tuple[Crossing, ...] = ()
@@ -123,7 +126,7 @@ class _Problem:
         return found if isinstance(found, KernelCall) else None
 
     def allowed(self, node: Node) -> list[DeviceSite]:
-        """The devices besides the host that have a kernel for a node, or the one among them that it is pinned to."""
+        """The devices besides the host that have a kernel for a node; for a pinned node at most the pinned device."""
         pinned = self.pins.get(node.name)
         return [
             site

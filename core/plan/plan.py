@@ -87,7 +87,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A buffer of the arena, which holds `values` from time `first` to time `last` (see `Storage.times`)."""
+    """A buffer of the arena, which holds `values` from time `first` to time `last`; a time is the index of a stage."""
 
     offset: Affine
     size: Affine

@@ -36,9 +36,10 @@ def make_plan(
 ) -> PlannedGraph:
     """Plan a graph whose symbols are `n` (the batch size) or sizes (`lathe.core.ir.dims`), and data-dependent ones.
 
-    `choose` returns the kernel for a request, or None if the node has to run on its reference. `winograd`: see
-    `Request`. `supposed` are assumptions: the types of the graph are right as long as none of these dimensions is
-    negative. PlanError if plans are checked (`lathe.core.check`) and this one is wrong.
+    `choose` returns the kernel for a request, or None if the node has to run on its reference. `winograd`: kernels may
+    use Winograd's and Strassen's algorithms, which need fewer multiplications. `supposed` are assumptions: the types of
+    the graph are right as long as none of these dimensions is negative. PlanError if plans are checked
+    (`lathe.core.check`) and this one is wrong.
     """
     planned = _plan(graph, target, threads, choose, winograd)
     planned = replace(planned, plan=replace(planned.plan, supposed=supposed))

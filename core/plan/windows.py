@@ -42,7 +42,7 @@ class Window:
 
     @property
     def start(self) -> Affine:
-        """The offset in bytes; 0 if it is not fixed."""
+        """The offset in bytes; 0 if it depends on the batch size or on sizes."""
         return Affine(b=self.offset * self.parent.dtype.itemsize) if isinstance(self.offset, int) else Affine()
 
 
@@ -213,7 +213,10 @@ class Windows:
         return True
 
     def _supports(self, node: Node, strides: Strides) -> bool:
-        """Whether the catalog has a kernel for the node that supports `strides` for all operands that are in it."""
+        """Whether the catalog has a kernel for the node that supports `strides` for all operands that are in it.
+
+        Always for a Concat, which is a copy. Never if a body of the node captures such a value.
+        """
         if node not in self.calls or any(value in strides for value in set(node_reads(node)) - set(node.inputs)):
             return False
         if node.op == "Concat":
@@ -281,7 +284,10 @@ def _parts(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple
 
 
 def _gather(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tuple[Value, tuple[Dim, tuple[Dim, ...]]]]:
-    """Yield the output of a Gather of one constant index, with its offset and strides; nothing for any other."""
+    """Yield the output of a Gather, with its offset and strides, if the index is a constant scalar within range.
+
+    Nothing is yielded for any other Gather, or if the extent of the axis is not a number.
+    """
     source, index = node.inputs[0], graph.constant_of(node.inputs[1])
     if source is None or index is None or np.ndim(index) != 0:
         return

@@ -19,7 +19,7 @@ def client_of(address: str) -> str:
 
 
 def plain_address(address: str) -> str:
-    """Return an address in canonical form: without a zone, and IPv4-mapped IPv6 as IPv4."""
+    """Return an IPv6 address in canonical form, without a zone, and IPv4-mapped IPv6 as IPv4; other text unchanged."""
     if ":" not in address:
         return address
     try:

@@ -42,7 +42,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. `key` is None if the server has no keys; `sole`: no other key has the same `name`.
+    """The caller of a request. `key` is None if the server has no keys; `sole`: it is the only API key of its `name`.
 
     `mode` is the server's policy, by which a caller without a key is judged.
     """
@@ -62,7 +62,7 @@ class Caller:
         return self.key.identity if self.key else ""
 
     def is_allowed(self, scope: Scope, model: str = "") -> bool:
-        """Whether the caller has this scope for a model; `model` is empty for calls that concern all models."""
+        """Whether the caller has this scope for a model; empty `model`: for all models. Scope train ignores `model`."""
         if self.mode is Mode.OPEN or (self.mode is Mode.UNMANAGED and scope in _UNGUARDED):
             return True
         return self.key is not None and self.key.allows(scope, model)
@@ -124,7 +124,10 @@ class Authority:
         self._is_open = self.mode is Mode.OPEN
 
     def caller(self, authorization: str) -> Caller:
-        """Return the caller of an `Authorization` header; raises Unauthorized."""
+        """Return the caller of an `Authorization` header.
+
+        Raises Unauthorized if the server has keys or tokens, and the header holds no valid one.
+        """
         if self.mode is not Mode.KEYED:
             return self._anybody
         kind, _, credential = authorization.partition(" ")
@@ -147,12 +150,15 @@ class Authority:
         return caller.key.id if caller.key else ""
 
     def quota(self, client: str) -> Quota | None:
-        """Return the rate limit of the key with this id; None if the key sets none."""
+        """Return the rate limit of the API key with the id `client`; None if it sets none, or there is no such key."""
         key = self._ring.keys.get(client)
         return None if key is None else key.quota
 
     async def refused(self, authorization: str, scope: Scope) -> ServerError:
-        """Wait until the caller loses this scope for all models, and return the error: for long-lived calls."""
+        """Wait until the header's key is not valid any more or has `scope` for no model; returns the error.
+
+        For long-lived calls. It checks at each change of the keys, and when the key expires.
+        """
         while True:
             changed = self._changed
             try:
@@ -181,7 +187,10 @@ class Authority:
                 self._changed = asyncio.Event()
 
     def refresh(self, *, anyway: bool = False) -> bool:
-        """Reload the files that have changed, the token keys in any case if `anyway`; returns whether keys changed."""
+        """Reload the files that have changed, the token keys in any case if `anyway`; returns whether keys changed.
+
+        A file that cannot be read is logged, and its keys stay unchanged.
+        """
         changes = [self._refresh(self._refresh_ring, "keys")]
         if (tokens := self._tokens) is not None:
             changes.append(self._refresh(lambda: tokens.refresh(anyway=anyway), "token keys"))

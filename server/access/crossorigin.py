@@ -21,7 +21,7 @@ def origins_of(text: str) -> frozenset[str]:
 
 
 def validate_origins(text: str) -> str:
-    """Validate a list of origins and return it; raises ValueError for text that no browser sends as an origin."""
+    """Return a list of origins unchanged; raises ValueError if one is neither `*` nor text that browsers can send."""
     for origin in origins_of(text):
         if origin != ANY and not _ORIGIN.fullmatch(origin):
             raise ValueError(
@@ -31,7 +31,7 @@ def validate_origins(text: str) -> str:
 
 
 def check_origin(method: str, host: str, origin: str, site: str, listed: frozenset[str]) -> None:
-    """Raise Forbidden for an unsafe request from a page whose origin is not `listed` (cross-site request forgery).
+    """Raise Forbidden for an unsafe request from a page of another origin that is not `listed` (CSRF).
 
     `host`, `origin` and `site` are the headers Host, Origin and Sec-Fetch-Site, empty if absent. A browser sends forms
     and plain text without a preflight request, but sets Origin or Sec-Fetch-Site, which pages cannot change. A request

@@ -63,7 +63,10 @@ class Key:
         return self.id if self.id.startswith(TOKEN_PREFIX) else f"key:{self.id}"
 
     def allows(self, scope: Scope, model: str) -> bool:
-        """Whether the key has this scope for a model; calls without a model need a key for all models."""
+        """Whether the key has this scope for a model; an empty `model` needs a key for all models.
+
+        The scope train counts for all models, since jobs and datasets have no model.
+        """
         if scope not in self.scopes:
             return False
         if scope is Scope.TRAIN or "*" in self.models:  # jobs and datasets have no model; publishing has its own check
@@ -83,7 +86,7 @@ class KeyRing:
         self._names = Counter(key.name for key in self.keys.values())
 
     def is_sole(self, key: Key) -> bool:
-        """Whether this is the only key of its name."""
+        """Whether this is a key of the file, and the only one of its name; False for the key of a token."""
         return key.id in self.keys and self._names[key.name] == 1
 
     def find(self, credential: str, now: float) -> Key | None:
@@ -154,7 +157,10 @@ def _parse(entry: object) -> Key:
 
 
 def _quota(entry: Mapping[Any, object]) -> tuple[float | None, float | None]:
-    """Return rate and burst, None for entries without them (files of older versions); raises ValueError."""
+    """Return rate and burst of an entry, None for those it has not; raises ValueError for a burst without a rate.
+
+    Also for a rate that is not above 0, and a burst below 1. Files of older versions have neither field.
+    """
     match entry.get("rate"), entry.get("burst"):
         case (None, None):
             return None, None

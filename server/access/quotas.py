@@ -59,6 +59,6 @@ class Quotas:
             self._sweep(now)
 
     def _sweep(self, now: float) -> None:
-        """Drop the clients with full buckets. The next sweep is when twice as many clients as now remain are stored."""
+        """Drop the clients with full buckets; the next sweep is at twice the remaining clients, at least at `_MANY`."""
         self._full_at = {client: at for client, at in self._full_at.items() if at > now}
         self._sweep_at = max(_MANY, 2 * len(self._full_at))

@@ -63,7 +63,10 @@ class Tokens:
         return True
 
     def find(self, token: str, now: float) -> Key | None:
-        """Return a token's claims as a key; None if its signature, issuer, audience or expiry is not valid."""
+        """Return a token's claims as a key; None if it is malformed or expired at `now`, or its signature is not valid.
+
+        Also None for another issuer or audience. Calls `missed` if the token names a key that the key set has not.
+        """
         current = self._set
         digest = sha256(token.encode()).digest()
         key = current.seen.get(digest)

@@ -115,7 +115,7 @@ class EndlessModel(LoadedModel, Protocol):
     def may_not_end(self) -> bool: ...
 
     def runs(self) -> Mapping[int, int]:
-        """Return the number of the current run of each thread id.
+        """Return the number of each current run, by the id of its thread.
 
         Run numbers are never reused. An execution may consist of several runs, one after the other.
         """

@@ -95,7 +95,7 @@ class GraphModel:
         return self._session.may_not_end
 
     def runs(self) -> dict[int, int]:
-        """Return the number of the current run of each thread id, if runs may go on for ever."""
+        """Return the number of each current run by the id of its thread; empty if runs always end."""
         return self._session.runs()
 
     def interrupt(self, run: int | None = None) -> None:
@@ -105,7 +105,7 @@ class GraphModel:
     def tokens(self, inputs: Tensors) -> int:
         """Return the number of tokens of a request: rows times sequence length.
 
-        In a model that packs, every dynamic dimension besides the rows is the sequence length.
+        In a model that packs, every dynamic dimension besides the rows is the sequence length. 0 if no input has both.
         """
         for spec in self.inputs:
             lengths = [size for size, dim in zip(inputs[spec.name].shape, spec.shape, strict=True) if dim == -1]

@@ -23,7 +23,10 @@ class RunningBatches(Protocol):
 
 
 class AbandonedRuns:
-    """Checks the executions of an endless model while there are any. Used on the event loop's thread only."""
+    """Checks the running batches of an endless model, whose loops may never end, while any batch runs.
+
+    Used on the event loop's thread only.
+    """
 
     __slots__ = ("_batches", "_is_scheduled", "_model")
 
@@ -42,7 +45,10 @@ class AbandonedRuns:
         asyncio.get_running_loop().call_later(WATCH_INTERVAL, self._interrupt)
 
     def _interrupt(self) -> None:
-        """Interrupt executions when every request of their batch is cancelled or timed out."""
+        """Interrupt executions for which no caller waits, and schedule the next check while a batch runs.
+
+        That is when every request of the batch is done, or its deadline passed `INTERRUPT_DELAY` ago.
+        """
         self._is_scheduled = False
         if not self._batches.running:
             return

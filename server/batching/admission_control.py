@@ -19,7 +19,7 @@ from lathe.server.telemetry.statistics import Statistics
 
 
 class AdmissionControl:
-    """The checks of new requests, and the requests that leave the queue without having run.
+    """Checks new requests, and refuses or cancels requests that wait in the queue of one version.
 
     A refused request leaves the queue before its callback is called: the callback may cancel or submit other requests.
     """
@@ -45,7 +45,10 @@ class AdmissionControl:
         self.skips_checks = policy.needs_no_checks
 
     def admit(self, entry: Entry, now: float) -> None:
-        """Count a request in, and start the timer of its deadline; Overloaded or DeadlineExceeded if it is refused."""
+        """Count a request in, set its priority level, and start the timer of its deadline; the caller queues it.
+
+        Other clients' requests may be dropped to make room. Overloaded or DeadlineExceeded if it is refused.
+        """
         refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
         if refusal is None and not self._make_room(entry.nbytes):
             refusal = self._admission.refusal(entry.nbytes, now)
@@ -60,7 +63,7 @@ class AdmissionControl:
     def turn_away(
         self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
     ) -> ServerError | None:
-        """The error that refuses a request at this time, counted in the statistics; None if it may be queued."""
+        """The error that refuses a request at time `now`, counted in the statistics; None if it may be queued."""
         refusal = self._refusal(group, nbytes, deadline, now, client)
         if refusal is not None:
             self._stats.refused(refusal.code)
@@ -129,7 +132,7 @@ class AdmissionControl:
             self._admission.leave(entry.nbytes)
 
     def refuse(self, entries: list[Entry], reason: Reason) -> None:
-        """Answer requests that are no longer queued with an error; they are still counted."""
+        """Answer requests that are no longer queued with an error; they stay counted in the admission."""
         for entry in entries:
             if entry.state is WAITING:
                 entry.state = STAGED  # the callback of another one may cancel it: it must not leave the queue again

@@ -20,7 +20,10 @@ RefuseEntries: TypeAlias = Callable[[list[Entry], Reason], None]
 
 
 class BatchFormer:
-    """Takes batches from a queue: the largest that meets the nearest deadline and the latency target."""
+    """Takes batches from a queue, as large as the nearest deadline and the latency target allow.
+
+    A batch whose oldest request would miss the latency target even alone is not made smaller.
+    """
 
     def __init__(
         self, queue: Queue, cost: CostModel, limit: int, refuse: RefuseEntries, released: dict[str, int]
@@ -57,7 +60,10 @@ class BatchFormer:
             self._delay.empty(now)
 
     def form(self, wait: float) -> list[Entry]:
-        """Take the next batch, which will start in `wait` seconds; empty if nothing waits."""
+        """Take the next batch, which will start in `wait` seconds.
+
+        Empty if nothing waits, or if all waiting requests are refused because they cannot be answered in time.
+        """
         while batch := self._queue.take(
             self._preferred_rows() if self.policy.preferred else self.max_rows, monotonic()
         ):

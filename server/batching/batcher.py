@@ -97,7 +97,8 @@ class Batcher:
     def submit(self, entry: Entry) -> None:
         """Queue a request, in parts if it has more rows than one batch; may run it before returning.
 
-        Overloaded or DeadlineExceeded if it cannot be admitted; then no work was spent on it.
+        Overloaded or DeadlineExceeded if it cannot be admitted; then it has not run. If a part is refused, all parts
+        are cancelled, but parts before it may have run.
         """
         if entry.group.rows > self._former.max_rows:
             self._submit_parts(entry)
@@ -141,11 +142,17 @@ class Batcher:
     def turn_away(
         self, group: BatchGroup, nbytes: int, deadline: float | None, now: float, client: str
     ) -> ServerError | None:
-        """The error that refuses a request at this time, counted in the statistics; None if it may be queued."""
+        """The error that refuses a request at time `now`, counted in the statistics; None if it may be queued.
+
+        `deadline` and `now` in monotonic seconds; `nbytes`: the bytes of its inputs.
+        """
         return self._control.turn_away(group, nbytes, deadline, now, client)
 
     def expected(self, rows: int, work: float | None = None) -> float:
-        """The seconds until a request that is queued now would be answered; see `AdmissionControl.expected`."""
+        """The seconds until a request of `rows` that is queued now would be answered, after all that is queued.
+
+        `work`: its cost units; None: the mean work of that number of rows.
+        """
         return self._control.expected(rows, work)
 
     def cancel(self, entry: Entry) -> None:
@@ -177,7 +184,7 @@ class Batcher:
         self._next()
 
     def _cancel_due(self) -> None:
-        """Drop the callback: another event has changed the mode before."""
+        """Cancel the scheduled call of `_on_due`, if there is one: another event came before it."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -190,7 +197,7 @@ class Batcher:
             self.mode = IDLE
 
     def _on_finished(self, finished: FinishedBatch) -> None:
-        """Answer a batch that has ended; before that, stage the next batch so that the worker need not wait."""
+        """Answer a batch that has ended; before that, stage a full next batch, so that its worker need not wait."""
         if self._dispatch.running and self._is_next_full():
             self._next()
         if finished.late:
@@ -204,7 +211,10 @@ class Batcher:
         return not self._dispatch.staged and len(self.queue) >= self._former.max_rows
 
     def _enter_next_mode(self, is_another_possible: bool) -> None:
-        """Wait for the next event. `is_another_possible`: another batch may be formed although no instance is free."""
+        """Set the mode after a batch is formed: SCHEDULED if another one can be formed, otherwise IDLE or BUSY.
+
+        `is_another_possible`: another batch may be formed although no instance is free.
+        """
         dispatch = self._dispatch
         is_idle = dispatch.running < dispatch.instances
         if self._coalesced is not None or (len(self.queue) and (is_idle or is_another_possible)):

@@ -68,7 +68,10 @@ class CostModel:
 
     @property
     def bound_factor(self) -> float:
-        """The factor from the predicted time to the bound: the second largest recent ratio, at least `HEADROOM`."""
+        """The factor from the predicted time to the bound: the second largest recent ratio, at least `HEADROOM`.
+
+        It is `HEADROOM` before 8 executions.
+        """
         if self._stretch is None:
             self._stretch = HEADROOM
             if self.samples >= REFIT_INTERVAL:
@@ -94,5 +97,8 @@ class CostModel:
         return self.fixed + self.each * work
 
     def bound(self, work: float) -> float:
-        """The seconds within which this work is done in all but about 6% of the cases (`EXCEEDED` of `RECENT`)."""
+        """The seconds within which this work is done in all but about 6% of the cases (`EXCEEDED` of `RECENT`).
+
+        0 before the first measurement.
+        """
         return self.bound_factor * (self.fixed + self.each * work)

@@ -29,10 +29,10 @@ class FinishedBatch(NamedTuple):
 
 
 class Dispatcher:
-    """Runs batches, at most `instances` at once; one more may be staged.
+    """Runs batches: on the calling thread (`run`), or staged for workers, of which at most `instances` have jobs.
 
-    A worker takes the staged batch without waiting for a busy event loop. On the event loop, `back` takes each result,
-    and `ended` is called when a worker has become free and nothing is staged.
+    A worker takes a staged batch without waiting for a busy event loop. On the event loop, `back` takes each result of
+    a worker, and `ended` is called when a worker has become free and nothing is staged.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Dispatcher:
     ) -> None:
         self.instances = 1
         self.running = 0  # workers with a job of this model, at most `instances`
-        self.staged: deque[list[Entry]] = deque()  # batches that wait for a worker, at most one
+        self.staged: deque[list[Entry]] = deque()  # batches that wait for a worker
         self.model = model
         self._cost = cost
         self._pool = pool
@@ -162,7 +162,7 @@ class Dispatcher:
         return ran
 
     def _late(self, batch: list[Entry]) -> list[Entry]:
-        """The entries that would miss their deadline now: the batch before took longer than predicted."""
+        """The entries whose deadline would pass before the bound on the end of the batch, if it starts now."""
         deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
         if not deadlines:
             return []

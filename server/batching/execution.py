@@ -45,7 +45,10 @@ Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], BatchResu
 
 
 def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
-    """Execute requests in one batch; if that fails, each alone, so that only the requests at fault fail."""
+    """Execute requests in one batch; if that fails, each alone, so that only the requests at fault fail.
+
+    After ExecutionInterrupted all of them fail, and none runs again.
+    """
     started, working = monotonic(), thread_time()
     executions = 1
     try:
@@ -66,7 +69,10 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResu
 
 
 def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
-    """Like `run`, for sequences of different lengths: they are executed together without padding."""
+    """Like `run`, for sequences of different lengths: they are executed together without padding.
+
+    The requests run one after the other if the model does not pack.
+    """
     packing = model if isinstance(model, PackingModel) else None
     if packing is None:
         return run_each(model, inputs, rows)
@@ -87,7 +93,10 @@ def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ba
 def run_padded(
     execute: Execute, padded: list[RequestPadding | None], model: LoadedModel, inputs: list[Tensors], rows: list[int]
 ) -> BatchResult:
-    """Pad the requests that have a padding, run the batch with `execute`, and cut their outputs back."""
+    """Pad the requests that have a padding, run the batch with `execute`, and cut their outputs back.
+
+    All requests fail if there is not enough memory for the padding.
+    """
     started = monotonic()
     try:
         filled = [one if rule is None else rule.fill(one) for rule, one in zip(padded, inputs, strict=True)]
@@ -102,7 +111,7 @@ def run_padded(
 
 
 def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
-    """Execute requests one after the other: for models that gain nothing from stacking."""
+    """Execute requests without stacking them: by the model's `execute_each`, otherwise one after the other."""
     started = monotonic()
     outcomes: list[Outcome]
     try:

@@ -49,7 +49,7 @@ class FairQueue:
 
     @property
     def since(self) -> float:
-        """The arrival time of the oldest entry (monotonic seconds)."""
+        """The arrival time of the oldest entry (monotonic seconds); inf if the queue is empty."""
         oldest = min([own[0].since for own in self._waiting.values()], default=inf)
         return min(oldest, self.plain[0].since) if self.plain else oldest
 
@@ -89,7 +89,10 @@ class FairQueue:
             del self._waiting[client]
 
     def newest(self, client: str) -> tuple[Entry | None, int]:
-        """The last waiting entry of a client, without `plain`; and how many cancelled entries were removed."""
+        """The client's newest waiting entry outside `plain`, or None; and the number of cancelled entries removed.
+
+        None if it has none, or only a cancelled one at the front.
+        """
         own = self._waiting.get(client)
         if own is None:
             return None, 0

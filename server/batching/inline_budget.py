@@ -24,15 +24,18 @@ class InlineBudget:
         self._is_host_only = isinstance(model, PlacedModel) and not model.devices
 
     def allows(self, rows: int) -> bool:
-        """Whether a batch of `rows` runs on the event loop's thread: it is expected to be short, no worker is busy (its
-        run could hold the compute thread pool), and no model has a promised share of the workers' time."""
+        """Whether a batch of `rows` may run on the event loop's thread.
+
+        It may if it is expected to be short, if no worker is busy (its run could hold the compute thread pool), and if
+        no model has a configured share of the workers' time.
+        """
         pool = self._pool
         if not self._seconds or pool.busy or pool.shared:
             return False
         return self._cost.is_expected_within(rows, self._seconds)
 
     def add(self, rows: int, seconds: float, busy: float) -> None:
-        """Learn from one execution; `busy`: the CPU seconds of its thread."""
+        """Learn from one execution; `busy`: the CPU seconds of its thread, which bound the time of a CPU-only model."""
         if self._seconds:
             self._cost.add(rows, min(seconds, busy) if self._is_host_only else seconds)
 

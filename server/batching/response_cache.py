@@ -34,7 +34,10 @@ class ResponseCache:
         return outputs
 
     def put(self, key: bytes, outputs: Tensors) -> None:
-        """Store outputs, which must not be changed later. Outputs larger than the whole cache are not stored."""
+        """Store outputs, which must not be changed later; the least recently used ones are dropped to make room.
+
+        No effect for a key that is present, and for outputs larger than the whole cache.
+        """
         size = entry_bytes(outputs)
         if key in self._entries or size > self.max_bytes:
             return

@@ -32,7 +32,7 @@ class SingleBatches:
             self._loop.call_soon(self._on_iteration)
 
     def reset(self) -> None:
-        """Note that a batch had several requests, or ran on a worker."""
+        """Begin to count again: a batch went to a worker."""
         self._count = 0
         self.can_skip_collecting = False
 

@@ -23,7 +23,7 @@ _PRIOR_EVENTS, _PRIOR_TRIALS = 0.05, 10.0  # prior of `Rate.estimate`: a rate of
 
 @dataclass(slots=True)
 class Rate:
-    """Counts of an event."""
+    """The number of trials, and of the events in them."""
 
     events: int = 0
     trials: int = 0

@@ -3,8 +3,8 @@
 Six tests run at once. Does the candidate fail more often? Does it answer with NaN or infinity more often? Is it slower
 than the stable version's p90, p99 or maximum, times a slack, more often (three tests)? Do its answers differ from the
 stable version's more often than tolerated? It is rolled back when one test says yes at the level `FALSE_ALARM / 6`, so
-that the probability of rolling back an equal version is at most `FALSE_ALARM` (Bonferroni). It is promoted when all
-tests say no.
+that the probability of such a rollback of an equal version is at most `FALSE_ALARM` (Bonferroni). It is promoted when
+all tests say no, and rolled back if they are undecided after `most` requests.
 """
 
 from __future__ import annotations

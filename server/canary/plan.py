@@ -47,7 +47,7 @@ class CanaryPlan:
 
     @property
     def holds(self) -> bool:
-        """Whether the present or a later step has a duration: until then the candidate cannot go live."""
+        """Whether the present or a later step has a duration, before whose end the candidate cannot go live."""
         return any(step.seconds for step in self.steps[max(self.step, 0) :])
 
     def validate(self) -> CanaryPlan:

@@ -54,7 +54,10 @@ def default_steps(weight: float) -> tuple[Step, ...]:
 
 
 def check_steps(steps: tuple[Step, ...], shadow: float) -> None:
-    """Raises BadRequest for too many steps, values out of range, or a weight below the step before."""
+    """Raises BadRequest for too many steps, values out of range, or a weight below that of the step before.
+
+    Also for a weight of 0 if `shadow` is 0, since the candidate would then answer nothing.
+    """
     if len(steps) > MAX_STEPS:
         raise BadRequest(f"steps: expected at most {MAX_STEPS}, got {len(steps)}")
     for index, step in enumerate(steps):

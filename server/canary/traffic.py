@@ -122,7 +122,10 @@ class Trial:
 
 
 class TrialArm(Servable):
-    """A loaded version on trial: same queue and statistics as the version, and each outcome is reported to `seen`."""
+    """A loaded version on trial: it has the version's queue and statistics, and reports each outcome to `seen`.
+
+    It has no response cache.
+    """
 
     def __init__(self, servable: Servable, seen: OnOutcome) -> None:
         super().__init__(servable.ref, servable.model, servable.batcher)
@@ -164,7 +167,10 @@ def observe(outcome: Outcome, seconds: float) -> Observation:
 
 
 def is_different(expected: Tensors, got: Tensors, rtol: float, atol: float) -> bool:
-    """Whether any element is beyond the tolerance. NaN equals NaN; strings and integers must be equal."""
+    """Whether a shape differs, or an element by more than the tolerance; strings and integers must be equal.
+
+    NaN equals NaN.
+    """
     return any(not _agree(array, got[name], rtol, atol) for name, array in expected.items())
 
 

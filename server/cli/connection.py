@@ -114,7 +114,7 @@ class Connection:
         return context
 
     def failure_text(self, error: ClientError, url: str = "") -> str:
-        """Return one line that says why no answer came from the server at `url` (default: this one)."""
+        """Return one line that says why no answer came from the server at `url` (default: that of this connection)."""
         import httpx
 
         url = url or self.url

@@ -126,7 +126,10 @@ def _parse_request(document: Any) -> Tensors:
 
 
 def _random_inputs(client: Client, name: str, version: str) -> Tensors:
-    """Return random inputs of the model's types and shapes; dynamic dimensions have size 1. The seed is fixed."""
+    """Return random numbers in [0, 2), or `text` for BYTES, in the types and shapes of a model's inputs, by name.
+
+    Dynamic dimensions have size 1. The seed is fixed.
+    """
     import numpy as np
 
     from lathe.server.datatypes import NUMPY_OF

@@ -70,7 +70,8 @@ def local_url() -> str:
 def _local_client(server: Connection, url: str) -> Client:
     """Return a client of the server on this machine, with a Host header that the server accepts.
 
-    The server's certificate need not name the loopback address: only the certificate of the settings is trusted.
+    The server's certificate need not name the loopback address: only the CA of `server`, or without one the certificate
+    in the settings, is trusted.
     """
     from lathe.server.client import Client
     from lathe.server.client.host_transport import HostTransport
@@ -91,7 +92,7 @@ def _local_client(server: Connection, url: str) -> Client:
 
 
 def _first_host(served_hosts: str) -> str:
-    """Return the first host name that the server accepts; empty if it accepts all."""
+    """Return the first host name in a list separated by commas; empty if the list is empty or has `*` (all)."""
     names = [name.strip() for name in served_hosts.split(",") if name.strip()]
     return "" if "*" in names else next(iter(names), "")
 

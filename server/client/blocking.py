@@ -29,7 +29,8 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
     the client certificate) default to the variables LATHE_URL, LATHE_KEY, LATHE_CA, LATHE_CERT and LATHE_CERT_KEY.
     `timeout` (seconds) limits every wait, except for uploads and compilations, which `upload_timeout` limits. A
     repeatable request is retried for up to `patience` seconds while the server is overloaded or restarts; 0: never.
-    Raises ClientError for a URL or certificates that cannot be used.
+    `verify` and `transport` are those of httpx; the variables of certificates count only if `verify` is True. Raises
+    ClientError for a URL or certificates that cannot be used.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The arguments of both clients: see `Client`."""
+    """The connection arguments of both clients, which `Client` describes, with their defaults filled in."""
 
     url: str
     timeout: float
@@ -41,7 +41,10 @@ class Connection:
         cert_key: Path | str | None,
         verify: ssl.SSLContext | bool,
     ) -> Connection:
-        """Fill in defaults from the environment and read the certificates; raises ClientError if they are not valid."""
+        """Fill in defaults from the environment and read the certificates; raises ClientError if they are not valid.
+
+        Also for a URL that is not valid, or neither http nor https.
+        """
         chosen = url or os.environ.get("LATHE_URL") or DEFAULT_URL
         try:
             scheme = httpx.URL(chosen).scheme
@@ -80,7 +83,7 @@ class Connection:
         return RetryPolicy(seconds, is_repeatable=call.is_repeatable, has_answered=has_answered)
 
     def failure(self, call: object, error: httpx.HTTPError | httpx.InvalidURL) -> ClientError:
-        """Return the error to raise if there was no answer: Unreachable if the connection was not made."""
+        """Return the error if there was no answer: Unreachable if no connection was made, except for TLS errors."""
         cause = str(error) or type(error).__name__
         if "[SSL" in cause:
             return ClientError(f"{self.url}: {cause}")

@@ -88,12 +88,18 @@ class ModelOperations:
 
     @operation
     def statistics(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
-        """Return the statistics of a version: counts of requests, rows and executions, and times by phase."""
+        """Return the statistics of a version, by default of all versions of the model.
+
+        They are counts of requests, rows and executions, and times by phase.
+        """
         return Call("GET", path(_V2, model, *version_segments(version), "stats"), parse_json)
 
     @operation
     def load(self, model: str) -> Call[None]:
-        """Load a model, or reload it; returns once its versions are ready or have failed."""
+        """Load a model, or reload it; returns once its versions are ready or have failed.
+
+        Raises ApiError if no version answers as live then.
+        """
         return Call("POST", path(_CONTROL, model, "load"), ignore_body, is_long=True)
 
     @operation
@@ -132,8 +138,9 @@ class ModelOperations:
     ) -> Call[Published]:
         """Upload a model file; returns once it is compiled, loaded and durable. `key` is an idempotency key.
 
-        External weights in the model's folder are uploaded with it, in an archive; raises lathe.core.errors.ModelError
-        if they are not there.
+        External weights in the model's folder are uploaded with it, in an archive, and so are the files that the steps
+        of a `pipeline.toml` read. Raises OSError for files that cannot be read, and lathe.core.errors.ModelError for
+        weights that are not there.
         """
         body = Upload(lambda: nullcontext(body_of(content)), progress)
         return upload_call(model, body, promote, allow_signature_change, metadata, key)
@@ -171,7 +178,7 @@ class ModelOperations:
 
     @operation
     def delete(self, model: str, version: int, *, key: str | None = None) -> Call[AuditEntry]:
-        """Delete a version; the server refuses while an alias points to it."""
+        """Delete a version; the server refuses while an alias, a canary or a pipeline names it."""
         return Call(
             "DELETE", path(_MODELS, model, "versions", version), parse_one(AuditEntry), headers=idempotency_header(key)
         )

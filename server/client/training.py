@@ -70,7 +70,7 @@ class TrainingOperations:
 
     @operation
     def jobs(self, *, state: str | None = None) -> Call[list[JobSummary]]:
-        """List jobs, newest first: those of the caller, or of all callers for administrators."""
+        """List the newest 1000 jobs, newest first: those of the caller, or of all callers for administrators."""
         return Call("GET", _JOBS, parse_list(JobSummary), {"state": state} if state else {})
 
     @operation
@@ -90,7 +90,7 @@ class TrainingOperations:
 
     @operation
     def job_log(self, job: str) -> Call[str]:
-        """Return the end of a job's log."""
+        """Return the last 64 KiB of a job's log; empty before its first start."""
         return Call("GET", path(_JOBS, job, "logs"), parse_text)
 
     @operation

@@ -78,7 +78,7 @@ class Datasets:
             log.error("datasets are not available: %s", error)
 
     async def close(self) -> None:
-        """Wait for running uploads, cancel the rest, and close the store."""
+        """Wait up to 4 seconds for received uploads to be checked and stored, cancel the rest, and close the store."""
         if self._unavailable_reason:
             return
         self._unavailable_reason = "closed"
@@ -101,12 +101,12 @@ class Datasets:
     # reading
 
     async def list(self) -> list[Dataset]:
-        """Return all names with their contents."""
+        """Return all names, sorted, each with its present content."""
         self._check_open()
         return await asyncio.to_thread(lambda: [self._with_content(named) for named in self._store.names()])
 
     async def find(self, name: str) -> Dataset:
-        """Return the dataset of a name; raises NotFound."""
+        """Return the dataset of a name; raises NotFound, BadRequest for text that cannot be a name."""
         self._check_open()
         return await asyncio.to_thread(lambda: self._with_content(self._store.named(check_name(name))))
 
@@ -150,9 +150,10 @@ class Datasets:
         return await asyncio.shield(admission)
 
     async def remove(self, name: str, digest: str | None = None) -> Removed:
-        """Remove a name, or only `digest` from its history; returns the digests of the removed contents.
+        """Remove a name, or only `digest` from its history; returns the digests of the contents removed with it.
 
-        Raises NotFound, and Conflict if an unfinished job needs one of them.
+        Contents in the histories of other names stay. Raises NotFound, and Conflict if one of the contents is held or
+        an unfinished job needs it.
         """
         self._check_open()
         check_name(name)

@@ -143,6 +143,7 @@ class DatasetStore:
     def remove(self, name: str, digest: str | None, needed: Collection[str]) -> frozenset[str]:
         """Remove a name, or only `digest` from its history; returns the digests of contents that are removed with it.
 
+        These are the contents that are in the history of no other name.
         Raises NotFound, and Conflict if one of them is `needed`.
         """
         with self._lock.held():

@@ -85,7 +85,10 @@ def build_jobs(
     allowance: JobResources | None = None,
     fs: Fs | None = None,
 ) -> Jobs:
-    """Build the job service's objects; tests pass their own `kinds`, `allowance` and `fs`."""
+    """Build the job service's objects; `draining` says whether the server is about to stop.
+
+    Tests pass their own `kinds`, `allowance` (the resources that jobs may use) and `fs`.
+    """
     table, allowance = kinds or Kinds(KINDS), allowance or job_resources(settings)
     register = Register(JobFolders(settings.state_folder / "jobs", fs))
     space = state_space(settings)

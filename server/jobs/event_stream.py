@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class StateChanged:
-    """The job's state has changed."""
+    """An item of the stream with the job's present state: at the start of the stream, and after each change."""
 
     state: JobState
 
@@ -73,8 +73,9 @@ class EventStreams:
                 del self._open_streams[client]
 
     async def follow(self, look: Callable[[], Job], file: Path, offset: int) -> AsyncGenerator[list[StreamItem]]:
-        """Yield the events from `offset` on, until the job has ended, the server stops, or `look` raises ServerError.
+        """Yield lists of events, from `offset` in the events file on; ends when the job or the server ends.
 
+        Also ends when `look` raises a ServerError.
         `look` returns the job in its present state.
         """
         async for events in _follow(look, file, offset, self._stopping):
@@ -107,7 +108,10 @@ async def _follow(
 
 
 def read_lines(file: Path, offset: int) -> list[Line]:
-    """Return complete lines of a growing file from `offset` on, about as many as one block holds; empty without any."""
+    """Return complete lines of a growing file from `offset` on, about as many as one block holds.
+
+    Empty if there is no complete line yet, no file, or a line of more than `_MAX_LINE_BYTES`.
+    """
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

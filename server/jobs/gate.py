@@ -87,7 +87,8 @@ class Decision:
 def evaluate_gate(gate: Gate, metrics: Metrics, live: LiveMetrics | None) -> Decision:
     """Return the decision of a gate about a result with these metrics.
 
-    `live` has the metrics of the version that the alias names now; None if it names no version yet.
+    `live` has the metrics of the version that the alias names now; None if it names no version yet. It counts only for
+    a gate with `not_worse_than_live`.
     """
     checks = [_at_least(name, metrics, least) for name, least in gate.min.items()]
     checks += [_at_most(name, metrics, most) for name, most in gate.max.items()]

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 
 class JobState(StrEnum):
-    """The state of a job; see the module for the transitions."""
+    """The state of a job. The description of this module lists the transitions."""
 
     QUEUED = "queued"  # waits for a slot; may have run before
     RUNNING = "running"  # has a process, or will get one now

@@ -12,7 +12,7 @@ _TAIL = 1 << 16  # bytes at the end of the file that are searched
 
 
 def last_event(file: Path) -> dict[str, Any] | None:
-    """Return the last complete event in the file, None if there is none."""
+    """Return the last complete event in the file; None without a file, or without an event in its last 64 KiB."""
     try:
         with open(file, "rb") as events:
             events.seek(max(0, os.fstat(events.fileno()).st_size - _TAIL))

@@ -39,7 +39,7 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredDecision:
-    """A gate's decision as it is stored, with the alias's version that it was based on."""
+    """A gate's decision as it is stored (`shown`: its JSON document), with the alias's version that it was based on."""
 
     shown: Mapping[str, Any]
     passed: bool
@@ -65,7 +65,10 @@ class Publisher:
         self._judge = judge
 
     async def finish(self, job: Job, folder: Path) -> Publication:
-        """Publish `folder/result`; idempotent. Raises ServerError."""
+        """Publish the model in `folder/result` unless its gate discards it; idempotent. Raises ServerError.
+
+        The version of the returned `Publication` is None if the gate discarded the model.
+        """
         request = job.order.publish
         if request is None:
             raise Internal(f"job {job.id} has nothing to publish")

@@ -22,7 +22,7 @@ Change = Callable[[Job], Job]
 
 
 class Register:
-    """The jobs by id, oldest first."""
+    """All jobs of this server by id, oldest first, with their database and their folders."""
 
     def __init__(self, folders: JobFolders, store: JobStore | None = None) -> None:
         self.folders = folders
@@ -127,7 +127,7 @@ class Register:
             return job
 
     async def change(self, job_id: str, change: Change) -> Job:
-        """Replace a job by `change(job)`, durable on return, and return it; raises NotFound, Unavailable.
+        """Replace a job by `change(job)`, durable on return, and return it; raises NotFound, Unavailable, StorageFull.
 
         `change` may raise to refuse.
         """

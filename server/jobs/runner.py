@@ -81,13 +81,16 @@ class Attempt:
         return self._stop_requested is not None
 
     def stop(self) -> None:
-        """Request a checkpoint and the end (SIGTERM); after the grace the process is killed."""
+        """Request a checkpoint and the end (SIGTERM), at once or when the process starts.
+
+        After the grace `run` kills the process. A second call does nothing.
+        """
         if self._stop_requested is None:
             self._stop_requested = time.monotonic()
             self._send_stop()
 
     def kill(self) -> None:
-        """Kill the process now; its last checkpoint stays."""
+        """Kill the process now, and keep its last checkpoint; if it does not exist yet, request its end like `stop`."""
         self.stop()
         if self._process is not None:
             kill(self._process)
@@ -194,7 +197,7 @@ class Attempt:
 
 
 def _truncate_log(log: int) -> None:
-    """If a log (its descriptor) has more than `_LOG_BYTES`, keep only the last half of as many.
+    """If a log (its descriptor) has more than `_LOG_BYTES`, keep only its last `_LOG_BYTES / 2` bytes.
 
     Output that the process writes meanwhile may be lost.
     """

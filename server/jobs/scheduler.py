@@ -121,7 +121,10 @@ def plan_jobs(
 
 
 def _victims(now: float, rest: Iterable[WaitingJob], active: list[ActiveJob], policy: Policy) -> list[str]:
-    """Return the jobs to pre-empt for `rest`: lowest level first, at equal level the latest started first."""
+    """Return the ids of the jobs to pre-empt for `rest`: lowest level first, at equal level the latest started first.
+
+    At most one for each job in `rest`, and only if the priority of that job is above the level of the running one.
+    """
     preemptible = [job for job in active if not job.leaving and now - job.started >= policy.min_run_seconds]
     preemptible.sort(key=lambda job: (job.level, -job.started))
     victims: list[str] = []

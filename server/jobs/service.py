@@ -120,7 +120,8 @@ class JobService:
     async def submit(self, caller: Caller, request: JobRequest, key: str | None = None) -> tuple[Job, bool]:
         """Queue a job, durable on return; returns it, and whether it was submitted before under the same key.
 
-        Raises Unprocessable for an invalid recipe, BadRequest, Forbidden, NotFound, QuotaExceeded, StorageFull.
+        Raises TooLarge or Unprocessable for the recipe, Unprocessable if the key was used for another request,
+        BadRequest, Forbidden, NotFound, QuotaExceeded, StorageFull.
         """
         self.register.check()
         fingerprint = request.fingerprint()
@@ -140,7 +141,8 @@ class JobService:
     async def cancel(self, caller: Caller, job_id: str) -> Job:
         """Cancel a job: a queued one at once, a running one after its process has stopped.
 
-        A job whose result is being published may still succeed. Raises NotFound, or Conflict if the job has ended.
+        A job whose result is being published may still succeed; a cancelled one is returned unchanged. Raises NotFound,
+        or Conflict if the job has succeeded or failed.
         """
         self.get(caller, job_id)
         job = await self.register.change(job_id, _cancel)
@@ -225,7 +227,7 @@ def _may_see(caller: Caller, job: Job) -> bool:
 
 
 def _owns(caller: Caller, job: Job) -> bool:
-    """Whether a caller submitted a job.
+    """Whether a caller submitted a job; jobs submitted without a key belong to all callers without one.
 
     Jobs of releases without identities have only a name. Their owner is the key of that name, if it is the only one of
     that name and older than the job.

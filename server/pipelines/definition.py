@@ -6,7 +6,7 @@
     [[step]]
     name = "decode"
     builtin = "decode_image"
-    options = {color = "L", size = [8, 8]}
+    options = {color = "L", resize = [8, 8]}
     inputs = {image = "image"}
     outputs = {pixels = "pixels"}
 

@@ -65,7 +65,10 @@ class ModelStage:
         self._checked: WeakSet[Servable] = WeakSet()
 
     def servable(self) -> Servable:
-        """Return the version that answers now; raises ServerError if there is none, or if its interface has changed."""
+        """Return the version that answers now; raises ServerError if there is none, or if its interface has changed.
+
+        Also raises it if the version is a pipeline that leads back to this one.
+        """
         found = self.resolver.route(self.name, self.step.selector)
         if found not in self._checked:
             self._check(found)

@@ -197,7 +197,7 @@ class StepProcess:
 
 
 class _Child:
-    """One child process."""
+    """The child process of a `StepProcess`, with its pipes; `end` ends it, and so does dropping the object."""
 
     def __init__(self, command: Sequence[str], file: int) -> None:
         pipe = subprocess.PIPE

@@ -34,7 +34,10 @@ _ENVIRONMENT = (
 
 
 def limited_command(memory: int, module: Sequence[str]) -> list[str]:
-    """Return the command that runs a module with a memory limit (bytes); see `lathe.server.processes.limits`."""
+    """Return the command that runs `module`, its name and arguments, restricted by `lathe.server.processes.limits`.
+
+    Its address space is limited to `memory` bytes and 4 GiB more, which it may map without using them.
+    """
     bounds = [str(os.getpid()), str(memory + _ADDRESS_SPACE), str(_FILE_SIZE)]
     return child_python.command("lathe.server.processes.limits", *bounds, *module)
 

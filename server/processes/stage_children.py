@@ -1,4 +1,4 @@
-"""Parses and compiles uploads in child processes, which get command lines and files, never pickles.
+"""Parses, compiles and checks uploads in child processes, which get command lines and files, never pickles.
 
 A child has limits of time and memory, which are polled, and runs at idle priority, so that it does not slow down
 inference. If it waits too long for the CPU, it is restarted with a share of the CPUs, so that a version is compiled
@@ -56,7 +56,7 @@ class _Starved(Exception):
 
 
 class Children:
-    """Runs tasks of `lathe.core.compiler.child_stages` (in tests of another module) in a bounded number of children."""
+    """Runs tasks of a module, by default `lathe.core.compiler.child_stages`, in a bounded number of child processes."""
 
     def __init__(self, limits: Limits, module: Sequence[str] = _MODULE, subject: str = "model") -> None:
         self._limits = limits
@@ -69,8 +69,8 @@ class Children:
     async def run(self, task: str, *arguments: str | Path) -> bytes:
         """Run one task to its end; returns the last 64 KiB of its standard output.
 
-        Raises Unprocessable for an invalid model, OutOfMemory if a device is too small for it, TooLarge beyond a limit,
-        StorageFull, and Overloaded if too many uploads wait.
+        Raises Unprocessable for an invalid upload or if its child was killed by a signal, OutOfMemory if a device is
+        too small for it, TooLarge beyond a limit, StorageFull, Overloaded if too many uploads wait, otherwise Internal.
         """
         async with self._places.place(CLIENT.get()):
             return await self._run(task, [os.fspath(argument) for argument in arguments])

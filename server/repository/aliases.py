@@ -79,7 +79,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """All aliases of one model. Each change of the model increments the generation."""
+    """All aliases of one model and its running trial, after the change of the model with the number `generation`."""
 
     generation: int = 0
     high_water: int = 0  # the highest version number that was ever assigned
@@ -99,12 +99,18 @@ class Aliases:
         return found
 
     def moved(self, alias: str, version: int) -> Aliases:
-        """Return the aliases with `alias` moved to `version`; a new alias is added."""
+        """Return the aliases with `alias` moved to `version`; a new alias is added.
+
+        Without the trial if another version is live afterwards.
+        """
         found = self.aliases.get(alias)
         return self._with(alias, found.moved(version) if found else Alias((version,), 0))
 
     def with_rollback(self, alias: str, to: int | None) -> Aliases:
-        """Return the aliases with `alias` one step back, or at `to`; raises NotFound, Conflict."""
+        """Return the aliases with `alias` one step back, or at `to`; raises NotFound, Conflict.
+
+        Without the trial if another version is live afterwards.
+        """
         return self._with(alias, self.get(alias).with_rollback(to))
 
     def without_version(self, version: int) -> Aliases:

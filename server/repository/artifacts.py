@@ -105,7 +105,7 @@ class ArtifactCache:
         return self._root / "shared"
 
     def open(self) -> None:
-        """Make the folder, and remove the work folders of interrupted compilations."""
+        """Make the folder, and remove work folders older than one hour: their compilations were interrupted."""
         self.shared.mkdir(parents=True, exist_ok=True)
         for work in self._root.glob("work/*"):
             if time.time() - work.stat().st_mtime > _ABANDONED:
@@ -130,7 +130,10 @@ class ArtifactCache:
         return folder
 
     def keep(self, key: str, made: Path) -> Path:
-        """Move the result of a compilation into the cache under `key`; returns its folder. Raises OSError."""
+        """Move the result of a compilation into the cache under `key`; returns its folder. Raises OSError.
+
+        If another process has stored an artifact under `key` meanwhile, that one stays and is returned.
+        """
         folder = self._path(key)
         folder.parent.mkdir(parents=True, exist_ok=True)
         _seal(made)

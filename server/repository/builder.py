@@ -71,7 +71,7 @@ class Builder:
         """Compile and load a model file, whose sha256 is `digest`, with the configuration of `owner`.
 
         `loading` is called after compiling. If a cached artifact does not load, the file is compiled again.
-        Raises ServerError; OutOfMemory before anything is loaded.
+        Raises ServerError, such as OutOfMemory if the memory budget or a device is too small.
         """
         started = time.monotonic()
         artifact, model = await self._build(model_file, digest, owner, loading)
@@ -156,8 +156,9 @@ def _parse_flags(model_file: Path) -> list[str]:
 
 
 def warm_up(model: LoadedModel) -> None:
-    """Run the model once on zeros, if it packs or all its inputs have fixed shapes beyond the first dimension.
+    """Run the model once on zeros, if it packs or all its inputs are of fixed shapes beyond the first dimension.
 
+    Inputs of type BYTES or of any rank do not count as such.
     A BadRequest is ignored: zeros may be invalid input, for example as a shape.
     """
     if as_packing(model) is not None or all(_is_sized(spec) for spec in model.inputs):

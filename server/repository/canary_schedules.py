@@ -96,7 +96,10 @@ class CanarySchedules:
         return seconds_left(parse_time("since", plan.since), plan.steps[plan.step].seconds, now)
 
     async def _advance(self, model: LiveModel, plan: CanaryPlan) -> None:
-        """Begin the next step, or after the last one let the guard promote: the present step's time is over."""
+        """After the time of the present step: begin the next step if `_can_advance` allows it.
+
+        After the last step the guard may make the candidate live. A step that fails to begin is tried again later.
+        """
         timer, now = self._timer(model.name, plan), self._clocks.monotonic()
         if plan.step == len(plan.steps) - 1:
             if model.trial is not None:

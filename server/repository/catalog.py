@@ -107,7 +107,7 @@ class Catalog:
         return model
 
     async def audit(self, name: str) -> list[Record]:
-        """Return the changes made to a model, oldest first; raises NotFound."""
+        """Return the newest changes of a model, at most `journal.MAX_REMEMBERED`, oldest first; raises NotFound."""
         with storage_errors("reading the log"):
             return await asyncio.to_thread(self._store.audit, self._models.known(name).name)
 

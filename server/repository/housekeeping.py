@@ -44,7 +44,7 @@ class Housekeeping:
         await asyncio.to_thread(self._cache.collect, self._loader.artifacts_in_use)
 
     async def delete(self, model: LiveModel, version: int, origin: Origin) -> Outcome:
-        """Remove a version that no alias names; raises NotFound, Conflict."""
+        """Remove a version; raises NotFound, or Conflict if an alias, a trial or a pipeline names it."""
         async with model.lock:
             return await self._delete(model, version, origin)
 

@@ -36,7 +36,10 @@ OnVerdict = Callable[["LiveModel", CanaryPlan, Verdict, str], None]
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LiveModel:
-    """One model. Only the event loop's thread changes it; `lock` is held from a durable change until it is visible."""
+    """One model in this process: aliases, versions in memory, state of each version, configuration, running trial.
+
+    Only the event loop's thread changes it; `lock` is held from a durable change until it is visible.
+    """
 
     name: str
     registry: Registry

@@ -123,7 +123,8 @@ class Loader:
     def let_go(self, model: LiveModel, version: int, *, at_once: bool = False) -> asyncio.Task[None]:
         """Unload a version: no new requests; the task ends when the running ones have finished and its memory is free.
 
-        `at_once`: do not wait for requests that are still running."""
+        `at_once`: executions that may run for ever are interrupted now, otherwise after some seconds.
+        """
         servable = model.loaded.pop(version)
         model.advance(version, State.DRAINING)
         model.show(model.aliases)

@@ -9,7 +9,7 @@ from lathe.server.repository.names import LIVE_ALIAS
 
 
 def versions_to_load(state: Aliases, versions: Collection[int], also: Collection[int] | None = None) -> list[int]:
-    """Return the versions that should be in memory, the most urgent first.
+    """Return the versions, of those in `versions`, that should be in memory, the most urgent first.
 
     The order: versions that aliases name, the live one first; the candidate on trial; the versions after one rollback,
     so that a rollback needs no loading; the versions of the model's configuration, `also`. Without `also` the last is
@@ -73,7 +73,8 @@ def unadopted_versions(state: Aliases, manifested: Mapping[int, bool]) -> list[i
     """Return the version folders that are not adopted yet, the highest number first.
 
     So the highest version of a new model goes live: the one adopted first. `manifested` maps each folder to whether it
-    has a manifest.
+    has a manifest. A folder is adopted if it has one, the model has logged changes or a live alias, and the number is
+    at most `high_water`.
     """
     known = LIVE_ALIAS in state.aliases or state.generation > 0  # a gate may have kept every version from going live
     fresh = (v for v, has_manifest in manifested.items() if not (known and has_manifest and v <= state.high_water))

@@ -40,7 +40,11 @@ class Reconciler:
         self._housekeeping = housekeeping
 
     async def sync(self, name: str, settled: IsSettled = always_settled) -> None:
-        """Adopt new folders, load the wanted versions, then show the aliases on disk. Failures are recorded."""
+        """Adopt new folders, load the wanted versions, then show the aliases on disk. Failures are recorded.
+
+        `settled` says whether a hand-copied folder is completely written; the others are left for a later sync. A model
+        whose folder is gone is forgotten. A model that a call unloaded loads nothing.
+        """
         model = self._models.get(name)
         async with model.lock:  # without it, a list older than a visible change would revert that change
             versions = await asyncio.to_thread(self._store.versions, name)
@@ -82,7 +86,7 @@ class Reconciler:
                 log.error("%s", model.config_error, extra=log_fields(model=model.name))
 
     def manifest(self, model: LiveModel, version: int) -> Manifest | None:
-        """Return a version's manifest, None if it has none or a damaged one."""
+        """Return a version's manifest, for a hand-copied one the manifest made here; None if missing or damaged."""
         try:
             return self._store.manifest(model.name, version) or model.unadopted_manifests.get(version)
         except (NotFound, DamagedDocument, OSError):
@@ -119,9 +123,9 @@ class Reconciler:
         return state
 
     async def _versions_to_adopt(self, model: LiveModel) -> list[int]:
-        """Return the hand-copied versions to adopt (load, then log), the highest first, and set `model.unadopted`.
+        """Return the hand-copied versions to load and then record as adopted, the highest first.
 
-        Versions that have failed to load are not returned.
+        Sets `model.unadopted` to all versions that are not adopted; those of them that failed to load are not returned.
         """
         async with model.lock:  # a version that is being published must not be adopted
             manifested = await asyncio.to_thread(
@@ -160,7 +164,10 @@ class Reconciler:
         return describe_folder(self._store.folder(model.name, version))
 
     async def _adopt(self, model: LiveModel, version: int, manifest: Manifest) -> None:
-        """Record a loaded hand-copied version as one of the repository's; it goes live if no version is."""
+        """Record a loaded hand-copied version as one of the repository's; it goes live if no version is.
+
+        A read-only repository records nothing: there the version is only shown to requests.
+        """
         model.unadopted.discard(version)
         if self._store.read_only:
             model.show(await self._aliases(model))

@@ -49,14 +49,14 @@ class Registry:
         raise self.unknown(model) if view is None else _resolve_error(view, model, version)
 
     def route(self, model: str, version: str = "", key: str = "") -> Servable:
-        """Return the version for this request: like `resolve`, but during a trial the trial assigns it by `key`."""
+        """Return the version for a request: like `resolve`, but a trial assigns requests for the live one by `key`."""
         view = self._views.get(model)
         if view is not None and view.trial is not None and version in ("", names.LIVE_ALIAS):
             return view.trial.route(key)
         return self.resolve(model, version)
 
     def settled(self, model: str, version: str = "") -> Servable | None:
-        """Return the version that `route` would; None if none answers, or if a trial must assign the request."""
+        """Return the version that `route` would; None if none answers, and while the model has a trial."""
         view = self._views.get(model)
         return view.routes.get(version) if view is not None and view.trial is None else None
 

@@ -90,7 +90,7 @@ class _AliasMoved(Exception):
 
 
 class Rollout:
-    """Promotes, rolls back and deletes versions; the only writer of aliases.
+    """Promotes, rolls back and deletes versions; only this class and its parts (trials, reconciler) write aliases.
 
     All methods run on the event loop; disk accesses run on threads, compilations in child processes.
     """
@@ -139,9 +139,11 @@ class Rollout:
     # versions
 
     async def publish(self, name: str, stream: AsyncIterable[bytes], options: PublishOptions) -> Outcome:
-        """Receive, parse, compile and load an upload, then make it a version, live if asked, in one step.
+        """Receive, parse, compile and load an upload, then make it a version, in one step with its promotion, if any.
 
-        Raises BadRequest, TooLarge, Unprocessable, Conflict or another ServerError; then there is no new version.
+        It goes live if the options or the server's settings ask for that, or if no version is live. An equal upload
+        under an earlier idempotency key returns the earlier outcome. Raises BadRequest, TooLarge, Unprocessable,
+        Conflict or another ServerError; then there is no new version.
         """
         model = self._models.check_changeable(self._models.get(names.check_model(name)))
         CLIENT.set(options.origin.party)
@@ -149,7 +151,7 @@ class Rollout:
         return await self._loader.run_shielded(self._publish(model, upload, options))
 
     async def delete(self, name: str, version: int, origin: Origin) -> Outcome:
-        """Remove a version that no alias names; raises NotFound, Conflict."""
+        """Remove a version; raises NotFound, or Conflict if an alias, a trial or a pipeline names it."""
         model = self._models.known(name)
         origin = replace(origin, fingerprint=f"delete {version}")
         return await self._loader.run_shielded(self._housekeeping.delete(model, version, origin))
@@ -271,7 +273,10 @@ class Rollout:
     def _check_signature(
         self, model: LiveModel, alias: str, state: Aliases, new: Signature, allow_signature_change: bool
     ) -> None:
-        """Raises Conflict if the alias's inputs or outputs would change. Runs on a thread, under the store's lock."""
+        """Raises Conflict if the alias's inputs or outputs would change, unless that is allowed or they are not known.
+
+        Runs on a thread, under the store's lock.
+        """
         current = state.version(alias)
         if allow_signature_change or current is None:
             return
@@ -307,7 +312,8 @@ class Rollout:
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Sync a model with its folder, and retry the versions that failed; undoes `unload`.
 
-        Raises NotFound, or the reason why no version is live afterwards.
+        Raises NotFound, the reason why no version answers as live afterwards, and Unsupported for `parameters` that
+        hold files or a configuration.
         """
         _check_load_parameters(parameters)
         if name not in (known := await asyncio.to_thread(self._store.models)):
@@ -321,8 +327,9 @@ class Rollout:
             raise next(reasons, Unavailable(f"model {name!r} has no version that could be loaded"))
 
     async def unload(self, name: str) -> None:
-        """Unload all versions of a model until `load` is called; raises NotFound, or Conflict if pipelines use it.
+        """Unload all versions of a model until `load` is called; raises NotFound.
 
+        Also raises Conflict if pipelines in memory name versions of it by number.
         Returns when its memory is free, or after 10 seconds if its last requests take longer.
         """
         model = self._models.known(name)
@@ -381,7 +388,7 @@ def _check_uses(folder: Path, may_use: Callable[[str], None]) -> None:
 
 
 def _check_load_parameters(parameters: Mapping[str, object]) -> None:
-    """Refuses files and configurations in a load call: versions come by upload, which checks and stores them."""
+    """Raises Unsupported for files and configurations in a load call: versions come by upload, which checks them."""
     for name in parameters:
         if name.startswith("file:") or name == "config":
             raise Unsupported(f"parameter {name[:80]!r} of the load call is not supported: upload a version instead")

@@ -58,7 +58,7 @@ class StagedFile:
 
 
 class Staging:
-    """The folder of a version that is being uploaded."""
+    """The folder of an upload, a version or a dataset, that is being received."""
 
     def __init__(self, fs: Fs, path: Path, claim: StagingClaim) -> None:
         self._fs = fs
@@ -133,7 +133,7 @@ class StagingArea:
             os.close(fd)
 
     def begin(self) -> Staging:
-        """Make a folder for an upload, which counts for the current `CLIENT`; raises StorageFull."""
+        """Make a folder for an upload, counted for the caller in the context variable `CLIENT`; raises StorageFull."""
         claim = self._budget.begin(CLIENT.get())
         try:
             return Staging(self._fs, self._own / secrets.token_hex(8), claim)

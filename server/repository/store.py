@@ -191,7 +191,7 @@ class Store:
         return found
 
     def loading_order(self) -> list[list[str]]:
-        """Return the models in groups; a pipeline is in a later group than the models it uses."""
+        """Return the models in groups; a pipeline is in a later group than the models it uses, except in a cycle."""
         uses: dict[str, set[str]] = {model: set() for model in self.models()}
         for ref, definition in self.pipelines().items():
             uses.setdefault(ref.name, set()).update(definition.models & uses.keys())
@@ -279,7 +279,7 @@ class Store:
         return self._change(model, origin, build)
 
     def delete(self, model: str, version: int, origin: Origin) -> Outcome:
-        """Remove a version that no alias and no pipeline names; raises NotFound, Conflict."""
+        """Remove a version; raises NotFound, or Conflict if an alias, a trial or a pipeline names it."""
 
         def build(state: Aliases) -> Record:
             self.folder(model, version)

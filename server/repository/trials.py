@@ -127,7 +127,7 @@ class Trials:
         return outcome
 
     def _on_verdict(self, model: LiveModel, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
-        """End the trial in the background by the guard's verdict; a candidate that passes stays without `plan.promote`.
+        """End the trial in the background by the guard's verdict; without `plan.promote` a passed one stays on trial.
 
         The trial itself has stopped sending requests to a rejected candidate.
         """

@@ -82,9 +82,9 @@ def parse_content_digest(header: str) -> str:
 async def receive_upload(store: Store, stream: AsyncIterable[bytes], max_bytes: int, sha256: str | None) -> Upload:
     """Write the files of a version to a new staging folder.
 
-    Raises TooLarge beyond `max_bytes`, UnsupportedMedia for a body that is neither an ONNX file nor a tar archive,
-    BadRequest when the content is empty, malformed, or its digest is not `sha256`, and StorageFull. After an error the
-    staging folder is removed.
+    A body that is no tar archive becomes the model file unchecked. Raises TooLarge beyond `max_bytes`, UnsupportedMedia
+    for a body that begins like another known format (zip, gzip, pickle, JSON ...), BadRequest if it is empty, no valid
+    archive, or its digest is not `sha256`, and StorageFull. After an error the staging folder is removed.
     """
     staging = await asyncio.to_thread(store.stage)
     try:
@@ -127,7 +127,7 @@ async def blocks(stream: AsyncIterable[bytes], max_bytes: int, what: str) -> Asy
 
 
 def _writer(staging: Staging, start: bytes, max_bytes: int) -> BodyWriter:
-    """Return the writer for a body that begins with `start`; raises UnsupportedMedia."""
+    """Return the writer for a body that begins with `start`; raises UnsupportedMedia for a known other format."""
     for magic, what in _FOREIGN.items():
         if start.startswith(magic):
             raise UnsupportedMedia(f"the body is {what}, expected a raw ONNX file")

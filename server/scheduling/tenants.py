@@ -77,7 +77,7 @@ class Tenants:
             del self._active[tenant]
 
     def next(self) -> Any | None:
-        """Return the next job for a worker; None if no job may run now."""
+        """Return the next job for a worker, which counts as running from now on; None if no job may run now."""
         compete = self.is_contended
         if compete and self._running >= self._workers:
             return None  # the next tenant is chosen when a worker is free

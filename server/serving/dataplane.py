@@ -97,7 +97,7 @@ class DataPlane:
         return "live versions are not in memory" if self._strict and self.missing_versions() else ""
 
     def resolve(self, model: str, version: str = "") -> Servable:
-        """Return the servable of a version or alias; raises NotFound or Unavailable."""
+        """Return the servable of a version or alias; raises NotFound, Unavailable, BadRequest for malformed ones."""
         return self.registry.resolve(model, version)
 
     def route(self, model: str, version: str = "", *, key: str, authorization: str, address: str) -> Admitted:

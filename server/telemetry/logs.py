@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")  # candidates only: `_escape` keeps p
 
 
 class Caller(NamedTuple):
-    """The request that the current task works for."""
+    """The ids of the request that the current task works for; empty outside of requests."""
 
     request_id: str = ""
     trace_id: str = ""

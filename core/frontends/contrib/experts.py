@@ -106,9 +106,10 @@ def _mixture_output(
     third: _Layer | None,
     weights: Value | None,
 ) -> list[Value]:
-    """The output of MoE or QMoE, from layers fc1, fc2 and fc3 of all experts; `weights`: see `_routing_weights`.
+    """The output of MoE or QMoE, from layers fc1, fc2 and fc3 of all experts.
 
-    With `third`, `first` computes the gates only, and `third` the values that they multiply.
+    `weights` [T,E], if present, replace the softmax of the router's scores as the experts' weights. With `third`,
+    `first` computes the gates only, and `third` the values that they multiply.
     """
     refuse_attributes(node, "use_sparse_mixer", "swiglu_limit_after_activation")
     if first is None or second is None:
@@ -156,7 +157,8 @@ def _routing_weights(e: Emitter, node: OnnxNode, weights: Value | None) -> Value
 def _expert_activations(e: Emitter, node: OnnxNode, x: Value, first: _Layer, third: _Layer | None) -> Value:
     """The outputs [T,E,I] of the first layers of all experts after the activation, for tokens x [T,H].
 
-    With the activation "swiglu" it is swish(gate) * (value + `activation_beta`), see `_gate_and_value`.
+    With the activation "swiglu" it is swish(gate) * (value + `activation_beta`), where `_gate_and_value` gives the
+    layers of gate and value.
     """
     kind: Any = node.attrs.get("activation_type", "relu")
     if kind != "swiglu":

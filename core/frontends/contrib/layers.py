@@ -15,7 +15,7 @@ _EPSILON = 9.999999960041972e-13  # 1e-12 as float32
 
 
 def _with_bias(e: Emitter, node: OnnxNode) -> Value:
-    """The first input plus the second, if present."""
+    """The node's first input, plus its second input if that is present."""
     bias = node.input(1)
     return node.required(0) if bias is None else e("Add", node.required(0), bias)
 
@@ -99,7 +99,7 @@ def _fused_gemm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("NhwcMaxPool")
 def _nhwc_max_pool(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """MaxPool with channels last."""
+    """MaxPool of images with channels last: a MaxPool between two transposes."""
     attrs = present_attrs(node, "auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
     rank = node.rank(0)
     x = e("Transpose", node.required(0), perm=(0, rank - 1, *range(1, rank - 1)))

@@ -20,7 +20,10 @@ _LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 
 def find_lowering(domain: str, op: str) -> Lowering | None:
-    """The function that lowers an operator, or None: it emits ONNX operators and returns the node's outputs."""
+    """The function that lowers an operator: given a node, it emits ONNX operators and returns the node's outputs.
+
+    None if the operator has no lowering.
+    """
     return _LOWERINGS.get((domain, op))
 
 

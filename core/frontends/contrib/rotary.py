@@ -101,7 +101,8 @@ def _result(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value) -> lis
 def rotate_first_elements(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
     """x [B,N,S,D], with the first R elements of each head rotated by angles with cosines and sines [B,1,S,R/2].
 
-    `interleaved`: see `_rotate`. UnsupportedError unless R and D are known.
+    A rotated pair is two adjacent elements if `interleaved`, otherwise elements i and i + R/2. UnsupportedError unless
+    R and D are known.
     """
     half, size = cos.shape[-1], x.shape[-1]
     if not isinstance(half, int) or not isinstance(size, int):

@@ -18,7 +18,8 @@ from lathe.core.ops.opdef.terms import Writer
 def gradient(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Lower Gradient: dy/dx for every x that the attribute `xs` names, by differentiating the graph before the node.
 
-    UnsupportedError unless the inputs are the values named in `xs` and `zs` themselves.
+    A derivative is zero where y does not depend on x. UnsupportedError unless the inputs are the values named in `xs`
+    and `zs` themselves; ModelError if nothing before the node defines y.
     """
     named = {value.name: value for value in e.graph.values()}
     y = named.get(str(node.attrs.get("y")))

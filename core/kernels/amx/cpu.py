@@ -205,7 +205,10 @@ class _Amx:
         self._finish(band, panel, block)
 
     def _over_taps(self, source: Pointer, panel: _Panel, block: _Block, shape: tuple[int, int]) -> None:
-        """Add up all steps of the depth; within a step, all places of the window, which read `step` words per pixel."""
+        """Add the products of a block from all steps of the depth and, within a step, all places of the window.
+
+        `source` is the address of row 0 of the block, `shape` the numbers of tiles of rows and of columns.
+        """
         k, spec = self.kernel, self.spec
         height, width = shape
         plane = spec.plane_pixels * spec.step

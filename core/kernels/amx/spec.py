@@ -89,7 +89,7 @@ class AmxSpec(KernelSpec):
 
     @property
     def step(self) -> int:
-        """Words of the depth that one tile covers (`words_per_step`)."""
+        """Words of the depth that one tile covers: `words_per_step` of the depth, 0 if that is None."""
         return words_per_step(self.depth) or 0
 
     @property
@@ -112,7 +112,7 @@ class AmxSpec(KernelSpec):
 
     @property
     def plane_pixels(self) -> int:
-        """Rows, or pixels per plane, of a copied band."""
+        """The number of rows of a copied band or, with windows, of pixels per plane of the copied images."""
         return self.flat.plane_pixels if self.windows else self.band
 
     @property
@@ -257,8 +257,8 @@ def words_per_step(depth: int) -> int | None:
 def amx(request: Request) -> KernelCall | None:
     """Selector of products and convolutions with constant weights on machines with AMX.
 
-    None where Winograd's algorithm in float32 is expected to win. For a `request.rank` r above 0 it returns the
-    kernel of rank r - 1 that a machine without AMX would use.
+    None if tiles cannot compute the node, and where Winograd's algorithm in float32 is expected to win. For a
+    `request.rank` r above 0 it returns the kernel of rank r - 1 that a machine without AMX would use.
     """
     return None if not _has_tiles(request) or _is_winograd_faster(request) else _call(request)
 
@@ -364,8 +364,8 @@ def _unsplit_spec(plain: KernelSpec) -> AmxSpec | None:
 def _in_tile_words(words: Dim, element: DType) -> Dim | None:
     """A number of words of vector kernels, converted to words of tiles; unchanged for float32.
 
-    A tile's word may hold more elements (two float16 instead of one). None unless the result is known to be a whole
-    number for every batch size.
+    A tile's word may hold more elements (two float16 instead of one). Where it does, None unless `words` is a number
+    that gives whole words.
     """
     size = 1 if element is F32 else elements_per_tile_word(element) // elements_per_word(element)
     if isinstance(words, int):

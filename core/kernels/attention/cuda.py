@@ -75,7 +75,7 @@ def generate(spec: AttentionSpec, target: GpuTarget) -> Source:
 
 
 def _queries(p: _Program) -> str:
-    """Load the queries as a block [queries, depth]."""
+    """Write code that loads the queries as a block [queries, depth]; returns its variable."""
     depth = padded(p.spec.depth)
     d = p.index(depth, down=False, hint="d")
     at = total([p.offset(0), *_steps(p.query, d, p.spec.q_steps)])
@@ -83,7 +83,11 @@ def _queries(p: _Program) -> str:
 
 
 def _scores(p: _Program, queries: str, extras: list[str]) -> str:
-    """The scores as a block [queries, keys], minus infinity beyond the last key."""
+    """Write code for the scores, a block [queries, keys] with minus infinity beyond the last key; returns its variable.
+
+    The keys are those from the variable `start` on. `queries` is the block of queries, `extras` are the pointers of the
+    epilogue's extra inputs.
+    """
     w, spec, size, depth = p.w, p.spec, p.spec.tile.keys, padded(p.spec.depth)
     key, d = p.index(size, down=False, hint="j", start="start + "), p.index(depth, down=True, hint="d")
     inside = edge_mask(w, key, spec.keys, size)
@@ -96,7 +100,10 @@ def _scores(p: _Program, queries: str, extras: list[str]) -> str:
 
 
 def _apply_epilogue(p: _Program, scores: str, key: str, inside: str | None, extras: list[str]) -> str:
-    """The block of scores after the epilogue. `key` are the indices of its keys, `inside` their mask (None: all)."""
+    """Write code that runs the epilogue on the block `scores`; returns the variable of the result.
+
+    `key` are the indices of its keys, `inside` is the mask of those that exist (None: all).
+    """
     if p.spec.epilogue is None:
         return scores
     e, values = Algebra(p.w), [Reg(scores, DType.FLOAT32)]

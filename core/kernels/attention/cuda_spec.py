@@ -74,12 +74,15 @@ class AttentionSpec(KernelSpec):
 
 
 def attention(request: Request) -> KernelCall | None:
-    """Selector of attention of floats whose depth and columns are numbers of at most 256."""
+    """Selector of attention of floats whose depth and columns are numbers of at most 256.
+
+    None also if no tile fits the GPU's shared memory.
+    """
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same attention with other tiles."""
+    """Offers of the same attention with every candidate of `tiles`, the selector's own included."""
     return _calls(request)
 
 

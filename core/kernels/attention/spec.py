@@ -175,8 +175,8 @@ def whole_vectors(count: int, tile: Tile) -> int:
 def attention(request: Request) -> KernelCall | None:
     """Selector of attention of float32, bfloat16 or float16 with contiguous V and Y.
 
-    Depth, columns and strides must be numbers. The number of keys may be dynamic if keys are contiguous; the number of
-    queries may be dynamic in dynamic-shape code.
+    Depth, columns and strides must be numbers, but not the strides of extras between queries. The number of keys may be
+    dynamic if keys are contiguous; the number of queries may be dynamic in dynamic-shape code.
     """
     node = request.node
     if not _is_covered(node):

@@ -81,12 +81,12 @@ class BatchWeightSpec(KernelSpec):
 
     @property
     def lines(self) -> int:
-        """The number of lines of the window."""
+        """The number of lines of the window: the product of its extents along all axes but the last."""
         return prod(window.kernel for window in self.windows[:-1])
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of the sums of a task."""
+        """Bytes of scratch for the sums of a task: vectors of float32 for each of its outputs, channels and places."""
         return self.chunk * self.lines * self.together * self.across * self.lanes * F32.itemsize
 
     @property

@@ -50,7 +50,8 @@ class ConvSpec(KernelSpec):
     rows are the places over which windows slide, and the image has one pixel for each window. `fill` is the value that
     pads the image.
 
-    Bytes: the image is uint8, the weights are int8, and sums are corrected as in `GemmSpec`.
+    Bytes: the image is uint8, the weights are int8, but tensor cores multiply int8 only. So 128 is subtracted from the
+    image, and the operand after the weights holds the correction of the sums.
     """
 
     family: ClassVar[str] = "conv"
@@ -102,7 +103,7 @@ def conv(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of convolutions with other tiles and precisions."""
+    """Offers of the same convolution with every candidate tile and precision, the selector's own included."""
     return _convolutions(request)
 
 
@@ -112,7 +113,7 @@ def transposed(request: Request) -> KernelCall | None:
 
 
 def other_tiles_of_transposed(request: Request) -> Iterable[KernelCall]:
-    """Offers of transposed convolutions with other tiles and precisions."""
+    """Offers of the same transposed convolution with every candidate tile and precision, the selector's own too."""
     return _transposed(request)
 
 
@@ -239,7 +240,7 @@ def _has_known_sizes(node: Node, x: Value, w: Value) -> bool:
 
 
 def is_depthwise(node: Node, weight: Value) -> bool:
-    """Whether each channel is convolved separately: see `lathe.core.kernels.depthwise.cuda_spec`."""
+    """Whether each channel is convolved separately: `weight` is [groups, 1, ...] with several groups."""
     groups = int(attribute(node, "group"))
     return groups > 1 and weight.shape[:2] == (groups, 1)
 

@@ -65,7 +65,7 @@ def conv_gradient(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same gradient with other tiles and precisions."""
+    """Offers of the same gradient with every candidate tile and precision, the selector's own included."""
     return _calls(request)
 
 

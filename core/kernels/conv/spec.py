@@ -101,17 +101,17 @@ class ConvSpec(KernelSpec):
 
     @property
     def depth(self) -> int:
-        """The number of products per result."""
+        """The number of products per result, in words: places of the window times channels that a result reads."""
         return self.taps * self.channels // self.pair
 
     @property
     def sizes(self) -> tuple[Dim, ...]:
-        """The extents of the image along its axes."""
+        """The extents of the image along its spatial axes."""
         return tuple(window.size for window in self.windows)
 
     @property
     def counts(self) -> tuple[Dim, ...]:
-        """The number of results along each axis."""
+        """The number of results along each spatial axis."""
         return tuple(window.count for window in self.windows)
 
     @property
@@ -131,7 +131,7 @@ class ConvSpec(KernelSpec):
 
     @property
     def row(self) -> int:
-        """The number of elements in one row of a window."""
+        """The number of words in one row of a window: its columns times the channels."""
         return self.windows[-1].kernel * self.channels
 
     @property
@@ -249,7 +249,10 @@ def pointwise(request: Request) -> KernelCall | None:
 
 
 def dynamic_conv(request: Request) -> KernelCall | None:
-    """Selector of float32 convolutions over images with dynamic extents and explicit padding."""
+    """Selector of channels-last float32 convolutions with constant weights, over images with dynamic extents.
+
+    None unless the padding is known.
+    """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node):
         return None
@@ -310,7 +313,8 @@ def _product(request: Request, weight: Array, element: DType, channels: int) -> 
 def groups_per_vector(groups: int, channels: int, columns: int, target: Target) -> int:
     """The number of groups that fill a vector side by side.
 
-    1 unless groups are narrow, and have as many input as output channels.
+    1 unless groups have as many input as output channels, that number divides the vector's lanes, and the number of
+    `groups` is a multiple of the result.
     """
     count = target.lanes // columns
     fits = channels == columns > 1 and target.lanes % columns == 0 and groups % max(count, 1) == 0
@@ -379,7 +383,8 @@ def has_long_epilogue(node: Node) -> bool:
 def windows_of(node: Node) -> tuple[Window, ...] | None:
     """The window along each spatial axis of a channels-last convolution.
 
-    None if an image size or the padding is not known, the layout is another one, or types cannot be planned.
+    None if a size of the image, the result or the window, or the padding, is not known, the layout is another one, or
+    types cannot be planned.
     """
     x, w = node.inputs[0], node.inputs[1]
     if x is None or w is None or not has_plannable_types(node) or attribute(node, "layout") != "NHWC":

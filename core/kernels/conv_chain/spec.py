@@ -88,7 +88,7 @@ class ConvChainSpec(KernelSpec):
 
 
 def conv_chain(request: Request) -> KernelCall | None:
-    """Selector of the nodes that `lathe.core.passes.fusion.conv_chain` creates."""
+    """Selector of the fused nodes that the pass `lathe.core.passes.fusion.conv_chain` creates, with plannable types."""
     if not has_plannable_types(request.node):
         return None
     return _call(request, _bands(request)[0])

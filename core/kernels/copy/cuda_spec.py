@@ -23,7 +23,10 @@ _OFFERED = 3
 
 @dataclass(frozen=True)
 class CopySpec(KernelSpec):
-    """As `lathe.core.kernels.copy.spec.CopySpec`. The programs of each piece follow those of the piece before."""
+    """Strided copies of elements of `itemsize` bytes, each with its tiling; `operands` is the number of operands.
+
+    The programs of each piece follow those of the piece before. Pieces without a source write the bit pattern `fill`.
+    """
 
     family: ClassVar[str] = "copy"
     generator: ClassVar[str] = "copy.cuda"
@@ -44,7 +47,7 @@ def copy(request: Request) -> KernelCall | None:
 
 
 def other_tilings(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same copy with other tilings."""
+    """Offers of the same copy with every candidate tiling, the selector's own included."""
     return _calls(request)
 
 

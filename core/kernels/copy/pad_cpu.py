@@ -29,7 +29,7 @@ def generate(spec: PadSpec, target: Target) -> Kernel:
 
 
 class _Line:
-    """Writes one row of the last axis."""
+    """Generates code that writes one row of the result along the last axis, with its padding."""
 
     def __init__(self, k: Kernel, spec: PadSpec, axis: PadAxis) -> None:
         self.k, self.axis, self.mode = k, axis, spec.mode

@@ -61,7 +61,11 @@ class CopySpec(KernelSpec):
     numbers: int = 0
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
-        """See `KernelSpec.general`; None unless all pieces copy rows that are short or their only loop."""
+        """The spec of code that reads the numbers of loops and offsets at run time, and those numbers.
+
+        None unless every piece is copied row by row (`_is_row_copy`) and generated code can compute its dimensions.
+        `place` is the index of the operand that holds the numbers.
+        """
         numbers, pieces = RuntimeNumbers(), []
         for piece in self.pieces:
             nest = numbers.of_nest(piece.nest) if _is_row_copy(piece.nest) else None
@@ -73,7 +77,7 @@ class CopySpec(KernelSpec):
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        """All dimensions in the pieces."""
+        """All dimensions in the pieces: extents, strides and offsets."""
         return tuple(dim for piece in self.pieces for dim in (*piece.nest.dims, *piece.offsets))
 
     @property
@@ -121,7 +125,8 @@ def _copy_call(node: Node, extents: Sequence[Dim], strides: Sequence[Dim], offse
 def duplicate(request: Request) -> KernelCall | None:
     """Selector of views that need memory of their own, such as graph outputs: one contiguous copy.
 
-    None for a Reshape whose sizes agree only for some batch sizes: the reference checks those at run time.
+    None for several outputs, and for a Reshape whose sizes agree only for some batch sizes: the reference checks those
+    at run time.
     """
     node = request.node
     if not _is_movable(node) or len(node.outputs) > 1 or node.required_input(0).tensor.size != node.output.tensor.size:
@@ -312,7 +317,8 @@ class _Segment:
 def pad(request: Request) -> KernelCall | None:
     """Selector of constant, edge, reflect and wrap padding by known widths; a computed value is a further operand.
 
-    None if padding takes more than one reflection or repetition, or might: see `lathe.core.kernels.copy.pad_spec`.
+    None if padding takes more than one reflection or repetition, or might: `lathe.core.kernels.copy.pad_spec` has a
+    kernel for that.
     """
     node = request.node
     widths = pad_widths(node)
@@ -333,7 +339,7 @@ def pad(request: Request) -> KernelCall | None:
 def pad_widths(node: Node) -> list[tuple[Any, Any]] | None:
     """The widths that a Pad adds before and after each axis, as pairs; negative ones crop.
 
-    None if they or the axes are inputs, or elements cannot be copied.
+    None if they or the axes are inputs, if `pads` is missing or has an odd length, or if elements cannot be copied.
     """
     pads = integers(node, "pads")
     computed = node.input(1) is not None or node.input(3) is not None
@@ -362,7 +368,8 @@ def fill_bits(request: Request) -> int | None:
 def _segments(mode: str, before: int, after: int, extent: Dim) -> list[_Segment] | None:
     """The segments of a padded axis in order, without empty ones; negative widths crop the axis.
 
-    None if a single reflection or repetition cannot fill it, or a crop might exceed its extent.
+    None if a single reflection or repetition cannot fill it, if a crop might exceed its extent, or if an axis that a
+    mode other than "constant" pads is also cropped or has a symbolic extent.
     """
     remaining = extent + min(before, 0) + min(after, 0)
     if min(before, after) < 0 and not (isinstance(remaining, int) and remaining >= 0):

@@ -143,12 +143,15 @@ def for_each_panel(
     emit: Callable[[Val, Val, int, Val, Val, Val | None], None],
     in_blocks: bool = False,
 ) -> None:
-    """Split a product into tasks: `emit(entry, panel, columns, start, stop, first)` computes some rows of one panel.
+    """Split products into tasks: `emit(entry, panel, columns, start, stop, first)` computes some rows of one panel.
+
+    `entry` is the number of the product, below `entries`, and `panel` that of the panel; the `columns` passed to `emit`
+    are the panel's width, and `start` to `stop` the rows. `first` is true where a thread reads its panels for the first
+    time, None without `in_blocks`.
 
     A single thread takes all rows of a panel at once; several threads share them in blocks of whole tiles, several
     blocks per thread. With `in_blocks`, for weights that stay in the cache, a block of few rows goes through all panels
-    before the next block; if there are too few blocks for the threads, they share the panels too. `first` is true where
-    a thread reads its panels for the first time.
+    before the next block; if there are too few blocks for the threads, they share the panels too.
     """
     full, rest = divmod(columns, tile.columns)
     panels = full + bool(rest)

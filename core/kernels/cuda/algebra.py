@@ -58,7 +58,10 @@ class Algebra:
     # Memory
 
     def load(self, pointer: str, offset: str, dtype: DType, mask: str | None = None, other: str | None = None) -> Reg:
-        """The elements at `pointer + offset` where `mask` is true, `other` elsewhere, in their register type."""
+        """The elements at `pointer + offset` where `mask` is true, `other` elsewhere, in their register type.
+
+        Elsewhere they are undefined if `other` is None.
+        """
         arguments = [
             f"{pointer} + {offset}",
             *([mask] if mask else []),

@@ -62,7 +62,7 @@ def join_masks(*masks: str | None) -> str | None:
 
 
 def zero_sums(w: Writer, tile: ProductTile, element: DType = DType.FLOAT32) -> str:
-    """A block of accumulators for products of `element`, all zero."""
+    """Write a block of accumulators for products of `element`, all zero; returns its variable."""
     kind = "tl.float32" if element.is_float else "tl.int32"
     return w.let(f"tl.full(({tile.rows}, {tile.columns}), 0, {kind})", "sums")
 
@@ -104,9 +104,11 @@ def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:
 
 @contextmanager
 def last_program_of_tile(w: Writer, size: ProductTile, programs: Dim, parts: int, sums: str) -> Iterator[str]:
-    """Code written inside runs once per tile, in the last of its `parts` programs; yields the sums of all parts.
+    """Code written inside runs once per tile, in the last of its `parts` programs to end.
 
-    `sums` are those of one program. With one part it runs in every program. See `split_operands`.
+    Yields the variable of the sums of all parts; `sums` is that of one program's. `programs` is the number of tiles.
+    Programs exchange sums through the operands of `lathe.core.kernels.shared.cuda_product.split_operands`. With one
+    part the code runs in every program, and `sums` itself is yielded.
     """
     if parts == 1:
         yield sums
@@ -130,7 +132,7 @@ def last_program_of_tile(w: Writer, size: ProductTile, programs: Dim, parts: int
 
 
 def split_pointers(w: Writer, parts: int) -> None:
-    """Declare the pointers of `split_operands`, if the depth is split."""
+    """Declare the pointers `partial` and `counts` of `split_operands`, if the depth is split (`parts` above 1)."""
     if parts > 1:
         w.operand("partial", DType.FLOAT32)
         w.operand("counts", DType.INT32)

@@ -44,7 +44,7 @@ def running_sums(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same sums with other tiles."""
+    """Offers of the same sums with every candidate tile, the selector's own included."""
     return _calls(request)
 
 

@@ -24,7 +24,11 @@ _TILES = ((64, 32, 4), (16, 64, 4), (128, 16, 4))  # pixels, channels, warps
 
 @dataclass(frozen=True)
 class DepthwiseSpec(KernelSpec):
-    """A program computes `height` pixels of `width` adjacent channels. The other fields are those of `ConvSpec`."""
+    """A depthwise convolution; a program computes `height` pixels of `width` adjacent channels.
+
+    `pixels`, `results` and `transposed` are as in `lathe.core.kernels.conv.cuda_spec.ConvSpec`; `weight` is the type of
+    the weights in memory.
+    """
 
     family: ClassVar[str] = "depthwise"
     generator: ClassVar[str] = "depthwise.cuda"
@@ -55,7 +59,7 @@ def depthwise(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same convolution with other tiles."""
+    """Offers of the same convolution with every candidate tile, the selector's own included."""
     return _calls(request)
 
 

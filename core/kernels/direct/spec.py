@@ -137,7 +137,8 @@ def direct(request: Request) -> KernelCall | None:
 def suits_direct(node: Node, weight: Array) -> bool:
     """Whether vectors should run along the lines of an image.
 
-    That is for few input and output channels, and an epilogue that is short and the same for all pixels.
+    That is for float32 with few input and output channels, if the epilogue's extra inputs are the same for all pixels,
+    and the epilogue is short or belongs to a PooledConv.
     """
     if not has_few_channels(NodeView(registry.get(node.op), node), weight.shape) or not is_covered(node):
         return False
@@ -167,7 +168,10 @@ def _spec(node: Node, weight: Array, windows: tuple[Window, Window], target: Tar
 
 
 def _band(spec: DirectSpec, target: Target) -> int:
-    """Lines per task: all lines if the copy of the image fits half of the first-level cache, otherwise fewer."""
+    """Lines per task, a multiple of `result_lines`: enough for the whole image, or fewer.
+
+    Fewer if the copy of the image would exceed half of the first-level cache.
+    """
     line = spec.channels * spec.source_width * spec.step * spec.windows[0].stride * F32.itemsize
     most = max(target.l1_bytes // 2 // line, spec.result_lines)
     wanted = min(most, spec.size[0])

@@ -50,7 +50,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Writer:
-    """Computes and stores the results of a line."""
+    """Generates the code that combines the elements of windows, and finishes and stores the results of a line.
+
+    It holds the kernel, its spec, and the addresses of the image, the weights, the epilogue's extra inputs and Y.
+    """
 
     kernel: Kernel
     spec: DynamicWindowsSpec

@@ -18,7 +18,10 @@ OPS = on_cpu.OPS
 
 @dataclass(frozen=True)
 class ElementwiseSpec(KernelSpec):
-    """As `lathe.core.kernels.elementwise.spec.ElementwiseSpec`; narrow floats are computed in float32."""
+    """`body` applied to each point of `nest`, whose operands are the body's inputs and then one output for all.
+
+    Programs divide the points by `tiling`. Narrow floats are computed in float32.
+    """
 
     family: ClassVar[str] = "elementwise"
     generator: ClassVar[str] = "elementwise.cuda"
@@ -42,13 +45,13 @@ def elementwise(request: Request) -> KernelCall | None:
 
 
 def other_tilings(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same elementwise kernel with other tilings."""
+    """Offers of the same elementwise kernel with every candidate tiling, the selector's own included."""
     found = on_cpu.call_of(request, bodies.is_computable_on_gpu)
     return tiled(found) if found is not None else ()
 
 
 def tiled(call: KernelCall) -> Iterable[KernelCall]:
-    """The calls of an elementwise CPU kernel converted for a GPU, with each candidate tiling.
+    """The call of an elementwise CPU kernel, converted for a GPU: one call for each candidate tiling, preferred first.
 
     TypeError if the call has another spec.
     """

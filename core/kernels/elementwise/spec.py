@@ -28,7 +28,11 @@ class ElementwiseSpec(KernelSpec):
     nest: Nest
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
-        """See `KernelSpec.general`; None for rows so long that the code splits them into tasks."""
+        """The spec of code that reads the numbers of the loops at run time, and those numbers.
+
+        None for rows so long that the code splits them into tasks, and for dimensions that code cannot compute.
+        `place` is the index of the operand that holds the numbers.
+        """
         inner = self.nest.extents[-1]
         if self.nest.rank > 1 and isinstance(inner, int) and inner > _LONG_ROW:
             return None
@@ -52,7 +56,7 @@ OPS = _names()
 
 
 def elementwise(request: Request) -> KernelCall | None:
-    """Selector of elementwise nodes whose shapes generated code can compute, and whose body `Arithmetic` can.
+    """Selector of elementwise nodes whose shapes generated code can compute, and whose body `Arithmetic` can compute.
 
     Bodies compute in types other than float16 and bfloat16, which may only be converted.
     """

@@ -12,7 +12,10 @@ from lathe.core.kernels.gemm.wide_spec import WideGemmSpec, wide_gemm
 
 @dataclass(frozen=True)
 class DynamicGemmSpec(KernelSpec):
-    """Both kernels and a branch: the number of rows decides at run time. The operands are those of `many`."""
+    """A product with a dynamic number of rows, which decides at run time between the code of two specs.
+
+    `few` is for few rows, `many` for more. The operands are those of `many`.
+    """
 
     family: ClassVar[str] = "open_gemm"
     generator: ClassVar[str] = "gemm.dynamic_cpu"
@@ -27,7 +30,8 @@ class DynamicGemmSpec(KernelSpec):
 def dynamic_gemm(request: Request) -> KernelCall | None:
     """Selector of products that no other kernel covers: `varying_gemm`, `wide_gemm`, or both.
 
-    Both are combined if each covers the product and the number of rows is dynamic.
+    Both are combined if each covers the product and the number of rows is dynamic; if that is a number, `varying_gemm`
+    is preferred.
     """
     few, many = varying_gemm(request), wide_gemm(request)
     if few is None or many is None:

@@ -74,9 +74,11 @@ class GemmSpec(KernelSpec):
     in_blocks: bool = False
 
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
-        """See `KernelSpec.general`: the spec reads the depth, and the stride of A along its rows, at run time.
+        """The spec of code that reads the depth, and the stride of A along its rows, at run time; and both numbers.
 
-        None unless B is packed, one loop walks the rows, A is contiguous and no float16, and the depth is large.
+        None unless B is packed, one loop walks the rows, A is contiguous along the depth and no float16, the stride is
+        a number, and the depth is at least `_DEEP`. `place`, the index of the operand with the numbers, is not used: it
+        is always the last one.
         """
         step = self.nest.strides[0][-1]
         plain = self.packed and self.nest.rank == 1 and not self.widened_words and self.a_step == 1

@@ -17,9 +17,10 @@ _BLOCKS = ((1024, 4), (256, 2), (2048, 8))  # elements, warps
 
 @dataclass(frozen=True)
 class GatherSpec(KernelSpec):
-    """As `lathe.core.kernels.indexing.gather_spec.GatherSpec`; the last operand is the status flag.
+    """y[outer, count, inner] = x[outer, indices[count], inner]; x has `extent` rows, elements of `itemsize` bytes.
 
-    A program computes `size` results.
+    Negative indices count from the end; an invalid one sets the status flag, the last operand. A program computes
+    `size` results.
     """
 
     family: ClassVar[str] = "gather"
@@ -48,7 +49,7 @@ def gather(request: Request) -> KernelCall | None:
 
 
 def other_sizes(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same Gather with other numbers of results per program."""
+    """Offers of the same Gather with every candidate number of results per program, the selector's own included."""
     return _calls(request)
 
 

@@ -17,7 +17,7 @@ _LINES = (128, 4)  # lines and warps of a program: each thread owns one line
 
 @dataclass(frozen=True)
 class ScatterRowsSpec(on_cpu.ScatterRowsSpec):
-    """As on the CPU; the last operand is the status flag.
+    """ScatterND with the fields of the CPU's spec; the last operand is the status flag.
 
     A program owns `columns` elements of each of `rows` rows. It holds them in registers while it reads all indices, so
     that updates of a row are added in a fixed order.
@@ -38,7 +38,10 @@ class ScatterRowsSpec(on_cpu.ScatterRowsSpec):
 
 @dataclass(frozen=True)
 class ScatterElementsSpec(on_cpu.ScatterElementsSpec):
-    """As on the CPU; the last operand is the status flag. Each thread owns one line along the axis of the indices."""
+    """ScatterElements with the fields of the CPU's spec; the last operand is the status flag.
+
+    Each thread owns one line along the axis of the indices; a program has `lines` lines.
+    """
 
     lines: int
     warps: int
@@ -50,7 +53,7 @@ def scatter_rows(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of ScatterND with other tiles."""
+    """Offers of the same ScatterND with every candidate tile, the selector's own included."""
     return _rows(request)
 
 

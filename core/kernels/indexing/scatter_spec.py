@@ -80,7 +80,10 @@ def scatter_rows(request: Request) -> KernelCall | None:
 
 
 def scatter_elements(request: Request) -> KernelCall | None:
-    """Selector of ScatterElements of the same types, whose indices have the extents of x along all other axes."""
+    """Selector of ScatterElements of float32, float64, int32 and int64.
+
+    None unless the indices have the extents of x along all axes but the operator's.
+    """
     node = request.node
     x, indices, updates = node.inputs
     if x is None or indices is None or updates is None or not _has_types(node):

@@ -46,7 +46,7 @@ def norm(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same normalisation with other tiles."""
+    """Offers of the same normalisation with every candidate tile, the selector's own included."""
     return _calls(request)
 
 

@@ -51,7 +51,7 @@ def pool(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same pool with other tiles."""
+    """Offers of the same pool with every candidate tile, the selector's own included."""
     return _calls(request)
 
 

@@ -45,7 +45,7 @@ def pool_gradient(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same gradient with other tiles."""
+    """Offers of the same gradient with every candidate tile, the selector's own included."""
     return _calls(request)
 
 

@@ -21,7 +21,8 @@ _MOST_PLACES = 2**31  # of an image, since the kernel computes indices in int32
 class PoolIndicesSpec(KernelSpec):
     """The maximum of each window of `planes` images, and its index in the whole input (int64).
 
-    Of equal elements the first one counts. NaN is the maximum if a window begins with it; otherwise it is ignored.
+    Of equal elements the first one counts. NaN is the maximum if it is the window's first element inside the image;
+    otherwise it is ignored.
     """
 
     family: ClassVar[str] = "pool_indices"
@@ -43,7 +44,7 @@ class PoolIndicesSpec(KernelSpec):
 def pool_indices(request: Request) -> KernelCall | None:
     """Selector of MaxPool with indices, for channels-first images and windows of at most 64 places.
 
-    None for column-major indices (`storage_order`).
+    None for column-major indices (`storage_order`), and for images of too many pixels for int32 indices.
     """
     node, kernel = request.node, integers(request.node, "kernel_shape")
     x, y = node.inputs[0], node.outputs[0]

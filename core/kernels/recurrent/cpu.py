@@ -27,7 +27,7 @@ def generate(spec: RecurrentSpec, target: Target) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A block of rows in one direction."""
+    """The work of a task: `rows` rows of the batch from row `first` on, in one direction of the layer."""
 
     direction: Val
     first: Val  # row of the batch
@@ -36,7 +36,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A vector of units of one row at one step."""
+    """The position of a vector of units of one row at one step: the row, the time, the unit and the direction."""
 
     row: Val  # of the block
     entry: Val  # row of the batch

@@ -39,7 +39,7 @@ class RecurrentSpec(on_cpu.Recurrence):
 
     @property
     def buffer(self) -> Dim:
-        """Elements of one buffer."""
+        """Elements of one state buffer, [directions, batch, hidden]."""
         return self.batch * (len(self.backwards) * self.hidden)
 
     @property
@@ -54,7 +54,7 @@ def recurrent(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same layer with other tiles and precisions."""
+    """Offers of the same layer with every candidate tile and precision, the selector's own included."""
     return _calls(request)
 
 

@@ -54,12 +54,12 @@ class ArgReduceSpec(KernelSpec):
 
 
 def reduce(request: Request) -> KernelCall | None:
-    """Selector of reductions over known axes, global pooling included."""
+    """Selector of reductions over known axes, global pooling included, for the element types in `_DTYPES`."""
     return next(_reductions(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of reductions with other tiles."""
+    """Offers of the same reduction with every candidate tile, the selector's own included."""
     return _reductions(request)
 
 
@@ -96,12 +96,12 @@ def _parts(nest: Nest, loops: tuple[int, ...]) -> Nest:
 
 
 def arg_reduce(request: Request) -> KernelCall | None:
-    """Selector of ArgMax and ArgMin."""
+    """Selector of ArgMax and ArgMin of tensors that are no scalars, for the element types in `_DTYPES`."""
     return next(_arg_reductions(request), None)
 
 
 def other_arg_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of ArgMax and ArgMin with other tiles."""
+    """Offers of the same ArgMax or ArgMin with every candidate tile, the selector's own included."""
     return _arg_reductions(request)
 
 

@@ -51,7 +51,7 @@ def resize(request: Request) -> KernelCall | None:
 
 
 def other_sizes(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same Resize with other numbers of results per program."""
+    """Offers of the same Resize with every candidate number of results per program, the selector's own included."""
     return _calls(request)
 
 

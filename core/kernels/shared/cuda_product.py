@@ -144,7 +144,9 @@ def parts_of(target: GpuTarget, tile: ProductTile, programs: Dim, depth: Dim) ->
 
 
 def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operand, ...]:
-    """The operands of a split depth: scratch for partial sums, and one counter per tile; none if `parts` is 1.
+    """The operands of a split depth: scratch for partial sums, and one counter per tile.
+
+    There are no operands if `parts` is 1, or if the number of tiles, `programs`, is not known.
 
     The programs of a tile count themselves when they are done. The last program adds up all partial sums in order, and
     resets the counter to 0 for the next run.

@@ -102,7 +102,8 @@ class Tails(NamedTuple):
 def tail_heights(rows: Dim, height: int) -> Tails:
     """The heights of the smaller tiles that cover what full tiles of `height` rows leave of `rows` rows.
 
-    If at most two remainders can occur, each has a tile of its own; otherwise tiles of 8, 4, 2 and 1 rows add up.
+    If at most two remainders can occur, each has a tile of its own; otherwise tiles of 8, 4, 2 and 1 rows, those that
+    are lower than `height`, add up.
     """
     form = affine(rows, "n")
     if form is None:
@@ -176,7 +177,7 @@ def _can_hold_sums(epilogue: Graph | None, dtype: DType) -> bool:
 
 
 def stage_bytes(tile: Tile) -> int:
-    """Bytes of the sums of a tile."""
+    """Bytes of scratch for the sums of one register tile."""
     return tile.rows * tile.columns * WORD_BYTES
 
 

@@ -47,7 +47,8 @@ class RuntimeNumbers:
         """The nest with symbols for its numbers, except for strides of 0 and 1, which select the code.
 
         The extents of the loops between the first and the last stay numbers as well: the code finds a row by dividing
-        by them, and dividing by a number that is read at run time is slow. None if a dimension is not a polynomial.
+        by them, and dividing by a number that is read at run time is slow. None if generated code cannot compute a
+        dimension (`is_plannable`).
         """
         if not all(map(is_plannable, nest.dims)):
             return None

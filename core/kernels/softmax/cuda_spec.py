@@ -38,7 +38,7 @@ def softmax(request: Request) -> KernelCall | None:
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same softmax with other tiles."""
+    """Offers of the same softmax with every candidate tile, the selector's own included."""
     return _calls(request)
 
 

@@ -184,7 +184,10 @@ class _Rows(NamedTuple):
 
 
 def _rows(node: Node) -> _Rows | None:
-    """The rows of a product by sample; None unless the first axis alone is the batch, or all sizes are numbers."""
+    """The rows of a product by sample; None unless the first axis alone is the batch, or all sizes are numbers.
+
+    If all are numbers, all rows count as one sample.
+    """
     batch, *inner, _ = to_product_axes(node.output.shape, perm_attribute(node, "perm_y"))
     count = product(inner)
     if not isinstance(count, int):

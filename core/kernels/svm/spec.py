@@ -29,12 +29,14 @@ class SvmSpec(KernelSpec):
 
     Support vectors lie in blocks of `lanes` vectors, [blocks, features, lanes]. Each class has blocks of its own, the
     last one padded with vectors of weight 0. `kernel`, `gamma`, `coef0` and `degree` are those of
-    `lathe.core.ops.ml.svm`. If `direct`, the vectors are the weights [decisions, features] of a linear machine, so that
-    each kernel value is a decision. A regressor has no classes and one decision.
+    `lathe.core.ops.ml.svm`. A regressor has no classes and one decision. If `direct`, the vectors are instead the
+    weights [decisions, features] of a linear machine, in one range of blocks, so that each kernel value is a decision.
 
     The operands are x; the vectors; their weights, float64 [classes - 1, blocks, lanes] (regressor: [1, ...]); the
-    first block of each class and the end, int64 [classes + 1]; float64 vectors of rho, prob_a and prob_b; the labels,
-    int64; the outputs; scratch.
+    first block of each class and the end, int64 [classes + 1] (regressor: [2]); float64 vectors of rho, prob_a and
+    prob_b; the labels, int64; the outputs; scratch. If `direct`, the operand of weights is rho, the first block and the
+    end are those of the one range, and the kernel uses neither. Without probabilities, prob_a and prob_b are rho, also
+    unused.
     """
 
     family: ClassVar[str] = "svm"
@@ -55,17 +57,23 @@ class SvmSpec(KernelSpec):
 
     @property
     def decisions(self) -> int:
-        """The number of decisions: one per pair of classes."""
+        """The number of decisions: one per pair of classes; 1 for a regressor."""
         return self.classes * (self.classes - 1) // 2 if self.classes else 1
 
     @property
     def shares(self) -> int:
-        """The number of weighted sums from which decisions are computed: one per row of weights and class."""
+        """The number of weighted sums from which decisions are computed: one per row of weights and class.
+
+        A direct machine has scratch for them, but does not compute them.
+        """
         return (self.classes - 1) * self.classes if self.classes else 1
 
     @property
     def columns(self) -> int:
-        """The number of scores per row."""
+        """The number of scores per row: 1 for a regressor.
+
+        For a classifier one per class, if it has two classes or probabilities, otherwise one per pair of classes.
+        """
         if not self.classes:
             return 1
         return self.classes if self.probable or self.decisions == 1 else self.decisions

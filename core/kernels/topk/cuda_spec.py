@@ -59,7 +59,7 @@ def top(request: Request) -> KernelCall | None:
 
 
 def other_kernels(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same TopK with the other algorithm and with other tiles."""
+    """Offers of the same TopK with both algorithms and every candidate tile, the selector's own included."""
     return _calls(request)
 
 

@@ -118,7 +118,10 @@ class _Winograd:
 
     @contextmanager
     def _loop(self, start: Index, stop: Index, step: Index = 1) -> Iterator[Val]:
-        """A loop whose body has dozens of addresses: LLVM must not trace its index, see `Kernel.hidden`."""
+        """A loop over `range(start, stop, step)`; LLVM cannot trace its index (`Kernel.hidden`).
+
+        The body has dozens of addresses that depend on the index, which LLVM would take long to optimize.
+        """
         with self.kernel.loop(start, stop, step) as index:
             yield self.kernel.hidden(index)
 
@@ -139,15 +142,16 @@ class _Winograd:
         return _Tile(image, (line, column), (low, left))
 
     def _rows(self, start: Val, stop: Val) -> Rows:
-        """The number of tiles from `start` to `stop` that have a value at the point 0 of lines and of columns.
+        """The numbers of tiles from `start` to `stop` (exclusive), by a key of two flags: for lines and for columns.
 
-        The key says for which axes the point 0 is meant: along these, short tiles do not count.
+        Where a flag is true, only tiles with a value at the point 0 along that axis count, so that short tiles are left
+        out.
         """
         before, after = self._preceding(start), self._preceding(stop)
         return {zeros: after[zeros] - before[zeros] for zeros in before}
 
     def _preceding(self, tile: Val) -> Rows:
-        """The same numbers as `_rows`, for all tiles of the batch before `tile`."""
+        """The numbers of tiles before `tile` in the whole batch, with the keys of `_rows` and their meaning."""
         k, covers = self.kernel, self.spec.covers
         image, line, column = self._coordinates(tile)
         found: Rows = {}

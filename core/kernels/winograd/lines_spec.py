@@ -129,7 +129,8 @@ def winograd_lines(request: Request) -> KernelCall | None:
 def suits_winograd_lines(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:
     """Whether Winograd's algorithm along one axis is expected to win.
 
-    It is for 7x7 windows with a stride of 2, few input channels, and whole vectors of output channels.
+    It is for 7x7 windows with a stride of 2 over float32, few input channels, whole vectors of output channels, and a
+    short epilogue.
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]

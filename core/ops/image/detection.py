@@ -88,7 +88,10 @@ def _intersection_over_union(box: Any, others: Any) -> Any:
 
 @register
 class MaxRoiPool(OpDef):
-    """The maximum of each of `pooled_shape` bins of every region; rois [R, 5] are image, x1, y1, x2, y2."""
+    """The maximum of each of `pooled_shape` bins of every region; 0 for a bin outside the image.
+
+    rois [R, 5] are image, x1, y1, x2, y2; `spatial_scale` converts these coordinates to pixels.
+    """
 
     agreeing = True
     inputs = "X, rois"

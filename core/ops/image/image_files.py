@@ -19,7 +19,10 @@ _MOST_PIXELS = 1 << 26
 
 
 def decode(data: bytes) -> Pixels:
-    """The pixels of an image file [height, width, 3]. The format follows from its first bytes."""
+    """The pixels of an image file [height, width, 3]. The format follows from its first bytes.
+
+    ValueError for a damaged file, NotImplementedError for another format.
+    """
     for signature, reader in _READERS.items():
         if data.startswith(signature):
             try:

@@ -167,9 +167,8 @@ class SVMClassifier(_Svm):
     """The label, and scores per class (linear model or probabilities), otherwise per pair of classes.
 
     A single pair has two scores: the decision's negative and the decision. With support vectors, the label is the class
-    that wins most pairs, the first one if several do, even if another class has a larger
-    probability. Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in
-    LIBSVM.
+    that wins most pairs, the first one if several do, even if another class has a larger probability. Probabilities
+    come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in LIBSVM.
     """
 
     outputs = "Y, Z"

@@ -206,8 +206,8 @@ class TreeEnsembleClassifier(_NamedTrees):
     """The label of the largest score, and the scores.
 
     If all leaves of a model of two classes weigh one class, the score of this class decides: the threshold is 0.5 if no
-    weight is negative, otherwise 0. The other class gets 1 minus the score, or its negative; it gets 0 if the weighted
-    class is the second.
+    weight is negative, otherwise 0. Without a post-transform, the other class gets 1 minus the score, or its negative
+    if a weight is negative; it gets 0 if the weighted class is the second.
     """
 
     outputs = "Y, Z"

@@ -37,11 +37,11 @@ class Trees(OpDef):
         raise NotImplementedError
 
     def targets(self, c: NodeView) -> int:
-        """The number of scores per row."""
+        """The number of scores per row, one for each target; subclasses define it."""
         raise NotImplementedError
 
     def base(self, c: NodeView) -> Array:
-        """The numbers to add to the scores: one for all targets, or one per target."""
+        """The numbers to add to the scores: one for all targets, or one per target. By default a single 0."""
         return np.zeros(1, np.float32)
 
     def scores(self, c: Call, x: Array, how: int) -> Array:

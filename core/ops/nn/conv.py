@@ -115,7 +115,7 @@ class FusedConv(Conv):
     """A convolution with an epilogue: Y = epilogue(conv(X, W) + B, *extras).
 
     `pads` are explicit, and filled with `pad_value`. Extras broadcast to Y in the node's layout. X may be narrower than
-    the product, whose type B has: see `lathe.core.ops.nn.narrow_products`.
+    the product, whose type B has (`lathe.core.ops.nn.narrow_products` lists the pairs of types).
     """
 
     domain = "lathe"
@@ -315,7 +315,10 @@ def _varies_by_row(c: Infer, index: int) -> bool:
 
 
 def conv_pads(c: Infer) -> Pads | None:
-    """The explicit padding of a convolution, with `auto_pad` resolved; None if it depends on unknown extents."""
+    """The explicit padding of a convolution, with `auto_pad` resolved.
+
+    None if the extents of the kernel are not known, or if `auto_pad` needs extents of the image that are not known.
+    """
     kernel = kernel_of(c, c.tensor(1).dims)
     if kernel is None:
         return None

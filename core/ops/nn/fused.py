@@ -24,13 +24,13 @@ from lathe.core.ops.tensor.elementwise import Elementwise
 
 
 def apply_epilogue(c: Call, result: Array, extras: Sequence[Array]) -> Array:
-    """`result` after the node's epilogue, if it has one."""
+    """`result` after the node's epilogue, whose other inputs are `extras`; `result` itself if it has no epilogue."""
     body = c.attr("epilogue")
     return result if body is None else c.run_graph(body, [result, *extras])[0]
 
 
 def epilogue_dtype(c: NodeView, computed: Any) -> Any:
-    """The element type after the epilogue, given the type before it."""
+    """The element type after the node's epilogue, given the type before it, which stays if there is no epilogue."""
     body = c.attr("epilogue")
     return computed if body is None else body.outputs[0].dtype
 
@@ -91,7 +91,7 @@ class FusedMatMul(OpDef):
 
     Y = transpose(epilogue(transpose(A, perm_a) @ transpose(B, perm_b), *extras), perm_y), where a perm of None is the
     identity. Extras broadcast to the product's shape (before perm_y). Operands have rank 2 or more, as in NumPy's
-    matmul. A may be narrower than the product: see `lathe.core.ops.nn.narrow_products`.
+    matmul. A may be narrower than the product (`lathe.core.ops.nn.narrow_products` lists the pairs of types).
     """
 
     domain = "lathe"

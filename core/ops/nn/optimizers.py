@@ -18,7 +18,11 @@ from lathe.core.ops.opdef.type_rules import expect_shape
 
 
 class Optimizer(OpDef):
-    """Family base: updates all parameters, each by `step`, which subclasses define; see the module docstring."""
+    """Family base: updates all parameters, each by `step`, which subclasses define.
+
+    The inputs are the learning rate, the number of previous updates, the parameters, their gradients and their states;
+    the outputs are the new parameters and states.
+    """
 
     agreeing = True
     domain = "ai.onnx.preview.training"

@@ -92,7 +92,7 @@ def as_summed(array: Array) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sliding window over the spatial axes."""
+    """A sliding window over the spatial axes: its extents, strides, dilations and padding (before, after) per axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]

@@ -70,9 +70,10 @@ class _MeetingExtents(registry.Infer):
 
 
 def _equal_for(op: registry.OpDef, node: Node, known: Mapping[Value, Array]) -> Iterator[Dim]:
-    """The dimensions that must be 0 or more so that extents that must be equal are, where one has a maximum.
+    """Yield the dimensions that must be 0 or more for pairs of extents of a node to be equal, if one has a maximum.
 
-    No run succeeds with other extents, except where one of them is 1. See `broadcast_shapes`.
+    The pairs are extents that must be equal, and extents that broadcast. No run succeeds with other extents, except
+    where one of two broadcast extents is 1.
     """
     if not _has_maxima(node, known):
         return  # the usual case: saves the inference below

@@ -136,7 +136,10 @@ class Infer(NodeView):
         return None if value is None else self.known.get(value)
 
     def param(self, name: str) -> tuple[Any, ...] | None:
-        """A parameter (see module docstring) as a flat tuple; None if it is absent or not known."""
+        """The operator's parameter `name`, from the attribute or a known input, as a flat tuple.
+
+        None if it is absent or not known.
+        """
         if self.node.attrs.get(name) is not None:
             return _flat(self.node.attrs[name])
         value = self.value(self.op.params[name])
@@ -236,7 +239,10 @@ class Call(NodeView):
         return None if array is None else _flat(array)
 
     def declared_shape(self, index: int = 0) -> tuple[int, ...] | None:
-        """The inferred shape of an output in numbers; None if it contains symbols that are not known yet."""
+        """The inferred shape of output `index` in numbers.
+
+        None if it contains symbols that are not known yet, if the rank is not known, or if the output is no tensor.
+        """
         type_ = self.node.outputs[index].type
         try:
             return type_.evaluate(self._symbols) if isinstance(type_, TensorType) and type_.shape is not None else None
@@ -291,7 +297,10 @@ class OpDef:
         raise NotImplementedError(f"{self.name} has no type inference")
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        """Dimensions that must be 0 or more for the types of `infer` to be right, besides the extents in them."""
+        """Dimensions that must be 0 or more for the types of `infer` to be right, besides the extents in those types.
+
+        Empty by default.
+        """
         return ()
 
     def known(self, c: Infer) -> Array | Sequence[Array] | None:

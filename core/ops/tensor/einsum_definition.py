@@ -51,7 +51,7 @@ class Labelled:
         return self.term.shape[self.labels.index(label)]
 
     def only(self, labels: Labels) -> Labelled:
-        """The sum over all axes except these."""
+        """The tensor summed over all its axes except those with these labels, which stay in the tensor's order."""
         kept = tuple(label for label in self.labels if label in labels)
         gone = [axis for axis, label in enumerate(self.labels) if label not in labels]
         return Labelled(kept, self.term.sum(gone, keepdims=False)) if gone else self

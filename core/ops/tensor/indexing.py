@@ -484,7 +484,7 @@ class Unique(OpDef):
 class TensorScatter(OpDef):
     """past_cache with `update` written along `axis` from write_indices[n] on (0 when absent) for each batch item n.
 
-    In mode "circular", positions past the end wrap around to the start.
+    In mode "circular", positions past the end wrap around to the start; otherwise they are an error of the run.
     """
 
     agreeing = True

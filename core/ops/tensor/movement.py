@@ -172,7 +172,8 @@ class Reshape(SameElements):
 def _required_side(shape: Shape, wanted: Shape) -> tuple[Maximum, Dim] | None:
     """A maximum in a requested shape, and the side that it must equal for the number of elements to be right.
 
-    [n, 2] can be reshaped to [min(n, 64), 2] only if n is at most 64.
+    None if no maximum decides that, or if an extent is requested as -1. [n, 2] can be reshaped to [min(n, 64), 2] only
+    if n is at most 64.
     """
     return None if -1 in wanted else solve_maximum(product(shape), product(wanted))
 

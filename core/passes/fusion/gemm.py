@@ -128,7 +128,8 @@ def _from_matmul(editor: Editor, node: Node) -> None:
 def _from_integers(editor: Editor, node: Node) -> None:
     """Rewrites a MatMulInteger of uint8 by constant int8: (a - s) * b = a * b - s * (the column sums of b).
 
-    Other operand types are passed to `_from_computed_integers`. Only a single zero point s is covered.
+    Operands of other types, a computed B, and a B with a zero point are passed to `_from_computed_integers`. Only a
+    single zero point s is covered: a node with more of them stays as it is.
     """
     a, b, zero = node.inputs[0], node.inputs[1], node.input(2)
     weight, left = editor.array(b), shape_of(a)
@@ -215,7 +216,10 @@ def _absorb(editor: Editor, node: Node) -> None:
 
 
 def _has_known_step(node: Node, perm: Perm | None) -> bool:
-    """Whether the columns of a product are at a known stride when its output is permuted by `perm`: no dynamic size."""
+    """Whether the columns of a product are at a known stride when its output is permuted by `perm`: no dynamic size.
+
+    True for None, the identity, and for a product of unknown rank.
+    """
     shape = unpermuted_shape(node)
     if perm is None or shape is None:
         return True

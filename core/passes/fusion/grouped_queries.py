@@ -86,7 +86,7 @@ def _repeated_operand(value: Value | None, perm: Perm) -> tuple[Value, int, int]
     """The tensor that keys or values repeat for the heads of a group, the number of groups, and the heads per group.
 
     `perm` permutes the operand. The tensor has extent 1 along the axis of the heads per group. None if the operand is
-    not an Expand and a view that merges the two axes.
+    not an Expand followed by a view that merges the two axes, or the two numbers are not known.
     """
     view = value.producer if value is not None else None
     source = view.inputs[0] if view is not None and is_view_node(view) else None

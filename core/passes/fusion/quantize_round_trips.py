@@ -55,11 +55,11 @@ def _is_round_trip(editor: Editor, narrow: Node, back: Node) -> bool:
 
 
 def _stays_in_registers(editor: Editor, node: Node, order: Mapping[Node, int]) -> bool:
-    """Whether the output of `node` is used in the epilogue of the product that computes it, and not stored to memory.
+    """Whether fusion will probably keep the output of `node` in registers, instead of storing it to memory.
 
-    `order` has the position of each node.
-    If two products are added, the sum is fused into the epilogue of the earlier one
-    (`lathe.core.passes.fusion.epilogue`). The other goes through memory, where small integers take less room.
+    False only if it is combined (Add, Sub, Mul) with the result of another integer product, and that product has the
+    earlier position in `order`. Then the sum is fused into the epilogue of the earlier product
+    (`lathe.core.passes.fusion.epilogue`), and the other goes through memory, where small integers take less room.
     """
     value, reader = node.output, editor.only_reader(node.output)
     while reader is not None and reader.op in ("Add", "Sub", "Mul"):

@@ -189,7 +189,7 @@ def _elementwise(walk: _Walk, node: Node) -> None:
 def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value | None:
     """The operand of an elementwise node for its batch-last form: the batch-last twin, or a scalar as it is.
 
-    `rank` is that of the node's output. None if the operand is absent, or has another rank.
+    `rank` is that of the node's output. None if the operand is absent, or has neither this rank nor rank 0.
     """
     shape = shape_of(value)
     if value is None or shape is None or len(shape) not in (0, rank):

@@ -101,7 +101,10 @@ _CONVERTERS = OperatorTable[Converter]()
 
 
 def _convolution(walk: _Walk, node: Node) -> None:
-    """Rewrites Conv and ConvInteger with constant weights as FusedConv with explicit padding."""
+    """Rewrites a Conv, or a ConvInteger with a kernel, as FusedConv with explicit padding.
+
+    Nothing is done if the weights are computed, or the padding is not known.
+    """
     x, w = node.inputs[0], node.inputs[1]
     if x is None or walk.editor.array(w) is None:
         return
@@ -125,7 +128,7 @@ def _convolution(walk: _Walk, node: Node) -> None:
 
 
 def _has_integer_kernel(walk: _Walk, node: Node) -> bool:
-    """Whether a ConvInteger has uint8 images with a constant zero point, and int8 weights with zero point 0."""
+    """Whether a ConvInteger has uint8 images with a constant zero point or none, and int8 weights without one."""
     x, w = node.inputs[:2]
     plain = x is not None and x.dtype is DType.UINT8 and w is not None and w.dtype is DType.INT8
     known = node.input(2) is None or walk.editor.array(node.input(2)) is not None
@@ -170,7 +173,8 @@ def _elementwise(walk: _Walk, node: Node) -> None:
 def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value | None:
     """The operand of an elementwise node for its channels-last form: the twin, or a permuted constant.
 
-    `rank` is that of the node's output. A scalar stays as it is. None if the operand is absent, or has another rank.
+    `rank` is that of the node's output. A number stays as it is. None if the operand is absent, or is computed and has
+    neither this rank nor rank 0.
     """
     if value is None:
         return None

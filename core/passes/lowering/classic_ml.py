@@ -30,7 +30,8 @@ _TRANSFORMS = {"NONE": None, "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
 class ExpandClassicML:
     """Rewrites models and transforms of numeric rows [N,C], and label lookups of any rank.
 
-    A rule that returns no values leaves its node unchanged.
+    There is a rule per operator, which returns the values that replace the node's outputs; a node whose rule returns
+    none stays as it is.
     """
 
     name: str = "fitted"
@@ -51,7 +52,7 @@ def _takes_rows(node: Node) -> bool:
 
 
 class _Writer:
-    """Emits nodes before one node, which they replace."""
+    """Emits nodes before `node`, the node that a rule replaces."""
 
     def __init__(self, editor: Editor, node: Node) -> None:
         self.editor, self.node = editor, node
@@ -83,7 +84,7 @@ class _Writer:
         return np.array(self.view.attr(name) or (default,), np.float32)
 
     def post_transform(self, scores: Value) -> Value:
-        """The node's `post_transform` of its scores."""
+        """The scores after the node's attribute `post_transform`, which must be NONE, LOGISTIC or SOFTMAX."""
         op = _TRANSFORMS[self.view.attr("post_transform")]
         return scores if op is None else self(op, scores, **({"axis": -1} if op == "Softmax" else {}))
 
@@ -166,9 +167,10 @@ def _label_encoder(at: _Writer) -> list[Value]:
 
 
 def _one_hot_encoder(at: _Writer) -> list[Value]:
-    """OneHotEncoder of integer categories as a comparison or lookup; [] for others.
+    """OneHotEncoder of integer categories as a comparison (`zeros` = 1) or a lookup (`zeros` = 0); otherwise [].
 
-    With `zeros` = 0 an unknown category is an error in the run: its index is out of range of the Gather.
+    In the lookup an unknown category is an error in the run: its index is out of range of the Gather. [] also for a
+    lookup of repeated categories, or of categories beyond a range of `_MOST_KEYS`.
     """
     numbers = at.view.attr("cats_int64s")
     if at.x.dtype.numpy.kind not in "fi" or not numbers or not has_ranks(at.node):
@@ -239,8 +241,8 @@ def _classify(at: _Writer, labels: Array, scores: Value) -> list[Value]:
 def _tree_classifier(at: _Writer) -> list[Value]:
     """TreeEnsembleClassifier as a TreeEnsembleRegressor that sums the trees, and a lookup of labels.
 
-    Two classes with weights for one class alone are a special case: the label depends on the sign of one score, or on
-    whether it is above 0.5.
+    Two classes with weights for one class alone are a special case: the label depends on the sign of one score, or,
+    without negative weights, on whether it is above 0.5. [] for a `post_transform` that is not in `_TRANSFORMS`.
     """
     op = at.view.op
     assert isinstance(op, TreeEnsembleClassifier)
@@ -258,9 +260,11 @@ def _tree_classifier(at: _Writer) -> list[Value]:
 
 
 def _both_scores(at: _Writer, score: Value, is_second: bool, positive: bool) -> Value:
-    """The scores [N,2] of both classes, transformed, from the score [N,1] of one; see `TreeEnsembleClassifier`.
+    """The scores [N,2] of both classes, from `score` [N,1], s, of the only class that has weights.
 
-    `is_second`: it is the score of the second class. `positive`: no weight of the trees is negative.
+    `is_second`: that is the second class. Then the scores are 0 and s, transformed by `post_transform`. Otherwise they
+    are sigmoid(-s) and sigmoid(s) for LOGISTIC; other transforms are not applied, and the scores are 1 - s and s if
+    `positive` (no weight of the trees is negative), else -s and s.
     """
     if is_second:
         return at.post_transform(at("Pad", score, pads=(0, 1, 0, 0)))

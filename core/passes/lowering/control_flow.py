@@ -20,7 +20,8 @@ WITH_BODIES = (*CONTROL, *MAPS)
 class OptimizeBodies:
     """Optimizes the bodies of the operators `ops`, and removes scan outputs that nothing reads.
 
-    `rewrite` returns an optimized copy of a closed graph, and the number of rewrites.
+    `rewrite` returns an optimized copy of a closed graph (one that captures nothing), and the number of rewrites. A
+    body for which it raises ModelError or FeedError stays as it is.
     """
 
     rewrite: Callable[[Graph], tuple[Graph, int]]

@@ -62,9 +62,10 @@ def _window(node: Node) -> Window | None:
 
 
 def _total(size: Dim, reach: int, stride: int) -> Dim | None:
-    """The number of padding pixels along an axis, before and after; None if the reach is below the stride.
+    """The number of padding pixels along an axis, before and after together; 0 for a `reach` of 1.
 
-    Then the formula might be negative. `reach` is the extent of the dilated kernel.
+    `reach` is the extent of the dilated kernel. None if it is above 1 but below the stride: the formula might be
+    negative.
     """
     if reach == 1:
         return 0

@@ -67,7 +67,7 @@ class _Axis:
         return -self.reach[0], self.steps - self.size + self.reach[-1]
 
     def tap(self, q: int, at: int) -> int | None:
-        """The index of the weight that multiplies pixel `j + at` in result `stride*j + q`, or None."""
+        """The index of the weight that multiplies pixel `j + at` in result `stride*j + q`; None if no weight does."""
         place = q + self.cut - self.stride * at
         return place if 0 <= place < self.kernel else None
 

@@ -50,7 +50,10 @@ _PRESERVING: dict[str, int | None] = {
 
 @dataclass(frozen=True)
 class ConvertToNarrow:
-    """Stores operands of products as `dtype`, bfloat16 or float16; see the module."""
+    """Stores operands of products, and values that products pass to each other, as `dtype`: bfloat16 or float16.
+
+    All other arithmetic stays float32, by the rules that the module describes.
+    """
 
     dtype: DType
 
@@ -307,9 +310,9 @@ class _Walk:
         return _cast(body, value, F32) if value.dtype is self.dtype else value
 
     def _as(self, anchor: Node, value: Value | None, dtype: DType) -> Value | None:
-        """The value as `dtype` (float32 or the narrow type); emits a Cast, once for all readers, if it has the other.
+        """The value as `dtype`, float32 or the narrow type: a Cast of it, emitted once for all readers, if needed.
 
-        None and values of further types stay as they are.
+        To float32 only the values in `narrow` are cast; all others stay as they are, as does None.
         """
         if value is None or value.dtype is dtype or (value not in self.narrow and dtype is F32):
             return value

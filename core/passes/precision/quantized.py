@@ -165,7 +165,11 @@ def _cancel(editor: Editor, node: Node) -> None:
 
 
 def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
-    """Rewrites a product of dequantized numbers as the product of the integers, times both scales, plus the bias."""
+    """Rewrites a product of dequantized numbers as the product of the integers, times both scales, plus the bias.
+
+    Nothing is done unless the node is a Conv, MatMul or Gemm whose left operand has one scale and 8-bit integers, whose
+    weight is constant, and which an integer kernel covers.
+    """
     if node.op not in ("Conv", "MatMul", "Gemm") or not has_ranks(node) or not _has_full_bias(node, node.input(2)):
         return
     left = dequantized_from(editor, node.inputs[0])

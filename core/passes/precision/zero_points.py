@@ -69,7 +69,10 @@ def pad_with_zeros(array: Array, axis: int, count: int) -> Array:
 
 
 def is_depthwise(node: Node, weight: Array) -> bool:
-    """Whether a convolution is depthwise, with a window of at most 512 weights, as the kernel for bytes needs."""
+    """Whether a convolution is depthwise, with a window of one or two axes and at most 512 weights.
+
+    The kernel for bytes needs this.
+    """
     groups = node.attrs.get("group", 1)
     if groups == 1 or weight.shape[:2] != (groups, 1):
         return False

@@ -102,7 +102,7 @@ Depends = Callable[[Any], bool]
 
 
 def _sets_extents(view: Infer, is_count: Depends) -> bool:
-    """Reshape and ConstantOfShape: the counts set extents of the output and nothing else.
+    """True for each Reshape and ConstantOfShape: the counts set extents of the output and nothing else.
 
     The output has the elements of the input in their order, or one number everywhere. `rows` checks for every value
     that only the row axis depends on the number of rows, so no check is needed here.
@@ -111,7 +111,7 @@ def _sets_extents(view: Infer, is_count: Depends) -> bool:
 
 
 def _repeats_one(view: Infer, is_count: Depends) -> bool:
-    """Expand: every count must equal the extent of the output at its axis.
+    """Whether every count in the shape of an Expand equals the extent of the output at its axis.
 
     Then the input either has this extent already, or has extent 1 and its one row is repeated. If the count differs
     from the extent, such as n from 2*n, the two broadcast for n = 1 alone, so the result would change with n.
@@ -124,15 +124,15 @@ def _repeats_one(view: Infer, is_count: Depends) -> bool:
 
 
 def _repeats_all(view: Infer, is_count: Depends) -> bool:
-    """Tile: the repeated tensor is the same for every row.
+    """True for each Tile whose repeats are counts: the repeated tensor is the same for every row.
 
-    If it held rows, its extents would contain n twice, which `rows` refuses for every value.
+    If the tensor held rows, extents of the result would contain n twice, which `rows` refuses for every value.
     """
     return True
 
 
 def _takes_whole(view: Infer, is_count: Depends) -> bool:
-    """Slice: an axis whose start or end is a count must be taken whole, from 0 to its extent in steps of 1."""
+    """Whether a Slice takes each axis whose start or end is a count whole, from 0 to its extent in steps of 1."""
     shape, op = view.shape(0), view.op
     assert isinstance(op, Slice)
     ranges = None if shape is None else op.ranges(view, len(shape))
@@ -146,7 +146,7 @@ def _takes_whole(view: Infer, is_count: Depends) -> bool:
 
 
 def _keeps_size(view: Infer, is_count: Depends) -> bool:
-    """Resize: an axis whose size is a count must keep its size, so that it is not resampled."""
+    """Whether a Resize keeps the size of each axis whose size is a count, so that rows are not resampled."""
     shape, sizes = view.shape(0), view.param("sizes")
     if shape is None or sizes is None:
         return False

@@ -364,7 +364,8 @@ def _flattened(selection: Selection, node: Node) -> list[Found] | None:
 def _cut_to_count(selection: Selection, node: Node) -> list[Found] | None:
     """Flattened rows, unchanged by a Slice of all elements; None for any other node.
 
-    Its end must be the number of nonzero elements of the rows' mask, expanded to every element of a row.
+    The end of the Slice must be the number of nonzero elements of another mask, which has each element of the rows'
+    mask once for every element of a row (`repeats`).
     """
     found = selection.rows(node.input(0))
     if found is None or not found.flat:

@@ -265,7 +265,7 @@ class TokenFlow:
     def _guard(self, node: Node, flow: Flow) -> bool | None:
         """Merges Where(IsNaN(softmax), 0, softmax), which PyTorch writes for masks of -inf, into the softmax.
 
-        As all the rewrites below: returns true, or None for any other node.
+        Returns true; None, without a change, for any other Where.
         """
         condition, zero, weights = node.inputs
         softmax, test = (value.producer if value is not None else None for value in (weights, condition))
@@ -283,7 +283,10 @@ class TokenFlow:
         return self._pool(node, axis, _POOLS[node.op]) if axes == (axis,) else None
 
     def _first_or_last(self, node: Node, axis: int) -> bool | None:
-        """Rewrites a Gather of the first or the last token, which every sequence has, as a SegmentReduce."""
+        """Rewrites a Gather of the first or the last token, which every sequence has, as a SegmentReduce.
+
+        True if it did; None, without a change, for any other Gather.
+        """
         index, rank = self._known(node, 1), len(node.required_input(0).shape)
         if (
             index is None
@@ -298,7 +301,10 @@ class TokenFlow:
         return self._replace(node, self._segments(node, node.required_input(0), axis, mode), POOLED)
 
     def _position_of_extreme(self, node: Node, axis: int) -> bool | None:
-        """Rewrites ArgMax or ArgMin of integers as the first (or last) position of each sequence's extreme number."""
+        """Rewrites ArgMax or ArgMin of integers as the first (or last) position of each sequence's extreme number.
+
+        True if it did; None, without a change, for other types, and for more than one number per token.
+        """
         x, view = node.required_input(0), self._view(node)
         alone = all(dim == 1 for i, dim in enumerate(x.shape) if i != axis)
         if not alone or x.dtype not in (DType.INT32, DType.INT64) or int(view.attr("axis")) % len(x.shape) != axis:
@@ -314,7 +320,7 @@ class TokenFlow:
     def _pick_extreme(self, node: Node, given: Sequence[Flow]) -> bool | None:
         """Rewrites a GatherND of the token at the position that ArgMax or ArgMin found in each sequence.
 
-        It becomes the sum of the sequence's tokens with all others set to zero.
+        It becomes the sum of the sequence's tokens with all others set to zero. True if it did, otherwise None.
         """
         x, index = node.inputs
         name = view_source(index).name if index is not None else ""
@@ -341,7 +347,10 @@ class TokenFlow:
         return self.editor.emit(node, "SegmentReduce", x, self._input(OFFSETS), attrs=attrs)
 
     def _range(self, node: Node) -> bool | None:
-        """Rewrites a Range over the tokens as start + step * the position of each token in its sequence."""
+        """Rewrites a Range over the tokens as start + step * the position of each token in its sequence.
+
+        True if it did; None, without a change, if start or step is not known.
+        """
         first, step = self._known(node, 0), self._known(node, 2)
         if first is None or first.dtype == object or step is None or step.dtype == object:
             return None
@@ -353,7 +362,10 @@ class TokenFlow:
         return self._replace(node, count if count.producer else self.editor.emit(node, "Identity", count), Flow((0,)))
 
     def _leading_rows_of_table(self, node: Node) -> bool | None:
-        """Rewrites a Slice of n rows of a table from a fixed row on (position embeddings) as a Gather by positions."""
+        """Rewrites a Slice of n rows of a table from a fixed row on (position embeddings) as a Gather by positions.
+
+        True if it did; None, without a change, for any other Slice. ProofFailed if two axes are cut to n.
+        """
         op, shape = registry.get("Slice"), shape_of(node.required_input(0))
         assert isinstance(op, Slice)
         ranges = op.ranges(self._view(node), len(shape)) if shape is not None else None
@@ -372,7 +384,10 @@ class TokenFlow:
         return self._replace(node, new, Flow((axis,)))
 
     def _triangle(self, node: Node, flow: Flow) -> bool | None:
-        """Rewrites a Trilu of pairs of tokens as a Where that compares the positions of the two tokens."""
+        """Rewrites a Trilu of pairs of tokens as a Where that compares the positions of the two tokens.
+
+        True if it did; None, without a change, if the last two axes are not the tokens, or the diagonal is not known.
+        """
         rank, view = len(node.output.shape), self._view(node)
         diagonal = view.param("k") if view.has_param("k") else (0,)
         if flow.axes != (rank - 2, rank - 1) or diagonal is None or not isinstance(diagonal[0], int):
@@ -388,7 +403,7 @@ class TokenFlow:
     def _cumulative_sum(self, node: Node, flow: Flow) -> bool | None:
         """Rewrites a CumSum of integers as that over all sequences, minus the sum before the token's own sequence.
 
-        That is exact for integers only.
+        That is exact for integers only. True if it did; None, without a change, for floats and reversed sums.
         """
         view, axis, x = self._view(node), flow.axes[0], node.required_input(0)
         along = view.param("axis") if "axis" in view.op.params else view.value(1)
@@ -406,7 +421,7 @@ class TokenFlow:
     def _window(self, node: Node, flow: Flow) -> bool | None:
         """Rewrites a convolution along the tokens, or a Slice and a Pad that together shift the tokens by one.
 
-        The Slice gets the flow of its input; the rewrite of the Pad replaces both.
+        The Slice gets the flow of its input; the rewrite of the Pad replaces both. True if it did, otherwise None.
         """
         axis, view = flow.axes[0], self._view(node)
         if node.op == "Slice":

@@ -19,14 +19,14 @@ class PassError(LatheError):
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The number of rewrites that a pass made, and notes for `explain()`."""
+    """The number of rewrites that a pass made (`changed`), and `notes`, lines of text for `explain()`."""
 
     changed: int
     notes: tuple[str, ...] = ()
 
 
 class Pass(Protocol):
-    """Edits a graph in place. Options are frozen dataclass fields of the pass."""
+    """The interface of a pass: `run` edits a graph in place. The options of a pass are its frozen dataclass fields."""
 
     @property
     def name(self) -> str: ...
@@ -64,9 +64,10 @@ def is_view_node(node: Node | None) -> bool:
 
 
 def is_shape_only_declared(graph: Graph, node: Node) -> bool:
-    """Whether the model declares the shape of the node's first output, and inference cannot derive it.
+    """Whether inference cannot derive the rank of the node's first output, so that any known shape is only declared.
 
-    Only the node's own reference checks the declared shape in a run, so passes must not replace such a node.
+    Only the node's own reference checks a shape in a run that the model declares, so passes must not replace such a
+    node.
     """
     op = registry.get(node.op)
     type_ = op.infer(registry.Infer(op, node, graph.constants))[0]

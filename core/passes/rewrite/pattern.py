@@ -24,14 +24,14 @@ Pattern: TypeAlias = Union["Var", "Const", "Op"]
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """Matches any value and binds it to `name`."""
+    """A pattern that matches any value and binds it to the variable `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """Matches a constant whose array passes `test`, and binds it to `name` unless that is empty."""
+    """A pattern that matches a constant whose array passes `test`; binds it to `name` unless that is empty."""
 
     name: str
     test: Callable[[Array], bool]
@@ -39,7 +39,7 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Matches the output of a node whose operator is in `ops`, whose inputs match, and which passes `test`.
+    """A pattern of a node's output: its operator is in `ops`, its inputs match, and the node passes `test`.
 
     `name`: the name by which `Match.node` returns the node.
     """
@@ -52,7 +52,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Match:
-    """One match of a pattern: its root, the values bound to variables, and the matched nodes."""
+    """One match of a pattern: its root, the values of variables by name, and the matched nodes, some of them by name.
+
+    `root` is the node whose output the whole pattern matches.
+    """
 
     root: Node
     values: Mapping[str, Value] = field(default_factory=dict)
@@ -82,7 +85,10 @@ Rewrite: TypeAlias = Callable[[Editor, Match], Value | None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where `pattern` matches, the value that `rewrite` returns replaces the root's output. None: no replacement."""
+    """A rewrite rule: where `pattern` matches, the value that `rewrite` returns replaces the output of the root node.
+
+    If `rewrite` returns None, nothing is replaced.
+    """
 
     name: str
     pattern: Op

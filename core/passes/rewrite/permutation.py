@@ -50,7 +50,10 @@ def is_view(perm: Sequence[int], shape: Sequence[Dim]) -> bool:
 
 
 def split_axes(source: Sequence[Dim], target: Sequence[Dim]) -> list[list[int]] | None:
-    """For each axis of `source`, the axes of `target` that a view splits it into; None if the view joins axes."""
+    """For each axis of `source`, the axes of `target` that a view splits it into; None if the view joins axes.
+
+    None also if `source` has no axes.
+    """
     parts: list[list[int]] = []
     at = 0
     for size in source:

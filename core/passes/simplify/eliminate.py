@@ -53,7 +53,7 @@ def _can_replace(editor: Editor, node: Node, source: Value) -> bool:
 
 @_NO_OPS.add("Identity", "StopGradient", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand")
 def _same_type(editor: Editor, node: Node) -> Value | None:
-    """The input: these operators do nothing if the type stays the same, which the caller checks."""
+    """The first input of a node whose operator does nothing if types are equal; the caller compares the types."""
     return node.inputs[0]
 
 
@@ -100,7 +100,10 @@ def _single(editor: Editor, node: Node) -> Value | None:
 
 @_NO_OPS.add("Concat")
 def _concat(editor: Editor, node: Node) -> Value | None:
-    """The only operand that is left after operands with extent 0 along the axis are dropped; None if several are."""
+    """The only operand of a Concat that is left after those of extent 0 along the axis are dropped from the node.
+
+    None if several are left: these then are the node's inputs.
+    """
     _drop_empty_operands(editor, node)
     return node.inputs[0] if len(node.inputs) == 1 else None
 

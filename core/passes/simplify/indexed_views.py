@@ -145,7 +145,8 @@ def _may_replace(editor: Editor, node: Node, source: Value) -> bool:
 def _gather_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
     """Rewrites a GatherND whose coordinates each count a whole axis as a Transpose, a Reshape and an Expand.
 
-    The Reshape inserts axes of extent 1, which the Expand repeats where no coordinate varies.
+    The Reshape inserts axes of extent 1, which the Expand repeats where no coordinate varies. If only the leading
+    coordinates count axes, these become batch dimensions (`_gather_rows`).
     """
     data, indices = node.input(0), node.input(1)
     shape, wanted = shape_of(data), shape_of(node.output)

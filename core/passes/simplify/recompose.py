@@ -120,13 +120,13 @@ def _mean(x: Pattern, name: str) -> Op:
 
 
 def _deviations(variance: Pattern) -> list[Op]:
-    """Patterns of sqrt(variance + epsilon)."""
+    """The patterns of sqrt(variance + epsilon), as Sqrt or Pow; the constant is bound to the variable "epsilon"."""
     sum_ = op("Add", variance, const("epsilon", lambda a: a.size == 1))
     return [op("Sqrt", sum_), op("Pow", sum_, scalar(0.5))]
 
 
 def _over_deviation(x: Pattern, variance: Pattern) -> list[Op]:
-    """Patterns of x / sqrt(variance + epsilon)."""
+    """The patterns of x / sqrt(variance + epsilon), as a quotient or as a product with a power of -0.5."""
     sum_ = op("Add", variance, const("epsilon", lambda a: a.size == 1))
     return [*(op("Div", x, root) for root in _deviations(variance)), op("Mul", x, op("Pow", sum_, scalar(-0.5)))]
 

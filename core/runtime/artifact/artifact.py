@@ -60,8 +60,8 @@ SCHEMA = 11
 class LoadedArtifact:
     """A loaded artifact: code that is ready to run, or the graph of a model that is compiled per shape.
 
-    `options`: those of its compilation. `digest` identifies the contents. `source` reads the graph, if there is one,
-    from the file as it was at loading.
+    `options`: those of its compilation. `digest` identifies the contents. `source` reads the graph from the file as it
+    was at loading; it works only if `content` is a graph, or the description has variants.
     """
 
     description: Description
@@ -81,7 +81,8 @@ def save(
 ) -> FileIdentity:
     """Write an artifact: compiled code, or for a model compiled per shape its graph. Replaces an existing file.
 
-    `source`: the graph of compiled code, for runs with other inputs. `durable`, and the result: see `write_bundle`.
+    `source`: the graph of compiled code, for runs with other inputs. `durable`: the file is on disk when this returns,
+    even if the machine stops then. Returns the identity of the written file.
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
@@ -132,7 +133,7 @@ def _part_facts(part: Compiled, sections: dict[str, Chunks], prefix: str) -> dic
 def load(path: Path, threads: int, written: FileIdentity | None = None) -> LoadedArtifact:
     """The contents of an artifact; code runs with up to `threads` threads, but no more than it was compiled for.
 
-    `written` skips checking digests of a file that this process has just saved: see `Bundle`.
+    `written`: what `save` returned in this process. If the file is still the same, its digests are not checked.
 
     ArtifactError if the file is missing, damaged, owned by another user, or made for another target or version.
     """
@@ -153,14 +154,22 @@ def load(path: Path, threads: int, written: FileIdentity | None = None) -> Loade
 
 
 def load_graph(path: Path) -> Graph:
-    """The graph of an artifact (its section `source`). ArtifactError as for `load`, and if it holds no graph."""
+    """The graph of an artifact (its section `source`).
+
+    ArtifactError if it holds no graph, or the file is missing, damaged, owned by another user, or made for another
+    target or version.
+    """
     with Bundle(path) as bundle:
         _check_origin(bundle)
         return _read_graph(bundle, "source")
 
 
 def load_executable(path: Path, threads: int, written: FileIdentity | None = None) -> Runner:
-    """The code of an artifact without a session. ArtifactError as for `load`, and if it holds a graph."""
+    """The code of an artifact, ready to run in up to `threads` threads. `written` is as for `load`.
+
+    ArtifactError if it holds a graph instead of code, or the file is missing, damaged, owned by another user, or made
+    for another target or version.
+    """
     with Bundle(path, written) as bundle:
         _check_origin(bundle)
         found = _runner(bundle, threads, _description_from_json(bundle.facts["description"]))

@@ -167,7 +167,8 @@ class Bundle:
     def section(self, name: str) -> Bytes:
         """The bytes of a section, mapped read-only, after their digests were checked.
 
-        ArtifactError if there is no such section, or if a digest differs.
+        The digests of a file that this process has written (`written`) are not checked. ArtifactError if there is no
+        such section, or if a digest differs.
         """
         spans = self.spans(name)
         data = self._map(int(self._sections[name][0]), sum(span.nbytes for span in spans))

@@ -24,7 +24,7 @@ from lathe.core.runtime.session.runner import Runner
 
 @dataclass(frozen=True)
 class Compiled:
-    """Code for one set of shapes on one device."""
+    """Code for one set of shapes on one device, before it is loaded: plan, object code of the kernels, and weights."""
 
     plan: Plan
     objects: dict[str, bytes]  # symbol -> object file, or the binary for a GPU's driver

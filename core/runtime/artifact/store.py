@@ -23,7 +23,7 @@ _MODEL_BYTES = 8 << 30
 
 
 class Store:
-    """One cache folder. Several processes may share it."""
+    """One cache folder with object code, compiled models and findings. Several processes may share it."""
 
     def __init__(self, root: Path) -> None:
         """Creates the folder. ArtifactError if another user could write to it, OSError if this user cannot."""

@@ -77,8 +77,8 @@ class CudaDevice:
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the driver in this device's context, and return its results as `Driver` does.
 
-        A fatal error marks the device as lost; DeviceLost then, and for every later call. Other errors are those of
-        `Driver`.
+        A fatal error marks the device as lost; DeviceLost then, and for every later call. DeviceMemoryError if there is
+        no memory left, DeviceError for any other failure.
         """
         if self.lost:
             raise DeviceLost(self.lost)
@@ -187,7 +187,10 @@ class CudaDevice:
         return _Module(self, objects)
 
     def reaches(self, other: Device) -> bool:
-        """Whether the driver lets this GPU read the other's memory; if so, access is enabled. The result is cached."""
+        """Whether the driver lets this GPU read the other's memory; if so, access is enabled. The result is cached.
+
+        True for the GPU itself, false for a device of another kind.
+        """
         if other is self or not isinstance(other, CudaDevice):
             return other is self
         if other.name not in self._peers:

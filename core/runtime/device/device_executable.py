@@ -350,9 +350,9 @@ class DeviceExecutable:
             self._release_slot(slot)
 
     def _step_nanoseconds(self, slot: Slot, n: int) -> list[int | None]:
-        """The nanoseconds of every step by itself: the mean of repetitions before the run that counts.
+        """The mean nanoseconds of every step, launched repeatedly by itself; the results in memory are meaningless.
 
-        None for a step that touches a state, which must change only once.
+        None for a step that touches a state, which a repetition would change. The caller makes the real run afterwards.
         """
         with self._order:
             self._fit_arena(self.plan.arena.at(max(n, 1)))

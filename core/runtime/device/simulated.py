@@ -56,7 +56,7 @@ class Backend:
 
 
 class InterpretedKernel:
-    """A kernel in Triton's interpreter; needs Triton, and is slow."""
+    """A GPU kernel, given as the bytes of its source, that Triton's interpreter runs; needs Triton, and is slow."""
 
     def __init__(self, data: bytes) -> None:
         self._source = Source.from_bytes(data)
@@ -115,7 +115,10 @@ class Memory:
 
 
 class SimulatedDevice:
-    """A device in host memory, see the module."""
+    """A device in host memory that runs kernels on NumPy, at a time that its `schedule` determines.
+
+    It raises DeviceError where a kernel reads or writes outside an allocated block.
+    """
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class SimulatedDevice:
     # -- when work happens ----------------------------------------------------------------------------------------
 
     def given(self) -> None:
-        """Called after work was submitted to a stream: run all work, some or none, as the schedule says."""
+        """Run submitted work as the schedule says: "early" all that can run, "random" at most 3 pieces, "late" none."""
         if self.schedule == "early":
             self._run_while(lambda: True)
         elif self.schedule == "random":

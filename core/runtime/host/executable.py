@@ -58,7 +58,10 @@ _ARRAYS = int(ContextWord.ARRAY_COUNT)
 
 
 class Executable:
-    """Runs a plan. `close` frees code, weights and arenas once the last run in flight has ended."""
+    """A plan with its native code and weights in memory, ready to run on the host.
+
+    `close` frees code, weights and arenas once the last run in flight has ended.
+    """
 
     def __init__(
         self, plan: Plan, library: Library, weights: DeduplicatedWeights, threads: int, independent: bool = False
@@ -100,7 +103,7 @@ class Executable:
         self._row_steps = np.array([0] * FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
-        """Set the value of a state; the session does so once before the first run."""
+        """Set the value of the state `name` to a copy of `array`. No run may be in flight."""
         port = next(port for port in self.plan.states if port.name == name)
         self._states[port.base] = np.array(array, copy=True, order="C")
 

@@ -66,8 +66,9 @@ class JsonLists:
     def read(self, text: bytes, start: int, array: NDArray[Any]) -> int | None:
         """Fill `array` from the list that begins at `text[start]`; returns the index just after the list.
 
-        None if the text is not a list of the array's elements, flat or nested as its shape, or if native code would
-        need help with too many numbers. `can_read` must have accepted the array.
+        None if the text is not a list of the array's elements, flat or nested as its shape. None also if it has
+        `_MAX_BY_PYTHON` or more numbers that native code leaves to Python's `float`. `can_read` must have accepted the
+        array.
         """
         (native, released), widths = self._by_type[array.dtype]
         size, shape = len(text), array.shape

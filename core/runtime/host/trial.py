@@ -49,7 +49,7 @@ Trials: TypeAlias = Callable[[int], AbstractContextManager[Sequence[TimedKernel]
 
 
 class Bench(Protocol):
-    """Times the candidates for a node."""
+    """A function that loads the candidate kernels for a node, so that they can be timed on a device."""
 
     def __call__(self, calls: Sequence[KernelCall], request: Request) -> AbstractContextManager[Trials]:
         """Context manager: loads the candidates `calls`, and gives a function from a batch size to their trials.

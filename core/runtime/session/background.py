@@ -1,4 +1,4 @@
-"""Background work of a session: a thread that does one job after the other, and the child process it may wait for.
+"""Background work of a session: a thread that calls one function after the other, and a child process it may wait for.
 
 A child process does not compete with request threads for the interpreter lock. It ends by itself when this process does
 (see child_stages.py).
@@ -23,7 +23,7 @@ _instances: WeakSet[Background] = WeakSet()
 
 
 class Background:
-    """Does jobs one after the other, in the order of submission, in a thread that exists while there are jobs."""
+    """Calls functions one after the other, in the order of submission, in a thread that exists while there are any."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -38,7 +38,7 @@ class Background:
         return self._closed
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queue a job; `work` handles its own errors. No effect after `close`."""
+        """Queue a function to run on the background thread; it must handle its own errors. No effect after `close`."""
         with self._changed:
             if self._closed:
                 return
@@ -82,14 +82,14 @@ class Background:
             return self._child
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until all jobs are done. False if that takes longer than `timeout` seconds."""
+        """Wait until all submitted functions have returned. False if that takes longer than `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def close(self) -> None:
-        """Drop the queued jobs, kill the child, and wait at most 30 seconds for the current job.
+        """Drop the queued functions, kill the child, and wait at most 30 seconds for the function that runs.
 
-        If the current job itself calls this, it does not wait.
+        A function that runs on the background thread may call this itself; then there is no wait.
         """
         with self._changed:
             self._closed = True
@@ -124,6 +124,6 @@ def _wait_for_idle(child: subprocess.Popen[bytes]) -> bool:
 
 @atexit.register
 def _close_all() -> None:
-    """At exit, close all of them: no thread may be inside LLVM when the process tears it down."""
+    """At exit, close all `Background` objects: no thread may be inside LLVM when the process tears it down."""
     for background in list(_instances):
         background.close()

@@ -28,7 +28,10 @@ _MAX_CALLS = 64  # cached sizes with their layouts; at the limit, all of them ar
 
 
 class DynamicShapeCode:
-    """A stand-in: dynamic-shape code once it is prepared. Before that, the reference runner answers."""
+    """A stand-in: dynamic-shape code once it is prepared. Before that, the reference runner answers.
+
+    Sizes that the code does not serve are answered by the reference runner, too, or (`waits`) not at all.
+    """
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class StandIn(Protocol):
 
     @property
     def quick(self) -> bool:
-        """Whether it is about as fast as code for the shape; only once it is prepared."""
+        """Whether it is about as fast as code for the shape; false until it is prepared."""
 
     @property
     def is_lasting(self) -> bool:
@@ -71,7 +71,10 @@ class StandIn(Protocol):
         """The compiled code that it runs; empty if there is none, or none yet."""
 
     def call(self, given: RunInputs) -> Run | None:
-        """A prepared function from inputs of the sizes in `given` to outputs; None if there is nothing to prepare."""
+        """A prepared function from inputs of the sizes in `given` to outputs.
+
+        None if the stand-in has no code (yet), or its code does not serve these sizes.
+        """
 
     def prepare(self, background: Background | None = None) -> None:
         """Do the slow work (compiling) in advance; with a background, in its child processes."""
@@ -330,7 +333,7 @@ class ShapeCache:
         return general.runners if general is not None and general.is_lasting else ()
 
     def states(self) -> dict[CodeBinding, str]:
-        """The state of every cached shape in words, by binding: see `Shape.state`."""
+        """The state of every cached shape in words, such as "being compiled", by binding."""
         name = self._maker.general.name if self._maker.general is not None else ""
         with self._changed:
             return {binding: shape.state(name, self._is_coming(shape)) for binding, shape in self._shapes.items()}

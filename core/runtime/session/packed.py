@@ -71,7 +71,7 @@ class PackedRuns:
         self._axes = {port.name: _token_axis(port.type) for port in (*tokens.plan.inputs, *tokens.plan.outputs)}
 
     def run(self, feeds: Sequence[Feed], record: Record | None = None) -> list[dict[str, Any]]:
-        """Outputs by name for each feed; no feed may be empty. `record`: as for `Session.run`."""
+        """Outputs by name for each feed; no feed may be empty. `record` is called with each kernel that ran."""
         if not feeds:
             return []
         found = _Results(len(feeds))

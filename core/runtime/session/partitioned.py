@@ -30,7 +30,10 @@ _MAX_CALLS = 64  # cached sizes of a part with their layouts; at the limit, all 
 
 
 class UnservedSizes(SessionClosed):
-    """The code does not serve the sizes of the inputs, or sizes that a run computes, so other code must answer."""
+    """Dynamic-shape code does not serve the sizes of the inputs, or sizes that the run computes.
+
+    The session then runs other code, as if this code had been closed (SessionClosed).
+    """
 
 
 class PartitionedRunner:
@@ -182,7 +185,7 @@ class PartitionedRunner:
 
 
 class PartitionedCall:
-    """Runs a script for given sizes."""
+    """A function from inputs to outputs: runs a script for given values of its sizes."""
 
     def __init__(self, runner: PartitionedRunner, known: Mapping[str, int]) -> None:
         """`known`: the values of the script's symbols size0, size1, ..."""
@@ -268,7 +271,7 @@ def _run_timed(
 ) -> list[Any]:
     """Run a node without subgraphs on its reference and return its outputs; appends its begin and end to `taken`.
 
-    `fed`: see `run_node`.
+    `fed`: whether its inputs depend on the feeds; an error of the node is a FeedError then, otherwise a ModelError.
     """
     began = perf_counter_ns()
     results = run_node(node, arguments, {}, known, fed=fed)

@@ -41,7 +41,11 @@ class Wiring:
 
 
 class DirectTransfers:
-    """Which values go directly from device to device, found once for all runs."""
+    """Which values go directly from device to device, found once for all runs.
+
+    `makers` has the part that makes each value, and by part, `taken` has the inputs that come directly from another
+    device, `fetched` the outputs that are copied to the host, and `ending` the parts whose memory is free afterwards.
+    """
 
     def __init__(self, parts: Sequence[Runner], plans: Sequence[Plan], kept: frozenset[str]) -> None:
         """`kept`: values that the host needs in any case, so that they are copied to it, too."""
@@ -104,7 +108,11 @@ class PlacedRunner:
         return tuple(host for part in self._parts for host in part.hosts)
 
     def run(self, n: int, inputs: Sequence[Any], times: Sequence[StepTimes] | None = None) -> list[Any]:
-        """As `Runner.run`."""
+        """Outputs in the model's order, in arrays of their own, for a batch of `n`.
+
+        `inputs` are arrays of the declared types. `times`: a list of one `StepTimes` for each of `shares`, to which the
+        time of every step is added. The states that several parts use have their next values afterwards.
+        """
         values: dict[str, Any] = dict(zip(self._wiring.inputs, inputs, strict=True)) | dict(self._wiring.constants)
         if not self._wiring.states:
             return self._outputs(self._run(n, values, times))

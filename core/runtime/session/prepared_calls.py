@@ -41,7 +41,7 @@ _SLOTS = int(ContextWord.SLOTS)
 
 
 class Host(Protocol):
-    """The code that a call runs, as `Executable` implements it."""
+    """The part of `Executable` that calls use: contexts for runs, and what to do when native code does not suffice."""
 
     def new_context(self) -> Context: ...
 
@@ -81,7 +81,7 @@ class ContextSetup:
 
 
 class DynamicContextSetup(ContextSetup):
-    """The same for dynamic-shape code, whose word for the batch size holds the address of the size table."""
+    """`ContextSetup` for dynamic-shape code: the word for the batch size holds the address of the size table."""
 
     def __init__(self, layout: Layout, steps: int, ports: int, threads: int) -> None:
         super().__init__(address_of(layout.sizes), steps, layout.arena, ports)
@@ -217,13 +217,13 @@ def out_of_memory_error(n: int, error: MemoryError) -> FeedError:
 
 
 class Runner(Protocol):
-    """The code that a cached call runs: see runner.py."""
+    """The code that a cached call runs: the part of the interface in runner.py that the cache uses."""
 
     def run(self, n: int, inputs: Sequence[Any]) -> list[Any]: ...
 
 
 class CodeSource(Protocol):
-    """The shape whose code a cached call runs: see `Shape` in executables.py."""
+    """The shape whose code a cached call runs: an entry of the session's cache of executables by shape."""
 
     def note_run(self, runner: object) -> bool:
         """Count a run that did not enter the shape; returns whether `runner` is still the code of the shape."""
@@ -239,7 +239,10 @@ Prepare: TypeAlias = Callable[[int], Run]  # for a batch size
 
 @dataclass(slots=True)
 class _CachedCall:
-    """How feeds of some shapes run. The call is prepared when they occur again: many shapes occur only once."""
+    """How feeds of some shapes run: with `n` rows, by `runner`, as long as that is the code of `source`.
+
+    `prepare` makes the call `run` when these shapes occur again, because many shapes occur only once.
+    """
 
     n: int
     runner: Runner

@@ -47,7 +47,10 @@ class NodeTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured steps in the order they ran."""
+    """The steps and fallbacks of a run in their order, each with its median time over `runs` runs.
+
+    `threads`: the most threads that one device of the run uses.
+    """
 
     nodes: tuple[NodeTime, ...]
     runs: int

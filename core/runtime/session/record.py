@@ -33,7 +33,7 @@ Record: TypeAlias = Callable[[KernelRun], None]
 
 
 def run_recorded(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], record: Record) -> list[Any]:
-    """As `Runner.run`; calls `record` with each kernel after the run, in the order in which they began.
+    """The outputs of `runner.run(n, arrays)`; after the run, `record` is called with each kernel, in order of begin.
 
     The threads synchronise after every step, so that its end is known. A run without a record does so only where it
     must.

@@ -72,7 +72,10 @@ class Interruptible(Protocol):
 
 
 class Runner(Protocol):
-    """Runs a model. Any number of threads may call `run`; after `close` it raises SessionClosed."""
+    """The interface of loaded code for one set of shapes. Any number of threads may call `run`.
+
+    After `close`, `run` raises SessionClosed.
+    """
 
     @property
     def shares(self) -> tuple[DeviceShare, ...]:
@@ -113,7 +116,7 @@ class Runner(Protocol):
 
 
 def batch_assumptions(runner: Runner) -> tuple[Dim, ...]:
-    """Expressions in the batch size that must not be negative for the runner's code: see `Plan.supposed`."""
+    """Dimensions over the batch size; the runner's code is right only as long as none of them is negative."""
     return tuple(dim for share in runner.shares for dim in share.plan.supposed)
 
 

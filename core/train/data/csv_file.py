@@ -225,8 +225,8 @@ def _header(file: TableFile) -> tuple[list[str], bool, str]:
     """The names of the columns, whether the first line is a header, and the delimiter, from the first line with text.
 
     A first line with a number in it is data, not a header, unless it numbers the columns 0, 1, 2 and so on. Columns
-    without a name are called `column0`, `column1` and so on. DataError for an empty file, too many columns, or two of
-    the same name.
+    without a name are called `column0`, `column1` and so on. DataError for an empty or unreadable file, a line that is
+    too long, too many columns, or two of the same name.
     """
     try:
         with file.stream() as stream:

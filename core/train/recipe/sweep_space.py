@@ -108,7 +108,8 @@ class Sweep(Section):
     def at(self, values: Values) -> dict[str, Any]:
         """The tables of the recipe with these values of fields by path, such as `optimizer.rate`.
 
-        LookupError for a path to a field that does not exist.
+        Fields are not checked; an unknown one is refused when the recipe is parsed (`trial`). LookupError for an index
+        beyond a list, TypeError for a path through a value that is no table or list.
         """
         changed, whole = copy.deepcopy(self.recipe), copy.deepcopy(self._with_defaults)
         for path, value in values.items():

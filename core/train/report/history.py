@@ -56,7 +56,7 @@ class History:
 
 
 def history(events: Iterable[Event]) -> History:
-    """The history of these events."""
+    """The curves of a training, built from its events in order."""
     result = History()
     for event in events:
         result.add(event)

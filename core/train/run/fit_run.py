@@ -143,7 +143,10 @@ class FitRun:
     # -- epochs and steps -----------------------------------------------------------------------------------------
 
     def _epoch(self) -> None:
-        """Do the remaining steps of an epoch, then `_end_epoch`. Stopped if `stop` returns true after a step."""
+        """Do the remaining steps of an epoch, then `_end_epoch` with the validation.
+
+        Stopped if `stop` returns true after a step, or before a batch of the validation.
+        """
         for batch in self._loader.epoch(self.progress.epoch, self.progress.position):
             self._step(batch)
             if self._stop():

@@ -23,7 +23,7 @@ MAX_CONFUSION_CLASSES = 1000  # most classes of a confusion matrix: a larger one
 
 
 class MetricCollector(Protocol):
-    """Accumulates metrics."""
+    """The interface of a collector that accumulates the metrics of a model's outputs, batch by batch."""
 
     def add(self, target: Values, output: Values) -> None:
         """Add a batch: targets and the model's outputs."""
@@ -35,7 +35,10 @@ class MetricCollector(Protocol):
 
     @property
     def confusion(self) -> Matrix | None:
-        """The confusion matrix: rows are true classes, columns are predicted classes. None if there is none."""
+        """The confusion matrix: rows are true classes, columns are predicted classes.
+
+        None for regression, and for more than `MAX_CONFUSION_CLASSES` classes.
+        """
         ...
 
 
@@ -239,7 +242,10 @@ class RocArea:
 
     @property
     def value(self) -> float | None:
-        """The area; None if a class has no rows or all of them, or if there were more than `MAX_SCORES` scores."""
+        """The area; None if a class has no rows or all of them, or if there were more than `MAX_SCORES` scores.
+
+        None also for fewer than two classes.
+        """
         if not self._targets or self.classes < 2:
             return None
         target, scores = np.concatenate(self._targets), np.concatenate(self._scores)

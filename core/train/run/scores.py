@@ -15,7 +15,10 @@ RunFunction = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Scores:
-    """Metrics by name, and for classes the confusion matrix (rows are true, columns are predicted classes)."""
+    """Metrics by name, and the confusion matrix (rows are true, columns are predicted classes).
+
+    `confusion` is None for regression, without rows, and for more than `metrics.MAX_CONFUSION_CLASSES` classes.
+    """
 
     metrics: dict[str, float]
     confusion: Matrix | None = None

@@ -51,7 +51,7 @@ def run_search(folder: Path, sources: Sources, means: Resources, stop: Callable[
 
 
 class Search:
-    """One search, in a folder that this process has locked."""
+    """One hyper-parameter search, in a folder that this process has locked: its trials, ended and running."""
 
     def __init__(self, folder: Path, sources: Sources, means: Resources, event_log: events.EventLog) -> None:
         self.sweep = from_json((folder / RECIPE).read_bytes())
@@ -66,7 +66,8 @@ class Search:
     def run(self, stop: Callable[[], bool]) -> Outcome:
         """Run all trials and write the result; DONE, or STOPPED if `stop` returned true.
 
-        Then the running trials have written checkpoints.
+        If STOPPED, the running trials have written checkpoints, from which a later search resumes them. RecipeError if
+        no trial completed.
         """
         self._event_log.emit(
             "started", trials=self.sweep.trials, ended=len(self._finished_trials), parallel=self.sweep.parallel

@@ -33,7 +33,7 @@ class StepRate:
         self.last = (step, seconds)
 
     def remaining(self, total: int) -> float | None:
-        """The estimated seconds until step `total`; None before two steps were noted."""
+        """The estimated seconds until step `total`; None before `note` was called for two different steps."""
         if self.first is None or self.last[0] <= self.first[0]:
             return None
         (before, began), (step, seconds) = self.first, self.last

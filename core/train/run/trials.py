@@ -129,7 +129,7 @@ class Trial:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it ended because of SIGTERM: by its handler, or by the signal itself before there was a handler."""
+        """Whether the trial ended because of SIGTERM: by its handler, or by the signal before there was a handler."""
         return self.status in (ExitStatus.STOPPED, -signal.SIGTERM)
 
     @property

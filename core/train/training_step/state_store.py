@@ -31,8 +31,8 @@ class StateStore(Protocol):
     ) -> Runner:
         """Compile the graph to work on the states of this store in place.
 
-        `names` maps the names of the graph's states to those in the store. A device's errors are those of
-        `DeviceStateStore.runner`.
+        `names` maps the names of the graph's states to those in the store. On a device, UnsupportedError if it lacks a
+        kernel, DeviceMemoryError if its memory does not suffice, SessionClosed after `close`.
         """
         ...
 

@@ -107,7 +107,7 @@ class ParsedRequest:
     def sent_as_binary(self) -> ParsedRequest | None:
         """The same request with its only input as binary data after the JSON; None if that is not possible.
 
-        It is possible for numbers whose data are inside the JSON: then the input becomes a view into the body.
+        It is possible for a tensor of numbers, not empty, inside the JSON: then the input becomes a view into the body.
         """
         if len(self.slots) != 1:
             return None
@@ -119,7 +119,7 @@ class ParsedRequest:
         return replace(self, slots=(binary,), binary_bytes=size) if binary.is_view else None
 
     def reading(self, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Steps[Tensors]:
-        """The inputs by name, without those in shared memory; BadRequest if the body has the wrong length.
+        """The inputs by name, without those in shared memory; BadRequest if length or data do not fit the request.
 
         The first `json_bytes` bytes of the body are JSON. The inputs are views into the rest, except BOOL, BYTES, empty
         tensors and those whose data were removed from the JSON (`taken`, as `Codec.head` returns it).
@@ -218,8 +218,8 @@ class Codec:
     def head(self, text: bytes) -> tuple[ParsedRequest, Sequence[object]]:
         """The parsed request of this JSON, and the data of the inputs inside it, in order; may run on any thread.
 
-        The data of an input is a `NumberList` or a parsed JSON list. BadRequest or TooLarge for JSON that cannot be
-        parsed, any ServerError for a request that does not fit the model.
+        The data of an input is a `NumberList` or a parsed JSON value, not checked yet. BadRequest or TooLarge for JSON
+        that cannot be parsed, any ServerError for a request that does not fit the model.
         """
         known = self._memo_by_json.get(text) if len(text) <= MEMO_BYTES else None
         if known is not None:
@@ -298,8 +298,8 @@ class Codec:
     def raw_head(self, size: int) -> ParsedRequest:
         """The parsed request of a body of `size` bytes without JSON: the only input, with 1 as its dynamic batch size.
 
-        Outputs are returned in binary. BadRequest if the model has several inputs, or if the input's shape does not
-        follow from `size`.
+        Outputs are returned in binary. A further dynamic dimension follows from `size`. BadRequest if the model has
+        several inputs, an input of any rank, or several such dimensions; for BYTES if the shape has several elements.
         """
         if len(self.signature.inputs) != 1:
             count = len(self.signature.inputs)
@@ -425,7 +425,10 @@ class Codec:
         return document, entries
 
     def output(self, output: RequestedOutput, outputs: Tensors) -> Steps[tuple[str, Array]]:
-        """The datatype and values of one requested output, after classification if the request asks for it."""
+        """The datatype and values of one requested output, after classification if the request asks for it.
+
+        Internal if the model has not returned it.
+        """
         spec, array = self.signature.outputs[output.name], outputs.get(output.name)
         if array is None:
             raise Internal(f"model {self.ref} gave no output {output.name!r}")

@@ -49,7 +49,7 @@ class InputLocation:
 
     @property
     def read_cost(self) -> int:
-        """The cost of reading its binary data, in the unit of reading one byte (`COPIED_PER_READ`); 0 for a view."""
+        """The cost of reading its data outside the JSON, in the unit of reading one byte; 0 for a view."""
         if self.is_view:
             return 0
         # Numbers that are no view are in shared memory, and are only copied.

@@ -47,7 +47,10 @@ class NumberList:
         json_tensors.parse(self.text, "body")
 
     def tensor(self, datatype: str, shape: Shape, field: str) -> Array:
-        """The elements as an array of this datatype and shape; BadRequest with the same texts as `to_array`."""
+        """The elements as an array of this datatype and shape; BadRequest with the same texts as `to_array`.
+
+        `field` names the input in errors. TooLarge if they are not such a list, and the JSON has too many values.
+        """
         found = parse_numbers(self.text, self.start, self.end, datatype, shape)
         if found is not None:
             return found
@@ -114,7 +117,9 @@ def split_json(text: bytes) -> SplitJson | None:
 
 
 def _list_span(text: bytes, key: int) -> tuple[int, int] | None:
-    """The span of the list after the key at this offset, if it is a list of numbers; None if there is none.
+    """The span of the list after the key at this offset, if it can be a list of numbers; otherwise None.
+
+    Whether its elements are numbers is not checked.
 
     Lists of numbers contain no quotes and braces, so the last `]` before the next quote or brace ends the list.
     """

@@ -87,7 +87,10 @@ def take_data(document: Any) -> list[object]:
 
 
 def to_array(data: object, datatype: str, shape: tuple[int, ...], field: str) -> Array:
-    """Convert a flat or nested JSON list to an array of this datatype and shape; BadRequest if it does not fit."""
+    """Convert a flat or nested JSON list to an array of this datatype and shape; BadRequest if it does not fit.
+
+    Also BadRequest for a datatype that is sent as binary data only. `field` names the input in errors.
+    """
     if datatype in BINARY_ONLY:
         raise BadRequest(f"{field}.data: {datatype} is sent as binary data only, got JSON")
     flat = _flatten(data, shape, field)
@@ -114,7 +117,10 @@ def _kinds(flat: list[Any]) -> set[type]:
 
 
 def _flatten(data: object, shape: tuple[int, ...], field: str) -> list[Any]:
-    """The elements in row-major order. Nested lists must match the declared shape; a flat list need not be nested."""
+    """The elements of a JSON list in row-major order; BadRequest if it is neither flat nor nested as `shape`.
+
+    The length of a flat list is not checked.
+    """
     if not isinstance(data, list):
         raise BadRequest(f"{field}.data: expected a list, got {_NAMES.get(type(data), 'an object')}")
     level, depth = data, 1

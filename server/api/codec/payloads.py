@@ -51,9 +51,10 @@ def write_cost(wanted: RequestedOutput, datatype: str, array: Array) -> int:
 
 
 def written_bytes(wanted: RequestedOutput, datatype: str, array: Array) -> int:
-    """The approximate bytes of one output in the answer, 0 in shared memory; too low for more texts than are counted.
+    """The approximate bytes of one output in the answer; 0 in shared memory.
 
-    See `_text_size`: it is meant for outputs of low `write_cost`.
+    The lengths of more than `ELEMENTS_PER_STEP` texts are left out, so the result is too low for them; use it for
+    outputs of low `write_cost`.
     """
     if wanted.span is not None:
         return 0

@@ -83,7 +83,10 @@ class AsgiCycle(RequestResponseCycle):
         return self.more_body and not self.response_complete and len(self.body) > HIGH_WATER_LIMIT
 
     def add_body(self, part: bytes) -> None:
-        """Hand a part of the body to the application, or drop it if the request is already answered."""
+        """Hand a part of the body to the application, or drop it if the request is already answered.
+
+        Pauses reading from the connection while more than `HIGH_WATER_LIMIT` bytes are unread.
+        """
         if self.response_complete:
             return
         self.body += part
@@ -107,7 +110,7 @@ class AsgiCycle(RequestResponseCycle):
         self.message_event.set()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send one message of the application."""
+        """Send one message of the application, with the headers and framing that an HTTP/1.0 client needs."""
         if message["type"] == "http.response.start" and not self.response_started:
             if self.waiting_for_100_continue:
                 self.keep_alive = False  # the client may or may not send the body: the next bytes are ambiguous

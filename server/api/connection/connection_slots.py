@@ -25,7 +25,10 @@ class Connection(Protocol):
 
     @property
     def is_spare(self) -> bool:
-        """Whether it may be evicted: no request is in progress, and its client has sent no valid key."""
+        """Whether it may be evicted: its client has sent no valid key, and no answer is due.
+
+        An answer to a request whose body stalls does not count as due.
+        """
         ...
 
     @property
@@ -109,7 +112,8 @@ class ConnectionSlots:
     def take(self, client: str, close: Close) -> ConnectionSlot:
         """Take the slot of a connection that was just accepted; `close` closes the connection.
 
-        May evict another connection. If there is no room, the slot belongs to the reserve.
+        May evict another connection. If there is no room, the slot belongs to the reserve, whose oldest connection is
+        evicted when it is full.
         """
         slot = ConnectionSlot(self, client, close)
         if self._has_room(client):
@@ -133,7 +137,10 @@ class ConnectionSlots:
         return Unavailable(f"the server has reached its limit of {self.most} connections; retry later", retry_after=1)
 
     def make_room(self) -> bool:
-        """Evict an idle connection (see `_victim`) or, without one, the oldest in the reserve; False without either."""
+        """Evict a connection that is idle or has sent no request or, without one, the oldest in the reserve.
+
+        Returns False if there is none of these.
+        """
         victim = self._victim(None) or next(iter(self._reserve), None)
         if victim is not None:
             self._evict(victim)

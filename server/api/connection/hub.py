@@ -19,12 +19,15 @@ class Connection(Protocol):
     """A connection whose deadlines are checked in each sweep."""
 
     def sweep(self, now: float) -> None:
-        """Close or reset the connection if a deadline has passed; `now` in loop time."""
+        """Act on deadlines that have passed: answer with an error, close or reset; `now` in loop time."""
         ...
 
 
 class Hub:
-    """Shared by all connections; one sweep per `TICK` replaces a timer per request."""
+    """What all connections share: settings, inference service, connection slots, cached request heads, and a timer.
+
+    One sweep of all connections per `TICK` replaces a timer for each deadline.
+    """
 
     def __init__(self, settings: Settings, infer: InferService) -> None:
         self.settings = settings

@@ -163,7 +163,7 @@ class Inbox:
     def _turn_away(self, head: CallHead, data: bytes, start: int) -> bool:
         """Refuse a request under overload, by its head and the JSON in `data[start:]`; return whether it was refused.
 
-        False if other requests of the connection are unanswered.
+        False if other requests of the connection are unanswered, if the server stops, or if the request must be read.
         """
         outbox = self._outbox
         if outbox.turns or outbox.is_stopping:
@@ -284,7 +284,7 @@ class Inbox:
     def on_upload(self, cycle: AsgiCycle, now: float) -> None:
         """Lift the bound of a body's size, and give it the deadline of a file: the application receives an upload.
 
-        The application bounds the size itself. Does nothing if another message is received now.
+        The application bounds the size itself. No effect if another message is received now, or the answer has begun.
         """
         if cycle is self.request and not cycle.response_started:
             self._max_body = math.inf
@@ -301,7 +301,10 @@ class Inbox:
         self._deadline.start_linger(now)
 
     def reject(self, error: ServerError) -> None:
-        """Answer the message with an error, read no more of the connection, and close it after that answer."""
+        """Answer the message with an error, read no more of the connection, and close it after that answer.
+
+        If the application has begun its answer, the connection closes at once.
+        """
         request, self.request = self.request, None
         path = b"" if self.phase is COLLECTING else self._parser.target
         self.phase = DISCARDING  # the rest of the message may still be coming

@@ -163,7 +163,10 @@ class MessageParser:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Called at the end of a head: hands it to the sink, unless it offers another protocol (see `_read`)."""
+        """Called at the end of a head: hands it to the sink.
+
+        A head that offers another protocol is not handed on: `_read` parses it again without that offer.
+        """
         reader = self._reader
         if reader.should_upgrade():
             return  # it stops here; see `_read`

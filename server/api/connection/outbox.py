@@ -146,7 +146,7 @@ class Outbox:
         return turn
 
     def advance(self) -> None:
-        """Go on with the next turns (see `_advance`), unless the connection closes."""
+        """Write the next answers that are ready, and start the application if its turn has come, unless closing."""
         if not self.transport.is_closing():
             self._advance()
 
@@ -199,7 +199,10 @@ class Outbox:
 
     @property
     def has_valid_key(self) -> bool:
-        """Whether the client has shown a valid key: in its latest ASGI request, or in its latest inference call."""
+        """Whether the client has shown a valid key, in its latest answered ASGI request or its latest inference call.
+
+        Inference calls that matched a template are not considered.
+        """
         return self._has_key or (self._head is not None and self._infer.knows(self._head))
 
     def _advance(self) -> None:
@@ -268,7 +271,10 @@ class Outbox:
             self._flow.pause_reading()
 
     def is_unread(self, now: float) -> bool:
-        """Whether the client has missed the deadline for reading the answers that wait for it (see `AnswerRate`)."""
+        """Whether the client reads the answers that wait for it more slowly than the settings allow.
+
+        False while no answer waits to be read.
+        """
         rate = self._answer_rate
         return rate is not None and now > rate.look(self.transport.get_write_buffer_size(), now)
 

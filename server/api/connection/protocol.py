@@ -33,7 +33,7 @@ STALLED = 1.0  # seconds without a byte after which a body under way makes room 
 
 
 class LatheProtocol(HttpToolsProtocol):
-    """One client's connection."""
+    """One HTTP connection: its `inbox` receives requests, its `outbox` answers them in order."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LatheProtocol(HttpToolsProtocol):
     # events of the transport and of the server
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the connection."""
+        """Make the inbox and the outbox, and register the connection for the sweeps of the hub."""
         super().connection_made(transport)
         hub, flow, caller = self.hub, self.flow, client_of(self.client[0]) if self.client else ""
         self.outbox = Outbox(
@@ -72,7 +72,7 @@ class LatheProtocol(HttpToolsProtocol):
         hub.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop all that is unanswered."""
+        """Cancel the unanswered requests, and drop the message that has been received in part."""
         self.hub.connections.discard(self)
         self.inbox.on_connection_lost()
         self.outbox.on_connection_lost()
@@ -81,7 +81,8 @@ class LatheProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Start the request that a template matches, or hand the bytes to the inbox.
 
-        Most requests of a busy connection match, so the comparison makes no call of Python code.
+        Templates are compared only between two messages, and not while the server refuses requests under overload. Most
+        requests of a busy connection match, so comparing with the binary template makes no call of Python code.
         """
         hub, inbox = self.hub, self.inbox
         if inbox.phase is IDLE and not hub.infer.plane.refusing_ticks:
@@ -106,8 +107,8 @@ class LatheProtocol(HttpToolsProtocol):
         """Called when the client sends no more; returns False, which closes the connection, or True to keep it open.
 
         It closes if no request is unanswered, or if a message has been received only in part. Otherwise the client may
-        still read: the connection closes after the last answer, or after `HALF_CLOSE_GRACE` unless inference has begun
-        by then.
+        still read: the connection closes after the last answer. It closes before if no inference call runs at one of
+        the checks, every `HALF_CLOSE_GRACE`.
         """
         if not self.outbox.turns or self.inbox.phase is not IDLE:
             return False
@@ -134,7 +135,8 @@ class LatheProtocol(HttpToolsProtocol):
     def sweep(self, now: float) -> None:
         """Act on deadlines at loop time `now`.
 
-        Resets the connection if answers are not read, answers a late message with an error, and closes if idle.
+        Resets the connection if answers are not read in time. Answers a late message with an error, or aborts the
+        connection if the message has not begun or is answered already. Closes a connection that is idle for too long.
         """
         is_late = self.inbox.is_late(now)
         if self.outbox.is_unread(now):
@@ -171,7 +173,7 @@ class LatheProtocol(HttpToolsProtocol):
     def _is_stalled(self) -> bool:
         """Whether the only unanswered request waits for its body, of which nothing has come for `STALLED` seconds.
 
-        False for uploaded files, and for requests with a valid key.
+        False for uploaded files, and for ASGI requests with a valid key.
         """
         turns = self.outbox.turns
         if len(turns) > 1 or not self.inbox.is_waiting_for(turns[0]):

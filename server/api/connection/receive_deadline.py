@@ -13,7 +13,10 @@ STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
 
 
 class ReceiveDeadline:
-    """The loop time by which a head, a body, or the rest of an answered message must have arrived. None at first."""
+    """The loop time by which a head, a body, or the rest of an answered message must have arrived.
+
+    At first, and after `clear`, there is no deadline.
+    """
 
     __slots__ = ("_at", "_latest", "_settings", "_upload")
 

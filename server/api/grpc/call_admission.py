@@ -82,7 +82,7 @@ class CallAdmission:
         return call
 
     def _key(self, context: Any) -> str:
-        """The id of a call's key; empty if it has none."""
+        """The id of a call's key; empty if it sends none, Unauthorized if its key is not valid."""
         authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
         if not authorization:
             return ""

@@ -20,7 +20,7 @@ TICK = 1.0  # seconds between two checks for calls that waited too long
 
 
 class Call:
-    """One running call. A context manager: leaving the block ends it."""
+    """One running call, which receives its messages. A context manager: leaving the block counts the call out."""
 
     __slots__ = (
         "_calls",
@@ -145,10 +145,11 @@ class Calls:
             self._timer.cancel()
 
     def enter(self, client: str, patience: float, *, has_key: bool, is_health: bool = False) -> Call:
-        """Count a new call in; Overloaded if its client or the server is at its limit.
+        """Count a new call in and return it; Overloaded if its client or the server is at its limit.
 
         To make room, a call is ended that waits for a message and has nothing to answer: at the client's limit one of
-        its own, at the server's limit one without a key. Health checks may use the reserve instead.
+        its own, at the server's limit one without a key. If there is none, health checks use the reserve instead, from
+        which the oldest health check is ended if it is full. `patience`: seconds that a call may wait for a message.
         """
         call = Call(self, client, patience, has_key=has_key)
         known = self._clients.get(client)

@@ -69,7 +69,10 @@ class Connections:
         return len(self._found)
 
     def of(self, peer: str) -> Connection:
-        """The connection of a call with this peer string (`context.peer()`)."""
+        """The connection of a call with this peer string (`context.peer()`); recorded now if no scan has found it.
+
+        A peer without an IP address gets a new connection of the client "", which is not recorded.
+        """
         found = parse_peer(peer)
         now = time.monotonic()
         if found is None:

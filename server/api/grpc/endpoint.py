@@ -84,7 +84,10 @@ class GrpcEndpoint:
         log.info("gRPC on %s:%d", host, self.port)
 
     async def stop(self) -> None:
-        """Refuse new calls, end idle streams, and wait for running calls; may be called twice."""
+        """Refuse new calls, end streams, and wait for running calls, which are cancelled after `drain_timeout`.
+
+        May be called twice.
+        """
         if self._stopped is None:
             self._stopping.set()
             self._calls.stop()
@@ -178,7 +181,7 @@ def _authorization(context: Any) -> str:
 def _permission(call: str, authority: Authority) -> Permit:
     """A function that raises Unauthorized or Forbidden for a message (and context) that its caller may not send.
 
-    It checks nothing for inference, which `DataPlane.route` checks message by message.
+    It checks nothing for methods that need no key, and for inference, which `DataPlane.route` checks for each message.
     """
     to_read, to_change = GRPC_METHODS[call], GRPC_CHANGES.get(call)
     names_region = "SharedMemory" in call  # the names in these messages are no models

@@ -138,7 +138,7 @@ class InferenceService(SharedMemoryCalls):
         return _message("ServerLiveResponse", live=True)
 
     async def ServerReady(self, request: Message, context: Any) -> Message:
-        """Whether the server accepts requests."""
+        """Whether the server is ready for requests, as its readiness route over HTTP says."""
         return _message("ServerReadyResponse", ready=self._plane.ready)
 
     async def ServerMetadata(self, request: Message, context: Any) -> Message:
@@ -191,7 +191,7 @@ class InferenceService(SharedMemoryCalls):
     # settings
 
     async def TraceSetting(self, request: Message, context: Any) -> Message:
-        """Return the trace settings; BadRequest for changes, NotFound for an unknown model."""
+        """Return the constant trace settings; BadRequest for other values, NotFound for an unknown model."""
         if request.model_name:
             self._plane.is_ready(request.model_name)
         changes = {name: _trace_value(name, list(entry.value)) for name, entry in request.settings.items()}
@@ -232,7 +232,7 @@ class _Stream:
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._end(ending))]
 
     async def responses(self) -> AsyncIterator[SerializedMessage]:
-        """Yield the answers, or error messages, in the order of the requests."""
+        """Yield the answers, or error messages, in the order of the requests; then the error of reading is raised."""
         while (turn := await self._turns.get()) is not None:
             response: SerializedMessage
             try:

@@ -21,17 +21,17 @@ class SharedMemoryCalls:
         return _message("SystemSharedMemoryStatusResponse", regions=found)
 
     async def SystemSharedMemoryRegister(self, request: Message, context: Any) -> Message:
-        """Register a region."""
+        """Register the region that the message describes; the answer is an empty message."""
         self._regions.register(request.name, request.key, request.offset, request.byte_size)
         return _message("SystemSharedMemoryRegisterResponse")
 
     async def SystemSharedMemoryUnregister(self, request: Message, context: Any) -> Message:
-        """Unregister a region, or all of them."""
+        """Unregister the region that the message names, or all regions without a name; the answer is empty."""
         self._regions.unregister(request.name)
         return _message("SystemSharedMemoryUnregisterResponse")
 
     async def CudaSharedMemoryStatus(self, request: Message, context: Any) -> Message:
-        """Always empty; NotFound for a name."""
+        """Return an empty list of regions; NotFound if the message names one."""
         if request.name:
             raise NotFound(f"unknown region of CUDA shared memory {request.name[:80]!r}")
         return _message("CudaSharedMemoryStatusResponse")
@@ -41,7 +41,7 @@ class SharedMemoryCalls:
         raise Unsupported(NO_CUDA)
 
     async def CudaSharedMemoryUnregister(self, request: Message, context: Any) -> Message:
-        """Does nothing: there are no regions."""
+        """Do nothing, since there are no regions; the answer is an empty message."""
         return _message("CudaSharedMemoryUnregisterResponse")
 
 

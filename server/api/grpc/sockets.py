@@ -25,7 +25,7 @@ class Peer(NamedTuple):
 
 
 def peers(port: int) -> dict[Peer, int]:
-    """The file descriptor of each connection to this port, on any address of this machine.
+    """The file descriptor of each connection to this port, on any address of this machine, by the client's end.
 
     Empty if the system does not list descriptors. A descriptor that is closed or reused meanwhile does no harm, because
     it is only inspected. Takes 3 microseconds per descriptor of the process, mostly without the interpreter lock.

@@ -42,7 +42,7 @@ _LISTS = {
 
 
 def parse(codec: Codec, sent: SplitMessage) -> tuple[ParsedRequest, dict[str, bytes | memoryview]]:
-    """The parsed request, and by name the bytes of each input that is not in shared memory; any ServerError.
+    """The parsed request, and by name the bytes of each input that is not in shared memory; may raise a ServerError.
 
     The bytes are the raw contents of the message or, without any, the typed contents as raw bytes.
     """

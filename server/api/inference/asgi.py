@@ -60,7 +60,7 @@ class InferEndpoint:
 
 
 def client_address(scope: Scope) -> str:
-    """The address that a request comes from; empty if it is unknown (a Unix socket)."""
+    """The address that a request comes from, for IPv6 its /64 network; empty if it is unknown (a Unix socket)."""
     client = scope.get("client")
     return client_of(str(client[0])) if client else ""
 

@@ -61,7 +61,7 @@ class DatasetDetail(DatasetState):
 
 
 class DatasetsRemoved(ResponseBody):
-    """The result of a deletion."""
+    """The name that was deleted, or lost a content, and the contents that were deleted with it."""
 
     name: str
     digests: list[str] = Field(description="The deleted contents, without those that another name refers to.")

@@ -24,7 +24,7 @@ def note_refusal(scope: Scope, error: ServerError) -> None:
 
 
 class AccessLogging:
-    """The outermost middleware. `lathe.server.api.inference.infer.InferService` logs inference requests."""
+    """Middleware that logs requests, except inference, which `lathe.server.api.inference.infer.InferService` logs."""
 
     def __init__(self, app: ASGIApp, access: AccessLog) -> None:
         self._app = app

@@ -25,7 +25,7 @@ class BodyLimits:
         self._limit = min(MAX_DOCUMENT, max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; refuse it if its body is too large or the ledger has no room."""
+        """Pass a request on; refuse it if its body is too large or has too many values, or the ledger has no room."""
         if scope["type"] != "http" or scope["method"] not in _WITH_BODY or is_infer_path(scope["raw_path"]):
             await self._app(scope, receive, send)
             return

@@ -50,7 +50,7 @@ def health_routes(plane: DataPlane) -> APIRouter:
 
     @routes.get("/v2/health/ready", response_model=Ready, responses={503: {"model": NotReady}})
     async def ready() -> Response:
-        """Whether every live version is in memory, and the server is not stopping."""
+        """Whether the server should get new requests: it has started, is not stopping, and misses no live version."""
         if plane.ready and (alarms := plane.alarms()):
             return Response(orjson.dumps({"ready": True, "alarms": alarms}), media_type="application/json")
         if plane.ready:

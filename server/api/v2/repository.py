@@ -29,7 +29,10 @@ class ProtocolControl:
         return [_index_entry(entry) for entry in entries if entry.status.state is State.READY or not ready]
 
     async def load(self, model: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load or reload a model; NotFound if it is unknown."""
+        """Load or reload a model; NotFound if it is unknown, otherwise the error by which no version is live then.
+
+        Unsupported for `parameters` that hold files or a configuration.
+        """
         await self._rollout.load(names.check_model(model), parameters or {})
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:

@@ -26,7 +26,7 @@ class RepositoryControl(Protocol):
         ...
 
     async def load(self, model: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load or reload a model; NotFound if it is unknown."""
+        """Load or reload a model; NotFound if it is unknown, otherwise the error by which no version is live then."""
         ...
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:

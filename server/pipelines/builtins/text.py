@@ -42,8 +42,8 @@ class TokenizeOptions(Options):
 def tokenize(request: StepRequest) -> Tokenize:
     """The step `text` BYTES [n, 1] -> `input_ids`, `attention_mask`, `token_type_ids` INT64 [n, length].
 
-    The length is that of the request's longest text, padded to a multiple, so that requests of similar lengths share
-    a batch of the next step. The mask is 1 for tokens and 0 for padding.
+    The length is that of the request's longest text, padded to a multiple but to at most `max_length`, so that requests
+    of similar lengths share a batch of the next step. The mask is 1 for tokens and 0 for padding. Raises BadPipeline.
     """
     options = request.read(TokenizeOptions)
     arguments = [str(options.max_length), str(options.multiple)]

@@ -91,7 +91,7 @@ lock: .lathe/lock/.ready  ## resolve the packages of the container images: docke
 	PATH="$(CURDIR)/.lathe/lock/bin:$$PATH" docker/lock.sh $(ARGS)
 
 # mypy knows packages by their folders only: in .lathe/types, core/ and server/ lie inside lathe/ as when installed.
-TYPED := $(wildcard lathe/*.py) lathe/py.typed core server
+TYPED := $(wildcard lathe/*.py) lathe/nn lathe/train lathe/py.typed core server
 lint: $(call stamp,lint)  ## ruff and mypy
 	rm -rf .lathe/types && mkdir -p .lathe/types/lathe
 	ln -s $(TYPED:%=../../../%) .lathe/types/lathe

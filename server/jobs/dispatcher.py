@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from lathe.core.runtime.device.devices import HOST, canonical
 from lathe.server.errors import NotFound, ServerError
 from lathe.server.jobs.folders import LOG, PARENT, RESULT, JobFolders
@@ -25,6 +23,7 @@ from lathe.server.jobs.job import Job, JobState
 from lathe.server.jobs.kinds import Kinds
 from lathe.server.jobs.outcome import AttemptFiles, after_attempt
 from lathe.server.jobs.register import Change, Register
+from lathe.server.jobs.result_metrics import metrics_for_record
 from lathe.server.jobs.runner import Attempt, Ending, EndKind, ResourceBounds
 from lathe.server.jobs.scheduler import ActiveJob, Policy, RecentUsage, WaitingJob, plan_jobs
 from lathe.server.repository.disk_space import DiskSpace
@@ -36,7 +35,6 @@ _TICK = 0.5  # longest time between two turns of the queue, in seconds
 _RETRY_AFTER = 5.0  # seconds before a job is tried again after a storage error
 _RETRY_PAUSES = (1.0, 5.0, 20.0)  # seconds between retries of a publication after a 5xx error; then always the last
 _PUBLISH_TIMEOUT = 3600.0  # seconds after which a publication is not retried
-_MAX_METRICS_BYTES = 1 << 18  # most bytes of metrics that a job's record holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,10 @@ class Dispatcher:
     # start and stop
 
     async def run(self) -> None:
-        """Start and stop jobs after each `wake` and at least every 0.5 s; reopens the register if it is down."""
+        """Start and stop jobs after each `wake` and at least every 0.5 s; reopens the register if it is down.
+
+        Ends after `stop` is called, or when the server is about to stop; then it lets all jobs stop.
+        """
         while not (self._stopping.is_set() or self._draining()):
             self._wake.clear()
             if self._register.down_reason is not None:
@@ -188,7 +189,10 @@ class Dispatcher:
     # one job
 
     async def _attempt(self, job: Job) -> None:
-        """Run a queued job until its process ends, store the outcome, and publish the result."""
+        """Run a job until its process ends, store the outcome, and publish the result.
+
+        A job that is not queued any more, or has to leave, is not run.
+        """
         place = self._active_jobs[job.id]
         job = await self._register.change(job.id, lambda job: _start_if_queued(job, place.leaving))
         if job.state is not JobState.RUNNING:
@@ -282,7 +286,7 @@ def _fail_with(reason: str) -> Change:
 
 
 def recipe_device(recipe: Mapping[str, Any]) -> str:
-    """The device that a recipe, or the recipe inside a sweep, names; "" for the CPU."""
+    """Return the GPU that a recipe, or the recipe inside a sweep, names, such as `cuda:0`; "" for the CPU."""
     inner = recipe.get("recipe")
     found = recipe.get("device") or (inner.get("device") if isinstance(inner, Mapping) else None)
     return canonical(found) if isinstance(found, str) and found != HOST else ""
@@ -301,13 +305,4 @@ def _collect_outcome(folders: JobFolders, job_id: str) -> AttemptFiles:
     """Remove an attempt's incomplete files; returns its checkpoint, result and metrics."""
     folders.remove_unfinished(job_id)
     result = folders.path(job_id) / RESULT
-    return AttemptFiles(folders.checkpoint(job_id), result.is_dir(), read_metrics(result / "metrics.json"))
-
-
-def read_metrics(file: Path) -> dict[str, Any]:
-    """Return a result's metrics; empty if the file is missing, invalid or too large."""
-    try:
-        document = orjson.loads(file.read_bytes()) if file.stat().st_size <= _MAX_METRICS_BYTES else {}
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return document if isinstance(document, dict) else {}
+    return AttemptFiles(folders.checkpoint(job_id), result.is_dir(), metrics_for_record(result / "metrics.json"))

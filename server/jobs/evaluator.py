@@ -16,13 +16,13 @@ from lathe.server.jobs.folders import LOG, PARENT, RECIPE, RESULT
 from lathe.server.jobs.gate import LiveMetrics
 from lathe.server.jobs.interfaces import Datasets, Parents
 from lathe.server.jobs.job import Job
+from lathe.server.jobs.result_metrics import read_document
 from lathe.server.jobs.runner import Attempt, EndKind, ResourceBounds
 from lathe.server.repository.fs import Fs, remove_tree
 from lathe.server.repository.manifest import MODEL_FILE
 
 MODULE = "lathe.core.train.run.evaluate"
 _GRACE = 1.0  # seconds to stop: there is no checkpoint to write
-_MAX_METRICS_BYTES = 64 << 20  # bytes of a result's metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,15 @@ def _command(work: Path, data: Path, threads: int) -> list[str]:
 
 
 def read_metrics_document(folder: Path) -> dict[str, Any]:
-    """Return the document in `result/metrics.json` of a job's folder; raises Internal if it is missing or invalid."""
-    file = folder / RESULT / "metrics.json"
+    """Return the document in `result/metrics.json` of a job's folder, which has an object `metrics`.
+
+    Raises Internal if the file is missing, invalid or larger than 64 MiB.
+    """
     try:
-        record = orjson.loads(file.read_bytes()) if file.stat().st_size <= _MAX_METRICS_BYTES else None
-    except (OSError, orjson.JSONDecodeError) as error:
+        record = read_document(folder / RESULT / "metrics.json")
+    except (OSError, ValueError) as error:
         raise Internal(f"the result's metrics cannot be read ({type(error).__name__})") from error
-    if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
+    if record is None or not isinstance(record.get("metrics"), dict):
         raise Internal("the result's metrics: expected an object with 'metrics'")
     return record
 

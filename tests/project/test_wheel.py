@@ -71,7 +71,7 @@ def test_the_wheel_puts_only_lathe_into_site_packages(installed: Path) -> None:
     names = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
     assert names == {"lathe"}
     found = {path.name for path in (installed / "lathe").iterdir()}
-    assert {"core", "server", "client.py", "nn.py", "py.typed"} <= found
+    assert {"core", "server", "client.py", "nn", "train", "py.typed"} <= found
 
 
 def test_the_wheel_has_every_source_file(project: Path, installed: Path) -> None:

@@ -41,3 +41,29 @@ assert callable(data.plan) and data.Plan.__name__ == "Plan"
 assert train.losses.CrossEntropy and train.optimizers.Adam and train.schedules.OneCycle
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_submodules_of_the_public_package_are_those_of_core() -> None:
+    script = """
+import sys
+from lathe.train.data import Loader, from_arrays, open_dataset, plan, select, split
+from lathe import train
+import lathe.core.train.data, lathe.train.losses, lathe.train.optimizers, lathe.train.schedules
+assert train.data is sys.modules["lathe.train.data"] is lathe.core.train.data
+for name in ("losses", "optimizers", "schedules"):
+    assert getattr(train, name) is getattr(lathe.core.train, name) is sys.modules["lathe.train." + name]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_modules_of_layers_can_be_imported_by_their_public_names() -> None:
+    script = """
+import sys
+import lathe.nn.functional as F
+from lathe.nn.init import uniform_
+from lathe import nn
+import lathe.core.nn.functional
+assert F is nn.functional is lathe.core.nn.functional is sys.modules["lathe.nn.functional"]
+assert callable(uniform_) and callable(F.relu)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,11 @@
+"""`lathe.core.train.data` under its public name: the same module object."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import lathe.core.train.data as _module
+
+if TYPE_CHECKING:
+    from lathe.core.train.data import *  # noqa: F403
+else:
+    sys.modules[__name__] = _module

@@ -45,8 +45,8 @@ class Settings(BaseSettings):
     # access
     keys_file: Path | None = Field(
         None,
-        description="File of API keys, which `lathe keys` writes. If set, every call except health checks needs a key "
-        "with its scope.",
+        description="File of API keys, which `lathe keys` writes. If set, calls need a key with their scope, except "
+        "health checks, `GET /v2`, `/openapi.json` and `/docs`.",
     )
     jwt_keys: Path | None = Field(
         None,
@@ -57,7 +57,8 @@ class Settings(BaseSettings):
     jwt_audience: str = Field("lathe", description="Required value in a token's `aud` claim.")
     open_management: bool = Field(
         False,
-        description="Without API keys, let every client manage models, even on an address that other machines reach.",
+        description="Without API keys and tokens, let every client do everything, even on an address that other "
+        "machines reach.",
     )
     tls_cert: Path | None = Field(None, description="Certificate chain (PEM). If set, HTTP and gRPC accept TLS only.")
     tls_key: Path | None = Field(
@@ -82,11 +83,16 @@ class Settings(BaseSettings):
     threads: int | None = Field(
         None, ge=1, description="Threads of the compute thread pool. Unset: the CPUs that the process may use."
     )
-    max_batch: int = Field(32, ge=1, le=4096, description="Largest batch that models are compiled for.")
+    max_batch: int = Field(
+        32,
+        ge=1,
+        le=4096,
+        description="Largest batch that models are compiled for, unless their `config.toml` sets `compile.max_batch`.",
+    )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32",
-        description="Precision of the factors in matrix products and convolutions: `float32`, `bfloat16` or `float16`. "
-        "Sums are always in float32.",
+        description="Precision of the factors in matrix products and convolutions of float32: `float32`, `bfloat16` or "
+        "`float16`. Sums stay in float32.",
     )
 
     operators: str = Field(
@@ -108,17 +114,17 @@ class Settings(BaseSettings):
     inline_budget_us: int = Field(
         1000,
         ge=0,
-        description="Batches that are expected to take at most this many microseconds run on the event loop's thread, "
-        "which saves two thread switches. 0: all batches run on workers.",
+        description="Batches that are expected to take at most this many microseconds may run on the event loop's "
+        "thread, which saves two thread switches. 0: all batches run on workers.",
     )
     queue_items: int = Field(
-        2048, ge=1, description="Requests that may wait or run per version; further requests are refused (503)."
+        2048, ge=1, description="Requests that may wait or run per version. Beyond it requests get 503."
     )
     queue_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of input that may wait or run per version; further requests are refused (503). Each element "
-        "of a BYTES tensor counts as 56 bytes plus its text.",
+        description="Bytes of input that may wait or run per version. Beyond it requests get 503; a single larger "
+        "request may enter an empty queue. Each element of a BYTES tensor counts as 56 bytes plus its text.",
     )
 
     client_rate: float | None = Field(
@@ -128,7 +134,10 @@ class Settings(BaseSettings):
         "client is an API key, or an address if there are no keys. Unset: no limit.",
     )
     client_burst: float | None = Field(
-        None, ge=1, description="Rows that a client may send at once under the rate limit. Unset: those of one second."
+        None,
+        ge=1,
+        description="Rows that a client may send at once under the rate limit. Unset: those of one second, at least "
+        "one.",
     )
 
     # gRPC
@@ -175,14 +184,18 @@ class Settings(BaseSettings):
     max_receiving: int = Field(
         1 * GIB,
         ge=1 * MIB,
-        description="Bytes of all requests that are being received, decompressed and decoded, with the tensors made of "
-        "them; further requests get 503. One client (a key, or an address if there are no keys) may use half of it.",
+        description="Bytes of all inference and JSON requests that are being received, decompressed and decoded, with "
+        "the tensors made of them; beyond it requests get 503. A gRPC message counts when it is complete. One client "
+        "(a key, or an address if there are no keys) may use half of it.",
     )
     max_header: int = Field(
         32 * KIB, ge=1 * KIB, description="Largest size of the request line and headers together, or of gRPC metadata."
     )
     header_timeout: float = Field(
-        10.0, gt=0, description="Time to receive a request's line and headers, from the first byte."
+        10.0,
+        gt=0,
+        description="Time to receive a request's line and headers, from the first byte; the first request of a "
+        "connection from its opening. Also the time of a TLS handshake.",
     )
     body_timeout: float = Field(60.0, gt=0, description="Time to receive the body of an inference or JSON request.")
     upload_timeout: float = Field(1800.0, gt=0, description="Time to receive the body of an upload.")
@@ -206,8 +219,8 @@ class Settings(BaseSettings):
         8192,
         ge=1,
         description="Largest number of HTTP connections; also that of gRPC connections, and that of gRPC calls in "
-        "progress. At the limit, the connection that has been idle longest is closed. If none is idle, requests on a "
-        "new connection get 503, except health checks.",
+        "progress. At the limit, an idle connection is closed. If none is idle, requests on a new HTTP connection get "
+        "503, except health checks.",
     )
     max_client_connections: int | None = Field(
         None,
@@ -218,13 +231,16 @@ class Settings(BaseSettings):
         "`LATHE_MAX_CONNECTIONS` there.",
     )
     max_pipeline: int = Field(
-        64, ge=1, description="Unanswered requests of a connection at which the server stops reading from it."
+        64,
+        ge=1,
+        description="Unanswered requests of an HTTP connection or a gRPC stream at which the server stops reading from "
+        "it.",
     )
     compress_min: int = Field(
         4 * KIB,
         ge=0,
-        description="Smallest answer that is compressed. Smaller ones are compressed if the client lists a single "
-        "coding.",
+        description="Smallest answer to an inference request that is compressed, if the client accepts that. Smaller "
+        "ones are compressed if the client lists a single coding.",
     )
     strict_readiness: bool = Field(
         True,
@@ -246,7 +262,8 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
-        description="Lowest level that is logged: `debug`, `info`, `warning`, `error`. Request lines need `info`.",
+        description="Lowest level that is logged: `debug`, `info`, `warning`, `error`. Request lines need `info` or "
+        "`debug`.",
     )
     access_log: Choice = Field(
         "errors", description="Requests that are logged: `off`, `errors` (status 400 and above), `all`."
@@ -264,8 +281,8 @@ class Settings(BaseSettings):
     min_free_disk: int = Field(
         256 * MIB,
         ge=0,
-        description="Bytes kept free on the disks of models, datasets and jobs. While less is free, uploads and new "
-        "jobs are refused (507).",
+        description="Bytes kept free on the disk of models, and on that of datasets and jobs. While less is free, "
+        "uploads and new jobs that would fill that disk are refused (507).",
     )
 
     # datasets and jobs
@@ -289,21 +306,21 @@ class Settings(BaseSettings):
     max_jobs_files: int = Field(
         64 * GIB, ge=1 * MIB, description="Size of all jobs' files together, beyond which new jobs are refused."
     )
-    keep_jobs: int = Field(200, ge=0, description="Finished jobs that are kept with their files.")
+    keep_jobs: int = Field(200, ge=0, description="Ended jobs that are kept; older ones are deleted with their files.")
 
     # repository
     poll_interval: float = Field(
         1.0, gt=0, description="Time between two checks of the repository, and of the files of keys, for changes."
     )
     settle_time: float = Field(
-        2.0, ge=0, description="Time a hand-copied version must stay unchanged before the server imports it."
+        2.0, ge=0, description="Time a hand-copied version must stay unchanged before a running server imports it."
     )
     max_upload: int = Field(4 * GIB, ge=1, description="Largest model file that may be uploaded.")
     max_staging: int = Field(
         16 * GIB,
         ge=1,
-        description="Largest size of all unfinished model uploads together; beyond it uploads are refused (507). One "
-        "client may use half of it (429).",
+        description="Largest size of all unfinished model uploads together; beyond it uploads are refused (507). The "
+        "simultaneous uploads of one client may use half of it (429).",
     )
     keep_versions: int = Field(
         16,
@@ -311,7 +328,12 @@ class Settings(BaseSettings):
         description="Old versions kept per model, in addition to those that are needed: by an alias or one rollback, a "
         "canary, a pipeline or `version_policy.specific`.",
     )
-    max_cache: int = Field(16 * GIB, ge=0, description="Largest size of the cache of compiled artifacts.")
+    max_cache: int = Field(
+        16 * GIB,
+        ge=0,
+        description="Size of all compiled models beyond which the least recently used ones are deleted, except those "
+        "in memory.",
+    )
     auto_promote: bool = Field(False, description="Make uploads live at once, even without promote=true.")
     child_timeout: float = Field(
         600.0,
@@ -319,11 +341,11 @@ class Settings(BaseSettings):
         description="Most CPU time of a child process that parses or compiles. Its wall-clock time may be ten times "
         "that.",
     )
-    child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest memory of a child process.")
+    child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Largest resident memory of such a child process.")
     child_processes: int = Field(
         2,
         ge=1,
-        description="Most child processes at once. If above 1, the uploads of one client never use all of them.",
+        description="Most such child processes at once. If above 1, the uploads of one client never use all of them.",
     )
 
     @model_validator(mode="after")

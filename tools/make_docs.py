@@ -33,7 +33,7 @@ unless the name says otherwise. The server does not start if a value is out of r
 """
 
 COMPILER = """
-The compiler reads one variable of its own, in every process:
+Every process that compiles also reads this variable:
 
 | Variable | Default | Meaning |
 |---|---|---|
@@ -51,8 +51,8 @@ MODEL_HEAD = """
 
 These are the keys of the file `config.toml` in a model's folder, beside its versions. All keys are optional. A key has
 the name that Triton's `config.pbtxt` gives to the same setting, if it has that setting. The server reads the file again
-when it changes, without a restart. If the file is invalid, the previous configuration stays in force. The error is in
-the log and in `GET /api/v1/models/NAME` (`config_error`).
+when it changes, without a restart. If the file is invalid, the previous configuration stays in force, at the start the
+defaults. The error is in the log and in `GET /api/v1/models/NAME` (`config_error`).
 
 | Key | Default | Meaning |
 |---|---|---|

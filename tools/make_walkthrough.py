@@ -33,12 +33,11 @@ PAGE = """\
 <!-- Written by `make docs` (tools/make_walkthrough.py) from the compiler's own output; a test holds it true. -->
 
 This page follows a dense layer with a Relu and a Softmax from ONNX to machine code. The listings come from the
-compiler. For your own models, `print(graph)`, `session.explain()` and `lathe.core.codegen.jit.assembly_of` print the
-same.
+compiler. For your own models, `print(graph)` and `session.explain()` print the graph, the passes and the kernels.
 
 ## 1. Imported
 
-The importer turns the file into a graph. Every operator is in its newest form, and every type is inferred. `batch` is a
+The importer turns the file into a graph. Every operator is in its newest form, and every value has a type. `batch` is a
 symbol. Large weights are not printed.
 
 ```
@@ -48,7 +47,7 @@ symbol. Large weights are not printed.
 ## 2. Bound
 
 `lathe.core.compiler.symbol_binding.bind` renames the leading symbol to `n`, an argument of the generated code. Other
-symbols would become numbers, or sizes of a table. The first line of the graph is now:
+symbols would become numbers, or sizes of a table. The line of the input is now:
 
 ```
 {bound}
@@ -71,8 +70,8 @@ kernel applies to the sums while they are in registers.
 
 ## 4. The plan
 
-The plan has a kernel for each node, in order, and an address for each operand. An address is a base (`arena`,
-`weights`, an input or an output) and an offset `a*n + b` in bytes. All offsets are known before the model runs.
+This plan has a kernel for each node, in order, and an address for each operand. An address is a base (`arena`,
+`weights`, an input or an output) and an offset `a*n + b` in bytes. Only `n` is open until the model runs.
 
 ```
 {plan}
@@ -104,8 +103,9 @@ stay in registers.
 {machine}
 ```
 
-The object file of every kernel goes into the cache. Its key is a digest of the parameters, the target, the source of
-all generators and the version of LLVM. `core/runtime/host/executable.py` links the object files and runs the plan.
+If there is a cache, the object file of every kernel goes into it. Its key is a digest of the parameters, the target,
+the source of all generators and the version of LLVM. `core/codegen/jit.py` links the object files, and
+`core/runtime/host/executable.py` runs the plan.
 """
 
 

@@ -16,10 +16,10 @@ HEAD = """\
 
 <!-- Written by `make docs` from core/train/recipe/recipe.py; a test holds it true. -->
 
-A recipe holds all settings of a [training](training.md) run. `lathe train` reads it from a TOML or JSON file. A
-[job](jobs.md) has it in the field `recipe`, with the same keys. Every invalid value and every unknown key is an error
-that names it. The same recipe, data and number of threads give the same weights, bit for bit, on machines of the same
-kind.
+A recipe holds the settings of a [training](training.md), without the path of the data and the number of threads.
+`lathe train` reads it from a TOML or JSON file. A [job](jobs.md) has it in the field `recipe`, with the same keys.
+Every invalid value and every unknown key is an error that names it. The same recipe, data, release of Lathe and number
+of threads give the same weights, bit for bit, on machines of the same kind.
 
 ```toml
 {example}```

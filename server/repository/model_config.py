@@ -70,7 +70,7 @@ class DynamicBatching(_Section):
         default=1000.0,
         gt=0,
         strict=False,
-        description="A request that has waited longer is served before all priorities.",
+        description="A request that has waited longer counts as most urgent.",
     )
 
 
@@ -147,7 +147,9 @@ class PaddingRules(_Section):
     )
     axis: int = Field(default=1, ge=1, le=7, description="Axis to pad and cut.")
     multiple: int = Field(default=16, ge=1, le=1 << 20, description="Lengths are padded to a multiple of this.")
-    longest: int | None = Field(default=None, ge=1, description="Largest padded length.")
+    longest: int | None = Field(
+        default=None, ge=1, description="Largest padded length; longer requests are not padded."
+    )
     value: float = Field(default=0, strict=False, description="Padding value of `inputs`.")
 
     @property
@@ -165,8 +167,8 @@ class VersionPolicy(_Section):
         default=None,
         ge=1,
         le=1000,
-        description="Number of the newest versions to keep in memory, in addition to those that aliases need; default: "
-        "1, unless `all` or `specific` is set.",
+        description="Number of versions to keep in memory in addition to those that aliases need: the highest ones "
+        "that can be loaded. Default: 1, unless `all` or `specific` is set.",
     )
     all: bool = Field(default=False, description="Keep all versions in memory.")
     specific: tuple[Annotated[int, Field(ge=1)], ...] = Field(
@@ -258,8 +260,8 @@ class ModelConfig(_Section):
         default=None,
         gt=0,
         strict=False,
-        description="Target for the time from arrival to answer. Batch sizes are chosen for it, and requests that "
-        "would miss it get 503.",
+        description="Target for the time from arrival to answer. Batch sizes are chosen for it. While other requests "
+        "wait or run, requests that are expected to miss it get 503.",
     )
     label_filename: dict[str, FileName] = Field(
         default={},

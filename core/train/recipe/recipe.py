@@ -112,10 +112,12 @@ class Data(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="Share of the rows for validation after each epoch, unless the files have a validation part.",
+        description="Share of the rows for validation after each epoch, unless the files have a validation part. "
+        "`stop` needs a share above 0 in any case.",
     )
     stratified: bool = Field(
-        default=True, description="Whether each part of the split has about the same share of each class."
+        default=True,
+        description="In a classification: whether each part of the split has about the same share of each class.",
     )
     seed: Seed = Field(
         default=0,
@@ -172,7 +174,7 @@ class Stop(Section):
     """Early stopping."""
 
     patience: int = Field(
-        ge=1, description="Training ends after this many epochs in a row without an improvement of `judge`."
+        ge=1, description="Training ends after this many epochs in a row in which the metric `judge` does not improve."
     )
     least_change: float = Field(default=0.0, ge=0, description="Smallest change that counts as an improvement.")
 
@@ -223,15 +225,15 @@ class Recipe(Section):
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
-        description="Mixed precision: `float32`, `bfloat16` or `float16` is the type that products multiply in "
-        "training. Weights and sums stay float32. `float16` uses loss scaling and skips updates whose gradients "
-        "overflow.",
+        description="Mixed precision: `float32`, `bfloat16` or `float16` is the type that larger matrix products "
+        "multiply in training. Weights, sums and convolutions stay float32. `float16` uses loss scaling and skips "
+        "updates whose gradients overflow.",
     )
     memory: int | None = Field(
         default=None,
         ge=1,
         description="Most bytes of intermediate values in a step, on the CPU only. Activations that do not fit are "
-        "recomputed.",
+        "recomputed. If the bound is not reached, the training ends with an error.",
     )
     device: str = Field(
         default="cpu",

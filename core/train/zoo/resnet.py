@@ -17,7 +17,9 @@ class ResNetSmall(Settings):
     widths: Annotated[tuple[Width, ...], Field(min_length=1, max_length=8)] = Field(
         (16, 32, 64), strict=False, description="Channels of each stage."
     )
-    blocks: int = Field(1, ge=1, le=64, description="Residual blocks in each stage; 3 make a ResNet-20.")
+    blocks: int = Field(
+        1, ge=1, le=64, description="Residual blocks in each stage; 3 in three stages make a ResNet-20."
+    )
     dropout: Probability = Field(0.0, description="Dropout probability before the last layer.")
 
     def module(self, row: Row, outputs: int) -> nn.Module:

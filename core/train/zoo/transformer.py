@@ -34,7 +34,9 @@ class TransformerEncoder(Settings):
         "gelu", description="Activation of the feed-forward networks."
     )
     vocabulary: Width | None = Field(None, description="Number of different tokens; required for tokens.")
-    padding: int | None = Field(None, ge=0, description="The token that pads short rows; it is masked.")
+    padding: int | None = Field(
+        None, ge=0, description="Token that is masked as padding. Short sequences of a dataset are padded with 0."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

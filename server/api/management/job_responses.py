@@ -75,7 +75,9 @@ class JobDetail(JobSummary):
     seconds: float = Field(description="The limit of its running time, in seconds.")
     memory: int = Field(description="The limit of its memory, in bytes.")
     progress: dict[str, Any] | None = Field(description="The last event that its process reported.")
-    metrics: dict[str, Any] = Field(description="Metrics of the result on held-out rows.")
+    metrics: dict[str, Any] = Field(
+        description="The result's `metrics` and facts about it, at most 256 KiB; `left_out` names fields beyond that."
+    )
 
     @classmethod
     def detail(cls, job: Job, progress: dict[str, Any] | None) -> JobDetail:

@@ -19,7 +19,7 @@ from lathe.core.ir.dim import Dim, affine, product, symbol
 from lathe.core.ir.graph import Graph, Value
 from lathe.core.kernels.call import Block, In, Out, Outer, Scratch
 from lathe.core.kernels.call import Operand as Asked
-from lathe.core.kernels.control.selected_spec import BLOCK, SelectedSpec
+from lathe.core.kernels.control.selected_spec import SelectedSpec
 from lathe.core.kernels.control.spec import (
     GOING,
     ITERATION,
@@ -122,7 +122,7 @@ def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
     Checked for the batch size of `sizes`; the parts must also lie within the scratch memory.
     """
     each, spec, plan = body.step, body.step.call.spec, body.planned.plan
-    at_least_one = Sizes(BLOCK if body.has_own_rows else max(sizes.n, 1))
+    at_least_one = Sizes(spec.block if isinstance(spec, SelectedSpec) else max(sizes.n, 1))
     parts = [(0, LINE), *_FLAGS, (TABLE, 8 * max((len(step.operands) for step in plan.steps), default=0))]
     arena = body.tape.bases[0]
     if isinstance(arena, Own):
@@ -130,9 +130,9 @@ def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
     for carried in spec.carried if isinstance(spec, RepeatSpec) else ():
         parts += [(at_least_one.dim(start), sizes.dim(carried.nbytes)) for start in carried.buffers]
     if isinstance(spec, SelectedSpec):
-        parts += [(place, 8 * BLOCK) for place in (spec.row_indices, spec.element_indices)]
-        parts += [(source.rows, source.nbytes * BLOCK) for source in spec.sources]
-        parts.append((spec.results, spec.width * spec.dtype.itemsize * BLOCK))
+        parts += [(place, 8 * spec.block) for place in (spec.row_indices, spec.element_indices)]
+        parts += [(source.rows, source.nbytes * spec.block) for source in spec.sources]
+        parts.append((spec.results, spec.width * spec.dtype.itemsize * spec.block))
     parts = sorted(part for part in parts if part[1])
     index = spec.scratch if isinstance(spec, RepeatSpec | BranchSpec | SelectedSpec) else 0
     scratch = each.call.operands[index]
@@ -226,6 +226,8 @@ def _selected_ports(body: Body) -> tuple[list[Base | Asked | _ExpectedSlice], li
     base, mask = node.required_input(0), node.required_input(1)
     view = NodeView(registry.get(node.op), node)
     own = (*mask.shape, product(base.shape[1:]), base.dtype, bool(view.attr("adds")))
+    if spec.block < 1:
+        raise PlanError(f"{body}: its spec has blocks of {spec.block} rows")
     if (spec.places, spec.rows, spec.width, spec.dtype, spec.adds) != own or operands[:3] != (In(0), In(1), Out(0)):
         raise PlanError(f"{body}: its spec has other sizes or operands than the node, whose mask is {mask.type}")
     given = [(operands[each.operand], each.nbytes, each.is_per_place) for each in spec.sources]

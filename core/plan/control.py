@@ -235,23 +235,25 @@ def _map_selected(node: Node, constants: Mapping[Value, Array], plan_body: PlanB
     if any(value.tensor.symbols for value in outer):
         raise NotNativeError("its body reads values whose extents are no numbers")
     base, places = node.required_input(0), node.required_input(1).shape[0]
-    width = product(base.shape[1:])
-    if not isinstance(places, int) or not isinstance(width, int):
+    width, products_per_row = product(base.shape[1:]), product(base.shape[1:-1])
+    if not isinstance(places, int) or not isinstance(width, int) or not isinstance(products_per_row, int):
         raise NotNativeError(f"its base is {base.type}, and its mask has {places} places: expected numbers")
     body = _plan_body(node, whole.clone({str(SELECTED): symbol("n")}), constants, plan_body)
+    block = max(1, BLOCK // max(1, products_per_row))  # a row [length, width] has `length` rows of a product
     frame = _Frame(outer, [In(0), In(1), Out(0)])
     frame.reserve_table(body)
-    row_indices, element_indices = frame.reserve_bytes(8 * BLOCK), frame.reserve_bytes(8 * BLOCK)
+    row_indices, element_indices = frame.reserve_bytes(8 * block), frame.reserve_bytes(8 * block)
     sources = []
     for index, (value, is_per_place) in enumerate(zip(body.inputs, view.attr("per_place"), strict=True)):
         nbytes = _row_bytes(value)
-        place = frame.reserve_bytes(nbytes * BLOCK)
+        place = frame.reserve_bytes(nbytes * block)
         sources.append(RowSource(frame.add_operand(In(2 + index)), nbytes, place, bool(is_per_place)))
-    results = frame.reserve_bytes(_row_bytes(body.outputs[0]) * BLOCK)
-    tape = frame.tape(body, [Own(source.rows) for source in sources], [Own(results)], "body", BLOCK)
+    results = frame.reserve_bytes(_row_bytes(body.outputs[0]) * block)
+    tape = frame.tape(body, [Own(source.rows) for source in sources], [Own(results)], "body", block)
     nbytes = frame.scratch.b
     spec = SelectedSpec(
         tape=tape,
+        block=block,
         scratch=frame.add_operand(Scratch(nbytes)),
         scratch_bytes=nbytes,
         row_indices=row_indices,

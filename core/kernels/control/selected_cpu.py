@@ -8,31 +8,32 @@ from lathe.core.codegen import llvm_ir
 from lathe.core.codegen.lang import Kernel, Pointer, Val
 from lathe.core.ir.types import DType
 from lathe.core.kernels.control.frame_cpu import Frame
-from lathe.core.kernels.control.selected_spec import BASE, BLOCK, MASK, RESULT, SelectedSpec
+from lathe.core.kernels.control.selected_spec import BASE, MASK, RESULT, SelectedSpec
 from lathe.core.kernels.control.spec import Base, Operand, Own
 from lathe.core.kernels.target import Target
 
-# Fewer rows of the result than these for each thread are left to one thread: each reads all weights of the body.
-_MIN_ROWS_PER_THREAD = 16
+# With fewer rows of the result for each thread than this part of a block (16 of 256 rows), one thread computes all of
+# them: each thread reads all weights of the body.
+_LEAST_PART_PER_THREAD = 16
 
 
 def generate(spec: SelectedSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    first, last = _rows_of_thread(k, k.dim(spec.rows))
+    first, last = _rows_of_thread(k, k.dim(spec.rows), max(1, spec.block // _LEAST_PART_PER_THREAD))
     with k.when(first < last):
         _SelectedRows(k, spec, first, last).write()
     return k
 
 
-def _rows_of_thread(k: Kernel, rows: Val) -> tuple[Val, Val]:
+def _rows_of_thread(k: Kernel, rows: Val, least: int) -> tuple[Val, Val]:
     """The rows of the result that this thread computes: the first one, and the one after the last.
 
-    Both are `rows` for a thread without work. With few rows per thread, thread 0 takes all.
+    Both are `rows` for a thread without work. With fewer than `least` rows per thread, thread 0 takes all.
     """
-    shared = rows >= k.threads * _MIN_ROWS_PER_THREAD
-    alone = _select(k, k.tid.equals(0), k.index(0), rows)
-    first = _select(k, shared, rows * k.tid // k.threads, alone)
-    last = _select(k, shared, rows * (k.tid + 1) // k.threads, rows)
+    shared = rows >= k.threads * least
+    alone = k.ops.select(k.tid.equals(0), k.index(0), rows)
+    first = k.ops.select(shared, rows * k.tid // k.threads, alone)
+    last = k.ops.select(shared, rows * (k.tid + 1) // k.threads, rows)
     return first, last
 
 
@@ -86,7 +87,7 @@ class _SelectedRows:
         k, skipped = self.k, self.all_rows - (self.last - self.first)
 
         def has_room(done: Val, row: Val, element: Val, selected: Val) -> Val:
-            return (done < elements) & (selected < BLOCK)
+            return (done < elements) & (selected < self.spec.block)
 
         def step(done: Val, row: Val, element: Val, selected: Val) -> Sequence[Val]:
             self.row_indices.store(row, selected)
@@ -95,9 +96,9 @@ class _SelectedRows:
             is_last = (row + 1).equals(self.last)  # the next place begins with the thread's first row
             return (
                 done + 1,
-                _select(k, is_last, self.first, row + 1),
-                _select(k, is_last, element + 1 + skipped, element + 1),
-                _select(k, is_selected, selected + 1, selected),
+                k.ops.select(is_last, self.first, row + 1),
+                k.ops.select(is_last, element + 1 + skipped, element + 1),
+                k.ops.select(is_selected, selected + 1, selected),
             )
 
         done, row, element, selected = _while(k, [done, row, element, k.index(0)], has_room, step)
@@ -156,7 +157,3 @@ def _while(
     b.branch(head)
     b.block = after
     return current
-
-
-def _select(k: Kernel, condition: Val, yes: Val, no: Val) -> Val:
-    return Val(k, k.builder.select(condition.ir, yes.ir, no.ir), DType.INT64)

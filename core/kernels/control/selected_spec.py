@@ -14,7 +14,8 @@ from lathe.core.ir.types import Dim, DType
 from lathe.core.kernels.call import KernelSpec
 from lathe.core.kernels.control.spec import Tape
 
-BLOCK = 256  # the most rows of a block: products reach their full speed there (256 rows of 4 to 6 rows per tile)
+# The most rows that the products of a block have: they reach their full speed there (256 rows of 4 to 6 rows per tile).
+BLOCK = 256
 BASE, MASK, RESULT = 0, 1, 2  # operands; the sources follow
 
 
@@ -34,7 +35,7 @@ class RowSource:
 
 @dataclass(frozen=True)
 class SelectedSpec(KernelSpec):
-    """Runs `tape` for at most `BLOCK` selected rows at a time, and writes or adds their results.
+    """Runs `tape` for at most `block` selected rows at a time, and writes or adds their results.
 
     The result is [rows, width] of `dtype`, the mask [places, rows]. `scratch` is the operand, `scratch_bytes` its size
     for one thread. `row_indices` and `element_indices` are offsets in it: for each row of the block, its row of the
@@ -44,6 +45,7 @@ class SelectedSpec(KernelSpec):
     family: ClassVar[str] = "control"
     generator: ClassVar[str] = "control.selected_cpu"
     tape: Tape
+    block: int
     scratch: int
     scratch_bytes: int
     row_indices: int

@@ -108,6 +108,8 @@ class Range(OpDef):
         if step == 0:
             c.fail("delta is 0, expected any other number")
         count = max(0, ceil((last - first) / step))
+        if count >= 1 << 62:  # NumPy makes an empty array of 2**63 - 1 elements or more
+            c.fail(f"would have {count} elements")
         return (np.arange(count) * step + first).astype(start.dtype)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:

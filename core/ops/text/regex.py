@@ -19,8 +19,8 @@ from typing import TypeAlias
 MOST_STATES = 20_000  # the most NFA states of a pattern
 MOST_REPEATS = 1000  # the greatest n and m in {n,m}, as in RE2
 _MOST_TRANSITIONS = 50_000  # the most transitions between deterministic states that are cached
-_CHARS_PER_SEARCH_CHECK = 1000  # the same for searches, whose steps follow all states of the NFA
 _CHARS_PER_CHECK = 100_000  # the characters between two calls of `check`: cached steps over them take milliseconds
+_VISITS_PER_CHECK = 10_000  # the same for searches, which visit NFA states: each visit takes about a microsecond
 _MOST_NFA_STATES = 1_000_000  # the most NFA states in all cached deterministic states, tens of bytes each
 
 
@@ -417,6 +417,19 @@ class _DfaState:
         self.next: dict[str, _DfaState] = {}
 
 
+class _Checks:
+    """Calls `check` at once, and again after every 10,000 visits of states."""
+
+    def __init__(self, check: Callable[[], object]) -> None:
+        self._check, self._left = check, 0
+
+    def count(self, visits: int) -> None:
+        self._left -= visits
+        if self._left <= 0:
+            self._left = _VISITS_PER_CHECK
+            self._check()
+
+
 class Pattern:
     """A compiled pattern. Any number of threads may match with it."""
 
@@ -452,23 +465,22 @@ class Pattern:
         Each match begins as early as possible, and is the longest one from there (RE2 with `longest_match`). `check` is
         called regularly, and may raise to stop the search.
         """
-        at = 0
-        while at <= len(text) and (found := self._first_span(text, at, check)) is not None:
+        at, checks = 0, _Checks(check)
+        while at <= len(text) and (found := self._first_span(text, at, checks)) is not None:
             yield found
             at = found[1] + (found[0] == found[1])
 
-    def _first_span(self, text: str, begin: int, check: Callable[[], object]) -> tuple[int, int] | None:
+    def _first_span(self, text: str, begin: int, checks: _Checks) -> tuple[int, int] | None:
         """The first match at or after `begin`; None if there is none."""
         threads: dict[int, int] = {}  # NFA states, each with the earliest start of a match that reaches it
         best: tuple[int, int] | None = None
         before = _char_class(text[begin - 1]) if begin else _NOTHING
         for at in range(begin, len(text) + 1):
-            if at % _CHARS_PER_SEARCH_CHECK == 0:
-                check()
             if best is None:
                 threads.setdefault(self._start, at)
             after = _char_class(text[at]) if at < len(text) else _NOTHING
             reached = self._earliest_starts(threads, before, after)
+            checks.count(1 + len(reached))
             if 0 in reached and (best is None or reached[0] <= best[0]):
                 best = reached[0], at
             threads = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from lathe.core.ir.graph import Array
 from lathe.core.ir.types import DType, TensorType, ValueType
@@ -21,7 +22,8 @@ class Tokenizer(OpDef):
     """The tokens of each string of [C] or [N,C] along a new last axis, padded with `pad_value`.
 
     Tokens are the matches of `tokenexp`, or the text between matches of `separators` (each character for a single empty
-    separator). Tokens of fewer than `mincharnum` characters are dropped; `mark` adds start and end tokens.
+    separator). As in ONNX Runtime, the first separator divides the text, and each further one the parts before it made.
+    Tokens of fewer than `mincharnum` characters are dropped; `mark` adds start and end tokens if any string has tokens.
     """
 
     inputs = "X"
@@ -51,19 +53,26 @@ class Tokenizer(OpDef):
             c.fail("has both or neither of tokenexp and separators, expected one of them")
         if separators == ("",) or expression == ".":  # ONNX Runtime takes both for each character, newlines as well
             return list
-        try:
-            pattern = compile_pattern(expression or "|".join(f"(?:{separator})" for separator in separators))
-        except BadPattern as error:
-            c.fail(f"{expression or separators!r} is not a regular expression: {error}")
+        patterns = [self._pattern(c, text) for text in ((expression,) if expression else separators)]
         check = c.check if isinstance(c, Call) else bool
         if expression:
-            return lambda text: [text[start:end] for start, end in pattern.spans(text, check)]
-        return lambda text: _text_between(pattern, text, check)
+            return lambda text: [text[start:end] for start, end in patterns[0].spans(text, check)]
+        return lambda text: reduce(
+            lambda parts, pattern: [token for part in parts for token in _text_between(pattern, part, check)],
+            patterns,
+            [text],
+        )
+
+    def _pattern(self, c: NodeView, text: str) -> Pattern:
+        try:
+            return compile_pattern(text)
+        except BadPattern as error:
+            c.fail(f"{text!r} is not a regular expression: {error}")
 
     def reference(self, c: Call, x: Array) -> Array:
         cut, least = self._splitter(c), c.attr("mincharnum")
         found = [[token for token in cut(str(item)) if len(token) >= max(least, 1)] for item in x.ravel()]
-        if c.attr("mark"):
+        if c.attr("mark") and any(found):  # otherwise ONNX Runtime returns no columns
             found = [[_START, *tokens, _END] for tokens in found]
         widest = max(map(len, found), default=0)
         filled = [token for tokens in found for token in (*tokens, *[c.attr("pad_value")] * (widest - len(tokens)))]

@@ -19,6 +19,7 @@ from lathe.core.plan.liveness import Affine
 from lathe.core.plan.plan import Plan, Port
 
 _MAX_ARENA = 1 << 46  # the largest arena: more than any machine addresses
+_MAX_EXTENT = (1 << 63) - 1  # kernels compute with signed 64-bit numbers
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,7 +34,7 @@ class Layout:
 
 
 class Layouts:
-    """Computes the memory layouts of one plan."""
+    """The memory layouts of one plan of dynamic-shape code: `of` computes that for given sizes."""
 
     def __init__(self, plan: Plan, slots: Sequence[tuple[int, Affine]]) -> None:
         """`slots`: the number of the base, and the offset from it, of every operand, in the order of the steps."""
@@ -59,7 +60,7 @@ class Layouts:
     def of(self, sizes: Sequence[int]) -> Layout | None:
         """The layout for these values of the size table; None for values that the plan does not serve.
 
-        MemoryError if the arena would exceed 64 TiB, which no machine has.
+        MemoryError if the arena would exceed 64 TiB, which no machine has, or an extent does not fit in 64 bits.
         """
         values = self._evaluate(sizes)
         units, supposed = values[: self._supposed], values[self._supposed :]
@@ -68,6 +69,8 @@ class Layouts:
         arena = _value(self._arena, units)
         if arena > _MAX_ARENA:
             raise MemoryError(f"{arena} bytes")
+        if max(units, default=0) > _MAX_EXTENT:
+            raise MemoryError(f"an extent of {max(units)}")
         slots = np.zeros((len(self._bases), 3), np.int64)
         slots[:, 0] = self._bases
         slots[:, 2] = self._constant + self._factors @ np.array(units, np.int64)

@@ -223,8 +223,7 @@ class Session:
         """
         try:
             if self._sized.names and (sizes := self._sized.choice(feeds)):
-                others = {name: feed for name, feed in feeds.items() if name not in self._sized.names}
-                return self._run_variant(self._sized.sessions, sizes, others, record)
+                return self._run_sized(sizes, feeds, record)
             whole = self._shadows.beside(feeds)
             if record is None and (results := self._calls.run(whole)) is not None:
                 return results
@@ -328,6 +327,16 @@ class Session:
             if self._closed:
                 raise SessionClosed("the session is closed")
 
+    def _run_sized(self, sizes: Sizes, feeds: Mapping[str, Any], record: Record | None) -> dict[str, Any]:
+        """The outputs of the session for these values of the size inputs; FeedError if the model does not fit them."""
+        try:
+            return self._run_variant(self._sized.sessions, sizes, self._sized.others(feeds), record)
+        except (VerifyError, UnsupportedError):
+            raise
+        except ModelError as error:  # the caller chose the sizes, such as those of an output larger than the memory
+            fed = ", ".join(map(describe_size, sizes))
+            raise FeedError(f"inputs with {fed} do not fit the model: {error}") from error
+
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
         """The outputs in the model's order, by the code of this shape, or by its stand-in while that is being compiled.
 
@@ -358,6 +367,8 @@ class Session:
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """The median time of every step over `runs` runs, with the least time that this machine needs (roofline)."""
+        if self._sized.names and (sizes := self._sized.choice(feeds)):
+            return self._sized.sessions.get(sizes).profile(self._sized.others(feeds), runs)
         if fed := self._fed_defaults(feeds):
             return self._variants.get(fed).profile(feeds, runs)
         if self._violates_assumptions(feeds):

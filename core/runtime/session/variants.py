@@ -24,6 +24,9 @@ Sizes: TypeAlias = tuple[tuple[str, str, tuple[int, ...], bytes], ...]
 _MAX_SIZED = 8  # cached sessions for fed sizes, as for shapes
 _FREQUENT = 3  # runs with the same sizes, after the first ones, before they get code of their own
 _MAX_COUNTED = 256  # sizes whose runs are counted; at the limit, all of them are forgotten
+# A session that served one of the last 256 runs with sizes keeps its place. Otherwise 9 sizes in turn would compile 8
+# sessions again and again; with this limit, 256 runs or more share the cost of a compilation.
+_IDLE = 256
 
 
 class Closable(Protocol):
@@ -90,8 +93,8 @@ class SessionCache(Generic[K, S]):
 class SizedSessions(Generic[S]):
     """The sessions for the values of size inputs.
 
-    The first values get a session at once, and others when they are frequent. All other runs use code that takes any
-    values.
+    The first values get a session at once. Others get one when they are frequent, if there are few sessions or one is
+    idle. All other runs use code that takes any values.
     """
 
     def __init__(self, make: Callable[[Sizes], S], types: Mapping[str, TensorType]) -> None:
@@ -99,7 +102,10 @@ class SizedSessions(Generic[S]):
         self.names = tuple(types)
         self._types = types
         self.sessions: SessionCache[Sizes, S] = SessionCache(make, _MAX_SIZED)
-        self._runs: dict[Sizes, int] = {}
+        self._runs: dict[Sizes, int] = {}  # by sizes without a session
+        self._last_run: dict[Sizes, int] = {}  # by sizes with a session; runs have numbers from 1
+        self._count = 0
+        self._counting = threading.Lock()
         self._refused: set[Sizes] = set()
 
     def choice(self, feeds: Mapping[str, Any]) -> Sizes:
@@ -111,7 +117,7 @@ class SizedSessions(Generic[S]):
         sizes = tuple(
             (name, array.dtype.name, array.shape, array.tobytes()) for name, array in pairs if array is not None
         )
-        if sizes in self._refused or not self._is_frequent(sizes):
+        if sizes in self._refused or not self._has_session(sizes):
             return ()
         try:
             self.sessions.get(sizes)
@@ -119,19 +125,42 @@ class SizedSessions(Generic[S]):
             raise
         except LatheError:  # the nodes do not take these values: other code reports what is wrong
             self._refused = {*self._refused, sizes} if len(self._refused) < _MAX_COUNTED else {sizes}
+            with self._counting:
+                self._last_run.pop(sizes, None)
             return ()
         return sizes
 
-    def _is_frequent(self, sizes: Sizes) -> bool:
+    def others(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The feeds without the size inputs, which are constants of the sessions here."""
+        return {name: feed for name, feed in feeds.items() if name not in self.names}
+
+    def _has_session(self, sizes: Sizes) -> bool:
         """Count a run with these sizes; whether they have a session, or are to get one."""
-        if not self._runs:
-            self._runs[sizes] = _FREQUENT
-        if (runs := self._runs.get(sizes, 0)) >= _FREQUENT:
+        with self._counting:
+            self._count += 1
+            if sizes not in self._last_run and not self._is_admitted(sizes):
+                return False
+            self._last_run[sizes] = self._count
             return True
-        if len(self._runs) >= _MAX_COUNTED:
-            self._runs.clear()
-        self._runs[sizes] = runs + 1
-        return False
+
+    def _is_admitted(self, sizes: Sizes) -> bool:
+        """Whether sizes without a session get one now: the first ones, and frequent ones if there is a place.
+
+        A place is free, or that of the session whose last run is longest ago, if that session is idle.
+        """
+        runs = self._runs.get(sizes, 0 if self._count > 1 else _FREQUENT)
+        if runs < _FREQUENT:
+            if len(self._runs) >= _MAX_COUNTED:
+                self._runs.clear()
+            self._runs[sizes] = runs + 1
+            return False
+        if len(self._last_run) >= _MAX_SIZED:
+            oldest = min(self._last_run, key=self._last_run.__getitem__)
+            if self._count - self._last_run[oldest] <= _IDLE:
+                return False
+            del self._last_run[oldest]
+        self._runs.pop(sizes, None)
+        return True
 
 
 def _holds_sizes(array: Any, type_: TensorType) -> bool:

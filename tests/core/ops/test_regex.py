@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+import lathe
 from lathe.core.ops.text import regex
 from lathe.core.ops.text.regex import BadPattern, Pattern
 
@@ -96,17 +98,25 @@ def test_random_patterns_are_valid_exactly_if_they_are_in_re2(pattern: str) -> N
 
 def tokens_of_onnx_runtime(pattern: str, texts: list[str]) -> list[list[str]]:
     """The parts of each text that match, without empty ones: ONNX Runtime's Tokenizer searches with RE2."""
+    (found,) = session_of(tokenizer(tokenexp=pattern)).run(None, {"x": np.array(texts, object)})
+    return [[token for token in row if token != "<none>"] for row in found.tolist()]
+
+
+def tokenizer(**attrs: Any) -> bytes:
+    """A model of one Tokenizer."""
     x = helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])
     y = helper.make_tensor_value_info("y", TensorProto.STRING, None)
-    attrs = {"mark": 0, "mincharnum": 1, "pad_value": "<none>", "tokenexp": pattern}
-    node = helper.make_node("Tokenizer", ["x"], ["y"], domain="com.microsoft", **attrs)
+    given = {"mark": 0, "mincharnum": 1, "pad_value": "<none>", **attrs}
+    node = helper.make_node("Tokenizer", ["x"], ["y"], domain="com.microsoft", **given)
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(helper.make_graph([node], "tokens", [x], [y]), opset_imports=imports, ir_version=9)
+    graph = helper.make_graph([node], "tokens", [x], [y])
+    return bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+
+
+def session_of(data: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    (found,) = session.run(None, {"x": np.array(texts, object)})
-    return [[token for token in row if token != "<none>"] for row in found.tolist()]
+    return onnxruntime.InferenceSession(data, options)
 
 
 def parts(pattern: str, text: str) -> list[str]:
@@ -135,6 +145,32 @@ def test_random_searches_agree_with_re2(pattern: str) -> None:
     except BadPattern:
         return
     assert found == tokens_of_onnx_runtime(pattern, texts)
+
+
+SEPARATORS = ["a,ab", "ab,a", "b,ab", "bc,ab", "ab,bc", "bc,abc", r"a|ab,\s+,c", "a,^b", r"(?i)B,a$", " "]
+
+
+@pytest.mark.parametrize("mark", [0, 1])
+@pytest.mark.parametrize("separators", SEPARATORS)
+def test_separators_divide_the_text_one_after_the_other(separators: str, mark: int) -> None:
+    data = tokenizer(separators=separators.split(","), mark=mark)
+    for texts in (["xaby", "aab abab", "", "abcabc", "xabcx ", "ab\nbc abc", "éab ß"], ["a"], ["", ""], [" ", "ab"]):
+        given = {"x": np.array(texts, object)}
+        expected, ours = session_of(data).run(None, given)[0], lathe.interpret(lathe.load(data), given)["y"]
+        assert ours.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("pattern", [r"\bzzz\b", "a{2,}"])
+def test_texts_without_tokens_get_no_marks(pattern: str) -> None:
+    data, given = tokenizer(tokenexp=pattern, mark=1), {"x": np.array(["a b", ""], object)}
+    assert lathe.interpret(lathe.load(data), given)["y"].shape == session_of(data).run(None, given)[0].shape == (2, 0)
+
+
+def test_a_search_with_many_states_can_be_stopped_soon() -> None:
+    """A search calls `check` after a number of state visits, not of characters."""
+    calls: list[None] = []
+    assert list(Pattern("(a|b|c|d){900}x").spans("abcd" * 100, lambda: calls.append(None))) == []
+    assert len(calls) > 20
 
 
 def test_a_search_takes_no_exponential_time() -> None:

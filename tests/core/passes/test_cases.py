@@ -57,7 +57,7 @@ PASSES: dict[str, Pass] = {
         ExpandDefinitions(),
         SamePads(),
         SelectedRows(),
-        GatheredWeights(),
+        GatheredWeights(least_per_expert=0),
         BatchAxes(),
         FuseGroupedQueries(),
         RemoveRequantization(),

@@ -15,6 +15,7 @@ from lathe.core.compiler.compile import compile_to
 from lathe.core.compiler.options import make_options
 from lathe.core.errors import FeedError, SessionClosed
 from lathe.core.passes.proofs.size_inputs import size_inputs
+from lathe.core.runtime.session import variants
 from tests.onnx_runtime import plain_session
 
 
@@ -81,12 +82,70 @@ def test_equal_shapes_with_other_values_give_other_results(session: lathe.Sessio
         check(session, feeds(height, width))
 
 
+def test_sessions_in_use_keep_their_places(session: lathe.Session) -> None:
+    """With more frequent sizes than places, the sessions of some sizes stay; none is compiled for each run."""
+    for _ in range(5):
+        for width in range(10, 22):
+            check(session, feeds(9, width))
+    made = dict(session._sized.sessions.made())
+    assert len(made) == 8
+    for width in range(10, 22):
+        check(session, feeds(9, width))
+    assert session._sized.sessions.made() == made
+
+
+def test_frequent_sizes_replace_an_idle_session(monkeypatch: pytest.MonkeyPatch, session: lathe.Session) -> None:
+    monkeypatch.setattr(variants, "_IDLE", 20)
+    for width in range(10, 18):
+        for _ in range(4):
+            check(session, feeds(9, width))
+    for _ in range(20):
+        check(session, feeds(9, 30))
+    explained = session.explain()
+    assert "size = [9, 30]" in explained and "size = [9, 10]" not in explained and "size = [9, 17]" in explained
+
+
+def test_a_profile_is_of_the_code_that_runs(session: lathe.Session) -> None:
+    check(session, feeds(16, 20))
+    assert "reference" not in session.profile(feeds(16, 20), runs=1).table()
+    assert "reference" in session.profile(feeds(17, 20), runs=1).table()
+
+
 def test_sizes_may_be_floats() -> None:
     x = np.random.default_rng(0).standard_normal((2, 1, 6, 7)).astype(np.float32)
     with lathe.compile(lathe.load(AS_FLOATS), threads=1, tune="off") as session:
         for size in ((12, 14), (9, 9), (12, 14)):
             check(session, {"x": x, "size": np.array(size, np.float32)}, AS_FLOATS)
         assert "with size = [12.0, 14.0]:" in session.explain()
+
+
+@pytest.mark.parametrize("size", [(np.inf, 9), (1e30, 9), (2.0**62, 2.0**62), (2.0**44, 1)])
+def test_sizes_of_results_larger_than_the_memory_are_refused(size: tuple[float, float]) -> None:
+    x = np.zeros((1, 1, 6, 7), np.float32)
+    with lathe.compile(lathe.load(AS_FLOATS), threads=1, tune="off") as session:
+        with pytest.raises(FeedError):
+            session.run({"x": x, "size": np.array(size, np.float32)})
+        check(session, {"x": x, "size": np.array([12, 14], np.float32)}, AS_FLOATS)
+
+
+def test_a_range_larger_than_the_memory_is_refused() -> None:
+    body = """
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    whole = Range(zero, limit, one)
+    numbers = Cast <to = 1> (whole)
+    y = Add(x, numbers)
+    """
+    data = parsed("float[n,1] x, int64 limit", body, "float[p,q] y")
+    x = np.zeros((1, 1), np.float32)
+    with lathe.compile(lathe.load(data), threads=1, tune="off") as session:
+        for limit in (1 << 42, 5, (1 << 63) - 1, 7):
+            given = {"x": x, "limit": np.array(limit)}
+            if limit < 10:
+                check(session, given, data)
+                continue
+            with pytest.raises(FeedError):
+                session.run(given)
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,10 @@ class Authority:
     def _refresh(self, read: Callable[[], bool], what: str) -> bool:
         try:
             changed = read()
-        except (OSError, DamagedKeys) as error:
+        except Exception as error:  # any error: otherwise keys that are revoked later would stay valid
             if self._faults.get(what) != str(error):
-                log.error("the %s cannot be reloaded and stay unchanged: %s", what, error)
+                expected = isinstance(error, OSError | DamagedKeys)
+                log.error("the %s cannot be reloaded and stay unchanged: %s", what, error, exc_info=not expected)
             self._faults[what] = str(error)
             return False
         self._faults.pop(what, None)

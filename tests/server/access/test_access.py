@@ -14,6 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from lathe.server.access import authority
 from lathe.server.access.authority import Authority, Mode
 from lathe.server.access.keys import DamagedKeys, Key, KeyRing, make_key, read_keys, write_keys
 from lathe.server.access.scopes import GRPC_METHODS, ROUTES, RequiredScope, Scope
@@ -194,6 +195,23 @@ def test_an_invalid_file_leaves_the_keys_unchanged(guarded: Service, keys: Path,
             assert call(guarded, "GET", "/v2/models/m", everything).status_code == 200
     finally:
         keys.write_bytes(whole)
+
+
+def test_an_unexpected_error_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys that are revoked after it would stay valid otherwise."""
+    file = tmp_path / "keys.json"
+    shown = new_key(file, [Scope.READ])
+    ring = Authority("127.0.0.1", file)
+    write_keys(file, [])
+    with monkeypatch.context() as patched:
+        patched.setattr(authority, "read_keys", lambda _: 1 // 0)
+        assert not ring.refresh()
+    assert "the keys cannot be reloaded and stay unchanged: integer division" in caplog.text
+    assert check(ring, Scope.READ, shown) is None
+    assert ring.refresh()
+    assert check(ring, Scope.READ, shown) is Unauthorized
 
 
 def test_without_keys_a_reachable_address_refuses_management(tmp_path: Path) -> None:

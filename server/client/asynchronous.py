@@ -26,7 +26,8 @@ T = TypeVar("T")
 class AsyncClient(ModelOperations, InferenceOperations, TrainingOperations, AsyncSender):
     """An asyncio client of one server, for one event loop, with the arguments and operations of `Client`.
 
-    Operations are awaited. Files are read in threads, so that the event loop is not blocked.
+    Operations are awaited; `job_events` is iterated with `async for`. Files are read in threads, so that the event loop
+    is not blocked.
     """
 
     def __init__(

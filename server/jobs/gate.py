@@ -22,7 +22,10 @@ class _Table(BaseModel):
 
 
 class NotWorse(_Table):
-    """A comparison with the version that the alias names now, on the same held-out rows."""
+    """A condition of a gate: `metric` is at most `by` worse than that of the version that the alias names now.
+
+    Both are measured on the same held-out rows. The condition also holds if the alias names no version.
+    """
 
     metric: str = Field(min_length=1, max_length=64, description="Name of the metric, such as accuracy.")
     by: float = Field(default=0.0, description="Tolerated loss; a negative value is the required gain.")

@@ -308,10 +308,12 @@ def winograd(request: Request) -> KernelCall | None:
 
 
 def suits_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:
-    """Whether Winograd's algorithm applies and is expected to win: many tiles, and whole vectors of channels.
+    """Whether Winograd's algorithm applies and is expected to win.
 
-    It applies to 3x3 windows without dilation or groups, of stride 1, or 2 for float32 and float16. Its weights are two
-    to four times as large, which does not pay for very small images.
+    It applies to 3x3 windows without dilation or groups, of stride 1, or 2 for float32 and float16. It is expected to
+    win if there are at least 6 results along each axis (`LEAST_RESULTS`), at least 32 input and 32 output channels,
+    both in whole vectors, and if a vector has at least 8 floats. Its weights are two to four times as large, which does
+    not pay for very small images.
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]

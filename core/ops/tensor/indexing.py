@@ -237,7 +237,10 @@ class Scattering(OpDef):
         return result
 
     def picked(self, g: Backward, data: Term) -> Term:
-        """The elements of `data`, of the output's shape, at the positions of the updates; subclasses define it."""
+        """The elements of `data` at the positions that the updates are written to; subclasses define it.
+
+        `data` has the shape of the output, the result that of the updates.
+        """
         raise NotImplementedError
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:

@@ -100,7 +100,11 @@ class SlicedTransport:
             self._handle = self._loop.call_soon(self._write_slice)
 
     def _write_slice(self) -> None:
-        """Write the first waiting slice, of at most `SLICE` bytes; then schedule the next, or resume or close."""
+        """Write the first waiting slice, of at most `SLICE` bytes.
+
+        If none is left, close the connection if it is closing. In all other cases, unless the transport below is full,
+        schedule the next slice, or resume the writer if none is left.
+        """
         self._handle = None
         first = self._waiting.popleft()
         if len(first) > SLICE:

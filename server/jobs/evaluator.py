@@ -21,7 +21,7 @@ from lathe.server.jobs.runner import Attempt, EndKind, ResourceBounds
 from lathe.server.repository.fs import Fs, remove_tree
 from lathe.server.repository.manifest import MODEL_FILE
 
-MODULE = "lathe.core.train.run.evaluate"
+MODULE = "lathe.core.train.run.evaluation_process"
 _GRACE = 1.0  # seconds to stop: there is no checkpoint to write
 
 

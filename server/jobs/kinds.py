@@ -91,11 +91,15 @@ def _evaluation_schema() -> type[BaseModel]:
 
 
 KINDS: dict[str, Kind] = {
-    "train": Kind("lathe.core.train.run.process", _check_training, _recipe_schema),
-    "finetune": Kind("lathe.core.train.run.process", _check_finetuning, _recipe_schema, needs_model=True),
-    "sweep": Kind("lathe.core.train.run.sweep", _check_sweep, _sweep_schema),
+    "train": Kind("lathe.core.train.run.training_process", _check_training, _recipe_schema),
+    "finetune": Kind("lathe.core.train.run.training_process", _check_finetuning, _recipe_schema, needs_model=True),
+    "sweep": Kind("lathe.core.train.run.sweep_process", _check_sweep, _sweep_schema),
     "evaluate": Kind(
-        "lathe.core.train.run.evaluate", _check_evaluation, _evaluation_schema, needs_model=True, can_publish=False
+        "lathe.core.train.run.evaluation_process",
+        _check_evaluation,
+        _evaluation_schema,
+        needs_model=True,
+        can_publish=False,
     ),
 }
 

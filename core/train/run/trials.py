@@ -73,7 +73,7 @@ class Trial:
         record.write(folder)
         write_file(folder / RECIPE, recipe)
         with (folder / "log.txt").open("ab") as log:
-            command = child_python.command("lathe.core.train.run.process", *_arguments(folder, dataset, means))
+            command = child_python.command("lathe.core.train.run.training_process", *_arguments(folder, dataset, means))
             environment = child_python.environment()
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 

@@ -93,7 +93,7 @@ def test_evaluation_in_a_process(trained: Path, data: Path, tmp_path: Path) -> N
     command = [
         sys.executable,
         "-m",
-        "lathe.core.train.run.evaluate",
+        "lathe.core.train.run.evaluation_process",
         str(tmp_path),
         "--dataset",
         str(data),

@@ -35,7 +35,7 @@ def started(folder: Path, data: Path, *prefix: str) -> subprocess.Popen[str]:
         sys.executable,
         *prefix,
         "-m",
-        "lathe.core.train.run.process",
+        "lathe.core.train.run.training_process",
         str(folder),
         "--dataset",
         str(data),
@@ -160,7 +160,8 @@ def test_a_disk_without_room_for_the_result(tmp_path: Path, data: Path) -> None:
     """The system refuses files above 40,000 bytes; the weights alone are more."""
     work_folder.prepare(tmp_path, asked(model={"architecture": "mlp", "hidden": [4000]}, epochs=1))
     limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000)); "
-    command = [sys.executable, "-c", limited + "runpy.run_module('lathe.core.train.run.process', run_name='__main__')"]
+    module = "lathe.core.train.run.training_process"
+    command = [sys.executable, "-c", f"{limited}runpy.run_module({module!r}, run_name='__main__')"]
     arguments = [str(tmp_path), "--dataset", str(data), "--threads", "1"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4, done.stderr
@@ -177,7 +178,7 @@ def test_reserved_disk_space_is_not_used(tmp_path: Path, data: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "lathe.core.train.run.process",
+        "lathe.core.train.run.training_process",
         str(tmp_path),
         "--dataset",
         str(data),

@@ -1,4 +1,4 @@
-"""A fake of a job's process: counts to `steps`, and follows the protocol of `lathe.core.train.run.process`.
+"""A fake of a job's process: counts to `steps`, and follows the protocol of `lathe.core.train.run.job_process`.
 
 python -m tests.server.jobs.fake_job FOLDER --dataset PATH [--parent FILE] [--threads K]"""
 

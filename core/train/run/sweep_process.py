@@ -1,7 +1,9 @@
-"""Runs a hyper-parameter search in a child process: `python -m lathe.core.train.run.sweep FOLDER --dataset PATH`.
+"""Runs a hyper-parameter search in a child process.
 
-FOLDER/recipe.json describes the search: see sweep_space.py. Options and exit statuses are those of process.py. Its
-trials are child processes that run process.py, and end with it.
+    python -m lathe.core.train.run.sweep_process FOLDER --dataset PATH
+
+FOLDER/recipe.json describes the search: see sweep_space.py. Options and exit statuses are those of job_process.py. Its
+trials are child processes that run training_process.py, and end with it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from lathe.core.train.run.process import Work, run_child
+from lathe.core.train.run.job_process import Work, run_child
 
 
 def main(argv: Sequence[str] | None = None) -> int:

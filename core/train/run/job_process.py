@@ -1,10 +1,11 @@
-"""Runs a training in a child process.
+"""The command line, signal and exit statuses of a job's child process.
 
-    python -m lathe.core.train.run.process FOLDER --dataset PATH [--parent MODEL.onnx] [--threads K] [--cache DIR]
-                                           [--workers N] [--owner PID] [--keep-free BYTES]
+    python -m lathe.core.train.run.training_process FOLDER --dataset PATH [--parent MODEL.onnx] [--threads K]
+                                                    [--cache DIR] [--workers N] [--owner PID] [--keep-free BYTES]
 
-The recipe is FOLDER/recipe.json: see work_folder.py. The process may be killed at any time; a new process resumes the
-training. On SIGTERM it writes a checkpoint and ends. Exit status:
+The other kinds of jobs have the same arguments: see sweep_process.py and evaluation_process.py. FOLDER/recipe.json says
+what to do: see work_folder.py. The process may be killed at any time; a new process resumes the work. On SIGTERM it
+writes a checkpoint and ends. Exit status:
 
     0    FOLDER/result exists
     2    recipe, data or model are invalid
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -51,17 +51,6 @@ class StopRequest:
 
     def __call__(self) -> bool:
         return self.made
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the command line `argv` says; returns the exit status."""
-
-    def load() -> Work:
-        from lathe.core.train.run.work_folder import run_training
-
-        return run_training
-
-    return run_child("Run or resume the training in a folder.", load, argv)
 
 
 def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | None = None) -> int:
@@ -113,7 +102,3 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--keep-free", type=int, default=0, help="bytes of the disk to leave free")
     parser.add_argument("--owner", type=int, help="id of the parent process; end when it ends")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

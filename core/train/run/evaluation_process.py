@@ -1,8 +1,8 @@
 """Evaluates a model in a child process.
 
-    python -m lathe.core.train.run.evaluate FOLDER --dataset PATH --parent MODEL.onnx
+    python -m lathe.core.train.run.evaluation_process FOLDER --dataset PATH --parent MODEL.onnx
 
-FOLDER/recipe.json says how: see evaluation.py. Options and exit statuses are those of process.py.
+FOLDER/recipe.json says how: see evaluation.py. Options and exit statuses are those of job_process.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from lathe.core.train.run.process import Work, run_child
+from lathe.core.train.run.job_process import Work, run_child
 
 
 def main(argv: Sequence[str] | None = None) -> int:

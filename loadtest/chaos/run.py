@@ -28,7 +28,7 @@ from loadtest.scenario import Report
 from loadtest.stalls import Wait, longest_wait
 
 SECONDS, EVERY = 600.0, 45.0
-AT_START = 0.25  # probability of a second kill, while the server starts
+AT_START = 0.25  # probability that another kill follows within 4 s of a restart
 SHOWN = 5  # violations printed per promise
 HISTORY = "chaos.jsonl"
 NEEDED = ("start", "upload", "move", "rollback", "infer", "aliases", "audit")  # kinds that every run must have
@@ -76,7 +76,7 @@ class Chaos:
             client.leave()
 
     async def kill_and_start(self) -> None:
-        """Kill the server and start it at once; sometimes kill it again before it is ready."""
+        """Kill the server and start it at once; sometimes kill it again within 4 s, which may be before it is ready."""
         await self.kill()
         if self.world.random.random() < AT_START:
             began = time.monotonic()
@@ -164,7 +164,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, or check a history. Returns 1 if a promise is broken, otherwise 0."""
+    """Run, or check a recorded history; returns the exit status.
+
+    It is 1 if the server ended by itself or did not become ready, if a promise is broken, or if a kind of operation
+    that every run must have is missing; otherwise 0.
+    """
     options = parser().parse_args(arguments)
     console = Console(soft_wrap=True)
     report = Report("chaos", {"seconds": options.seconds, "every": options.every, "seed": options.seed})

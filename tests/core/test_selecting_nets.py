@@ -24,6 +24,7 @@ def agrees(seed: int) -> None:
         assert "dynamic-shape code serves" in session.explain() and "FALLBACK" not in session.explain()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seeds", [range(first, first + 6) for first in range(0, QUICK, 6)], ids=str)
 def test_selected_rows(seeds: range) -> None:
     for seed in seeds:

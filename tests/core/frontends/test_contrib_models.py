@@ -95,6 +95,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("attrs", [{}, {"rotary_interleaved": 1}, {"packed": True}, {"rotary": False, "scale": 0.2}])
 def test_grouped_queries(step: str, attrs: dict[str, Any]) -> None:

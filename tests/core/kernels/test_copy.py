@@ -19,6 +19,7 @@ WIDTHS = ("uint8", "int16", "float32", "int64")
 each_width = pytest.mark.parametrize("dtype", WIDTHS)
 
 
+@pytest.mark.sample(4)
 @each_target
 @each_width
 @pytest.mark.parametrize("perm", list(itertools.permutations(range(3))), ids=str)

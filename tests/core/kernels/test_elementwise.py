@@ -61,6 +61,7 @@ def _inputs(op: str, dtype: str) -> list[str] | None:
     return types
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_operator_in_every_type(op: str) -> None:
     tried = ("float32", "float64", "int64", "uint8", "bool")

@@ -27,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(4)
 @each_target
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "uint8"])
 @pytest.mark.parametrize(("shape", "attrs"), CASES, ids=str)

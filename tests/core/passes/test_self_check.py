@@ -124,6 +124,7 @@ def rules(module: ModuleType) -> Iterable[Rule]:
     return [rule for table in tables for rule in table if isinstance(rule, Rule)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -94,6 +94,7 @@ def test_changes_are_listed_with_the_resulting_live_version(client: Client, ask:
     assert json.loads(ask("audit", "digits", "--json"))[2]["aliases"] == {"live": 2}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "command", ["versions", "audit", "load", "unload", "rollback", "alias", "canary watch", "rollout watch", "infer"]
 )

@@ -102,6 +102,7 @@ def in_a_process_killed_at(step: int, root: Path, operation: Operation) -> bool:
     return killed_in_a_process(lambda: operation(open_store(root, KillingFs(step))))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_killed_at_any_step_is_complete_or_absent(name: str, tmp_path: Path) -> None:
     operation = OPERATIONS[name]

@@ -78,6 +78,7 @@ SILENT = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("said", SILENT.values(), ids=SILENT)
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"], ids=["same address", "other address"])
 def test_clients_that_reconnect_and_go_silent_do_not_block_others(said: bytes, source: str) -> None:

@@ -73,6 +73,7 @@ def until_closed(raw: Raw, say: Callable[[], None] = lambda: None, seconds: floa
     return time.monotonic() - began
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("head", SILENT, ids=lambda head: head.split()[1].decode())
 def test_a_client_that_is_silent_after_an_early_answer_is_closed(guarded: tuple[Service, str], head: bytes) -> None:

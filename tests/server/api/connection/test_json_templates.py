@@ -241,6 +241,7 @@ HEADS: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", HEADS)
 def test_which_heads_get_a_template(name: str, template_hits: list[bool]) -> None:
     """On a connection with a template of a plain head, and on one whose requests all have this head."""

@@ -165,6 +165,7 @@ BAD_NAMES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_no_name_leads_out_of_the_repository(name: str, served: Service) -> None:
     with served.client() as client:
@@ -188,6 +189,7 @@ def test_no_name_leads_out_of_the_repository(name: str, served: Service) -> None
         assert client.infer("m", {"x": ROW}).version == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "body",
     [
@@ -214,6 +216,7 @@ def test_an_alias_is_moved_by_a_version_number_only(body: bytes, served: Service
         assert client.model("m").generation == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None, "application/jsonp"])
 @pytest.mark.parametrize(
     ("method", "path"),
@@ -230,6 +233,7 @@ def test_json_with_another_content_type_is_refused(method: str, path: str, kind:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("method", "path"), [("PUT", "aliases/live"), ("POST", "rollback"), ("DELETE", "versions/1"), ("POST", "elsewhere")]
 )

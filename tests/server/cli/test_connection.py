@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,20 +82,25 @@ def test_the_error_names_the_server_that_does_not_answer_and_what_to_do() -> Non
         assert error_line("models", "--url", url) == error_line("top", LATHE_URL=url) == expected
 
 
-def test_another_kind_of_server_is_recognised(tmp_path: Path) -> None:
+def test_another_kind_of_server_is_recognised() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answering = threading.Thread(target=answer_once, args=(listener, b"SSH-2.0-OpenSSH_9.2\r\n"))
+        answering = threading.Thread(target=answer_all, args=(listener, b"SSH-2.0-OpenSSH_9.2\r\n"))
         answering.start()
+        began = time.monotonic()
         said = error_line("models", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
         answering.join()
     assert said.startswith("the server at http://127.0.0.1:")
+    assert time.monotonic() - began < 8  # less than the client's patience of 10 s
 
 
-def answer_once(listener: socket.socket, text: bytes) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        connection.recv(4096)
-        connection.sendall(text)
+def answer_all(listener: socket.socket, text: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(text)
 
 
 def test_https_to_a_server_without_tls_is_explained(tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ def test_which_outcomes_are_retried_and_when() -> None:
     assert before(closed, is_repeatable=False) is None
     assert before(refused, is_repeatable=False) > 0
     assert before(refused, has_answered=False) is None
+    unknown = RetryPolicy(10.0, is_repeatable=True, has_answered=False)
+    assert [unknown.pause_before_next(closed) is not None for _ in range(4)] == [True, True, False, False]
     assert before(httpx.ReadTimeout("")) is None
     patience = RetryPolicy(10.0, is_repeatable=True, has_answered=True)
     waits = [pause for pause in iter(lambda: patience.pause_before_next(closed), None) if pause]

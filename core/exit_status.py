@@ -7,7 +7,7 @@ _OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class ExitStatus(IntEnum):
-    """What an exit status means. 73 and 75 are EX_CANTCREAT and EX_TEMPFAIL of sysexits.h."""
+    """The exit statuses of child processes. 73 and 75 are EX_CANTCREAT and EX_TEMPFAIL of sysexits.h."""
 
     DONE = 0
     FAILED = 1  # an unexpected error: standard error has the traceback

@@ -18,9 +18,9 @@ from lathe.core.errors import ArtifactError
 from lathe.core.kernels.call import KernelSpec
 from lathe.core.kernels.target import Target
 
-# Generators write kernels unrolled and vectorised, with values in registers. What remains is common subexpression
-# elimination and loop rotation. LLVM's -O3 takes five times as long for code that runs no faster (its loop passes undo
-# some of the tiling).
+# Generators unroll and vectorise the kernels that they write, and keep values in registers. These passes add common
+# subexpression elimination and loop rotation. LLVM's -O3 takes five times as long for code that runs no faster (its
+# loop passes undo some of the tiling).
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotate", "simplify_cfg")
 
 _generated = threading.Event()

@@ -293,7 +293,7 @@ class Kernel:
     def refuse(self, status: Status | Val) -> None:
         """Generate code that reports invalid data: it raises the step's status word to `status` atomically.
 
-        The kernel goes on; the run raises after it unless the status is OK.
+        The kernel does not stop. After it, the run reads the status and raises an error unless it is OK.
         """
         slot = self.builder.offset(self._counter, I64, llvm_ir.number(I64, _STATUS_WORD))
         self.builder.atomic("max", slot, self.index(status).ir)

@@ -24,7 +24,8 @@ from typer.testing import CliRunner
 from lathe.core.train.recipe.recipe import from_toml
 from lathe.server.cli.app import app
 from lathe.server.client import ApiError, Client
-from tests.project.test_commands import checkout, free_port, split_commands
+from tests.project.test_commands import checkout, split_commands
+from tests.server.running import free_port
 
 __all__ = ["checkout"]
 PAGE = "docs/command-line.md"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import orjson
 import pytest
+
+from tests.server.running import free_port
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/getting-started.md", "docs/http-api.md")
@@ -53,11 +54,6 @@ def split_commands(block: str) -> list[str]:
             commands.append(command.strip())
             command = ""
     return [command for command in commands if command]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

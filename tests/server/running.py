@@ -109,6 +109,12 @@ class Answer:
         return str(self.json["error"])
 
 
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 @dataclass
 class Raw:
     """A connection that sends and reads raw bytes; a context manager that closes it."""
@@ -154,6 +160,17 @@ class Raw:
             self._read_more()
         body, self.buffer = self.buffer[:size], self.buffer[size:]
         return Answer(status, headers, body)
+
+    def trickle(self, data: bytes, pause: float) -> Answer:
+        """Send `data` a byte each `pause` seconds until there is an answer. AssertionError if all bytes were sent."""
+        self.socket.settimeout(pause)
+        for byte in data:
+            self.send(bytes([byte]))
+            try:
+                return self.answer()
+            except TimeoutError:
+                continue
+        raise AssertionError("the server did not answer before the last byte")
 
     def is_closed(self) -> bool:
         """Whether the server closes the connection without sending further bytes."""

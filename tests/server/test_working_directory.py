@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import lathe.server
 from lathe.server.client import Client
 from tests.core.small_models import model
+from tests.server.running import free_port
 from tests.server.server_thread import until
 
 PROJECT = Path(lathe.server.__file__).parents[1]
@@ -31,9 +31,7 @@ def test_server_py_and_core_of_the_user_do_not_replace_lathes(tmp_path: Path) ->
         (tmp_path / name).write_text("raise SystemExit(f'{__file__} was imported')\n")
     (tmp_path / "repo/negative/1").mkdir(parents=True)
     (tmp_path / "repo/negative/1/model.onnx").write_bytes(model("float[n,4] x => float[n,4] y", "y = Neg(x)"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [*LATHE, "serve", "--model-repo", "repo", "--port", str(port), "--threads", "1"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)}, stderr=subprocess.DEVNULL

@@ -14,11 +14,11 @@ from lathe.core.codegen.registers import Pointer
 from lathe.core.codegen.vmath import exp_of_nonpositive
 from lathe.core.ir.dim import product
 from lathe.core.ir.types import Dim, DType
+from lathe.core.kernels.attention.scores_cpu import store_scores
 from lathe.core.kernels.attention.spec import AttentionSpec
 from lathe.core.kernels.attention.weighted_values_cpu import WeightedValues
 from lathe.core.kernels.cpu.microkernel import accumulate, zeros
 from lathe.core.kernels.cpu.nest import offsets_of
-from lathe.core.kernels.cpu.reduction import fast_max
 from lathe.core.kernels.cpu.repack import gather_panel, widen_rows
 from lathe.core.kernels.shared.words import compute_dtype, elements_per_word, word_dtype
 from lathe.core.kernels.target import Target
@@ -120,12 +120,9 @@ class _Block:
         queries, depth = self.scratch.view(word_dtype(spec.element)), spec.depth // elements_per_word(spec.element)
         grid = accumulate(k, grid, sources, down, queries, self.width, depth, element=spec.element)
         place = self.scores.at(key * self.width)
-        for r, row in enumerate(grid):
-            finished = [self._apply_epilogue(value, key + r, v) for v, value in enumerate(row)]
-            for v, value in enumerate(finished):
-                place.store(value, r * self.width + v * self.lanes)
-            most = [fast_max(k, value, before) for value, before in zip(finished, most, strict=True)]
-        return most
+        return store_scores(
+            k, grid, place, self.width, most, lambda score, r, v: self._apply_epilogue(score, key + r, v)
+        )
 
     def _words(self, place: Pointer) -> Pointer:
         """The address `place` of elements of K as an address of packed words of the first product."""

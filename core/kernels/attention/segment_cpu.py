@@ -15,11 +15,11 @@ from lathe.core.codegen.registers import Pointer
 from lathe.core.codegen.vmath import exp_of_nonpositive
 from lathe.core.ir.dim import product
 from lathe.core.ir.types import Dim, DType
+from lathe.core.kernels.attention.scores_cpu import store_scores
 from lathe.core.kernels.attention.segment_spec import SegmentAttentionSpec
 from lathe.core.kernels.attention.weighted_values_cpu import WeightedValues
 from lathe.core.kernels.cpu.microkernel import accumulate, zeros
 from lathe.core.kernels.cpu.nest import offsets_of
-from lathe.core.kernels.cpu.reduction import fast_max
 from lathe.core.kernels.cpu.register_shuffles import transpose_rows
 from lathe.core.kernels.cpu.segments import segment_count
 from lathe.core.kernels.shared.panels import Tile
@@ -144,12 +144,9 @@ class _Block:
         grid = zeros(k, height, len(most), self.lanes)
         grid = accumulate(k, grid, sources, 1, self.scratch, self.width, spec.depth)
         place = self.scores.at(key * self.width)
-        for r, row in enumerate(grid):
-            finished = [self._apply_epilogue(value, key + r, v) for v, value in enumerate(row)]
-            for v, value in enumerate(finished):
-                place.store(value, r * self.width + v * self.lanes)
-            most = [fast_max(k, value, before) for value, before in zip(finished, most, strict=True)]
-        return most
+        return store_scores(
+            k, grid, place, self.width, most, lambda score, r, v: self._apply_epilogue(score, key + r, v)
+        )
 
     def _apply_epilogue(self, score: Val, key: Val, v: int) -> Val:
         """The epilogue applied to the vector `score`: vector number `v` of the queries, for one key."""

@@ -19,7 +19,7 @@ from lathe.core.ops.nn.softmax import zero_nan
 from lathe.core.ops.opdef.inference import infer_graph
 from lathe.core.ops.opdef.registry import Call, Infer, NodeView, OpDef, Required, get, register
 from lathe.core.ops.opdef.scalar import Operand, ScalarOps
-from lathe.core.ops.opdef.type_rules import as_computed, broadcast_shapes
+from lathe.core.ops.opdef.type_rules import as_computed, broadcast_shapes, shape_text
 from lathe.core.ops.tensor.elementwise import Elementwise
 
 
@@ -103,7 +103,7 @@ class FusedMatMul(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         a, b = (permuted_shape(c.tensor(i).dims, c.attr(p)) for i, p in ((0, "perm_a"), (1, "perm_b")))
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-            c.fail(f"cannot multiply {_text(a)} by {_text(b)}")
+            c.fail(f"cannot multiply {shape_text(a)} by {shape_text(b)}")
         batch = broadcast_shapes(c, [a[:-2], b[:-2]]) or ()
         check_extras(c, 2, (*batch, a[-2], b[-1]))
         shape = permuted_shape((*batch, a[-2], b[-1]), c.attr("perm_y"))
@@ -141,7 +141,7 @@ class FusedAttention(OpDef):
         """The type of the output, in a list. ModelError if Q, K, V or extras (from `first_extra` on) do not fit."""
         q, k, v = (permuted_shape(c.tensor(i).dims, c.attr(p)) for i, p in enumerate(("perm_q", "perm_k", "perm_v")))
         if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-2] or k[-1] != v[-2]:
-            c.fail(f"queries {_text(q)}, keys {_text(k)} and values {_text(v)} do not fit")
+            c.fail(f"queries {shape_text(q)}, keys {shape_text(k)} and values {shape_text(v)} do not fit")
         batch = broadcast_shapes(c, [q[:-2], k[:-2], v[:-2]]) or ()
         check_extras(c, first_extra, (*batch, q[-2], k[-1]))
         shape = permuted_shape((*batch, q[-2], v[-1]), c.attr("perm_y"))
@@ -155,10 +155,6 @@ class FusedAttention(OpDef):
         weights = powers / powers.sum(-1, keepdims=True)
         result = np.asarray(np.matmul(as_computed(zero_nan(weights) if c.attr("guarded") else weights), values))
         return transposed_view(result.astype(v.dtype, copy=False), c.attr("perm_y"))
-
-
-def _text(shape: Any) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def permuted_shape(shape: Any, perm: Sequence[int] | None) -> Any:

@@ -12,7 +12,15 @@ from lathe.core.ir.types import TensorType, ValueType
 from lathe.core.ops.opdef.backward import Backward
 from lathe.core.ops.opdef.registry import Call, Infer, MixesRows, OpDef, RowAxis, register
 from lathe.core.ops.opdef.terms import Term
-from lathe.core.ops.opdef.type_rules import NUMBER, Shape, as_computed, broadcast_shapes, check_kind, same_dtype
+from lathe.core.ops.opdef.type_rules import (
+    NUMBER,
+    Shape,
+    as_computed,
+    broadcast_shapes,
+    check_kind,
+    same_dtype,
+    shape_text,
+)
 
 
 @register
@@ -57,16 +65,12 @@ def product_shape(c: Infer, a: Shape | None, b: Shape | None) -> Shape | None:
     if a is None or b is None:
         return None
     if not a or not b:
-        c.fail(f"cannot multiply {_text(a)} by {_text(b)}: expected rank 1 or more")
+        c.fail(f"cannot multiply {shape_text(a)} by {shape_text(b)}: expected rank 1 or more")
     left, right = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
     if not c.agree(left[-1], right[-2]):
-        c.fail(f"cannot multiply {_text(a)} by {_text(b)}: inner extents {left[-1]} and {right[-2]} differ")
+        c.fail(f"cannot multiply {shape_text(a)} by {shape_text(b)}: inner extents {left[-1]} and {right[-2]} differ")
     batch = broadcast_shapes(c, [left[:-2], right[:-2]]) or ()
     return (*batch, *((left[-2],) if len(a) > 1 else ()), *((right[-1],) if len(b) > 1 else ()))
-
-
-def _text(shape: Shape) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def product_rows(a: Shape | None, b: Shape | None, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:

@@ -126,12 +126,16 @@ def broadcast_shapes(c: Infer, shapes: Sequence[Shape | None]) -> Shape | None:
     )
 
 
+def shape_text(shape: Sequence[object] | None) -> str:
+    """A shape, or another list of sizes, as error messages show it: "[n,3]"; "?" if it is not known."""
+    return "?" if shape is None else "[" + ",".join(map(str, shape)) + "]"
+
+
 def _broadcast_dim(c: Infer, axis: int, dims: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
     distinct = list(dict.fromkeys(dim for dim in dims if dim != 1))
     numbers = [dim for dim in distinct if isinstance(dim, int)]
     if len(numbers) > 1:
-        listing = " and ".join("[" + ",".join(map(str, shape)) + "]" for shape in shapes)
-        c.fail(f"shapes {listing} do not broadcast")
+        c.fail(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast")
     c.broadcast(distinct)
     if numbers:
         return numbers[0]

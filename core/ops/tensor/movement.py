@@ -30,6 +30,7 @@ from lathe.core.ops.opdef.type_rules import (
     normalize_axes,
     normalize_axis,
     same_dtype,
+    shape_text,
     unique_axes,
     unknown_shape,
     untouched_rows,
@@ -58,7 +59,7 @@ class SameElements(OpDef):
     def reference(self, c: Call, x: Array, *_: RuntimeValue) -> Array:
         target = self.target(c, x.shape)
         if target is None or product(target) != x.size:
-            c.fail(f"cannot give {x.size} elements of shape {list(x.shape)} the shape {_text(target)}")
+            c.fail(f"cannot give {x.size} elements of shape {list(x.shape)} the shape {shape_text(target)}")
         return x.reshape(target)  # type: ignore[arg-type]
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
@@ -151,21 +152,21 @@ class Reshape(SameElements):
     def _infer_minus_one(self, c: NodeView, shape: Shape, wanted: Shape) -> Shape:
         total, known = product(shape), product(dim for dim in wanted if dim != -1)
         if any(isinstance(dim, int) and dim < -1 for dim in wanted) or wanted.count(-1) > 1:
-            c.fail(f"shape is {_text(wanted)}, expected extents of 0 or more and at most one -1")
+            c.fail(f"shape is {shape_text(wanted)}, expected extents of 0 or more and at most one -1")
         if -1 not in wanted:
             taken = _required_side(shape, wanted)
             if taken is not None:
                 return tuple(replace_atom(dim, *taken) for dim in wanted)
             if not c.agree(total, known):
-                c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")
+                c.fail(f"cannot give {total} elements of shape {shape_text(shape)} the shape {shape_text(wanted)}")
             return wanted
         if known == 0:
             declared = c.declared_shape() if isinstance(c, Call) else None
             if declared is not None:  # an empty batch: what inference found for every batch size
                 return declared
-            c.fail(f"the -1 in shape {_text(wanted)} is not determined: the other extents multiply to 0")
+            c.fail(f"the -1 in shape {shape_text(wanted)} is not determined: the other extents multiply to 0")
         if isinstance(total, int) and isinstance(known, int) and total % known:
-            c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")
+            c.fail(f"cannot give {total} elements of shape {shape_text(shape)} the shape {shape_text(wanted)}")
         return tuple(floor_div(total, known) if dim == -1 else dim for dim in wanted)
 
 
@@ -213,7 +214,9 @@ class Squeeze(SameElements):
         axes = unique_axes(c, given, len(shape))
         for axis in axes:
             if not c.agree(shape[axis], 1):
-                c.fail(f"cannot squeeze axis {axis} of shape {_text(shape)}: its extent is {shape[axis]}, expected 1")
+                c.fail(
+                    f"cannot squeeze axis {axis} of shape {shape_text(shape)}: its extent is {shape[axis]}, expected 1"
+                )
         return tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
 
 
@@ -286,7 +289,7 @@ class Concat(OpDef):
         if len(known) < count:
             return [TensorType(dtype, None)]
         if len({len(shape) for shape in known}) > 1:
-            c.fail(f"inputs must have one rank, got {', '.join(map(_text, known))}")
+            c.fail(f"inputs must have one rank, got {', '.join(map(shape_text, known))}")
         axis = normalize_axis(c, c.attr("axis"), len(known[0]))
         return [TensorType(dtype, tuple(self._extent(c, known, axis, i) for i in range(len(known[0]))))]
 
@@ -296,7 +299,7 @@ class Concat(OpDef):
             return sum(extents[1:], extents[0])
         found = next((dim for dim in extents if isinstance(dim, int)), extents[0])
         if not all(c.agree(found, dim) for dim in extents):
-            c.fail(f"inputs must agree except along axis {axis}, got {', '.join(map(_text, shapes))}")
+            c.fail(f"inputs must agree except along axis {axis}, got {', '.join(map(shape_text, shapes))}")
         return found
 
     def reference(self, c: Call, *inputs: Array) -> Array:
@@ -346,10 +349,10 @@ class Split(OpDef):
 
     def _check(self, c: NodeView, sizes: Sequence[Dim], extent: Dim) -> None:
         if len(sizes) != len(c.node.outputs) or any(isinstance(size, int) and size < 0 for size in sizes):
-            c.fail(f"split is {_text(sizes)}, expected {len(c.node.outputs)} sizes of 0 or more")
+            c.fail(f"split is {shape_text(sizes)}, expected {len(c.node.outputs)} sizes of 0 or more")
         total = sum(sizes[1:], sizes[0])
         if not c.agree(extent, total):
-            c.fail(f"split is {_text(sizes)}, which sums to {total}, expected {extent}")
+            c.fail(f"split is {shape_text(sizes)}, which sums to {total}, expected {extent}")
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         type_ = c.tensor(0)
@@ -363,7 +366,7 @@ class Split(OpDef):
         axis = normalize_axis(c, c.attr("axis"), x.ndim)
         sizes: Any = self.sizes(c, x.shape[axis])
         if any(size < 0 for size in sizes):
-            raise ValueError(f"an extent of {x.shape[axis]} does not split into {_text(sizes)}")
+            raise ValueError(f"an extent of {x.shape[axis]} does not split into {shape_text(sizes)}")
         return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
@@ -398,7 +401,7 @@ class Expand(OpDef):
         try:
             shape = np.broadcast_shapes(x.shape, c.param("shape") or ())
         except ValueError:
-            return c.fail(f"shape {list(x.shape)} does not expand to {_text(c.param('shape'))}")
+            return c.fail(f"shape {list(x.shape)} does not expand to {shape_text(c.param('shape'))}")
         return np.broadcast_to(x, shape)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
@@ -435,7 +438,7 @@ class Tile(OpDef):
 
     def _check(self, c: NodeView, repeats: Sequence[Dim], rank: int) -> None:
         if len(repeats) != rank or any(isinstance(times, int) and times < 0 for times in repeats):
-            c.fail(f"repeats is {_text(repeats)}, expected {rank} numbers of 0 or more")
+            c.fail(f"repeats is {shape_text(repeats)}, expected {rank} numbers of 0 or more")
 
     def reference(self, c: Call, x: Array, *_: RuntimeValue) -> Array:
         repeats = c.param("repeats") or ()
@@ -544,7 +547,3 @@ class SpaceToDepth(Blocks):
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         blocks, mode = g.attr("blocksize"), g.attr("mode")
         return [g.dy().op("DepthToSpace", blocksize=blocks, mode=mode, layout=g.attr("layout"))]
-
-
-def _text(shape: Sequence[object] | None) -> str:
-    return "?" if shape is None else "[" + ",".join(map(str, shape)) + "]"

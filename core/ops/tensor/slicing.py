@@ -246,9 +246,9 @@ class Pad(OpDef):
         return [TensorType(type_.dtype, dims)]
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        """What crops leave of each extent, which must not be negative, minus 1 if there must be an element to repeat.
+        """Each padded extent less its crops (negative widths), and minus 1 unless the mode is "constant".
 
-        Kernels rely on both.
+        The other modes repeat elements, so one must be left. Kernels rely on both.
         """
         shape = c.shape(0)
         widths = None if shape is None else self.widths(c, len(shape))

@@ -15,7 +15,7 @@ from lathe.core.ir.operator_table import OperatorTable
 from lathe.core.ops.nn.conv import conv_pads
 from lathe.core.ops.opdef import registry
 from lathe.core.passes.fusion.gemm import is_plain_product, transposed_product
-from lathe.core.passes.rewrite.base import PassResult, has_ranks, is_elementwise, shape_of
+from lathe.core.passes.rewrite.base import PassResult, has_ranks, is_elementwise, reshape_attrs, shape_of
 from lathe.core.passes.rewrite.editor import Editor
 from lathe.core.passes.rewrite.permutation import Perm
 
@@ -74,7 +74,7 @@ class _Walk:
         if value not in self.twins:
             matrix = _product_of_images(value)
             moved = self._transpose(anchor, value) if matrix is None else transposed_product(self.editor, matrix)
-            attrs: dict[str, Attr] = {"shape": (*value.shape[1:], value.shape[0]), "allowzero": 1}
+            attrs = reshape_attrs((*value.shape[1:], value.shape[0]))
             self.twins[value] = moved if matrix is None else self.editor.emit(anchor, "Reshape", moved, attrs=attrs)
         return self.twins[value]
 
@@ -173,8 +173,8 @@ def _flatten(walk: _Walk, node: Node) -> None:
     x, y = node.inputs[0], node.output
     if x is None or len(node.inputs) != 1 or len(x.shape) < 2 or len(y.shape) < 2 or x.shape[0] != y.shape[0]:
         return
-    shape = (*y.shape[1:], y.shape[0])
-    walk.replace(node, walk.editor.emit(node, "Reshape", walk.last(x, node), attrs={"shape": shape, "allowzero": 1}))
+    attrs = reshape_attrs((*y.shape[1:], y.shape[0]))
+    walk.replace(node, walk.editor.emit(node, "Reshape", walk.last(x, node), attrs=attrs))
 
 
 def _elementwise(walk: _Walk, node: Node) -> None:

@@ -53,7 +53,10 @@ def _may_hold_sizes(value: Value) -> bool:
 
 
 def _deciding_parameters(node: Node, known: Mapping[Value, Array]) -> list[Value]:
-    """The parameters of a node whose values nobody knows, if an extent of its outputs depends on data."""
+    """The parameters of a node whose values are not in `known`.
+
+    Empty unless an extent of the node's outputs depends on data.
+    """
     types = [value.type for value in node.outputs if isinstance(value.type, TensorType)]
     if not any(is_data_dependent(dim) for type_ in types for dim in type_.shape or ()):
         return []

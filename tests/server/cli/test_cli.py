@@ -28,6 +28,7 @@ from lathe.server.cli.rollout import fetch_rollout, rollout_view
 from lathe.server.cli.top import parse_metrics
 from lathe.server.client import Client
 from tests.server.repository.world import toy
+from tests.server.running import free_port
 from tests.server.service import service, until
 
 pytestmark = pytest.mark.timeout(600)
@@ -60,9 +61,7 @@ def repo(tmp_path: Path) -> Path:
 @contextmanager
 def server_process(repo: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run `lathe serve` in a process of its own until the end of the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", "from lathe.server.cli.app import app; app()", "serve"]
     process = subprocess.Popen(
         [*command, "--model-repo", str(repo), "--port", str(port), "--threads", "1"],

@@ -15,7 +15,7 @@ from lathe.server.settings import Settings
 from tests.server.cli.running import lathe_process, run_lathe
 from tests.server.fakes import doubler
 from tests.server.repository.world import toy
-from tests.server.running import serving
+from tests.server.running import free_port, serving
 from tests.server.service import service
 
 TLS = Path(__file__).parents[1] / "access" / "tls"
@@ -173,9 +173,7 @@ def test_status_summarises_the_server(tmp_path: Path) -> None:
 
 
 def test_health_succeeds_once_a_server_is_ready(tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = str(unused.getsockname()[1])
+    port = str(free_port())
     assert "error: no server answers at" in run_lathe("health", env={"LATHE_PORT": port}, fails=True)
     with service(tmp_path / "repo") as running:
         assert run_lathe("health", "--url", running.url) == f"{running.url} is ready\n"

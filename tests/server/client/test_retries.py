@@ -17,6 +17,7 @@ from lathe.server.client import ApiError, ClientError, Unreachable
 from lathe.server.client.retry_policy import RetryPolicy
 from tests.server.client.both_clients import BOTH
 from tests.server.repository.world import toy
+from tests.server.running import free_port
 
 READY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n[]"
 JOB = (
@@ -131,9 +132,7 @@ def test_a_request_that_may_have_had_an_effect_is_not_repeated(
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_server_that_never_answered_is_not_waited_for(kind: str, pauses: list[float]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{free_port()}"
     with BOTH[kind](url) as client, pytest.raises(Unreachable, match=f"no server answers at {url}: "):
         client.models()
     assert pauses == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from onnx import TensorProto, helper
 
 from lathe.server.client import Client
 from tests.server.cli.test_cli import PROJECT, is_ready
+from tests.server.running import free_port
 from tests.server.service import until
 
 ROWS, COLUMNS = 560_000, 1024  # 2.3 GB of float32: more than a protobuf message can be
@@ -54,9 +54,7 @@ def set_limit() -> None:
 
 @contextmanager
 def server(repo: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with (repo.parent / "log").open("wb") as log:
         process = subprocess.Popen(
             [*COMMAND, "serve", "--model-repo", str(repo), "--port", str(port), "--threads", "1"],

@@ -249,15 +249,7 @@ def test_a_body_below_the_minimum_rate_is_refused(monkeypatch: pytest.MonkeyPatc
         for whole in heads:
             with running.connect() as raw:
                 raw.send(whole[:-500])
-                raw.socket.settimeout(0.05)
-                for byte in whole[-500:]:
-                    raw.send(bytes([byte]))
-                    try:
-                        answer = raw.answer()
-                    except TimeoutError:
-                        continue
-                    break
-                assert answer.status == 408
+                assert raw.trickle(whole[-500:], 0.05).status == 408
             with running.connect() as raw:
                 assert status_of(raw, whole) in (200, 400)
 
@@ -389,8 +381,8 @@ def test_counts_of_slots_agree_after_any_sequence_of_events(seed: int) -> None:
     assert not (slots._taken or slots._clients or slots._silent or slots._speaking or slots._reserve)
 
 
-def test_a_silent_connection_is_closed_before_one_that_has_sent_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_slots, "GRACE", -1.0)
+def two_slots_taken_three_times() -> tuple[ConnectionSlots, list[str]]:
+    """Slots for two connections, taken by one that sent a request and by two silent ones; and which were closed."""
     slots, dropped = ConnectionSlots(most=2, each=2), list[str]()
     asked_once = slots.take("a", lambda: dropped.append("asked"))
     stub = Stub(iter([0]))
@@ -398,16 +390,16 @@ def test_a_silent_connection_is_closed_before_one_that_has_sent_a_request(monkey
     assert asked_once.on_request(stub)
     slots.take("b", lambda: dropped.append("silent"))
     slots.take("c", lambda: dropped.append("third"))
+    return slots, dropped
+
+
+def test_a_silent_connection_is_closed_before_one_that_has_sent_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_slots, "GRACE", -1.0)
+    _, dropped = two_slots_taken_three_times()
     assert dropped == ["silent"]
 
 
 def test_a_new_silent_connection_is_closed_after_one_that_sent_a_request() -> None:
-    slots, dropped = ConnectionSlots(most=2, each=2), list[str]()
-    asked_once = slots.take("a", lambda: dropped.append("asked"))
-    stub = Stub(iter([0]))
-    stub.is_spare = True
-    assert asked_once.on_request(stub)
-    slots.take("b", lambda: dropped.append("silent"))
-    slots.take("c", lambda: dropped.append("third"))
+    slots, dropped = two_slots_taken_three_times()
     slots.take("d", lambda: dropped.append("fourth"))
     assert dropped == ["asked", "silent"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,18 @@ from tests.server.fakes import doubler
 X = np.ones((1, 4), np.float32)
 
 
+def check_only_scope(need: Scope, call: Callable[..., Any], headers: dict[Scope, dict[str, str]], error: str) -> None:
+    """Check that a call is accepted with the key of scope `need` alone, and otherwise refused with the given error."""
+    with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
+        call()
+    for scope, shown in headers.items():
+        if scope is need:
+            call(headers=shown)
+        else:
+            with pytest.raises(triton.InferenceServerException, match=error):
+                call(headers=shown)
+
+
 def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
     made = {scope: make_key("bot", [scope], ["doubler"], 0, None) for scope in (Scope.INFER, Scope.READ, Scope.WRITE)}
     write_keys(tmp_path / "keys.json", [key for key, _ in made.values()])
@@ -35,14 +47,7 @@ def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
             Scope.WRITE: lambda **more: client.load_model("doubler", **more),
         }
         for need, call in calls.items():
-            with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
-                call()
-            for scope, shown in headers.items():
-                if scope is need:
-                    call(headers=shown)
-                else:
-                    with pytest.raises(triton.InferenceServerException, match="PERMISSION_DENIED"):
-                        call(headers=shown)
+            check_only_scope(need, call, headers, "PERMISSION_DENIED")
         with pytest.raises(triton.InferenceServerException, match="scope 'infer' for model 'other'"):
             client.infer("other", [tensor("x", X)], headers=headers[Scope.INFER])
         with pytest.raises(triton.InferenceServerException, match="for all models"):
@@ -125,14 +130,7 @@ def test_settings_are_read_with_read_and_changed_with_admin(tmp_path: Path) -> N
             (Scope.ADMIN, lambda **more: client.update_trace_settings("doubler", {"trace_rate": None}, **more)),
         ]
         for need, call in calls:
-            with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
-                call()
-            for scope, shown in headers.items():
-                if scope is need:
-                    call(headers=shown)
-                else:
-                    with pytest.raises(triton.InferenceServerException, match=f"PERMISSION_DENIED.*'{need}'"):
-                        call(headers=shown)
+            check_only_scope(need, call, headers, f"PERMISSION_DENIED.*'{need}'")
 
 
 def test_a_key_for_a_model_reads_the_trace_settings_of_that_model_alone(tmp_path: Path) -> None:

@@ -158,13 +158,26 @@ def _no_batch_check_failed(pytestconfig: pytest.Config) -> Iterator[None]:
     assert failures[before:] == []
 
 
-@pytest.fixture(autouse=True)
-def _seeded_parameters() -> Iterator[None]:
-    """Parameters have the same initial values whichever tests ran before."""
-    from lathe.core.nn.init import seeded
+_drew_at_import: list[str] = []  # modules of this run that drew random numbers when they were imported
 
-    with seeded(0):
-        yield
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    from tests.random_numbers import drawn_at_import
+
+    _drew_at_import.extend(f"{report.nodeid}: {name}" for name in drawn_at_import())
+
+
+def pytest_collection_finish() -> None:
+    """Refuse numbers that depend on which modules were imported before."""
+    assert not _drew_at_import, f"modules draw at import, use made_at_import: {', '.join(_drew_at_import)}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Random numbers are the same whichever tests ran before."""
+    from tests.random_numbers import restart
+
+    restart()
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 import lathe
 from tests.onnx_runtime import plain_session
+from tests.random_numbers import RNG
 
-RANDOM = np.random.default_rng(3)
-BATCHES = [RANDOM.normal(0, 1, (4, 3, 8, 8)).astype(np.float32) for _ in range(3)]
+BATCHES = np.random.default_rng(3).normal(0, 1, (3, 4, 3, 8, 8)).astype(np.float32)
 
 
 class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -31,7 +31,7 @@ class Reader(CalibrationDataReader):  # type: ignore[misc]
 
 
 def weight(*shape: int) -> Any:
-    return (RANDOM.normal(0, 1, shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    return (RNG.normal(0, 1, shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from sklearn import svm
 
 from tests.exporters.agreement import agrees
 from tests.exporters.test_sklearn import converted
+from tests.random_numbers import RNG
 
-RNG = np.random.default_rng(11)
 NAMES = np.array(["one", "two", "three", "four", "five", "six"])
 
 
@@ -31,6 +31,14 @@ def fitted(model: Any, x: Any, y: Any) -> Any:
         return model.fit(x, y)
 
 
+def decided(model: Any, rows: Any) -> Any:
+    """The rows that no pair of classes leaves undecided: near 0, rounding decides who gets the vote."""
+    ovr, model.decision_function_shape = model.decision_function_shape, "ovo"
+    decisions = model.decision_function(rows)
+    model.decision_function_shape = ovr
+    return rows[np.abs(decisions.reshape(len(rows), -1)).min(axis=1) > 1e-3]
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize("kernel", ["rbf", "linear", "poly", "sigmoid"])
@@ -39,7 +47,7 @@ def fitted(model: Any, x: Any, y: Any) -> Any:
 def test_classifiers(probability: bool, classes: int, kernel: str, names: bool) -> None:
     x, y = noisy(classes, names)
     model = fitted(svm.SVC(kernel=kernel, probability=probability, random_state=0), x, y)
-    rows = RNG.standard_normal((333, 4)).astype(np.float32)
+    rows = decided(model, RNG.standard_normal((333, 4)).astype(np.float32))
     data = converted(model, x[:1], options={id(model): {"zipmap": False}})
     label = model.predict(rows)
     if probability:
@@ -47,8 +55,8 @@ def test_classifiers(probability: bool, classes: int, kernel: str, names: bool) 
         assert classes == 2 or (model.classes_[scores.argmax(axis=1)] != label).any(), "votes go with probabilities"
     else:
         scores = ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"X": rows})[1]
-    # Early stopping may come an iteration later with other rounding; 0.005 is LIBSVM's own tolerance.
-    agrees(data, {"X": rows}, [label.astype(object) if names else label, scores], 2e-3 if probability else 1e-4)
+    # LIBSVM stops its iteration at an error of 0.005: with other rounding it may stop an iteration earlier or later.
+    agrees(data, {"X": rows}, [label.astype(object) if names else label, scores], 1e-2 if probability else 1e-4)
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "linear", "poly", "sigmoid"])

@@ -25,9 +25,9 @@ from lathe.core.passes.simplify.fold_constants import FoldConstants
 from lathe.core.reference import interpret
 from tests.core.passes.case_files import feeds, operators
 from tests.core.small_models import model
+from tests.random_numbers import RNG
 
 DIGITS = Path(__file__).parents[3] / "model_repo" / "digits" / "1" / "model.onnx"
-RNG = np.random.default_rng(0)
 
 
 def weight(b: Builder, *shape: int) -> Value:

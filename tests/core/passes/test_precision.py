@@ -25,9 +25,9 @@ from lathe.core.reference import interpret
 from loadtest import zoo
 from tests.core.kernels.harness import scalar_body
 from tests.core.passes.case_files import feeds, operators
+from tests.random_numbers import RNG
 
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
-RNG = np.random.default_rng(0)
 
 
 def network(write: Callable[[Builder, Value], Value], width: int = 8) -> Graph:

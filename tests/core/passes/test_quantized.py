@@ -22,17 +22,11 @@ from lathe.core.passes.pipeline import Options, optimize
 from lathe.core.reference import interpret
 from tests.core.passes.case_files import operators
 from tests.core.small_models import model, theirs
+from tests.random_numbers import RNG
 
 F32 = DType.FLOAT32
-RNG = np.random.default_rng(0)
 N = symbol("n")
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    """Seeds the generator for every test, so that its numbers do not depend on the order of tests."""
-    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
 
 
 def network(write: Callable[[Builder, Value], Value], *shape: int, dtype: DType = F32) -> Graph:

@@ -26,6 +26,7 @@ from lathe.core.passes.rewrite.pattern import Rule
 from lathe.core.reference import interpret
 from tests.core.passes.examples import EXAMPLES
 from tests.core.passes.test_cases import ALL, PASSES
+from tests.random_numbers import made_at_import
 
 DISCOVERED: dict[str, Pass] = {
     step.name: step
@@ -36,7 +37,7 @@ DISCOVERED: dict[str, Pass] = {
 
 GRAPHS: list[tuple[str, str, Graph]] = [
     *((case.name, case.title, case.before) for case in ALL),
-    *((name, make.__name__, make()) for name, makers in EXAMPLES.items() for make in makers),
+    *((name, make.__name__, made_at_import(make)) for name, makers in EXAMPLES.items() for make in makers),
 ]
 each_graph = pytest.mark.parametrize(("name", "graph"), [(name, graph) for name, _, graph in GRAPHS],
                                      ids=[f"{name}: {title}" for name, title, _ in GRAPHS])  # fmt: skip

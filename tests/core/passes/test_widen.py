@@ -21,10 +21,10 @@ from lathe.core.passes.precision.widen import Widen, product_dtype
 from lathe.core.reference import interpret
 from loadtest import zoo
 from tests.core.small_models import model
+from tests.random_numbers import RNG
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 N = symbol("n")
-RNG = np.random.default_rng(0)
 SLOW = pytest.mark.slow
 
 

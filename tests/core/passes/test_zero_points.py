@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import lathe
+from tests.random_numbers import RNG
 
-RNG = np.random.default_rng(7)
 BYTES = {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}
 LEFT = pytest.mark.parametrize("left", [np.uint8, np.int8])
 RIGHT = pytest.mark.parametrize("right", [np.uint8, np.int8])

@@ -83,7 +83,6 @@ def declared_open() -> onnx.ModelProto:
     return model([node("Mul", "x c", "y")], ["n", 1], {"c": F([[2, 3]])}, declared={"c": [1, "k"]})
 
 
-RNG = np.random.default_rng(4)
 CASES: dict[str, tuple[Callable[[], onnx.ModelProto], list[Feeds]]] = {
     "float": (scaled, [{"c": F([5])}, {"c": F([1, 2, 3])}, {"c": F([2])}]),
     "shape": (scaled, [{"s": I([4, 3])}, {"s": I([6, -1])}, {"s": I([-1, 3])}, {"s": I([12, 1]), "c": F([7, 8])}]),
@@ -95,8 +94,11 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], list[Feeds]]] = {
     "weights": (
         layers,
         [
-            {"w": RNG.standard_normal((6, 40), F)},
-            {"v": RNG.standard_normal((40, 5), F), "a": RNG.standard_normal(5, F)},
+            {"w": np.random.default_rng(4).standard_normal((6, 40), F)},
+            {
+                "v": np.random.default_rng(5).standard_normal((40, 5), F),
+                "a": np.random.default_rng(6).standard_normal(5, F),
+            },
         ],
     ),
     "declared open": (declared_open, [{"c": F([[1, 2, 3]])}, {"c": F([[4]])}, {"c": F([[2, 3]])}]),

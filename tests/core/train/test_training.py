@@ -28,6 +28,7 @@ from lathe.core.train.run.work_folder import Sources, prepare, run_training
 from lathe.core.train.training_step import optimizers
 from lathe.core.train.zoo import ARCHITECTURES
 from tests.core.train.small_trainings import RECIPE, kinds, model_bytes, quadrants
+from tests.random_numbers import made_at_import
 
 QUICK: dict[str, Any] = {"epochs": 2, "batch": 16, "rate": 0.02, "threads": 1, "progress": False}
 
@@ -294,7 +295,7 @@ def refused() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "too few classes", {"model": nn.Linear(2, 3)}, "has 4 classes, but the model's output"
 
 
-REFUSED = list(refused())
+REFUSED = made_at_import(lambda: list(refused()))
 
 
 @pytest.mark.parametrize(("change", "complaint"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])

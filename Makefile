@@ -5,8 +5,8 @@ PYTHON312 ?= $(shell python3.12 -c "" 2>/dev/null && echo python3.12 || echo $(P
 VENV   ?= .venv
 HOST   ?= 127.0.0.1
 PORT   ?= 8080
-# One process more than the two cores that everybody has: tests of the server wait as long as they compute.
-JOBS   ?= 3
+# Two processes more than the two cores that everybody has: tests of the server wait as long as they compute.
+JOBS   ?= 4
 # Fast tests wait for nothing, and each process imports them all.
 FAST_JOBS ?= 2
 EVERY  ?= 7

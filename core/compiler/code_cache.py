@@ -17,7 +17,7 @@ from lathe.core.compiler.free_memory import release_memory
 from lathe.core.compiler.options import Options
 from lathe.core.compiler.options import make_options as make_options
 from lathe.core.compiler.pipeline import compile_executable, load_code, require_host
-from lathe.core.compiler.run_passes import PassResult
+from lathe.core.compiler.run_passes import OptimizedGraph
 from lathe.core.compiler.specialise import CompileSource
 from lathe.core.compiler.symbol_binding import input_symbols
 from lathe.core.errors import ArtifactError, UnsupportedError
@@ -43,7 +43,7 @@ from lathe.core.runtime.session.session import Description
 
 
 def compile_dynamic(
-    source: CompileSource, graph: Graph, description: Description, options: Options, ahead: PassResult | None
+    source: CompileSource, graph: Graph, description: Description, options: Options, ahead: OptimizedGraph | None
 ) -> None:
     """Compile dynamic-shape code into the store, where sessions of `source` look for it, so that no run waits.
 
@@ -108,11 +108,11 @@ def _compile_into(
     description: Description,
     binding: CodeBinding,
     options: Options,
-    ahead: PassResult | None = None,
+    ahead: OptimizedGraph | None = None,
 ) -> None:
     """Compile the code of one shape, or dynamic-shape code, and write it to the store.
 
-    `ahead`: the graph after the passes with their reports, if they ran before.
+    `ahead`: the graph after the passes, if they ran before.
     """
     description = replace(description, batching=batching_for(description.batching, binding))
     compiled = pipeline.build(graph, options, description.batching, binding, ahead)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lathe.core.compiler.dynamic_shapes import find_dynamic_shapes
 from lathe.core.compiler.options import Options
 from lathe.core.compiler.packing import pack_info
-from lathe.core.compiler.run_passes import PassResult
+from lathe.core.compiler.run_passes import OptimizedGraph
 from lathe.core.compiler.symbol_binding import code_assumptions, leading_symbol
 from lathe.core.ir.graph import Graph
 from lathe.core.ops.opdef.registry import may_run_forever
@@ -19,8 +19,8 @@ from lathe.core.passes.proofs.size_inputs import size_inputs
 from lathe.core.runtime.session.session import Description
 
 
-def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, PassResult | None]:
-    """The graph to compile, its description, and the graph after the passes with their reports.
+def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, OptimizedGraph | None]:
+    """The graph to compile, its description, and the graph after the passes.
 
     The third result is None unless each node has a kernel in dynamic-shape code. The graph to compile may assume more
     of its inputs than the model declares (`passes/proofs/assumptions.py`), and then the description keeps the declared
@@ -40,7 +40,7 @@ def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, 
     description = replace(
         description, declared=declared, any_size=sized.binding, in_parts=in_parts, size_inputs=fed_sizes
     )
-    return together, description, sized.pass_result
+    return together, description, sized.optimized
 
 
 def describe(graph: Graph, options: Options) -> Description:

@@ -8,13 +8,21 @@ from typing import Protocol
 
 from lathe.core.codegen.target import host
 from lathe.core.compiler.options import Options
-from lathe.core.compiler.run_passes import PassResult, run_passes
+from lathe.core.compiler.run_passes import OptimizedGraph, run_passes
 from lathe.core.compiler.specialise import CompileSource
-from lathe.core.compiler.symbol_binding import bind, equal_sizes, input_symbols, least_extents
+from lathe.core.compiler.symbol_binding import (
+    code_assumptions,
+    equal_sizes,
+    inferred_copy,
+    input_symbols,
+    least_extents,
+    varying_symbols,
+)
 from lathe.core.errors import LatheError
 from lathe.core.ir.dim import FILLED, Dim, maxima, substitute, symbol, symbols
 from lathe.core.ir.dims import filled, size, size_index
-from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.graph import Array, Graph, Node, Value
+from lathe.core.ir.verify import verify
 from lathe.core.kernels.choose import select
 from lathe.core.ops.opdef.registry import are_known_to_children
 from lathe.core.passes.proofs.batch_info import BatchInfo
@@ -57,13 +65,13 @@ class DynamicShapes:
     no such code: no node has a dynamic kernel; or the model has states, is packed, or runs on devices; or its only
     dynamic dimension is the batch size, because there is no other symbol, or weights fix the others.
 
-    `whole`: each node has a dynamic kernel; otherwise the code is in parts. `pass_result`: the graph of whole code
-    after the passes, with their reports, so that compiling need not run them again; otherwise None.
+    `whole`: each node has a dynamic kernel; otherwise the code is in parts. `optimized`: the graph of whole code after
+    the passes, so that compiling need not run them again; otherwise None.
     """
 
     binding: CodeBinding = ()
     whole: bool = False
-    pass_result: PassResult | None = None
+    optimized: OptimizedGraph | None = None
 
 
 def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options) -> DynamicShapes:
@@ -71,22 +79,22 @@ def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options) -> 
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
         return DynamicShapes()
     try:
-        binding = dynamic_binding(graph)
-        if _are_numbers(binding, batching):
+        bound = _bind_sizes(graph)
+        if _are_numbers(bound.binding, batching):
             return DynamicShapes()  # code for all batch sizes and these numbers serves all runs
-        (compiled, reports), choice = _choose_kernels(graph, batching, binding, options)
-        if _is_whole(compiled, choice):
-            return DynamicShapes(binding, True, (compiled, reports))
-        if in_use := _in_use(compiled, binding):
-            other = dynamic_binding(graph, in_use)
-            if _are_numbers(other, batching):
+        done, choice = _choose_kernels(bound, options)
+        if _is_whole(done.graph, choice):
+            return DynamicShapes(bound.binding, True, done)
+        if in_use := _in_use(done.graph, bound.binding):
+            other = _bind_sizes(graph, in_use)
+            if _are_numbers(other.binding, batching):
                 return DynamicShapes()
-            done, chosen = _choose_kernels(graph, batching, other, options)
-            if _is_whole(done[0], chosen):
-                return DynamicShapes(other, True, done)
+            again, chosen = _choose_kernels(other, options)
+            if _is_whole(again.graph, chosen):
+                return DynamicShapes(other.binding, True, again)
     except (LatheError, ValueError):
         return DynamicShapes()
-    return DynamicShapes(binding if _has_some(compiled, choice) else ())
+    return DynamicShapes(bound.binding if _has_some(done.graph, choice) else ())
 
 
 def _are_numbers(binding: CodeBinding, batching: BatchInfo) -> bool:
@@ -109,17 +117,17 @@ def _in_use(graph: Graph, binding: CodeBinding) -> frozenset[str]:
     return frozenset(name for name, dim in binding if dim - 1 in supposed and size_index(str(dim)) is not None)
 
 
-def reasons_without_kernel(graph: Graph, batching: BatchInfo, options: Options) -> Mapping[Node, str]:
+def reasons_without_kernel(graph: Graph, options: Options) -> Mapping[Node, str]:
     """Why nodes, after the passes, have no dynamic kernel, by node. LatheError if no binding fits the graph."""
-    return _choose_kernels(graph, batching, dynamic_binding(graph), options)[1].reasons
+    return _choose_kernels(_bind_sizes(graph), options)[1].reasons
 
 
-def _choose_kernels(
-    graph: Graph, batching: BatchInfo, binding: CodeBinding, options: Options
-) -> tuple[PassResult, KernelChoice]:
-    """The graph with symbols replaced by `binding`, after the passes, with their reports; and its dynamic kernels."""
-    done = run_passes(bind(graph, batching, binding), options)
-    return done, dynamic_kernels(done[0], node_order(done[0]), options)
+def _choose_kernels(bound: BoundGraph, options: Options) -> tuple[OptimizedGraph, KernelChoice]:
+    """The graph after the passes, and its dynamic kernels."""
+    verify(bound.graph, "binding shapes")
+    supposed = code_assumptions(bound.graph, *varying_symbols(bound.binding), known=bound.known)
+    graph, reports = run_passes(bound.graph, options)
+    return OptimizedGraph(graph, reports, supposed), dynamic_kernels(graph, node_order(graph), options)
 
 
 def has_dynamic_kernels(graph: Graph, options: Options) -> bool:
@@ -154,26 +162,40 @@ def _all_computed(outputs: Sequence[Value], choice: KernelChoice) -> bool:
     return len(set(roots)) == len(roots) and all(root.producer is not None and is_plannable(root) for root in roots)
 
 
-def dynamic_binding(graph: Graph, in_use: Collection[str] = ()) -> CodeBinding:
+def dynamic_binding(graph: Graph) -> CodeBinding:
     """The binding of dynamic-shape code: each input symbol with its value, a function of sizes (`size0`, `size1`, ...).
 
     A symbol is one of the sizes, unless it follows from others. If nodes need two extents to be equal, one is replaced
     by the other, such as the past of one layer by that of the others. The same holds if extents broadcast: the length
     of a mask is that of the tokens, or of the past and the tokens together. Runs that violate this get code of their
-    own. The sizes of the symbols in `in_use` are assumed to be 1 or more.
+    own.
     """
+    return _bind_sizes(graph).binding
+
+
+@dataclass(frozen=True)
+class BoundGraph:
+    """A copy of a graph whose symbols have the values of `binding`, and what inference knows of its values."""
+
+    binding: CodeBinding
+    graph: Graph
+    known: dict[Value, Array]
+
+
+def _bind_sizes(graph: Graph, in_use: Collection[str] = ()) -> BoundGraph:
+    """The graph with its `dynamic_binding`. The sizes of the symbols in `in_use` are assumed to be 1 or more."""
     names = input_symbols(graph)
     binding: CodeBinding = tuple(
         (name, (filled if name in in_use else size)(place)) for place, name in enumerate(names)
     )
+    bound, known = inferred_copy(graph, dict(binding))
     for _ in names:
-        bound = graph.clone(dict(binding))
-        bound.defaults.clear()  # as `bind` does
-        found = equal_sizes(bound)
+        found = equal_sizes(bound, known)
         if not found:
             break
         binding = tuple((name, substitute(dim, found)) for name, dim in binding)
-    return binding
+        bound, known = inferred_copy(graph, dict(binding))
+    return BoundGraph(binding, bound, known)
 
 
 def assumptions_of_sizes(graph: Graph, binding: CodeBinding) -> tuple[Dim, ...]:

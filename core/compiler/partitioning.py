@@ -225,7 +225,7 @@ def _rewrite_level(graph: Graph, rewrite: Rewrite, inside: bool) -> _Level:
     supposed: list[Dim] = []
     graph = graph.clone()
     for _ in input_symbols(graph):
-        found = equal_sizes(graph)
+        found = equal_sizes(graph, infer_graph(graph))
         if not found:
             break
         supposed += [side for name, dim in found.items() for side in (symbol(name) - dim, dim - symbol(name))]

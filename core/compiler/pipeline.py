@@ -13,7 +13,7 @@ from lathe.core.compiler.options import Options
 from lathe.core.compiler.options import make_options as make_options
 from lathe.core.compiler.partitioning import partition_model
 from lathe.core.compiler.placement import split
-from lathe.core.compiler.run_passes import PassResult, run_passes
+from lathe.core.compiler.run_passes import OptimizedGraph, run_passes
 from lathe.core.compiler.symbol_binding import bind, code_assumptions, varying_symbols
 from lathe.core.compiler.tuner import Record, choices
 from lathe.core.errors import ModelError, UnsupportedError
@@ -98,30 +98,25 @@ def load_code(
 
 
 def build(
-    graph: Graph, options: Options, batching: BatchInfo, binding: CodeBinding, ahead: PassResult | None = None
+    graph: Graph, options: Options, batching: BatchInfo, binding: CodeBinding, ahead: OptimizedGraph | None = None
 ) -> Compiled | Split | Partitioned:
     """The whole pipeline: compile `graph`, with symbols replaced by `binding`, to native code.
 
     The result is `Split` if the options name devices. For dynamic-shape code it is `Partitioned` if some nodes have no
     dynamic kernel, or outputs must be copied; UnsupportedError if no node has one. If rows are not independent and some
     node is valid for some batch sizes only, the result is a `Compiled` without kernels whose plan serves no batch size
-    (`placeholder_plan`). `ahead`: the graph after the passes with their reports, if they ran before.
+    (`placeholder_plan`). `ahead`: the graph after the passes, if they ran before.
     """
     if not options.optimize:  # the graph as it is written, so products by their definition, too
         options = replace(options, winograd=False)
     # 1. the batch size becomes `n`, every other symbol a number; in dynamic-shape code all become sizes of a table
-    whole, graph = graph, bind(graph, batching, binding)
-    varying = varying_symbols(binding)
-    supposed = (
-        code_assumptions(graph, *varying) if binding or batching.supposed else ()
-    )  # otherwise `describe` found none
     # 2. rewrite: fold, fuse, lay out
-    graph, reports = ahead or run_passes(graph, options)
+    optimized = ahead or _optimize(graph, options, batching, binding)
+    whole, graph, reports = graph, optimized.graph, optimized.reports
     if ahead is None and is_dynamic(binding) and not has_dynamic_kernels(graph, options):
         return partition_model(whole, options, batching, binding)
-    supposed = tuple(
-        dict.fromkeys((*supposed, *code_assumptions(graph, *varying), *assumptions_of_sizes(graph, binding)))
-    )
+    after = (*code_assumptions(graph, *varying_symbols(binding)), *assumptions_of_sizes(graph, binding))
+    supposed = tuple(dict.fromkeys((*optimized.supposed, *after)))
     if not batching.batchable and not graph.states and (node := find_batch_specific_node(graph)) is not None:
         return Compiled(placeholder_plan(graph, target_of(options), node), {}, list)
     if options.devices:
@@ -144,6 +139,14 @@ def build(
     plan = replace(planned.plan, log=tuple(log), sizes=sizes)
     states = {state.value.name: state.initial for state in graph.states}
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
+
+
+def _optimize(graph: Graph, options: Options, batching: BatchInfo, binding: CodeBinding) -> OptimizedGraph:
+    """The graph with symbols replaced by `binding`, after the passes."""
+    bound = bind(graph, batching, binding)
+    # Without a binding, the assumptions are those that `describe` looked for.
+    supposed = code_assumptions(bound, *varying_symbols(binding)) if binding or batching.supposed else ()
+    return OptimizedGraph(*run_passes(bound, options), supposed)
 
 
 def target_of(options: Options) -> Target:

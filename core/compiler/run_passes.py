@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass
 
 from lathe.core.check.switch import is_checking
 from lathe.core.codegen.target import has_int8_dot, host
 from lathe.core.compiler.options import Options
+from lathe.core.ir.dim import Dim
 from lathe.core.ir.graph import Graph
 from lathe.core.passes.pipeline import Options as PassOptions
 from lathe.core.passes.pipeline import PassReport, optimize, prepare
 from lathe.core.passes.precision.widen import product_dtype
 
-PassResult: TypeAlias = tuple[Graph, list[PassReport]]
+
+@dataclass(frozen=True)
+class OptimizedGraph:
+    """A graph after the passes, and their reports.
+
+    `supposed`: the dimensions that inference assumed to be 0 or more in the graph before the passes.
+    """
+
+    graph: Graph
+    reports: list[PassReport]
+    supposed: tuple[Dim, ...]
 
 
-def run_passes(graph: Graph, options: Options, inside: bool = False, in_parts: bool = False) -> PassResult:
+def run_passes(
+    graph: Graph, options: Options, inside: bool = False, in_parts: bool = False
+) -> tuple[Graph, list[PassReport]]:
     """A graph of known shapes after the passes, and their reports.
 
     `inside`: the graph is the body of an If, Loop or Scan. `in_parts`: the graph will be cut into parts, and each body

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lathe.core.ir.dim import Dim, is_never_negative, substitute, symbol, symbols
 from lathe.core.ir.dims import has_only_sizes, size_index
 from lathe.core.ir.equation import solve
-from lathe.core.ir.graph import Graph, node_reads
+from lathe.core.ir.graph import Array, Graph, Value, node_reads
 from lathe.core.ir.types import TensorType
 from lathe.core.ir.verify import verify
 from lathe.core.ops.opdef.assumed_extents import assumptions
@@ -28,11 +28,16 @@ def bind(graph: Graph, batching: BatchInfo, binding: CodeBinding) -> Graph:
     env: dict[str, Dim] = dict(binding)
     if batching.symbol is not None and batching.symbol not in env:
         env[batching.symbol] = symbol("n")
-    bound = graph.clone(env)
-    bound.defaults.clear()  # from here on constants cannot be fed
-    infer_graph(bound)
+    bound, _ = inferred_copy(graph, env)
     verify(bound, "binding shapes")
     return bound
+
+
+def inferred_copy(graph: Graph, env: Mapping[str, Dim]) -> tuple[Graph, dict[Value, Array]]:
+    """A copy without defaults whose symbols have the values of `env`, and what inference knows of its values."""
+    copy = graph.clone(env)
+    copy.defaults.clear()  # from here on constants cannot be fed
+    return copy, infer_graph(copy)
 
 
 def leading_symbol(graph: Graph) -> str | None:
@@ -57,17 +62,18 @@ def varying_symbols(binding: CodeBinding) -> frozenset[str]:
     return frozenset(("n",)).union(*(symbols(dim) for _, dim in binding))
 
 
-def code_assumptions(graph: Graph, *varying: str | None) -> tuple[Dim, ...]:
+def code_assumptions(graph: Graph, *varying: str | None, known: dict[Value, Array] | None = None) -> tuple[Dim, ...]:
     """Dimensions that inference assumes to be 0 or more, those that contain one of the symbols `varying`.
 
-    Code for all values of these symbols is right only while none of these dimensions is negative. Infers the types of
-    the graph again.
+    Code for all values of these symbols is right only while none of these dimensions is negative. `known` is the result
+    of `infer_graph` for the graph; without it, the types of the graph are inferred again.
     """
     names = set(filter(None, varying))
     if not names:
         return ()
     given = set(input_symbols(graph))
-    return tuple(dim for dim in assumptions(graph, infer_graph(graph), given) if names & symbols(dim))
+    known = infer_graph(graph) if known is None else known
+    return tuple(dim for dim in assumptions(graph, known, given) if names & symbols(dim))
 
 
 def input_symbols(graph: Graph) -> list[str]:
@@ -80,13 +86,13 @@ def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
     return [name for name in input_symbols(graph) if name != batching.symbol]
 
 
-def equal_sizes(graph: Graph) -> dict[str, Dim]:
+def equal_sizes(graph: Graph, known: Mapping[Value, Array]) -> dict[str, Dim]:
     """For each size that a node of a graph needs to equal another dimension, that dimension.
 
-    If there are none, the same for sizes that nodes broadcast together; empty if there are none either. Infers the
-    types of the graph again.
+    If there are none, the same for sizes that nodes broadcast together; empty if there are none either. `known` is the
+    result of `infer_graph` for the graph.
     """
-    met = meeting_extents(graph, infer_graph(graph))
+    met = meeting_extents(graph, known)
     return _solutions(met.equal) or _solutions(met.broadcast)
 
 

@@ -287,7 +287,7 @@ def violated_assumption(supposed: Iterable[Dim], values: Mapping[str, int]) -> s
 
 def is_checked_at_run_time(supposed: Dim) -> bool:
     """Whether `supposed >= 0` may fail, and can only be checked while the model runs: it is data-dependent."""
-    return not is_never_negative(supposed) and is_data_dependent(supposed)
+    return is_data_dependent(supposed) and not is_never_negative(supposed)  # names are faster to look at than terms
 
 
 def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:

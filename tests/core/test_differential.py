@@ -234,6 +234,7 @@ LONG_GRAPHS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", LONG_GRAPHS)
 def test_long_extents(name: str) -> None:
     """A prime far above any tile; more than one task per thread."""

@@ -27,6 +27,7 @@ def answers(data: bytes, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return dict(session.run(feeds))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_transforms_along_a_size(length: int, parts: int) -> None:

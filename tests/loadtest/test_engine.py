@@ -35,6 +35,7 @@ def test_a_wrong_shape_is_an_infinite_error() -> None:
     assert engine.relative_error(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)) == float("inf")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_zoo_models_accept_any_batch_and_depend_on_their_input(name: str) -> None:
     session = onnxruntime.InferenceSession(zoo.model(name).SerializeToString(), providers=["CPUExecutionProvider"])

@@ -31,9 +31,11 @@ def test_other():
 @pytest.mark.parametrize("signal", [4, 9], ids=["illegal instruction", "killed"])
 def test_a_dead_worker_fails_the_run(project: Path, tmp_path: Path, signal: int, jobs: str) -> None:
     """Runs a few tests of its own with the settings and hooks of this project."""
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/batching.py", "tests/core/targets.py"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(project / file, tmp_path / file)
+    helpers = [file for file in (project / "tests").glob("*.py") if not file.name.startswith("test_")]
+    for source in (project / "pyproject.toml", project / "tests/core/targets.py", *helpers):
+        copy = tmp_path / source.relative_to(project)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
     (tmp_path / "tests" / "test_a.py").write_text(DIES.format(signal=signal))
     for letter in "bcdef":
         (tmp_path / "tests" / f"test_{letter}.py").write_text(WAITS)

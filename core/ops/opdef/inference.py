@@ -68,7 +68,7 @@ def _prefer_declared(before: ValueType, inferred: ValueType) -> ValueType:
     """The inferred type, or the previous one (declared by the model) if only that has a rank, of equal element type."""
     if not isinstance(before, TensorType) or not isinstance(inferred, TensorType):
         return inferred
-    return before if inferred == TensorType(before.dtype, None) else inferred
+    return before if inferred.shape is None and inferred.dtype is before.dtype else inferred
 
 
 def forget_types(graph: Graph) -> None:
@@ -84,11 +84,14 @@ def forget_types(graph: Graph) -> None:
 def check_arity(node: Node, op: registry.OpDef) -> None:
     """ModelError if a node has too few or too many inputs. Parameters given as attributes count."""
     least, most = op.arity
+    count = len(node.inputs)
+    if least <= count and (most is None or count <= most) and None not in node.inputs:
+        return  # nearly all nodes
     required = [value for value in node.inputs[:least] if value is not None or node.op in ("Sequence",)]
     from_attrs = sum(1 for name, index in op.params.items() if index < least and node.attrs.get(name) is not None)
-    if len(required) + from_attrs < least or (most is not None and len(node.inputs) > most):
+    if len(required) + from_attrs < least or (most is not None and count > most):
         expected = f"at least {least}" if most is None else (str(least) if least == most else f"{least} to {most}")
-        raise ModelError(f"has {len(node.inputs)} inputs, expected {expected}", where=registry.describe(node))
+        raise ModelError(f"has {count} inputs, expected {expected}", where=registry.describe(node))
 
 
 def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> None:

@@ -34,14 +34,23 @@ def assume_one_batch(graph: Graph) -> tuple[Graph, BatchInfo]:
     merged = _substituted(graph, equal) if equal else graph
     if merged is None:
         return graph, rows(graph)
-    more = _wanted_extents(merged)
+    simple = _simplified(merged) if _may_want_extents(merged) else None
+    more = _wanted_extents(simple) if simple is not None else {}
     fitting = _substituted(merged, more) if more else None
     for trial in (fitting, merged):
-        proof = rows(trial) if trial is not None else None
-        if trial is not None and proof is not None and (proof.batchable or trial is graph):
-            return trial, proof
+        if trial is not None:
+            proof = rows(trial, simple.clone(more if trial is fitting else {}) if simple is not None else None)
+            if proof.batchable or trial is graph:
+                return trial, proof
     meeting = _where_leads_meet(graph)
     return meeting, rows(meeting)
+
+
+def _simplified(graph: Graph) -> Graph:
+    """A copy that computes the same, after the passes that precede a proof."""
+    simple, _ = run_passes(graph, canonical_passes())
+    infer_graph(simple)
+    return simple
 
 
 def _where_leads_meet(graph: Graph) -> Graph:
@@ -66,8 +75,7 @@ def _meeting_leads(graph: Graph) -> dict[str, Dim]:
     ]
     if graph.states or len(leads) < 2:
         return {}  # nothing to find: saves the passes below, which take as long as a proof
-    simple, _ = run_passes(graph, canonical_passes())
-    infer_graph(simple)
+    simple = _simplified(graph)
     for pair in [*extents_to_equate(simple), *_joined_extents(simple)]:
         if all(dim in leads for dim in pair):
             first, other = sorted(pair, key=leads.index)
@@ -104,15 +112,17 @@ def _substituted(graph: Graph, env: Mapping[str, Dim]) -> Graph | None:
     return copy
 
 
-def _wanted_extents(graph: Graph) -> dict[str, Dim]:
+def _may_want_extents(graph: Graph) -> bool:
+    """Whether a graph has positions that it computes; without any, the passes before `_wanted_extents` are saved."""
+    return not graph.states and any(node.op == "Range" for node in graph.nodes)
+
+
+def _wanted_extents(simple: Graph) -> dict[str, Dim]:
     """A substitution of input symbols under which gathers by computed positions read whole tensors; empty if none.
 
-    Leading symbols are not replaced.
+    Leading symbols are not replaced. `simple`: the graph after the passes that precede a proof.
     """
-    if graph.states or all(node.op != "Range" for node in graph.nodes):
-        return {}  # nothing to find: saves the passes below, which take as long as a proof
-    simple, _ = run_passes(graph, canonical_passes())
-    free = input_symbols(simple) - {leading(value) for value in graph.inputs}
+    free = input_symbols(simple) - {leading(value) for value in simple.inputs}
     env: dict[str, Dim] = {}
     for pair in extents_to_equate(simple):
         for name, dim in (pair, reversed(pair)):

@@ -33,17 +33,18 @@ from lathe.core.passes.proofs.row_counts import Counts, ProofFailed, depends, st
 from lathe.core.passes.rewrite.base import shape_of
 
 
-def rows(graph: Graph) -> BatchInfo:
+def rows(graph: Graph, simplified: Graph | None = None) -> BatchInfo:
     """Whether the rows of a model are independent, and why or why not.
 
     If the proof fails for the graph as written, it is tried on a simplified copy, in which transposes and views are
-    merged. The copy computes the same, so its proof holds for the graph as well.
+    merged. The copy computes the same, so its proof holds for the graph as well. `simplified`: a graph that computes
+    the same, from which the copy is made; this takes less time if passes ran on it.
     """
     found = _proof(graph)
     if found.batchable or not graph.inputs or graph.states:
         return found
-    simplified, _ = run_passes(graph, canonical_passes())
-    retried = _proof(simplified)
+    canonical, _ = run_passes(simplified or graph, canonical_passes())
+    retried = _proof(canonical)
     return retried if retried.batchable else found
 
 

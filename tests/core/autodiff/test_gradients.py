@@ -104,6 +104,7 @@ _TWICE = {
 ELEMENTWISE_AND_PRODUCTS = [case for case in CASES if registry.get(case.op).is_elementwise or case.op in _TWICE]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", ELEMENTWISE_AND_PRODUCTS, ids=lambda case: case.label)
 def test_second_order(case: Any) -> None:
     """The gradient of the sum of a gradient's squares, against central differences of the first gradient."""

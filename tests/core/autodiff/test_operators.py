@@ -14,6 +14,7 @@ SMOOTH = {"slopes", "gradient", "definition"}
 ELSEWHERE = {"If", "Loop", "Scan"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_gradients_agree_with_central_differences(case: Case) -> None:
     graph, feeds = case.graph()

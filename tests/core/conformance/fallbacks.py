@@ -56,8 +56,8 @@ def with_any_sizes(model: onnx.ModelProto) -> frozenset[str]:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
-    graph, description, _ = describe_model(load(model.SerializeToString()), _OPTIONS)
-    return frozenset(node.op for node in reasons_without_kernel(graph, description.batching, _OPTIONS))
+    graph, _, _ = describe_model(load(model.SerializeToString()), _OPTIONS)
+    return frozenset(node.op for node in reasons_without_kernel(graph, _OPTIONS))
 
 
 FORMS: dict[str, Callable[[onnx.ModelProto], frozenset[str]]] = {

@@ -160,6 +160,7 @@ def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:
     sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=scaled(1), batches=(1, 2), **perms)
 
 
+@pytest.mark.sample(2)
 @each_target
 @pytest.mark.parametrize(("queries", "width"), [(1, 16), (1, 21), (3, 3), (5, 16), (40, 8)])
 def test_any_number_of_keys(target: Target, queries: int, width: int) -> None:

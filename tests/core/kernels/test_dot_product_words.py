@@ -108,6 +108,7 @@ def test_odd_depths_have_no_pairs() -> None:
     assert select(Request(graph.nodes[0], graph.constants, host())) is None
 
 
+@pytest.mark.sample(3)
 @each_target
 @each_narrow
 @pytest.mark.parametrize(
@@ -201,6 +202,7 @@ def test_other_kernels_keep_narrow_floats(target: Target, dtype: DType) -> None:
         kernel.check(x, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.sample(3)
 @each_wide
 @each_narrow
 @pytest.mark.parametrize("depth", [16, 7])
@@ -247,6 +249,7 @@ def test_conversions_of_float16(target: Target) -> None:
         kernel.check(narrow[:1000], threads=2, rtol=0, atol=0)
 
 
+@pytest.mark.sample(3)
 @each_target
 @pytest.mark.parametrize("perm", [None, (1, 0)])
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(40, 64, 70), (7, 38, 5), (33, 70, 100)])

@@ -76,6 +76,7 @@ def test_every_operator_in_every_type(op: str) -> None:
             sweep(op, *inputs, target=host(), batches=(9,), sample=sample, tolerance=tolerance, **attrs)
 
 
+@pytest.mark.sample(2)
 @each_target
 @pytest.mark.parametrize("op", [*OPERATORS, "Gelu by tanh"])
 def test_limits_are_reached(target: Target, op: str) -> None:

@@ -43,7 +43,7 @@ def random_widths(random: np.random.Generator, shape: tuple[int, ...], mode: str
     return found
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @each_target
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [DType.UINT8, DType.FLOAT16, DType.FLOAT32, DType.INT64], ids=str)

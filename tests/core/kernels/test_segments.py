@@ -62,6 +62,7 @@ def test_widths_of_heads(target: Target, width: int, columns: int) -> None:
     compiled.check(x, x[:, ::-1], y, offsets(2, 39, 20))
 
 
+@pytest.mark.sample(2)
 @each_target
 @pytest.mark.parametrize("shapes", [["1,1,1,n"], ["1,1,n,1"], ["1,2,n,1", "1,1,1,n"], ["2,1,1"]])
 def test_extras_by_query_and_key(target: Target, shapes: list[str]) -> None:

@@ -24,6 +24,7 @@ def tokens(*shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(shape).standard_normal((*shape, WIDTH)).astype(np.float32)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("experts", "chosen", "adds"), [(5, 2, True), (9, 4, True), (4, 1, False)])
 def test_experts_agree_with_onnx_runtime(experts: int, chosen: int, adds: bool, threads: int) -> None:

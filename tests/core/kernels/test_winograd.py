@@ -20,6 +20,7 @@ from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 from tests.core.targets import each_wide, vectors
 
 
+@pytest.mark.sample(2)
 @each_wide
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pad"),
@@ -103,6 +104,7 @@ def test_long_epilogues_run_over_the_results_of_a_tile(target: Target, size: tup
         kernel.check(*feeds, threads=threads, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("outputs", [32, 112, 208])
 @pytest.mark.parametrize("size", [14, 26])

@@ -78,6 +78,7 @@ def cross_feeds(rows: int, length: int, encoded: int) -> Feeds:
 # -- dynamic-shape code -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @each_decoder
 @pytest.mark.parametrize("threads", [1, 2])
 def test_one_code_for_all_pasts_prompts_and_batches(decoder: Decoder, threads: int, builds: list[CodeBinding]) -> None:
@@ -89,6 +90,7 @@ def test_one_code_for_all_pasts_prompts_and_batches(decoder: Decoder, threads: i
     assert len(builds) == 1 and is_dynamic(builds[0])
 
 
+@pytest.mark.sample(2)
 @each_decoder
 def test_token_by_token(decoder: Decoder, builds: list[CodeBinding]) -> None:
     model = decoder.model()

@@ -78,6 +78,7 @@ def merged(decoder: Decoder, narrow: bool = False) -> onnx.ModelProto:
 # -- right, and at once ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @each_in_parts
 @pytest.mark.parametrize("threads", [1, 2])
 def test_one_code_for_all_lengths(name: str, threads: int, builds: list[CodeBinding]) -> None:
@@ -168,6 +169,7 @@ def test_sessions_that_wait_for_each_shape_have_no_parts(builds: list[CodeBindin
 # -- a runner like any other -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @each_in_parts
 def test_later_sessions_load_the_code_from_the_cache(name: str, tmp_path: Path, builds: list[CodeBinding]) -> None:
     model, path = IN_PARTS[name](), tmp_path / "model.onnx"

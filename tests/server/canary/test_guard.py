@@ -125,6 +125,7 @@ def test_a_version_that_becomes_worse_in_a_later_step_is_rolled_back() -> None:
     assert max(run.requests for run in runs) <= 1_000
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("weight", [0.05, 0.2, 0.3, 0.5])
 @pytest.mark.parametrize(
     ("stable", "candidate", "name"),

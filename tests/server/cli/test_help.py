@@ -62,6 +62,7 @@ def test_the_commands_that_users_guess_exist() -> None:
     assert {command[0] for command in COMMANDS} >= GUESSABLE
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", [(), *COMMANDS], ids=lambda command: " ".join(command) or "lathe")
 def test_both_help_options_work_and_show_no_types_of_flags(command: tuple[str, ...]) -> None:
     shown = run_lathe(*command, "-h")
@@ -106,6 +107,7 @@ def test_the_version_is_printed(option: str) -> None:
     assert run_lathe(option) == f"lathe {VERSION}\n"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

@@ -24,6 +24,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("method", "template"), sorted(route for route in ROUTES if not route[1].endswith("/infer")))
 def test_every_json_answer_ends_with_a_newline(running: Service, method: str, template: str) -> None:
     url = running.url + re.sub(r"\{\w+\}", lambda found: PATH[found[0]], template)

@@ -48,7 +48,8 @@ APART = """
 def declared_batchable(body: str, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A session that declares its rows independent, whatever it computes."""
     monkeypatch.setattr(
-        "lathe.core.passes.proofs.assumptions.rows", lambda graph, simplified=None: BatchInfo(True, "says the test", "n")
+        "lathe.core.passes.proofs.assumptions.rows",
+        lambda graph, simplified=None: BatchInfo(True, "says the test", "n"),
     )
     monkeypatch.setattr("lathe.core.runtime.host.chunks._CACHE_BYTES", 1 << 30)  # batches are not split into chunks
     return lathe.compile(parse_graph("graph @g { input %x : float32[n,4]" + body + "\noutput %y }"), threads=1)

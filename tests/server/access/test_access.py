@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from lathe.server.archive import archive_of
 from lathe.server.cli.app import app as cli
 from lathe.server.errors import Forbidden, Unauthorized
 from tests.server.repository.world import toy
+from tests.server.running import Raw
 from tests.server.service import Service, service, until
 
 NOW = 1_800_000_000
@@ -64,11 +64,10 @@ def call(running: Service, method: str, path: str, key: str | None = None, **opt
     return httpx.request(method, running.url + path, headers=headers, verify=False, **options)
 
 
-def _address(running: Service) -> tuple[str, int]:
-    parts = urlsplit(running.url)
-    assert parts.hostname
-    assert parts.port
-    return parts.hostname, parts.port
+def _port(running: Service) -> int:
+    port = urlsplit(running.url).port
+    assert port
+    return port
 
 
 def fill_path(template: str) -> str:
@@ -291,9 +290,9 @@ def test_without_a_key_no_body_is_received(guarded: Service) -> None:
     """The head is refused; a body still to come would use memory that callers with keys need."""
     head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\n"
     for _ in range(2):
-        with socket.create_connection(_address(guarded), timeout=10) as connection:
-            connection.sendall(head)
-            assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+        with Raw(_port(guarded)) as connection:
+            connection.send(head)
+            assert connection.answer().status == 401
 
 
 def test_a_remembered_head_is_refused_before_its_body_if_its_key_is_revoked(guarded: Service, keys: Path) -> None:
@@ -301,12 +300,12 @@ def test_a_remembered_head_is_refused_before_its_body_if_its_key_is_revoked(guar
     body = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}'
     head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(_address(guarded), timeout=10) as connection:
+    with Raw(_port(guarded)) as connection:
         for _ in range(2):
-            connection.sendall(head.encode() + body)
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+            connection.send(head.encode() + body)
+            assert connection.answer().status == 200
         before = read_keys(keys)
         write_keys(keys, [other for other in before.keys.values() if before.find(key, NOW) != other])
         until(lambda: call(guarded, "GET", "/v2/models/m/ready", key).status_code == 401)
-        connection.sendall(head.encode() + body[:10])
-        assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")
+        connection.send(head.encode() + body[:10])
+        assert connection.answer().status == 401

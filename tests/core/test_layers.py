@@ -47,6 +47,7 @@ LAYERS = Layers("lathe.core", [
     ["lathe.core.compiler.sessions"],
     ["lathe.core.compiler.compile"],
     ["lathe.core.compiler.custom_operators", "lathe.core.compiler.ahead_of_time"],
+    ["lathe.core.compress"],
     ["lathe.core.nn"],
     ["lathe.core.train"],
     ["lathe.core.compiler.child_stages", "lathe.core.onnx_backend"],

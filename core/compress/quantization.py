@@ -1,0 +1,180 @@
+"""Post-training static quantization: activations and weights become integers, in ONNX's QDQ form.
+
+Before each product (Conv, MatMul, Gemm) and sum of activations, the tensor passes through QuantizeLinear and
+DequantizeLinear, whose scale comes from calibration; weights and biases are stored as integers with a DequantizeLinear.
+Every ONNX runtime runs this graph; those with integer kernels, as Lathe (`passes/precision/quantized.py`), compute the
+products with integers. Jacob et al. 2018 (https://arxiv.org/abs/1712.05877), section 2; Nagel et al. 2021
+(https://arxiv.org/abs/2106.08295), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.core.compress.calibration import Feeds, collect_histograms
+from lathe.core.compress.grids import Grid, make_grid
+from lathe.core.compress.ranges import DEFAULT_PERCENTILE, METHODS, Method, choose_range
+from lathe.core.errors import UnsupportedError
+from lathe.core.ir.graph import Graph, Node, Value
+from lathe.core.ir.types import DType
+from lathe.core.ops.opdef.inference import infer_graph
+from lathe.core.passes.pipeline import Options, required_passes, run_passes
+from lathe.core.passes.rewrite.editor import Editor
+from lathe.core.passes.simplify.fold_affine import FoldAffine
+
+_ACTIVATIONS, _WEIGHTS = (DType.UINT8, DType.INT8), (DType.INT8,)
+
+
+@dataclass(frozen=True)
+class StaticQuantization:
+    """The choices of post-training static quantization.
+
+    `calibration` and `percentile` choose the range of an activation (`ranges.py`). Activations of `activation_type`
+    are asymmetric, or symmetric. Weights are symmetric int8, with a scale for each output channel or one per tensor.
+    `skipped` names nodes that stay float32. UnsupportedError for a value that is not known.
+    """
+
+    calibration: Method = "percentile"
+    percentile: float = DEFAULT_PERCENTILE
+    activation_type: DType = DType.UINT8
+    symmetric: bool = False
+    per_channel: bool = True
+    skipped: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.calibration not in METHODS:
+            raise UnsupportedError(f"calibration: expected one of {', '.join(METHODS)}, got {self.calibration!r}")
+        if not 50 < self.percentile <= 100:
+            raise UnsupportedError(f"percentile: expected more than 50, at most 100, got {self.percentile}")
+        if self.activation_type not in _ACTIVATIONS:
+            expected = " or ".join(map(str, _ACTIVATIONS))
+            raise UnsupportedError(f"activation_type: expected {expected}, got {self.activation_type}")
+
+
+def quantize_static(
+    graph: Graph,
+    batches: Iterable[Feeds],
+    options: StaticQuantization = StaticQuantization(),
+    threads: int | None = None,
+) -> Graph:
+    """A copy of `graph` in QDQ form. `batches` are representative inputs, by name, for the calibration.
+
+    UnsupportedError if the graph has no product of an activation with constant weights, or if `options.skipped` names
+    no node; DataError and FeedError as in `collect_histograms`.
+    """
+    prepared, _ = run_passes(graph, [*required_passes(Options()), FoldAffine(), *required_passes(Options())])
+    infer_graph(prepared)
+    names = {node.name for node in prepared.nodes}
+    if unknown := sorted(options.skipped - names):
+        raise UnsupportedError(f"skipped: expected names of nodes, got {', '.join(unknown)}")
+    editor = Editor(prepared)
+    nodes = [node for node in prepared.nodes if node.name not in options.skipped and _is_quantizable(editor, node)]
+    if not any(node.op in _CHANNEL_AXIS for node in nodes):
+        raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
+    read = dict.fromkeys(value.name for node in nodes for value in _activations(editor, node))
+    histograms = collect_histograms(prepared, read, batches, threads)
+    grids = {
+        name: make_grid(
+            *choose_range(
+                histogram, options.calibration, options.activation_type, options.symmetric, options.percentile
+            ),
+            options.activation_type,
+            options.symmetric,
+        )
+        for name, histogram in histograms.items()
+    }
+    _Rewriting(editor, grids, options.per_channel).quantize(nodes)
+    editor.finish()
+    return prepared
+
+
+# Which axis of the weights (input 1) counts the output channels.
+_CHANNEL_AXIS: Mapping[str, Callable[[Node], int]] = {
+    "Conv": lambda node: 0,
+    "MatMul": lambda node: -1,
+    "Gemm": lambda node: 0 if node.attrs.get("transB") else 1,
+}
+
+_PLAIN_GEMM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+
+
+def _is_quantizable(editor: Editor, node: Node) -> bool:
+    """Whether integers can compute the node: a product with constant weights, or a sum of two activations."""
+    inputs = node.inputs[:2]
+    if len(inputs) < 2 or not all(value is not None and value.dtype is DType.FLOAT32 for value in inputs):
+        return False
+    left, right = (editor.array(value) for value in inputs)
+    if node.op == "Add":
+        return left is None and right is None and inputs[0].type == inputs[1].type  # type: ignore[union-attr]
+    if node.op not in _CHANNEL_AXIS or left is not None or right is None:
+        return False
+    is_plain = all(node.attrs.get(name, default) == default for name, default in _PLAIN_GEMM.items())
+    return is_plain and right.ndim >= 2 and bool(np.isfinite(right).all())
+
+
+def _activations(editor: Editor, node: Node) -> list[Value]:
+    return [value for value in node.inputs[:2] if value is not None and editor.array(value) is None]
+
+
+class _Rewriting:
+    """Writes the conversions before nodes; each activation is converted once for all its readers."""
+
+    def __init__(self, editor: Editor, grids: Mapping[str, Grid], per_channel: bool) -> None:
+        self._editor, self._grids, self._per_channel = editor, grids, per_channel
+        self._converted: dict[Value, Value] = {}
+
+    def quantize(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            inputs = [self._activation(node, value) for value in node.inputs[:2]]
+            if node.op in _CHANNEL_AXIS:
+                grid, inputs[1] = self._weights(node)
+                inputs += [self._bias(node, grid)] if node.input(2) is not None else []
+            self._editor.set_inputs(node, inputs)
+
+    def _activation(self, anchor: Node, value: Value | None) -> Value | None:
+        if value is None or self._editor.array(value) is not None:
+            return value
+        if value not in self._converted:
+            grid = self._grids[value.name]
+            scale, zero = self._constants(grid, value.name)
+            whole = self._editor.emit(anchor, "QuantizeLinear", value, scale, zero)
+            self._converted[value] = self._editor.emit(anchor, "DequantizeLinear", whole, scale, zero)
+        return self._converted[value]
+
+    def _weights(self, node: Node) -> tuple[Grid, Value]:
+        value = node.inputs[1]
+        weights = self._editor.array(value)
+        assert value is not None and weights is not None, "_is_quantizable"
+        axis = _CHANNEL_AXIS[node.op](node) % weights.ndim
+        others = tuple(each for each in range(weights.ndim) if each != axis) if self._per_channel else None
+        bound = np.abs(weights).max(axis=others)
+        grid = make_grid(-bound, bound, DType.INT8, symmetric=True)
+        return grid, self._stored(node, grid, grid.quantized(weights, axis), axis, value.name)
+
+    def _bias(self, node: Node, weights: Grid) -> Value | None:
+        """The bias as int32, in units of the input's step times the weights'; unchanged if it is too large for that."""
+        value, activation = node.input(2), node.inputs[0]
+        bias = self._editor.array(value)
+        assert activation is not None
+        if value is None or bias is None or bias.ndim != 1:
+            return value
+        scale = (self._grids[activation.name].scale * weights.scale * np.ones(bias.shape)).astype(np.float32)
+        whole: NDArray[np.float64] = np.rint(bias.astype(np.float64) / np.maximum(scale, np.finfo(np.float32).tiny))
+        if np.abs(whole).max(initial=0) > np.iinfo(np.int32).max or not scale.all():
+            return value
+        grid = Grid(DType.INT32, scale, np.zeros(bias.shape, np.int32))
+        return self._stored(node, grid, whole.astype(np.int32), 0, value.name)
+
+    def _stored(self, anchor: Node, grid: Grid, whole: NDArray[np.generic], axis: int, name: str) -> Value:
+        scale, zero = self._constants(grid, name)
+        stored = self._editor.constant(whole, f"{name}_quantized")
+        return self._editor.emit(anchor, "DequantizeLinear", stored, scale, zero, attrs={"axis": axis})
+
+    def _constants(self, grid: Grid, name: str) -> tuple[Value, Value]:
+        return self._editor.constant(grid.scale, f"{name}_scale"), self._editor.constant(
+            grid.zero, f"{name}_zero_point"
+        )

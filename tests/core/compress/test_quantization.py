@@ -1,0 +1,154 @@
+"""Post-training static quantization: files that ONNX Runtime runs alike, and as accurate as its own quantizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType
+from onnxruntime.quantization import quantize_static as theirs
+from sklearn.datasets import load_digits
+
+import lathe
+from lathe.core.compress.quantization import StaticQuantization, quantize_static
+from lathe.core.compress.ranges import METHODS
+from lathe.core.errors import DataError, FeedError, UnsupportedError
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType
+from tests.core.small_models import model
+from tests.random_numbers import RNG
+
+F = np.float32
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    data = load_digits()
+    return data.images.astype(F)[:, None], data.target
+
+
+def batches(name: str, rows: np.ndarray, size: int = 64) -> list[dict[str, np.ndarray]]:
+    return [{name: rows[start : start + size]} for start in range(0, len(rows), size)]
+
+
+def ort_run(data: bytes, feeds: dict[str, Any]) -> Any:
+    return ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+
+
+def run(graph: Graph | bytes, feeds: dict[str, Any]) -> Any:
+    with lathe.compile(graph, threads=1, tune="off") as session:
+        return next(iter(session.run(feeds).values()))
+
+
+RESIDUAL = model(
+    "float[n,3,8,8] x => float[n,5] y",
+    "a = Conv<pads = [1,1,1,1]>(x, w, b) s = BatchNormalization(a, g, o, m, v) r = Relu(s)"
+    " c = Conv<pads = [1,1,1,1]>(r, u) t = Add(c, r) z = Relu(t) p = GlobalAveragePool(z) f = Flatten(p)"
+    " h = MatMul(f, k) i = Add(h, d) j = Relu(i) y = Gemm<transB = 1>(j, l, d)",
+    ", ".join(
+        f"float[{shape}] {name} = {{{', '.join(f'{number:.5f}' for number in numbers)}}}"
+        for name, shape, numbers in (
+            (name, shape, np.random.default_rng(place).uniform(low, 1, np.prod(eval(f"[{shape}]"))))
+            for place, (name, shape, low) in enumerate(
+                [
+                    ("w", "6,3,3,3", -1), ("b", "6", -1), ("g", "6", 0.5), ("o", "6", -1), ("m", "6", -1),
+                    ("v", "6", 0.5), ("u", "6,6,3,3", -1), ("k", "6,5", -1), ("d", "5", -1), ("l", "5,5", -1),
+                ]
+            )
+        )
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("activations", [DType.UINT8, DType.INT8])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_onnx_runtime_runs_it_alike(method: Any, activations: DType, symmetric: bool, per_channel: bool) -> None:
+    """Convolutions with a folded normalization and a residual, a product of matrices, a Gemm."""
+    rows = RNG.standard_normal((96, 3, 8, 8)).astype(F)
+    options = StaticQuantization(method, 99.9, activations, symmetric, per_channel)
+    quantized = quantize_static(lathe.load(RESIDUAL), batches("x", rows), options, threads=1)
+    data = lathe.export(quantized)
+    onnx.checker.check_model(onnx.load_model_from_string(data), full_check=True)
+    exact, mine, other = ort_run(RESIDUAL, {"x": rows}), run(data, {"x": rows}), ort_run(data, {"x": rows})
+    largest = np.abs(exact).max()
+    assert np.abs(mine - other).max() < 0.02 * largest
+    assert np.sqrt(((mine - exact) ** 2).mean()) < 0.03 * largest
+    ops = [node.op for node in quantized.nodes]
+    assert "BatchNormalization" not in ops
+    assert ops.count("QuantizeLinear") == 5, "one for each activation: x, r, c, f, j"
+
+
+def test_the_compiler_runs_it_with_integers() -> None:
+    rows = RNG.standard_normal((16, 3, 8, 8)).astype(F)
+    with lathe.compile(quantize_static(lathe.load(RESIDUAL), batches("x", rows)), tune="off", threads=1) as session:
+        assert "products of bytes" in session.explain()
+
+
+class Reader(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, given: list[dict[str, np.ndarray]]) -> None:
+        self.given: Iterator[Any] = iter(given)
+
+    def get_next(self) -> Any:
+        return next(self.given, None)
+
+
+def test_the_digits_lose_no_more_than_with_onnx_runtimes_quantizer(project: Path, tmp_path: Path) -> None:
+    """The bundled model, calibrated on 256 rows, on all others; the allowed loss is 0.3 points."""
+    path = project / "model_repo" / "digits" / "2" / "model.onnx"
+    rows, labels = digits()
+    given, rest = batches("image", rows[:256]), {"image": rows[256:]}
+    theirs(str(path), str(tmp_path / "theirs.onnx"), Reader(given), QuantFormat.QDQ, per_channel=True,
+           activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)  # fmt: skip
+
+    def points(scores: Any) -> float:
+        return float((scores.argmax(axis=1) == labels[256:]).mean() * 100)
+
+    mine = points(run(quantize_static(lathe.load(path), given, threads=1), rest))
+    assert mine >= points(ort_run(path.read_bytes(), rest)) - 0.3
+    assert mine >= points(ort_run((tmp_path / "theirs.onnx").read_bytes(), rest)) - 0.1
+
+
+def test_skipped_nodes_stay_as_they_are() -> None:
+    graph = lathe.load(RESIDUAL)
+    for place, node in enumerate(graph.nodes):
+        node.name = f"node{place}"
+    convs = frozenset(node.name for node in graph.nodes if node.op == "Conv")
+    rows = RNG.standard_normal((4, 3, 8, 8)).astype(F)
+    quantized = quantize_static(graph, batches("x", rows), StaticQuantization(skipped=convs))
+    assert all(node.inputs[0].producer is None or node.inputs[0].producer.op != "DequantizeLinear"
+               for node in quantized.nodes if node.op == "Conv")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            {"calibration": "kl"},
+            "calibration: expected one of min-max, moving average, .*, got 'kl'",
+        ),
+        ({"percentile": 101.0}, "percentile: expected more than 50, at most 100, got 101.0"),
+        ({"activation_type": DType.INT4}, "activation_type: expected uint8 or int8, got int4"),
+        ({"skipped": frozenset({"none"})}, "skipped: expected names of nodes, got none"),
+    ],
+)
+def test_unknown_choices_are_refused(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UnsupportedError, match=complaint):
+        quantize_static(lathe.load(RESIDUAL), [], StaticQuantization(**change))
+
+
+def test_without_data_or_products_nothing_is_made() -> None:
+    with pytest.raises(DataError, match="calibration: expected at least one batch of data, got none"):
+        quantize_static(lathe.load(RESIDUAL), [])
+    with pytest.raises(FeedError):
+        quantize_static(lathe.load(RESIDUAL), [{"z": np.zeros((1, 3, 8, 8), F)}])
+    with pytest.raises(DataError, match=r"batch 1: %x: expected finite numbers, got nan"):
+        quantize_static(lathe.load(RESIDUAL), [{"x": np.full((1, 3, 8, 8), one, F)} for one in (0.0, np.nan)])
+    none = model("float[n,4] x => float[n,4] y", "y = Relu(x)")
+    with pytest.raises(UnsupportedError, match=r"expected a Conv, MatMul or Gemm of float32 .*, got none"):
+        quantize_static(lathe.load(none), [{"x": np.zeros((1, 4), F)}])

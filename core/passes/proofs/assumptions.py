@@ -14,7 +14,7 @@ from itertools import combinations, zip_longest
 
 from lathe.core.errors import ModelError
 from lathe.core.ir.dim import Dim, SymDim, symbol, symbols
-from lathe.core.ir.graph import Graph
+from lathe.core.ir.graph import Graph, attr_symbols
 from lathe.core.ops.opdef.inference import infer_graph
 from lathe.core.passes.pipeline import canonical_passes, run_passes
 from lathe.core.passes.proofs.batch_info import BatchInfo
@@ -103,7 +103,13 @@ def _equal_leads(graph: Graph) -> dict[str, Dim]:
 
 
 def _substituted(graph: Graph, env: Mapping[str, Dim]) -> Graph | None:
-    """A copy with the symbols of `env` replaced; None if type inference then fails."""
+    """A copy with the symbols of `env` replaced; None if type inference then fails, or if attributes have the symbols.
+
+    For inputs that break the assumption the session undoes the replacement in the types of the inputs, from which those
+    of all other values follow; attributes would keep it.
+    """
+    if any(not attr_symbols(node).isdisjoint(env) for node in graph.nodes):
+        return None
     copy = graph.clone(env)
     try:
         infer_graph(copy)

@@ -18,6 +18,9 @@ import lathe
 from lathe.core.compiler.compile import compile_to
 from lathe.core.compiler.options import make_options
 from lathe.core.errors import FeedError, SessionClosed
+from lathe.core.ir.graph import attr_symbols
+from lathe.core.passes.pipeline import Options, required_passes, run_passes
+from tests.core import small_models
 from tests.core.passes.test_assumptions import DECODER, GATHERS, NUMBERS, TWO_KINDS, graph
 from tests.onnx_runtime import plain_session
 from tests.random_numbers import RNG
@@ -148,3 +151,20 @@ def test_masks_of_texts_beside_images() -> None:
             (expected,) = lathe.interpret(declared, given).values()
             np.testing.assert_allclose(session.run(given)["y"], expected, 1e-5, 1e-5)
             assert "FALLBACK" not in session.explain() or texts < masks
+
+
+def test_symbols_in_attributes_are_those_of_the_declared_inputs() -> None:
+    """After a pass, the shape that an Expand had computed from its input is an attribute with the input's symbol."""
+    body = (
+        "rows = Shape<start = 0, end = 1>(b) shape = Concat<axis = 0>(rows, width)"
+        " ones = Expand(one, shape) y = Concat<axis = 1>(ones, b)"
+    )
+    constants = "float[1,1] one = {1}, int64[1] width = {1}"
+    written = lathe.load(small_models.model("float[n,s] a, float[k,4] b => float[k,5] y", body, constants))
+    simple, _ = run_passes(written, required_passes(Options()))
+    assert any(node.op == "Expand" and attr_symbols(node) for node in simple.nodes)
+    with lathe.compile(simple, threads=1, tune="off") as session:
+        for left, right in ((1, 2), (2, 1), (3, 3), (2, 4)):
+            feeds = {"a": RNG.random((left, 7), np.float32), "b": RNG.random((right, 4), np.float32)}
+            (expected,) = lathe.interpret(written, feeds).values()
+            np.testing.assert_array_equal(session.run(feeds)["y"], expected)

@@ -67,6 +67,11 @@ class TwoRateTest:
             self._waiting_stable.clear()
             self._waiting_candidate.clear()
 
+    @property
+    def gain(self) -> float:
+        """How much `in_favour` grows with one more good outcome of the candidate, by the present estimates."""
+        return _log_ratio_of_good(self.stable.estimate, self._worse)
+
     def add_stable(self, bad: bool) -> None:
         """Add one outcome of the stable version."""
         self._waiting_stable.append(bad)
@@ -88,8 +93,7 @@ class TwoRateTest:
         self.stable.trials += self.ratio
 
     def _add_block(self, bad: bool, bad_stable: int) -> None:
-        stable = self.stable.estimate
-        worse = min(stable + self.harm, 1.0 - 1e-6)
+        stable, worse = self.stable.estimate, self._worse
         candidate = max(self.candidate.estimate, worse)
         pooled = (candidate + self.ratio * stable) / (1 + self.ratio)
         self.against += (
@@ -98,6 +102,11 @@ class TwoRateTest:
             - _log_likelihood(bad + bad_stable, 1 + self.ratio, pooled)
         )
         self.in_favour += _log_likelihood(bad, 1, stable) - _log_likelihood(bad, 1, worse)
+
+    @property
+    def _worse(self) -> float:
+        """The rate of a candidate that is worse by `harm`."""
+        return min(self.stable.estimate + self.harm, 1.0 - 1e-6)
 
 
 @dataclass(slots=True)
@@ -110,6 +119,11 @@ class OneRateTest:
     against: float = 0.0
     in_favour: float = 0.0
 
+    @property
+    def gain(self) -> float:
+        """How much `in_favour` grows with one more good outcome."""
+        return _log_ratio_of_good(self.tolerated, self.tolerated + self.harm)
+
     def add(self, bad: bool) -> None:
         """Add one outcome."""
         worse = self.tolerated + self.harm
@@ -121,3 +135,8 @@ class OneRateTest:
 
 def _log_likelihood(events: int, trials: int, rate: float) -> float:
     return events * math.log(rate) + (trials - events) * math.log1p(-rate)
+
+
+def _log_ratio_of_good(rate: float, worse: float) -> float:
+    """Return the logarithm of the likelihood ratio of a good outcome: at a rate of bad ones, and at a worse one."""
+    return _log_likelihood(0, 1, rate) - _log_likelihood(0, 1, worse)

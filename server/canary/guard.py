@@ -18,10 +18,13 @@ from enum import Enum
 from lathe.server.canary.evidence import OneRateTest, TwoRateTest
 
 FALSE_ALARM = 0.01  # probability that a version equal to the stable one is ever rolled back
+_TESTS = 6  # among which `FALSE_ALARM` is divided, `differing` included
 MISS = 0.005  # target for the probability that a version worse by the harm below is promoted
+_THRESHOLD_IN_FAVOUR = math.log(1 / MISS)
 HARM_TAIL = 0.01  # difference of rates: failing, not finite, or slower than the p99 or the maximum
 HARM_BULK = 0.05  # difference of rates: slower than the p90
 HARM_DIFFERING = 0.02  # difference between the rate of differing answers and the tolerated rate
+MAX_REQUESTS = 50_000  # requests of the candidate after which an undecided trial is rolled back
 SLACK = {0.90: 1.25, 0.99: 1.5, 1.0: 1.25}  # quantile -> factor: an answer above their product is slow
 WINDOW, UPDATE_EVERY = (
     1_000,
@@ -68,7 +71,9 @@ class TestState:
 class Guard:
     """The tests of one trial. `weight` is the candidate's share of the answered requests."""
 
-    def __init__(self, weight: float, tolerated: float = 0.005, compares: bool = False, most: int = 50_000) -> None:
+    def __init__(
+        self, weight: float, tolerated: float = 0.005, compares: bool = False, most: int = MAX_REQUESTS
+    ) -> None:
         """`tolerated`: share of compared requests that may differ. `compares`: whether requests are compared.
 
         `most`: requests of the candidate after which an undecided trial is rolled back.
@@ -127,32 +132,43 @@ class Guard:
             if finding.against >= 1:
                 return Verdict.ROLL_BACK, _rollback_reason(finding)
         if all(finding.in_favour >= 1 for finding in findings):
-            return Verdict.PROMOTE, f"no worse than the stable version in {self.requests} requests"
+            return Verdict.PROMOTE, self._reason_to_promote()
         if self.requests >= self._most:
             return Verdict.ROLL_BACK, f"undecided after {self.requests} requests"
         return Verdict.UNDECIDED, ""
 
     def findings(self) -> Iterator[TestState]:
         """Yield the state of each of the six tests, of five if answers are not compared."""
-        named = {
-            "failing": self.failing,
-            "not finite": self.not_finite,
-            "slow (p90)": self.slow[0.90],
-            "slow (p99)": self.slow[0.99],
-            "slow (worst)": self.slow[1.0],
-            "differing": self.differing,
-        }
-        tests = {name: test for name, test in named.items() if test is not None}
-        threshold_against, threshold_in_favour = math.log(len(named) / FALSE_ALARM), math.log(1 / MISS)
-        for name, test in tests.items():
+        threshold_against = math.log(_TESTS / FALSE_ALARM)
+        for name, test in self._tests():
             yield TestState(
                 name,
                 _observed_rate(test.stable.events, test.stable.trials) if isinstance(test, TwoRateTest) else None,
                 _observed_rate(test.candidate.events, test.candidate.trials),
                 test.candidate.trials,
                 test.against / threshold_against,
-                test.in_favour / threshold_in_favour,
+                test.in_favour / _THRESHOLD_IN_FAVOUR,
             )
+
+    def needed(self) -> dict[str, int]:
+        """Return for each test the further outcomes until it is in favour of the candidate, if none of them is bad."""
+        return {
+            name: max(math.ceil((_THRESHOLD_IN_FAVOUR - test.in_favour) / test.gain), 0) for name, test in self._tests()
+        }
+
+    def _tests(self) -> Iterator[tuple[str, TwoRateTest | OneRateTest]]:
+        """Yield the tests with their names; `differing` only if answers are compared."""
+        yield "failing", self.failing
+        yield "not finite", self.not_finite
+        yield "slow (p90)", self.slow[0.90]
+        yield "slow (p99)", self.slow[0.99]
+        yield "slow (worst)", self.slow[1.0]
+        if self.differing is not None:
+            yield "differing", self.differing
+
+    def _reason_to_promote(self) -> str:
+        compared = "" if self.differing is not None else "; its answers were not compared"
+        return f"no worse than the live version in {self.requests} requests{compared}"
 
     def _update_limits(self) -> None:
         """Set the latencies above which answers count as slow: quantiles of the stable version's, times a slack.
@@ -175,5 +191,6 @@ def _observed_rate(events: int, trials: int) -> float:
 
 
 def _rollback_reason(finding: TestState) -> str:
-    against = "" if finding.stable is None else f", {finding.stable:.2%} of the stable version's"
-    return f"{finding.name}: {finding.candidate:.2%} of {finding.requests} requests{against}"
+    counted = "comparisons" if finding.stable is None else "requests"
+    against = "" if finding.stable is None else f", {finding.stable:.2%} of the live version's"
+    return f"{finding.name}: {finding.candidate:.2%} of {finding.requests} {counted}{against}"

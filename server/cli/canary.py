@@ -4,28 +4,69 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
 
+from lathe.server.canary.steps import MAX_SECONDS, MAX_WEIGHT
+from lathe.server.cli.canary_view import canary_of, canary_view, outcome, plan_facts, progress_key, progress_line
 from lathe.server.cli.command_group import Commands
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import Name
-from lathe.server.cli.terminal import console, fail
+from lathe.server.cli.terminal import console, fail, live_view, local_time, print_facts
 
 if TYPE_CHECKING:
     from lathe.server.api.management.canary_schemas import CanaryState
-    from lathe.server.api.management.schemas import AuditEntry
     from lathe.server.client import Client
 
 app = Commands("Test a version on a share of the requests (canary).")
 
-_STEP = re.compile(r"([0-9.]+)(%?):([0-9.]+)([smhd]?)")
+_OPTIONS = {  # fields of the request's body -> options
+    "weight": "--weight", "shadow": "--shadow", "rtol": "--rtol", "atol": "--atol", "tolerated": "--tolerated",
+    "steps": "--step", "start_at": "--start-at",
+}  # fmt: skip
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def share_parser(low: float, high: float) -> Callable[[str], float]:
+    """Return a parser of shares such as `0.1` or `10%`; it raises typer.BadParameter for others, and out of range."""
+
+    def parse(text: str) -> float:
+        found = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?)(%?)", text.strip())
+        try:
+            share = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+        except ValueError:
+            share = -1.0
+        if not low <= share <= high:
+            raise typer.BadParameter(f"expected a share from {low:g} to {high:g}, such as 0.1 or 10%, got {text!r}")
+        return share
+
+    return parse
+
+
+def parse_step(text: str) -> dict[str, float]:
+    """Parse a step such as `1%:10m` or `0.01:600`; raises typer.BadParameter."""
+    share, _, length = text.strip().partition(":")
+    found = re.fullmatch(r"([0-9.]+)([smhd]?)", length)
+    try:
+        seconds = float(found[1]) * _SECONDS[found[2]] if found else -1.0
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise typer.BadParameter(
+            f"expected a share and a duration of at most 30 days, such as 1%:10m or 0.01:600, got {text!r}"
+        )
+    return {"weight": share_parser(0, MAX_WEIGHT)(share), "seconds": seconds}
+
+
+def parse_time(text: str) -> str:
+    """Return an ISO 8601 time, local unless it names a zone, with its zone; raises typer.BadParameter."""
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"expected a time such as 2026-01-31T02:00, got {text!r}") from None
 
 
 @app.command()
@@ -36,41 +77,83 @@ def start(
     version: Annotated[int, typer.Argument(help="The version to test: the candidate.", metavar="VERSION", min=1)],
     weight: Annotated[
         float | None,
-        typer.Option(help="Send this share of the requests to the candidate. Default: 0.1.", min=0, max=0.5),
+        typer.Option(
+            help="Send this share of the requests to the candidate, at most 50%. Above 20% it begins with 20%, until "
+            "the candidate has answered 1,000 requests; --step begins with any share. Default: 10%.",
+            parser=share_parser(0, MAX_WEIGHT),
+            metavar="SHARE",
+        ),
     ] = None,
     shadow: Annotated[
-        float,
-        typer.Option(help="Mirror this share of the live requests to the candidate, only to compare.", min=0, max=1),
-    ] = 0.0,
-    rtol: Annotated[float, typer.Option(help="Compare answers with this relative tolerance.", min=0)] = 1e-3,
-    atol: Annotated[float, typer.Option(help="Compare answers with this absolute tolerance.", min=0)] = 1e-5,
-    tolerated: Annotated[float, typer.Option(help="Let this share of the compared answers differ.")] = 0.005,
-    promote: Annotated[bool, typer.Option(help="Make the candidate live once it has passed.")] = True,
+        float | None,
+        typer.Option(
+            help="Let the candidate also run this share of the live version's requests, and compare the answers. "
+            "Clients do not see the candidate's. Without this option, answers are not compared.",
+            parser=share_parser(0, 1),
+            metavar="SHARE",
+        ),
+    ] = None,
+    rtol: Annotated[
+        float | None,
+        typer.Option(help="With --shadow: compare numbers with this relative tolerance. Default: 0.001.", min=0),
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(help="With --shadow: compare numbers with this absolute tolerance. Default: 0.00001.", min=0),
+    ] = None,
+    tolerated: Annotated[
+        float | None,
+        typer.Option(
+            help="With --shadow: let this share of the compared answers differ. Default: 0.5%.",
+            parser=share_parser(1e-4, 0.5),
+            metavar="SHARE",
+        ),
+    ] = None,
+    promote: Annotated[bool, typer.Option(help="Make the candidate live when it has passed.")] = True,
     step: Annotated[
-        list[str] | None,
-        typer.Option(help="Add a step, a share and its duration such as 1%:10m, instead of --weight; repeatable."),
+        list[Any] | None,
+        typer.Option(
+            help="Instead of --weight: add a step, a share and its duration such as 1%:10m. Repeat the option for "
+            "growing shares.",
+            parser=parse_step,
+            metavar="SHARE:TIME",
+        ),
     ] = None,
     start_at: Annotated[
-        str | None, typer.Option(help="Start at this local time, such as 2026-01-31T02:00. Default: now.")
+        str | None,
+        typer.Option(
+            help="Start at this local time, such as 2026-01-31T02:00. Default: now.",
+            parser=parse_time,
+            metavar="TIME",
+        ),
     ] = None,
 ) -> None:
     """Send a share of the requests to a version; the server promotes it if it passes, and rolls it back if it fails.
 
+    The server compares the candidate with the live version: failed requests, NaN and infinity in outputs, and latency.
+    It compares the answers themselves only with --shadow.
+
+    The candidate passes when it is no worse in enough requests: about 600 of its own if nothing bad happens, and
+    several thousand if the live version itself fails now and then. It goes live then, but not before the last --step is
+    over. A canary needs requests from clients: time alone does not end it. The candidate fails when it is worse, or if
+    it is undecided after 50,000 requests.
+
     \b
     Examples:
       lathe canary start digits 3
-      lathe canary start digits 3 --weight 0.2 --shadow 0.2
+      lathe canary start digits 3 --weight 20% --shadow 20%
       lathe canary start digits 3 --step 1%:10m --step 10%:30m --step 50%:1h
     """
-    body: dict[str, Any] = {"shadow": shadow, "rtol": rtol, "atol": atol, "tolerated": tolerated, "promote": promote}
-    body |= {"weight": weight} if weight is not None else {}
-    body |= {"steps": [parse_step(text) for text in step]} if step else {}
-    body |= {"start_at": parse_time(start_at)} if start_at else {}
-    with server.client(name) as client:
-        state = client.start_canary(name, version, **body)
-    when = f", from {state.start_at} on" if state.step < 0 else ""
+    _check_together(shadow, {"--rtol": rtol, "--atol": atol, "--tolerated": tolerated}, weight, step)
+    given: dict[str, Any] = {"weight": weight, "shadow": shadow, "rtol": rtol, "atol": atol, "tolerated": tolerated}
+    given |= {"steps": step or None, "start_at": start_at}
+    body: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    with server.client(name, _OPTIONS) as client:
+        state = client.start_canary(name, version, promote=promote, **body)
+    when = f", from {local_time(state.start_at)} on" if state.step < 0 else ""
     against = f"against version {state.live}" if state.live else "against the live version"
     console.print(f"{name} version {state.version} is tested {against}{when}", soft_wrap=True)
+    print_facts([*plan_facts(state), ("next", f"lathe canary watch {name}{server.url_option}")])
 
 
 @app.command()
@@ -80,19 +163,17 @@ def watch(
     name: Name,
     interval: Annotated[float, typer.Option(help="Wait this many seconds between two updates.", min=0.01)] = 1.0,
 ) -> None:
-    """Show a canary until it ends, then its outcome. Without a running canary, show the outcome of the last one."""
+    """Show a canary until it ends, then its outcome. Without a running canary, show the outcome of the last one.
+
+    Outside a terminal it prints a line for each step, and for each tenth of the evidence that the candidate needs.
+    """
     with server.client(name) as client:
         if (state := _running_canary(client, name)) is None:
             console.print(_last_outcome(client, name), soft_wrap=True)
             return
-        began = state.generation
-        with Live(console=console, refresh_per_second=4) as display:
-            while state is not None:
-                schedule = [schedule_table(state)] if state.steps else []
-                display.update(Group(*schedule, evidence_table(name, state)))
-                time.sleep(interval)
-                state = _running_canary(client, name)
-        console.print(_outcome(name, began, client.audit(name)), soft_wrap=True)
+        follow = _show_tables if console.is_terminal else _print_lines
+        follow(name, _states(client, name, state, interval))
+        console.print(outcome(name, state.generation, client.audit(name)), soft_wrap=True)
 
 
 @app.command()
@@ -104,50 +185,43 @@ def cancel(server: Connection, name: Name) -> None:
     console.print(f"{name}: the canary of version {ended.version} is cancelled")
 
 
-def parse_step(text: str) -> dict[str, float]:
-    """Parse a step such as `1%:10m` or `0.01:600`; prints an error and raises typer.Exit if it is malformed."""
-    found = _STEP.fullmatch(text.strip())
-    try:
-        if found is None:
-            raise ValueError
-        weight, seconds = float(found[1]) / (100 if found[2] else 1), float(found[3]) * _SECONDS[found[4]]
-    except ValueError:
-        raise fail(f"--step: expected a share and a duration such as 1%:10m or 0.01:600, got {text!r}") from None
-    return {"weight": weight, "seconds": seconds}
+def _check_together(
+    shadow: float | None, comparison: dict[str, float | None], weight: float | None, step: list[Any] | None
+) -> None:
+    """Refuse options that would have no effect."""
+    if step and weight is not None:
+        raise fail("--weight: expected none together with --step, which has shares of its own")
+    for option, value in comparison.items():
+        if value is not None and not shadow:
+            raise fail(f"{option}: expected --shadow with it, otherwise answers are not compared")
 
 
-def parse_time(text: str) -> str:
-    """Parse an ISO 8601 time, local unless it names a zone, and return it with its zone; raises typer.Exit."""
-    try:
-        return datetime.fromisoformat(text).astimezone().isoformat()
-    except (ValueError, OverflowError):
-        raise fail(f"--start-at: expected a time such as 2026-01-31T02:00, got {text!r}") from None
+def _states(client: Client, name: str, state: CanaryState | None, interval: float) -> Iterator[CanaryState]:
+    """Yield a canary's states, from `state` on, until it ends."""
+    generation = state.generation if state else 0
+    while state is not None and state.generation == generation:
+        yield state
+        time.sleep(interval)
+        state = _running_canary(client, name)
 
 
-def schedule_table(state: CanaryState) -> Table:
-    """Return the steps of a canary's schedule, with the current step and its remaining time."""
-    begins = f"begins at {state.start_at}, in {_duration(state.remaining or 0.0)}" if state.step < 0 else ""
-    title = begins or f"step {state.step + 1} of {len(state.steps)} since {state.since}"
-    table = Table("step", "share", "for", "requests", "state", title=title, title_justify="left")
-    for number, step in enumerate(state.steps):
-        word = "done" if number < state.step else _current_step(state) if number == state.step else "to come"
-        time, requests = _duration(step.seconds) if step.seconds else "", str(step.requests or "")
-        table.add_row(str(number + 1), f"{step.weight * 100:.3g}%", time, requests, word)
-    return table
+def _show_tables(name: str, states: Iterator[CanaryState]) -> None:
+    """Show the tables of a canary in place, and leave the last ones on the terminal."""
+    last = None
+    with live_view() as show:
+        for last in states:
+            show(canary_view(name, last))
+        if last is not None:
+            show(canary_view(name, last, is_last=True))
 
 
-def _current_step(state: CanaryState) -> str:
-    """Return the remaining time of the current step, afterwards the condition that it still waits for."""
-    if state.remaining:
-        return f"{_duration(state.remaining)} left"
-    last = state.step == len(state.steps) - 1
-    return "goes live once it has passed" if last else f"{state.requests} requests so far"
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration as text: `90 s`, `1.5 h`."""
-    unit = next((unit for unit in "dhm" if seconds >= 2 * _SECONDS[unit]), "s")
-    return f"{seconds / _SECONDS[unit]:.3g} {unit if unit != 'm' else 'min'}"
+def _print_lines(name: str, states: Iterator[CanaryState]) -> None:
+    """Print a line whenever a canary has made progress. Evidence that falls and rises again prints nothing."""
+    printed = set()
+    for state in states:
+        if (key := progress_key(state)) not in printed:
+            console.print(progress_line(name, state), soft_wrap=True)
+            printed.add(key)
 
 
 def _running_canary(client: Client, name: str) -> CanaryState | None:
@@ -165,47 +239,6 @@ def _running_canary(client: Client, name: str) -> CanaryState | None:
 def _last_outcome(client: Client, name: str) -> str:
     """Return how the last canary of a model ended; raises typer.Exit if there was none."""
     changes = client.audit(name)
-    trials = [entry.generation for entry in changes if entry.action == "canary"]
-    if not trials:
+    if (generation := canary_of(changes)) is None:
         raise fail(f"{name} has had no canary yet: lathe canary start {name} VERSION")
-    return f"no canary is running; the last one: {_outcome(name, trials[-1], changes)}"
-
-
-def _outcome(name: str, generation: int, changes: list[AuditEntry]) -> str:
-    """Return how the canary ended that started with the change of this generation."""
-    began = next(entry for entry in changes if entry.generation == generation)
-    ended = _end_of(began, changes)
-    reason = f": {ended.reason}" if ended.reason else ""
-    return f"{name} version {began.version}: {ended.action}{reason}"
-
-
-def _end_of(began: AuditEntry, changes: list[AuditEntry]) -> AuditEntry:
-    """Return the change that ended a canary: its verdict, its cancellation, or a move of the live alias."""
-    return next(
-        entry
-        for entry in changes
-        if entry.generation > began.generation
-        and (
-            entry.action in {"promoted", "rolled_back", "cancelled"}
-            or entry.aliases.get("live") != began.aliases.get("live")
-        )
-    )
-
-
-def evidence_table(name: str, state: CanaryState) -> Table:
-    """Return the statistical tests of a candidate: rates of both versions, and the evidence for and against."""
-    title = f"{name}: version {state.version} against {state.live}, {state.requests} requests, {state.verdict}"
-    table = Table(
-        "question", "live", "candidate", "requests", "against", "in favour", title=title, title_justify="left"
-    )
-    for found in state.evidence:
-        live = "" if found.stable is None else f"{found.stable:.2%}"
-        table.add_row(
-            found.question,
-            live,
-            f"{found.candidate:.2%}",
-            str(found.requests),
-            f"{max(found.against, 0):.0%}",
-            f"{max(found.in_favour, 0):.0%}",
-        )
-    return table
+    return f"no canary is running; the last one: {outcome(name, generation, changes)}"

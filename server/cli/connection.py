@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
+import shlex
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 DEFAULT_URL = "http://127.0.0.1:8080"
 _PANEL = "Server"
+_NO_OPTIONS: Mapping[str, str] = {}
 
 
 def _option(*names: str, text: str, variable: str, metavar: str) -> Any:
@@ -77,12 +78,18 @@ class Connection:
     cert: Cert = None
     cert_key: CertKey = None
 
+    @property
+    def url_option(self) -> str:
+        """The option `--url` for a suggested command, with a blank before it; empty for the default URL."""
+        return "" if self.url == DEFAULT_URL else f" --url {shlex.quote(self.url)}"
+
     @contextmanager
-    def client(self, model: str | None = None) -> Iterator[Client]:
+    def client(self, model: str | None = None, options: Mapping[str, str] = _NO_OPTIONS) -> Iterator[Client]:
         """Yield a client of the server; a failed call prints one line and ends the command with status 1.
 
-        `model` is the name of the command's model: if the server has none of this name, the error suggests the nearest.
+        `model` and `options` are those of `refusal_text`.
         """
+        from lathe.server.cli.refusals import refusal_text
         from lathe.server.client import ApiError, Client, ClientError
 
         _check_url(self.url)
@@ -90,8 +97,7 @@ class Connection:
             try:
                 yield client
             except ApiError as error:
-                text = str(error).replace("allow_signature_change=true", "--allow-signature-change")
-                raise fail(text + _nearest(client, model, error)) from error
+                raise fail(refusal_text(error, client, model, options)) from error
             except ClientError as error:
                 raise fail(self.failure_text(error)) from error
 
@@ -101,32 +107,30 @@ class Connection:
             if self.cert_key is not None:
                 raise fail("--cert-key: expected --cert with it")
             return True
+        from lathe.server.client.tls_errors import file_text
+
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
-            raise fail(f"--ca {self.ca}: {_reason(error)}") from error
+            raise fail(f"--ca {self.ca}: {file_text(error)}") from error
         if self.cert is not None:
             try:
                 context.load_cert_chain(self.cert, self.cert_key)
             except OSError as error:
                 files = f"--cert {self.cert}" + (f", --cert-key {self.cert_key}" if self.cert_key else "")
-                raise fail(f"{files}: {_reason(error)}") from error
+                raise fail(f"{files}: {file_text(error)}") from error
         return context
 
     def failure_text(self, error: ClientError, url: str = "") -> str:
         """Return one line that says why no answer came from the server at `url` (default: that of this connection)."""
         import httpx
 
+        from lathe.server.client.tls_errors import is_tls_error
+
         url = url or self.url
         cause = error.__cause__
-        text = str(cause or error)
-        if "CERTIFICATE_VERIFY_FAILED" in text:
-            why = text.partition("certificate verify failed: ")[2].partition(" (")[0] or text
-            return (
-                f"{url}: the server's certificate is not trusted ({why}); name the CA that signed it (--ca, LATHE_CA)"
-            )
-        if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text.lower():
-            return f"{url}: the server does not use TLS; use http:// instead of https://"
+        if is_tls_error(str(cause)):
+            return str(error).replace("ca=,", "--ca,").replace("cert=,", "--cert,")
         if isinstance(cause, httpx.ConnectError):
             return f"no server answers at {url}: start one (lathe serve), or name another (--url, LATHE_URL)"
         if isinstance(cause, httpx.TimeoutException):
@@ -179,29 +183,3 @@ def is_set(context: typer.Context, name: str) -> bool:
 def _source(context: typer.Context, name: str) -> str:
     source = context.get_parameter_source(name)
     return source.name if source is not None else ""
-
-
-def _nearest(client: Client, model: str | None, error: Any) -> str:
-    """Return a suggestion to append to a 404: the nearest model name, otherwise the first 20 names.
-
-    Empty if the error is not about the model's name, or the API key may not list models.
-    """
-    from lathe.server.client import ClientError
-
-    if model is None or error.status != 404:
-        return ""
-    try:
-        names = sorted(state.name for state in client.models())
-    except ClientError:
-        return ""  # this key may not list models
-    if model in names:
-        return ""
-    close = difflib.get_close_matches(model, names, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; models: {', '.join(names[:20])}" if names else "; there are no models yet"
-
-
-def _reason(error: OSError) -> str:
-    """Return the system's error text, without the file's name and OpenSSL's source positions."""
-    return error.strerror or str(error)

@@ -9,10 +9,24 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 
 from lathe.server.cli.connection import Connection, with_connection
-from lathe.server.cli.terminal import Json, console, print_json
+from lathe.server.cli.terminal import Json, console, local_time, make_table, print_json, time_column
 
 if TYPE_CHECKING:
-    from lathe.server.api.management.schemas import ModelState, VersionDetail
+    from lathe.server.api.management.schemas import AuditEntry, ModelState, VersionDetail
+
+
+_CHANGES = {  # actions of the API -> the words of the commands
+    "publish": "push",
+    "adopt": "copied into the folder",
+    "canary": "canary start",
+    "step": "canary step",
+    "promoted": "canary passed",
+    "rolled_back": "canary failed",
+    "cancelled": "canary cancel",
+    "void": "undone after a crash",
+}
+
+_SERVERS_OWN = {"adopt", "step", "promoted", "rolled_back", "void"}  # actions that the server takes by itself
 
 
 def complete_model_name(context: typer.Context, incomplete: str) -> list[str]:
@@ -85,12 +99,25 @@ def audit(
     if as_json:
         print_json([entry.model_dump() for entry in changes])
         return
-    table = Table("time", "change", "version", "alias", "live afterwards", "actor", "reason")
+    console.print(changes_table(changes))
+
+
+def changes_table(changes: list[AuditEntry]) -> Table:
+    """Return the table of a model's changes, in their order."""
+    table = make_table(time_column("time"), "change", "version", "live then", "by", "reason")
     for entry in changes:
         live = str(entry.aliases.get("live", ""))
-        row = (entry.action, str(entry.version), entry.alias or "", live, entry.actor, entry.reason)
-        table.add_row(entry.time, *row)
-    console.print(table)
+        actor = "the server" if entry.action in _SERVERS_OWN else entry.actor
+        table.add_row(local_time(entry.time), _change(entry), str(entry.version), live, actor, entry.reason)
+    return table
+
+
+def _change(entry: AuditEntry) -> str:
+    """Return what a change did, in the words of the commands, with its alias unless that is `live`."""
+    if (entry.action, entry.alias) == ("alias", "live"):
+        return "promote"
+    alias = f" {entry.alias}" if entry.alias not in (None, "live") else ""
+    return _CHANGES.get(entry.action, entry.action) + alias
 
 
 def size_of(version: VersionDetail) -> str:

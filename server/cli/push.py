@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lathe.server.cli.connection import DEFAULT_URL, Connection, with_connection
+from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.model import model_errors
 from lathe.server.cli.models import Name, format_tensor, signature_of, size_of
-from lathe.server.cli.terminal import console, transfer_progress
+from lathe.server.cli.terminal import console, print_facts, transfer_progress
 from lathe.server.cli.versions import OtherSignature
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ def push(
             )
         where = "live" if published.live else "not live yet"
         console.print(f"{name} version {published.version} is {published.state}, {where}")
-        for title, text in describe_version(client, server, published):
-            console.print(f"  {title:<9}{text}", soft_wrap=True)
+        print_facts(describe_version(client, server, published))
 
 
 def describe_version(client: Client, server: Connection, published: Published) -> Iterable[tuple[str, str]]:
@@ -125,7 +123,7 @@ def _advice(metadata: dict[str, Any]) -> str:
 def _call_lines(server: Connection, name: str, published: Published) -> Iterable[tuple[str, str]]:
     version = "" if published.live else f"/versions/{published.version}"
     yield "ask", f"POST {server.url.rstrip('/')}/v2/models/{name}{version}/infer"
-    where = "" if server.url == DEFAULT_URL else f" --url {shlex.quote(server.url)}"
+    where = server.url_option
     option = "" if published.live else f" --version {published.version}"
     yield "example", f"lathe infer {name}{option}{where}"
     if not published.live and published.state == "ready":

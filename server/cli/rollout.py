@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Group
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lathe.server.cli.canary import evidence_table, schedule_table
+from lathe.server.cli.canary_view import canary_view, percent
 from lathe.server.cli.command_group import Commands
 from lathe.server.cli.connection import Connection, with_connection
-from lathe.server.cli.models import Name
-from lathe.server.cli.terminal import Interval, Rounds, console, ticks
+from lathe.server.cli.models import Name, changes_table
+from lathe.server.cli.terminal import Interval, Rounds, live_view, make_table, ticks
 from lathe.server.cli.top import MetricsSnapshot, VersionCounters, activity_cells, parse_metrics
 
 if TYPE_CHECKING:
@@ -46,11 +45,11 @@ def watch(
     rounds: Rounds = None,
 ) -> None:
     """Show a model's versions, aliases, traffic, canary and latest changes, until Ctrl-C."""
-    with server.client(name) as client, Live(console=console, auto_refresh=False) as display:
+    with server.client(name) as client, live_view() as show:
         before = parse_metrics(client.metrics(), time.monotonic())
         for _ in ticks(interval, rounds):
             now = fetch_rollout(client, name)
-            display.update(rollout_view(now, before), refresh=True)
+            show(rollout_view(now, before))
             before = now.look
 
 
@@ -70,22 +69,19 @@ def fetch_rollout(client: Client, name: str) -> Rollout:
 
 def rollout_view(now: Rollout, before: MetricsSnapshot) -> Group:
     """Return the tables for a model, with the traffic of its versions since the metrics `before`."""
-    parts = [_versions(now, before)]
-    if now.trial is not None and now.trial.steps:
-        parts.append(schedule_table(now.trial))
+    parts: list[RenderableType] = [_versions(now, before)]
     if now.trial is not None:
-        parts.append(evidence_table(now.model.name, now.trial))
+        parts.append(canary_view(now.model.name, now.trial))
     if now.changes:
-        parts.append(_changes(now.changes))
+        parts.append(changes_table(now.changes))
     problem = [Text(f"config.toml is not followed: {now.model.config_error}")] if now.model.config_error else []
     return Group(*parts, *problem)
 
 
 def _versions(now: Rollout, before: MetricsSnapshot) -> Table:
     ready = "ready" if now.model.ready else "not ready"
-    title = f"{now.model.name}: {ready}, generation {now.model.generation}"
-    table = Table("version", "state", "answers as", "requests/s", "failed/s", "p50", "p99", title=title)
-    table.title_justify = "left"
+    title = f"{now.model.name}: {ready}, {now.model.generation} changes so far"
+    table = make_table("version", "state", "answers as", "requests/s", "failed/s", "p50", "p99", title=title)
     seconds = now.look.at - before.at
     for version in now.versions:
         page = (now.model.name, str(version.version))
@@ -106,12 +102,5 @@ def _roles(now: Rollout, version: VersionState) -> str:
     names = [alias for alias, number in sorted(answering.items()) if number == version.version]
     names += [f"{alias} (soon)" for alias in sorted(version.aliases) if answering.get(alias) != version.version]
     if now.trial is not None and now.trial.version == version.version:
-        names.append(f"candidate for {now.trial.weight * 100:.3g}%" if now.trial.step >= 0 else "candidate (soon)")
+        names.append(f"candidate for {percent(now.trial.weight)}" if now.trial.step >= 0 else "candidate (soon)")
     return ", ".join(names)
-
-
-def _changes(changes: list[AuditEntry]) -> Table:
-    table = Table("time", "change", "version", "alias", "actor", "reason")
-    for entry in reversed(changes):
-        table.add_row(entry.time, entry.action, str(entry.version), entry.alias or "", entry.actor, entry.reason)
-    return table

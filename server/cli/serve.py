@@ -63,7 +63,7 @@ def serve(
     \b
     Make a self-signed certificate for tests; clients trust it with --ca server.pem:
       openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=localhost \\
-        -addext subjectAltName=DNS:localhost -keyout server.key -out server.pem
+        -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout server.key -out server.pem
 
     \b
     Examples:

@@ -75,6 +75,7 @@ def _local_client(server: Connection, url: str) -> Client:
     """
     from lathe.server.client import Client
     from lathe.server.client.host_transport import HostTransport
+    from lathe.server.client.tls_errors import file_text
 
     settings = _settings()
     trust: ssl.SSLContext | bool = True
@@ -84,7 +85,7 @@ def _local_client(server: Connection, url: str) -> Client:
             if server.cert is not None:
                 trust.load_cert_chain(server.cert, server.cert_key)
         except OSError as error:
-            raise fail(f"LATHE_TLS_CERT, LATHE_CERT: {error}") from error
+            raise fail(f"LATHE_TLS_CERT, LATHE_CERT: {file_text(error)}") from error
         trust.check_hostname = False
         trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     host = _first_host(settings.served_hosts)

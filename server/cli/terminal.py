@@ -1,4 +1,4 @@
-"""Terminal output that all commands share: consoles, periodic updates, progress bars, errors in one line."""
+"""Terminal output that all commands share: consoles, tables, times, updates, progress bars, errors in one line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import count
 from typing import Annotated
 
 import typer
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, ConsoleDimensions, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
 
 Interval = Annotated[float, typer.Option(help="Wait this many seconds between two updates.", min=0.05)]
 Rounds = Annotated[int | None, typer.Option(help="Stop after this number of updates. Default: until Ctrl-C.")]
@@ -44,6 +47,40 @@ error_console = Output(stderr=True, markup=False, highlight=False)
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def make_table(*columns: str | Column, title: str | None = None) -> Table:
+    """Return an empty table that cuts no cell: in a narrow terminal a cell continues on further lines."""
+    named = [Column(each) if isinstance(each, str) else each for each in columns]
+    for column in named:
+        column.overflow = "fold"
+    return Table(*named, title=title, title_justify="left")
+
+
+def time_column(header: str) -> Column:
+    """Return a column for `local_time`, which breaks only between date and time."""
+    return Column(header, min_width=len("2026-01-31"))
+
+
+def local_time(text: str | None) -> str:
+    """Return an RFC 3339 time as `2026-01-31 02:00:00` in this machine's time zone; empty for no time."""
+    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}" if text else ""
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print a line for each fact, with its title before it."""
+    for title, text in facts:
+        console.print(f"  {title:<9} {text}", soft_wrap=True)
+
+
+@contextmanager
+def live_view() -> Iterator[Callable[[RenderableType], None]]:
+    """Yield a function that shows the present state: on a terminal in place of the one before, otherwise below it."""
+    if not console.is_terminal:
+        yield console.print
+        return
+    with Live(console=console, auto_refresh=False) as display:
+        yield lambda shown: display.update(shown, refresh=True)
 
 
 def ticks(interval: float, rounds: int | None) -> Iterator[int]:

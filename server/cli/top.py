@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from lathe.core.byte_sizes import format_bytes
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import not_ready_text
-from lathe.server.cli.terminal import Interval, Rounds, console, ticks
+from lathe.server.cli.terminal import Interval, Rounds, live_view, make_table, ticks
 
 Version = tuple[str, str]  # model, version
 
@@ -25,12 +24,12 @@ Version = tuple[str, str]  # model, version
 @with_connection
 def top(server: Connection, interval: Interval = 1.0, rounds: Rounds = None) -> None:
     """Show requests per second, latencies, batch sizes and queues of each model, until Ctrl-C."""
-    with server.client() as client, Live(console=console, auto_refresh=False) as display:
+    with server.client() as client, live_view() as show:
         before = parse_metrics(client.metrics(), time.monotonic())
         for _ in ticks(interval, rounds):
             now = parse_metrics(client.metrics(), time.monotonic())
             unready = [Text(not_ready_text(model)) for model in client.models() if not model.ready]
-            display.update(Group(traffic_table(now, before), *unready), refresh=True)
+            show(Group(traffic_table(now, before), *unready))
             before = now
 
 
@@ -81,7 +80,7 @@ def parse_metrics(exposition: str, at: float) -> MetricsSnapshot:
 
 def traffic_table(now: MetricsSnapshot, before: MetricsSnapshot) -> Table:
     """Return the traffic of each version between two reads, one row each."""
-    found = Table("model", "version", "requests/s", "failed/s", "p50", "p99", "rows/batch", "queue", "memory")
+    found = make_table("model", "version", "requests/s", "failed/s", "p50", "p99", "rows/batch", "queue", "memory")
     seconds = now.at - before.at
     for (model, version), page in sorted(now.pages.items()):
         old = before.pages.get((model, version), VersionCounters())

@@ -13,6 +13,7 @@ import httpx
 from lathe.server.client.call import Call, OpenedCall
 from lathe.server.client.errors import ClientError, Unreachable
 from lathe.server.client.retry_policy import RetryPolicy
+from lathe.server.client.tls_errors import connection_text, file_text, is_tls_error
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -85,8 +86,8 @@ class Connection:
     def failure(self, call: object, error: httpx.HTTPError | httpx.InvalidURL) -> ClientError:
         """Return the error if there was no answer: Unreachable if no connection was made, except for TLS errors."""
         cause = str(error) or type(error).__name__
-        if "[SSL" in cause:
-            return ClientError(f"{self.url}: {cause}")
+        if is_tls_error(cause):
+            return ClientError(connection_text(self.url, cause))
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return Unreachable(self.url, cause)
         return ClientError(f"{call}: {cause}")
@@ -97,10 +98,10 @@ def _context(ca: Path | str | None, cert: Path | str | None, cert_key: Path | st
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:
-        raise ClientError(f"ca {ca}: {error}") from error
+        raise ClientError(f"ca {ca}: {file_text(error)}") from error
     if cert is not None:
         try:
             context.load_cert_chain(cert, cert_key)
         except OSError as error:
-            raise ClientError(f"cert {cert}, cert_key {cert_key or cert}: {error}") from error
+            raise ClientError(f"cert {cert}, cert_key {cert_key or cert}: {file_text(error)}") from error
     return context

@@ -1,4 +1,4 @@
-"""The errors that clients raise. The message of an ApiError is the server's."""
+"""The errors that clients raise. The message of an ApiError is the server's, except for a missing or wrong key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,16 @@ def refusal(response: httpx.Response, call: str) -> ApiError:
         code, message = failure.get("code", ""), failure["error"]
     except (ValueError, KeyError, AttributeError):
         pass  # not an answer of Lathe, but for example an error page of a proxy
+    if response.status_code == 401 and message.startswith("header authorization"):
+        message = _key_message(was_sent="authorization" in response.request.headers)
     return ApiError(response.status_code, code, message, retry_after(response))
+
+
+def _key_message(*, was_sent: bool) -> str:
+    """Return what to do about the key, where the server speaks of the header that holds it."""
+    if was_sent:
+        return "the server does not know the API key or token, or it has expired: api_key=, LATHE_KEY"
+    return "the server requires an API key or a token: api_key=, LATHE_KEY"
 
 
 def retry_after(response: httpx.Response) -> float | None:

@@ -70,7 +70,7 @@ class Trials:
         def change(state: Aliases) -> Aliases:
             if not plan.is_same_trial(state.canary) or state.canary != plan:
                 raise Conflict(
-                    f"step {number + 1} of the trial of version {plan.version} has begun, or the trial ended"
+                    f"step {number + 1} of the canary of version {plan.version} has begun, or the canary has ended"
                 )
             return state.stepped(plan.at(number, since))
 
@@ -97,7 +97,7 @@ class Trials:
         if live == plan.version:
             raise Conflict(f"version {live} is live: a candidate must be another version")
         if state.canary is not None:
-            raise Conflict(f"version {state.canary.version} is on trial: end its trial first")
+            raise Conflict(f"a canary of version {state.canary.version} is running: cancel it first")
         stable = model.signature(live)
         if stable is None:
             raise Conflict(f"version {live}, which is live, is not in memory: load the model first")
@@ -110,7 +110,7 @@ class Trials:
     async def _end(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str, origin: Origin) -> Outcome:
         def change(state: Aliases) -> Aliases:
             if not plan.is_same_trial(state.canary):
-                raise Conflict(f"the trial of version {plan.version} has ended")
+                raise Conflict(f"the canary of version {plan.version} has ended")
             return state.moved(LIVE_ALIAS, plan.version) if action == "promoted" else state.with_canary(None)
 
         return await self._change(model, action, plan.version, change, origin, reason)

@@ -1,4 +1,4 @@
-"""The management routes of canary trials."""
+"""The management routes of canaries."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def canary_routes(trials: Trials, schedules: CanarySchedules) -> APIRouter:
     async def start(
         request: Request, model: ModelName, asked: CanaryAsked, idempotency_key: IdempotencyKey = None
     ) -> CanaryState:
-        """Start a trial: a version gets a share of the requests, and is promoted or rolled back by its results."""
+        """Start a canary: a version gets a share of the requests, and is promoted or rolled back by its results."""
         name = names.check_model(model)
         outcome = await trials.start(name, asked.plan, origin_of(request, idempotency_key))
         return state(name, outcome.record.state.canary or asked.plan, trials.find(name))
 
     @routes.get("")
     async def get(model: ModelName) -> CanaryState:
-        """Return the running trial and its evidence."""
+        """Return the running canary and its evidence."""
         return state(names.check_model(model), *trials.current(model))
 
     @routes.delete("")
     async def cancel(request: Request, model: ModelName, idempotency_key: IdempotencyKey = None) -> AuditEntry:
-        """Cancel the trial; the live version answers all requests again."""
+        """Cancel the canary; the live version answers all requests again."""
         outcome = await trials.cancel(names.check_model(model), origin_of(request, idempotency_key))
         return AuditEntry.of(outcome.record)
 

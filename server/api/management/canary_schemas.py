@@ -1,4 +1,4 @@
-"""Request and response schemas of canary trials."""
+"""Request and response schemas of canaries."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lathe.server.canary.guard import TestState
     from lathe.server.canary.traffic import Trial
 
+COMPARISON = ("rtol", "atol", "tolerated")  # settings of the comparisons that `shadow` makes
 _SHARE = {"ge": 0.0, "allow_inf_nan": False}
 
 
@@ -39,23 +40,31 @@ class StepAsked(RequestBody):
 
 
 class CanaryAsked(RequestBody):
-    """The version to try, and the conditions of the trial."""
+    """The version to try, and the conditions of the canary."""
 
     version: Version
     weight: Annotated[float, Field(le=MAX_WEIGHT, **_SHARE)] = Field(
         default=0.1, description="Share of the requests that name no version."
     )
     shadow: Annotated[float, Field(le=1.0, **_SHARE)] = Field(
-        default=0.0, description="Share of the live version's requests that the candidate also answers, for comparison."
+        default=0.0,
+        description="Share of the live version's requests that the candidate also answers. Without it, answers are not "
+        "compared.",
     )
-    rtol: Annotated[float, Field(**_SHARE)] = Field(default=1e-3, description="Relative tolerance of a comparison.")
-    atol: Annotated[float, Field(**_SHARE)] = Field(default=1e-5, description="Absolute tolerance of a comparison.")
-    tolerated: float = Field(default=0.005, ge=1e-4, le=0.5, description="Share of compared requests that may differ.")
+    rtol: Annotated[float, Field(**_SHARE)] = Field(
+        default=1e-3, description="Relative tolerance of a comparison; only with `shadow`."
+    )
+    atol: Annotated[float, Field(**_SHARE)] = Field(
+        default=1e-5, description="Absolute tolerance of a comparison; only with `shadow`."
+    )
+    tolerated: float = Field(
+        default=0.005, ge=1e-4, le=0.5, description="Share of compared requests that may differ; only with `shadow`."
+    )
     promote: bool = Field(default=True, strict=True, description="Go live automatically once it has passed.")
     steps: list[StepAsked] = Field(
         default=[], max_length=MAX_STEPS, description="A schedule of growing shares, instead of `weight`."
     )
-    start_at: AwareDatetime | None = Field(default=None, description="Start of the trial; without it, at once.")
+    start_at: AwareDatetime | None = Field(default=None, description="Start of the canary; without it, at once.")
 
     @field_validator("start_at")
     @classmethod
@@ -69,6 +78,15 @@ class CanaryAsked(RequestBody):
     def _one_of_weight_and_steps(self) -> CanaryAsked:
         if self.steps and "weight" in self.model_fields_set:
             raise ValueError("weight: expected none together with steps, which have their own")
+        return self
+
+    @model_validator(mode="after")
+    def _shadow_for_comparisons(self) -> CanaryAsked:
+        """Refuse settings of comparisons if nothing is compared; their defaults may be sent."""
+        fields = type(self).model_fields
+        unused = [name for name in COMPARISON if getattr(self, name) != fields[name].default]
+        if unused and not self.shadow:
+            raise ValueError(f"{unused[0]}: expected shadow above 0 with it, otherwise answers are not compared")
         return self
 
     @property
@@ -98,9 +116,12 @@ class Evidence(ResponseBody):
     requests: int = Field(description="Requests of the candidate that were counted.")
     against: float = Field(description="Evidence that the candidate is worse; at 1 it is rolled back.")
     in_favour: float = Field(description="Evidence that it is not worse; at 1 for all criteria it is promoted.")
+    needed: int | None = Field(
+        default=None, description="How many more requests bring `in_favour` to 1, if none of them is bad."
+    )
 
     @classmethod
-    def of(cls, finding: TestState) -> Evidence:
+    def of(cls, finding: TestState, needed: int) -> Evidence:
         return cls(
             question=finding.name,
             stable=finding.stable,
@@ -108,11 +129,12 @@ class Evidence(ResponseBody):
             requests=finding.requests,
             against=round(finding.against, 4),
             in_favour=round(finding.in_favour, 4),
+            needed=needed,
         )
 
 
 class CanaryState(ResponseBody):
-    """A running trial as seen by this server: each server collects its own evidence."""
+    """A running canary as seen by this server: each server collects its own evidence."""
 
     version: int
     live: int | None = Field(
@@ -137,6 +159,7 @@ class CanaryState(ResponseBody):
 
     @classmethod
     def of(cls, plan: CanaryPlan, trial: Trial | None, remaining: float | None) -> CanaryState:
+        needed = trial.guard.needed() if trial else {}
         return cls(
             **plan.to_json(),
             remaining=remaining,
@@ -144,5 +167,7 @@ class CanaryState(ResponseBody):
             requests=trial.guard.requests if trial else 0,
             verdict=trial.verdict.value if trial else "undecided",
             reason=trial.reason if trial else "",
-            evidence=[Evidence.of(finding) for finding in trial.guard.findings()] if trial else [],
+            evidence=[Evidence.of(finding, needed[finding.name]) for finding in trial.guard.findings()]
+            if trial
+            else [],
         )

@@ -180,7 +180,7 @@ class AuditEntry(ResponseBody):
     alias: str | None
     digest: str | None
     actor: str
-    reason: str = Field(default="", description="Why a trial ended, or why a job's result got no alias.")
+    reason: str = Field(default="", description="Why a canary ended, or why a job's result got no alias.")
     aliases: dict[str, int] = Field(description="The version of each alias after the change.")
     chain_digest: str = Field(description="Hash of this entry and, through `previous`, of all entries before it.")
     previous: str | None = Field(description="`chain_digest` of the entry before; null for the first.")

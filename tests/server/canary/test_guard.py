@@ -151,6 +151,25 @@ def test_a_version_with_other_answers_is_rolled_back_within_1000_requests() -> N
     assert all(run.reason.startswith("differing") and run.requests <= 1_000 for run in runs)
 
 
+def test_a_candidate_needs_as_many_good_answers_as_the_tests_say() -> None:
+    guard = Guard(0.5, compares=True)
+    for _ in range(300):
+        guard.stable(SOUND)
+    for _ in range(WARM_UP_REQUESTS):
+        guard.candidate(SOUND)
+        guard.stable(SOUND)
+    needed = max(count for name, count in guard.needed().items() if name != "differing")
+    for _ in range(guard.needed()["differing"]):
+        guard.compared(False)
+    answers = 0
+    while guard.verdict()[0] is Verdict.UNDECIDED:
+        guard.candidate(SOUND)
+        guard.stable(SOUND)
+        answers += 1
+    assert answers == pytest.approx(needed, abs=5)  # the estimated rate of the live version falls meanwhile
+    assert set(guard.needed().values()) == {0}
+
+
 def test_an_undecided_trial_ends_with_the_stable_version() -> None:
     def somewhat_worse(rng: random.Random) -> Observation:
         return replace(lognormal(rng), failed=rng.random() < 0.005)

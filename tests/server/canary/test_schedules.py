@@ -276,7 +276,7 @@ def test_a_rollout_does_not_start_before_its_time(tmp_path: Path, time: Time) ->
             assert s.plan is not None and (s.step, s.schedules.left("m", s.plan)) == (SCHEDULED, 3600.0)
             assert await ask_many(s.world, 100) == {1: 100}
             assert s.world.rollout.trials.find("m") is None
-            with pytest.raises(Conflict, match="version 2 is on trial"):
+            with pytest.raises(Conflict, match="a canary of version 2 is running"):
                 await s.world.rollout.trials.start("m", CanaryPlan(2), NOBODY)
             time.pass_by(3600.0)
             await s.schedules.look()

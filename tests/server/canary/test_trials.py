@@ -106,7 +106,7 @@ def test_an_equal_version_is_promoted_and_can_be_rolled_back(tmp_path: Path) -> 
             await ask_until_decided(w, 20_000)
             action, actor, reason = await last_change(w)
             assert (action, actor, w.live()) == ("promoted", "guard", 2)
-            assert reason.startswith("no worse than the stable version")
+            assert reason.startswith("no worse than the live version")
             await w.rollout.rollback("m", "live", None, NOBODY)
             assert w.live() == 1
 
@@ -175,7 +175,7 @@ def test_a_trial_ends_when_the_live_version_changes(tmp_path: Path) -> None:
             await w.push(toy(3.0))
             await w.rollout.set_alias("m", "blue", 3, NOBODY)
             assert trial(w).plan.version == 2
-            with pytest.raises(Conflict, match="version 2 is being tried"):
+            with pytest.raises(Conflict, match="a canary of version 2 is running"):
                 await w.rollout.delete("m", 2, NOBODY)
             await w.rollout.set_alias("m", "live", 3, NOBODY)
             assert w.rollout.trials.find("m") is None
@@ -207,7 +207,7 @@ def test_an_invalid_trial_is_refused_and_changes_nothing(tmp_path: Path) -> None
             for candidate, error, message in (
                 (CanaryPlan(9), NotFound, "no version 9"),
                 (CanaryPlan(1), Conflict, "version 1 is live"),
-                (CanaryPlan(2), Conflict, "version 2 is on trial"),
+                (CanaryPlan(2), Conflict, "a canary of version 2 is running"),
                 (CanaryPlan(2, weight=0.7), BadRequest, r"weight: expected a number from 0 to 0.5, got 0.7"),
                 (CanaryPlan(2, weight=0.0), BadRequest, "one of them above 0"),
                 (CanaryPlan(2, rtol=float("nan")), BadRequest, "rtol"),

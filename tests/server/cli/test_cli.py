@@ -9,27 +9,20 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from lathe.server.api.management.canary_schemas import CanaryState
 from lathe.server.cli.app import app
-from lathe.server.cli.rollout import fetch_rollout, rollout_view
-from lathe.server.cli.top import parse_metrics
 from lathe.server.client import Client
-from tests.server.repository.world import toy
 from tests.server.running import free_port
-from tests.server.service import service, until
+from tests.server.service import until
 
 pytestmark = pytest.mark.timeout(600)
 PATIENCE = 200  # seconds; the speed of a busy machine is not tested here
@@ -198,108 +191,3 @@ def test_after_a_kill_during_an_upload_it_is_ready_within_five_seconds(repo: Pat
         assert client.upload("digits", Path(SMALL), key="pushed").replayed
         assert client.model("digits").versions == [1, 2, 3]
         assert not list(repo.glob(".lathe/staging/*/*/*"))
-
-
-def ask_until_decided(client: Client, watched: threading.Event) -> None:
-    assert watched.wait(60)
-    while client.audit("m")[-1].action in ("canary", "publish"):
-        client.infer("m", {"x": np.ones((1, 4), np.float32)})
-
-
-def test_a_canary_from_start_to_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, look = threading.Event(), Client.canary
-
-    def canary(client: Client, model: str) -> CanaryState:
-        state = look(client, model)
-        watched.set()
-        return state
-
-    with service(tmp_path / "repo") as running, running.client() as client:
-        client.upload("m", toy(2.0))
-        client.upload("m", toy(float("nan")))
-        where = ("--url", running.url)
-        assert "version 2 is tested against version 1" in run_lathe(
-            "canary", "start", "m", "2", "--weight", "0.5", *where
-        )
-        assert "the canary of version 2 is cancelled" in run_lathe("canary", "cancel", "m", *where)
-        assert run_lathe("canary", "watch", "m", *where) == (
-            "no canary is running; the last one: m version 2: cancelled\n"
-        )
-        client.upload("never", toy(2.0))
-        assert "never has had no canary yet" in run_lathe("canary", "watch", "never", *where, fails=True)
-
-        run_lathe("canary", "start", "m", "2", "--weight", "0.2", *where)
-        client.upload("m", toy(3.0))  # an upload does not end the trial
-        monkeypatch.setattr(Client, "canary", canary)
-        asking = threading.Thread(target=ask_until_decided, args=(client, watched))
-        asking.start()
-        shown = run_lathe("canary", "watch", "m", "--interval", "0.02", *where)
-        asking.join()
-        assert "m: version 2 against 1" in shown
-        assert "m version 2: rolled_back: not finite: 100.00% of" in shown
-
-
-def test_a_rollout_in_steps_is_started_and_watched(tmp_path: Path) -> None:
-    with service(tmp_path / "repo") as running, running.client() as client:
-        client.upload("m", toy(2.0))
-        client.upload("m", toy(3.0))
-        where = ("--url", running.url)
-        start = ("canary", "start", "m", "2", *where)
-        assert "--step: expected a share and a duration" in run_lathe(*start, "--step", "1%", fails=True)
-        assert "--start-at: expected a time" in run_lathe(*start, "--start-at", "tomorrow", fails=True)
-        # beyond the end of the calendar in UTC
-        assert "got '9999-12-31T23:59:59-12:00'" in run_lathe(
-            *start, "--start-at", "9999-12-31T23:59:59-12:00", fails=True
-        )
-        assert "weight: expected none together with steps" in run_lathe(
-            *start, "--weight", "0.2", "--step", "1%:10m", fails=True
-        )
-        assert "steps[1].weight: expected at least 0.1" in run_lathe(
-            *start, "--step", "10%:1h", "--step", "1%:1h", fails=True
-        )
-
-        steps = ("--step", "1%:10m", "--step", "0.1:1800", "--step", "50%:1h")
-        assert "is tested against version 1" in run_lathe(*start, *steps)
-        state = client.canary("m")
-        assert [(step.weight, step.seconds) for step in state.steps] == [(0.01, 600), (0.1, 1800), (0.5, 3600)]
-        assert (state.step, state.weight) == (0, 0.01) and state.remaining is not None and 500 < state.remaining <= 600
-        shown = run_lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)
-        assert "step 1 of 3 since" in shown and "candidate for 1%" in shown
-        rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in shown.splitlines() if "│" in line]
-        assert [row[:3] for row in rows if row[0] in "123" and "%" in row[1]] == [
-            ["1", "1%", "10 min"],
-            ["2", "10%", "30 min"],
-            ["3", "50%", "60 min"],
-        ]
-        run_lathe("canary", "cancel", "m", *where)
-
-        said = run_lathe(*start, "--start-at", "2100-01-31T02:00:00+00:00")
-        assert "version 2 is tested against the live version, from 2100-01-31T02:00:00.000Z on" in said
-        shown = run_lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)
-        assert "begins at 2100-01-31T02:00:00.000Z, in" in shown and "candidate (soon)" in shown
-        assert client.canary("m").live is None
-
-
-def test_a_rollout_is_watched(tmp_path: Path) -> None:
-    with service(tmp_path / "repo") as running, running.client() as client:
-        where = ("--url", running.url)
-        assert "m" in run_lathe("rollout", "watch", "m", "--rounds", "1", *where, fails=True)
-        client.upload("m", toy(2.0))
-        client.upload("m", toy(3.0))
-        before = parse_metrics(client.metrics(), 1.0)
-        for _ in range(6):
-            client.infer("m", {"x": np.ones((1, 4), np.float32)})
-        client.start_canary("m", 2, weight=0.15)
-        now = fetch_rollout(client, "m")
-        console = Console(width=200)
-        with console.capture() as capture:
-            console.print(rollout_view(now._replace(look=replace(now.look, at=3.0)), before))
-        shown = [line.strip("│ ").split("│") for line in capture.get().splitlines() if line.startswith("│")]
-        cells = [[cell.strip() for cell in line] for line in shown]
-        assert [row[:5] for row in cells[:2]] == [
-            ["1", "ready", "live", "3", "0"],
-            ["2", "ready", "candidate for 15%", "0", "0"],
-        ]
-        assert [row[1:3] for row in cells[-3:]] == [["canary", "2"], ["publish", "2"], ["publish", "1"]]
-        assert "m: version 2 against 1" in capture.get()
-        assert "candidate for 15%" in run_lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)

@@ -8,11 +8,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
-from tests.server.cli.running import run_lathe
+from lathe.server.client import ApiError, Client
+from tests.server.cli.running import PROJECT, run_lathe
 from tests.server.fakes import doubler
 from tests.server.running import serving
 from tests.server.service import service
@@ -33,10 +35,16 @@ def test_a_key_is_given_by_option_or_variable(tmp_path: Path) -> None:
     key, shown = make_key("bot", Scope, ["*"], 1_800_000_000, None)
     write_keys(tmp_path / "keys.json", [key])
     with service(tmp_path / "repo", keys_file=tmp_path / "keys.json") as running:
-        assert "expected 'Bearer' and an API key" in error_line("models", "--url", running.url)
+        needs_key = "the server requires an API key or a token: --api-key, LATHE_KEY"
+        assert error_line("models", "--url", running.url) == needs_key
         assert "model" in run_lathe("models", "--url", running.url, "--api-key", shown)
         assert "model" in run_lathe("models", env={"LATHE_URL": running.url, "LATHE_KEY": shown})
-        assert "is not known" in error_line("models", "--url", running.url, "--api-key", "lathe_guess")
+        wrong = error_line("models", "--url", running.url, "--api-key", "lathe_guess")
+        assert wrong == "the server does not know the API key or token, or it has expired: --api-key, LATHE_KEY"
+        with Client(running.url) as client, pytest.raises(ApiError, match=r"token: api_key=, LATHE_KEY$"):
+            client.models()
+        answer = httpx.get(f"{running.url}/api/v1/models").json()
+        assert answer["error"] == "header authorization: expected 'Bearer' and an API key or a token"
 
 
 def test_a_certificate_authority_is_given_by_option_or_variable() -> None:
@@ -44,11 +52,28 @@ def test_a_certificate_authority_is_given_by_option_or_variable() -> None:
         url = f"https://127.0.0.1:{running.port}"
         untrusted = error_line("infer", "m", "--url", url)
         assert untrusted.startswith(f"{url}: the server's certificate is not trusted (")
-        assert untrusted.endswith("); name the CA that signed it (--ca, LATHE_CA)")
+        assert untrusted.endswith(": --ca, LATHE_CA")
         assert "answered by m version 1" in run_lathe("infer", "m", "--url", url, "--ca", str(TLS / "ca.pem"))
         assert "answered by m" in run_lathe("infer", "m", env={"LATHE_URL": url, "LATHE_CA": str(TLS / "ca.pem")})
         plain = error_line("infer", "m", "--url", url.replace("https", "http"))
         assert plain.endswith(" closed the connection without an answer; does it expect https://?")
+
+
+def test_a_certificate_for_other_names_is_explained() -> None:
+    with serving({"m": doubler()}, **SERVER) as running:
+        other = f"https://0.0.0.0:{running.port}"  # on Linux the loopback address by another name
+        said = error_line("infer", "m", "--url", other, "--ca", str(TLS / "ca.pem"))
+    assert said == (
+        f"{other}: the server's certificate is for other names than 0.0.0.0; "
+        "call the server by a name in its certificate"
+    )
+
+
+def test_the_certificate_for_tests_is_valid_for_the_addresses_that_lathe_prints() -> None:
+    shown = run_lathe("serve", "--help")
+    page = (PROJECT / "docs" / "command-line.md").read_text()
+    for text in (shown, page):
+        assert "-addext subjectAltName=DNS:localhost,IP:127.0.0.1 " in text
 
 
 def test_a_client_certificate_is_sent_to_a_server_that_requires_it() -> None:
@@ -63,6 +88,7 @@ def test_a_client_certificate_is_sent_to_a_server_that_requires_it() -> None:
     [
         (("--ca", "none.pem"), "--ca none.pem: No such file or directory"),
         (("--cert", "none.pem"), "--cert none.pem: No such file or directory"),
+        (("--ca", str(TLS / "server.key")), f"--ca {TLS / 'server.key'}: expected certificates in PEM"),
         (("--cert-key", "none.pem"), "--cert-key: expected --cert with it"),
         (("--url", "127.0.0.1:8080"), "--url '127.0.0.1:8080': expected an address such as http://127.0.0.1:8080"),
         (("--url", "ftp://x"), "--url 'ftp://x': expected an address such as http://127.0.0.1:8080"),

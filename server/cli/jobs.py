@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from lathe.server.cli.command_group import Commands
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.model import model_errors
-from lathe.server.cli.terminal import console, fail, transfer_progress
+from lathe.server.cli.terminal import console, error_console, fail, transfer_progress
 
 if TYPE_CHECKING:
     from lathe.server.api.management.job_responses import JobDetail, JobSummary
@@ -67,9 +67,14 @@ def watch(
 @app.command()
 @with_connection
 def logs(server: Connection, job: JobId) -> None:
-    """Print the log of a job."""
+    """Print the log of a job: its epochs or trials, and the errors of its process; at most the last 64 KiB."""
     with server.client() as client:
-        console.print(client.job_log(job), end="", soft_wrap=True)
+        log = client.job_log(job)
+        has_started = log or client.job(job).attempts
+    console.print(log, end="", soft_wrap=True)
+    if not log:
+        what = "has written nothing to its log" if has_started else "has not started yet, and has no log"
+        error_console.print(f"job {job} {what}")
 
 
 @app.command()

@@ -14,7 +14,7 @@ _PLACE = re.compile(r"(?:body(?:\.|: ))?([A-Za-z_]\w*(?:\.\w+|\[\d+\])*): ")
 _PHRASES = {  # of the server -> of the command line
     "api_key=": "--api-key",
     "allow_signature_change=true permits it": "--allow-signature-change permits it",
-    "cancel it first": "`lathe canary cancel {model}` cancels it",
+    "cancel the canary first": "`lathe canary cancel {model}` cancels it",
 }
 _MOST_NAMES = 20  # of models that an error lists
 

@@ -148,6 +148,11 @@ class Dispatcher:
         for place in self._active_jobs.values():
             place.vacate()
 
+    def running_seconds(self, job_id: str) -> float:
+        """Return for how long a job's process has been running; 0 without a process."""
+        place = self._active_jobs.get(job_id)
+        return time.monotonic() - place.run.started if place is not None and place.run is not None else 0.0
+
     # the queue
 
     def _start_and_stop(self, now: float) -> None:

@@ -103,6 +103,10 @@ class JobService:
             raise NotFound(f"there is no job {job_id[:40]!r}")
         return job
 
+    def run_time(self, job: Job) -> float:
+        """Return the running time of a job so far in seconds: of the attempts that have ended, and of the present."""
+        return job.ran + self._dispatcher.running_seconds(job.id)
+
     def file(self, job: Job, *names: str) -> Path:
         """Return the path of a file of a job, which need not exist."""
         return self.register.folders.path(job.id).joinpath(*names)

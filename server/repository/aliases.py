@@ -119,7 +119,7 @@ class Aliases:
             if alias.version == version:
                 raise Conflict(f"version {version} is what alias {name!r} names: move the alias first")
         if self.canary is not None and self.canary.version == version:
-            raise Conflict(f"a canary of version {version} is running: cancel it first")
+            raise Conflict(f"a canary of version {version} is running: cancel the canary first")
         return replace(self, aliases=_frozen({name: alias.without(version) for name, alias in self.aliases.items()}))
 
     def with_high_water(self, version: int) -> Aliases:

@@ -97,7 +97,7 @@ class Trials:
         if live == plan.version:
             raise Conflict(f"version {live} is live: a candidate must be another version")
         if state.canary is not None:
-            raise Conflict(f"a canary of version {state.canary.version} is running: cancel it first")
+            raise Conflict(f"a canary of version {state.canary.version} is running: cancel the canary first")
         stable = model.signature(live)
         if stable is None:
             raise Conflict(f"version {live}, which is live, is not in memory: load the model first")

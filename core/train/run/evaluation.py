@@ -54,13 +54,15 @@ def from_json(text: bytes | str) -> EvaluationRequest:
     return parse_section(EvaluationRequest, text)
 
 
-def run_evaluation(folder: Path, sources: Sources, means: Resources, stop: Callable[[], bool]) -> Outcome:
+def run_evaluation(
+    folder: Path, sources: Sources, means: Resources, stop: Callable[[], bool], watch: events.Watcher | None = None
+) -> Outcome:
     """Run the evaluation in the folder unless it has a result; DONE, or STOPPED if `stop` returned true.
 
     Occupied if another process works here. RecipeError, DataError or ModelError if configuration, data and model do not
     fit together. OSError if the result cannot be written.
     """
-    with hold_lock(folder), events.EventLog(folder) as event_log:
+    with hold_lock(folder), events.EventLog(folder, watch) as event_log:
         if (folder / result.FOLDER).is_dir():
             return Outcome.DONE
         try:

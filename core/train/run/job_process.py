@@ -14,7 +14,8 @@ writes a checkpoint and ends. Exit status:
     73   another process works in FOLDER
     75   stopped by SIGTERM
 
-With the statuses 2, 3, 4 and 73 it prints {"error": ...} on standard output.
+With the statuses 2, 3, 4 and 73 it prints {"error": ...} on standard output. Standard error is the job's log: see
+log_lines.py.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from lathe.core.parent_process import die_with_parent
 
 if TYPE_CHECKING:
     from lathe.core.train.recipe.training_setup import Resources
+    from lathe.core.train.run.events import Watcher
     from lathe.core.train.run.fit_run import Outcome
     from lathe.core.train.run.work_folder import Sources
 
 
-Work: TypeAlias = "Callable[[Path, Sources, Resources, StopRequest], Outcome]"
+Work: TypeAlias = "Callable[[Path, Sources, Resources, StopRequest, Watcher], Outcome]"
 
 
 class StopRequest:
@@ -66,13 +68,14 @@ def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | 
     from lathe.core.train.recipe.training_setup import Resources
     from lathe.core.train.run.durable_files import reserve_disk_space
     from lathe.core.train.run.fit_run import Outcome
+    from lathe.core.train.run.log_lines import LogLines
     from lathe.core.train.run.work_folder import Occupied, Sources
 
     reserve_disk_space(arguments.keep_free)
     sources = Sources(arguments.dataset, arguments.parent)
     means = Resources(arguments.threads, arguments.cache, arguments.workers, arguments.keep_free)
     try:
-        outcome = load()(arguments.folder, sources, means, stop)
+        outcome = load()(arguments.folder, sources, means, stop, LogLines())
     except Occupied as error:
         return _print_error(error, ExitStatus.OCCUPIED)
     except LatheError as error:

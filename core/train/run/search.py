@@ -34,13 +34,15 @@ _POLL_INTERVAL = 0.1  # seconds between two polls of the trials
 _MIN_TRIALS = 4  # fewest complete trials for which importances are computed
 
 
-def run_search(folder: Path, sources: Sources, means: Resources, stop: Callable[[], bool]) -> Outcome:
-    """Run or resume the search in the folder until there is a result or `stop` returns true.
+def run_search(
+    folder: Path, sources: Sources, means: Resources, stop: Callable[[], bool], watch: events.Watcher | None = None
+) -> Outcome:
+    """Run or resume the search in the folder until there is a result or `stop` returns true; `watch` gets its events.
 
     Occupied if another process works here. RecipeError for an invalid recipe, or if no trial completes. LatheError if a
     trial was stopped from outside. OSError if there is no disk space.
     """
-    with hold_lock(folder), events.EventLog(folder) as event_log:
+    with hold_lock(folder), events.EventLog(folder, watch) as event_log:
         if (folder / result.FOLDER).is_dir():
             return Outcome.DONE
         try:

@@ -101,6 +101,11 @@ class TrainingProgress:
     def place(self) -> str:
         return f"epoch {self.epoch}/{self.epochs}"
 
+    @property
+    def epoch_line(self) -> str:
+        """One line about the present epoch, with the latest numbers."""
+        return f"{self.place}  {_numbers(self.numbers)}"
+
     def see(self, kind: str, values: Mapping[str, Any]) -> None:
         match kind:
             case "started" if "trials" in values:
@@ -156,7 +161,7 @@ class TrainingView:
         elif kind == "trial":
             self._console.print(trial_line(values), soft_wrap=True)
         elif kind == "epoch" and not self._console.is_terminal:
-            self._console.print(f"{self.standing.place}  {_numbers(self.standing.numbers)}", soft_wrap=True)
+            self._console.print(self.standing.epoch_line, soft_wrap=True)
 
     def render(self) -> RenderableType:
         standing = self.standing

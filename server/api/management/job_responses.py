@@ -57,15 +57,16 @@ class JobSummary(ResponseBody):
     submitted: str
     started: str | None
     finished: str | None
-    ran: float = Field(description="Running time in seconds, summed over the attempts that have ended.")
+    ran: float = Field(description="Running time in seconds so far, summed over all attempts.")
     attempts: int = Field(description="How often its process was started.")
     cancelling: bool = Field(description="Whether it is being cancelled.")
     error: str = Field(description="Why it failed; empty if it did not.")
     result: JobResult | None
 
     @classmethod
-    def of(cls, job: Job) -> JobSummary:
-        return cls(**_facts(job))
+    def of(cls, job: Job, ran: float) -> JobSummary:
+        """Return the response; `ran` is the running time in seconds, with that of an attempt under way."""
+        return cls(**_facts(job, ran))
 
 
 class JobDetail(JobSummary):
@@ -80,10 +81,10 @@ class JobDetail(JobSummary):
     )
 
     @classmethod
-    def detail(cls, job: Job, progress: dict[str, Any] | None) -> JobDetail:
+    def detail(cls, job: Job, ran: float, progress: dict[str, Any] | None) -> JobDetail:
         order = job.order
         return cls(
-            **_facts(job),
+            **_facts(job, ran),
             recipe=dict(order.recipe),
             seconds=order.limits.seconds,
             memory=order.limits.memory,
@@ -99,10 +100,10 @@ class JobAccepted(JobDetail):
 
     @classmethod
     def accepted(cls, job: Job, replayed: bool) -> JobAccepted:
-        return cls(**JobDetail.detail(job, None).model_dump(), replayed=replayed)
+        return cls(**JobDetail.detail(job, job.ran, None).model_dump(), replayed=replayed)
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _facts(job: Job, ran: float) -> dict[str, Any]:
     order, model = job.order, job.order.model
     return {
         "id": order.id,
@@ -117,7 +118,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "submitted": _time(order.submitted),
         "started": _time(job.started),
         "finished": _time(job.finished),
-        "ran": round(job.ran, 3),
+        "ran": round(ran, 3),
         "attempts": job.attempts,
         "cancelling": job.cancelling,
         "error": job.error,

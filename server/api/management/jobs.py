@@ -68,12 +68,14 @@ def _add_changes(routes: APIRouter, jobs: JobService) -> None:
     @routes.post("/jobs/{job}/cancel", status_code=202)
     async def cancel(request: Request, job: JobId) -> JobSummary:
         """Cancel a job: at once if it waits, within seconds if it runs."""
-        return JobSummary.of(await jobs.cancel(_caller(request), job))
+        cancelled = await jobs.cancel(_caller(request), job)
+        return JobSummary.of(cancelled, jobs.run_time(cancelled))
 
     @routes.delete("/jobs/{job}")
     async def delete(request: Request, job: JobId) -> JobSummary:
         """Delete a job that has ended, with its checkpoints and its result; published versions stay."""
-        return JobSummary.of(await jobs.delete(_caller(request), job))
+        deleted = await jobs.delete(_caller(request), job)
+        return JobSummary.of(deleted, deleted.ran)
 
 
 def _add_reads(routes: APIRouter, jobs: JobService) -> None:
@@ -84,13 +86,13 @@ def _add_reads(routes: APIRouter, jobs: JobService) -> None:
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> list[JobSummary]:
         """List your jobs, newest first; administrators see the jobs of all owners."""
-        return [JobSummary.of(job) for job in jobs.list(_caller(request), state)[:limit]]
+        return [JobSummary.of(job, jobs.run_time(job)) for job in jobs.list(_caller(request), state)[:limit]]
 
     @routes.get("/jobs/{job}")
     async def get_job(request: Request, job: JobId) -> JobDetail:
         """Return one job with its recipe, its progress and its metrics."""
         found = jobs.get(_caller(request), job)
-        return JobDetail.detail(found, await asyncio.to_thread(last_event, jobs.events(found)))
+        return JobDetail.detail(found, jobs.run_time(found), await asyncio.to_thread(last_event, jobs.events(found)))
 
 
 def _add_files(routes: APIRouter, jobs: JobService) -> None:
@@ -100,7 +102,7 @@ def _add_files(routes: APIRouter, jobs: JobService) -> None:
         job: JobId,
         tail: Annotated[int, Query(ge=1, le=_LOG_MOST, description="Bytes from the end of the log.")] = _LOG_TAIL,
     ) -> Response:
-        """Return the end of the log of the job's process."""
+        """Return the end of the log of the job's process: its epochs or trials, and what it wrote itself."""
         found = jobs.get(_caller(request), job)
         text = await asyncio.to_thread(_tail, jobs.file(found, LOG), tail)
         return Response(text, media_type="text/plain; charset=utf-8", headers={"x-content-type-options": "nosniff"})

@@ -101,7 +101,9 @@ def test_evaluation_in_a_process(trained: Path, data: Path, tmp_path: Path) -> N
         "1",
     ]
     parent = ["--parent", str(trained / "model.onnx")]
-    assert subprocess.run([*command, *parent], check=True, capture_output=True).stdout == b""
+    done = subprocess.run([*command, *parent], check=True, capture_output=True, text=True)
+    assert done.stdout == ""
+    assert done.stderr.startswith("done: ") and "accuracy " in done.stderr
     assert result.read_metrics(tmp_path)["rows"] == 24
     parts = Sources(data, trained / "model.onnx"), Resources(threads=1)
     assert evaluation.run_evaluation(tmp_path, *parts, never_stop) is Outcome.DONE  # again: it is done

@@ -64,6 +64,16 @@ def expected_model(folder: Path, what: recipe.Recipe, data: Path) -> bytes:
     return model_bytes(folder)
 
 
+def test_the_log_of_a_process_has_its_epochs(tmp_path: Path, data: Path) -> None:
+    work_folder.prepare(tmp_path, asked(epochs=2))
+    process = started(tmp_path, data)
+    _, log = process.communicate(timeout=60)
+    first, *epochs, last = log.splitlines()
+    assert first.startswith("training on ") and ": 2 epochs of " in first
+    assert [line.partition("  ")[0] for line in epochs] == ["epoch 1/2", "epoch 2/2"]
+    assert last.startswith("done: ") and "accuracy " in last
+
+
 def test_a_training_stops_on_request_and_resumes(tmp_path: Path, data: Path) -> None:
     work_folder.prepare(tmp_path, asked(**LONG))
     process = started(tmp_path, data)

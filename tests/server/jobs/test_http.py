@@ -352,10 +352,24 @@ def test_jobs_on_the_command_line(client: Client, served: Service) -> None:
     assert "xxxx" in run_lathe(served.url, "logs", job).output
     running = client.submit_job(LONG, "digits").id
     until(lambda: client.job(running).state == "running")
+    silent = run_lathe(served.url, "logs", running)
+    assert (silent.exit_code, silent.stdout) == (0, "")
+    assert silent.stderr == f"job {running} has written nothing to its log\n"
     assert "being cancelled" in run_lathe(served.url, "cancel", running).output
     wait_until_ended(client, running)
     assert run_lathe(served.url, "delete", running).exit_code == 0
     assert "there is no job" in run_lathe(served.url, "show", running).output
+
+
+def test_a_running_job_shows_the_time_that_it_has_run_so_far(client: Client, served: Service) -> None:
+    job = client.submit_job(LONG, "digits").id
+    until(lambda: client.job(job).ran > 0.2)
+    (listed,) = (found for found in client.jobs(state="running") if found.id == job)
+    assert 0.2 < listed.ran < client.job(job).ran
+    assert "ran        0.0 s" not in run_lathe(served.url, "show", job).output
+    client.cancel_job(job)
+    ended = wait_until_ended(client, job)
+    assert ended.ran == client.job(job).ran > listed.ran
 
 
 def test_a_stored_report_is_served_with_a_strict_content_security_policy(client: Client, served: Service) -> None:

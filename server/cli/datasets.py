@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
-from rich.table import Table
 
 from lathe.server.cli.command_group import Commands
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.model import model_errors
-from lathe.server.cli.terminal import Json, console, print_json, transfer_progress
+from lathe.server.cli.terminal import (
+    Json,
+    console,
+    filled_table,
+    local_time,
+    make_table,
+    print_json,
+    time_column,
+    transfer_progress,
+)
 
 if TYPE_CHECKING:
     from lathe.server.api.management.dataset_schemas import DatasetDetail
@@ -61,13 +69,12 @@ def describe(
 @with_connection
 def list_datasets(server: Connection) -> None:
     """List the datasets of a server."""
-    table = Table("name", "rows", "format", "size", "created", "sha256")
+    table = make_table("name", "rows", "format", "size", time_column("created"), "sha256")
     with server.client() as client:
         for dataset in client.datasets():
             size = decimal(dataset.bytes)
-            table.add_row(
-                dataset.name, str(dataset.rows), dataset.format, size, dataset.created[:19], dataset.digest[:12]
-            )
+            created = local_time(dataset.created)
+            table.add_row(dataset.name, str(dataset.rows), dataset.format, size, created, dataset.digest[:12])
     console.print(table)
 
 
@@ -79,10 +86,8 @@ def show(server: Connection, name: Name) -> None:
         dataset = client.dataset(name)
     console.print(f"{name}: {dataset.rows} rows, {dataset.format}, {decimal(dataset.bytes)}, sha256 {dataset.digest}")
     _print_columns(dataset.columns, dataset.classes)
-    history = Table("since", "by", "sha256")
-    for naming in dataset.history:
-        history.add_row(naming.time, naming.actor, naming.digest)
-    console.print(history)
+    rows = [(local_time(naming.time), naming.actor, naming.digest) for naming in dataset.history]
+    console.print(filled_table((time_column("since"), "by", "sha256"), rows))
 
 
 @app.command()
@@ -107,7 +112,7 @@ def _check_format(content: Path) -> None:
 
 
 def _print_columns(columns: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> None:
-    table = Table("column", "type", "shape of a row")
+    table = make_table("column", "type", "shape of a row")
     for column in columns:
         table.add_row(str(column.get("name")), str(column.get("dtype")), str(column.get("shape")))
     console.print(table)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import Name
-from lathe.server.cli.terminal import Json, console, fail, print_json
+from lathe.server.cli.terminal import Json, console, fail, make_table, print_json
 
 if TYPE_CHECKING:
     from lathe.server.client import Client
@@ -73,7 +72,7 @@ def infer(
         arrays = {key: array.tolist() for key, array in answer.outputs.items()}
         print_json({"model": answer.model, "version": answer.version, "outputs": arrays})
         return
-    table = Table("output", "datatype", "shape", "values")
+    table = make_table("output", "datatype", "shape", "values")
     for key, array in answer.outputs.items():
         values = np.array2string(np.ravel(array)[:_VALUES_SHOWN], precision=4, separator=", ", max_line_width=120)
         more = " ..." if array.size > _VALUES_SHOWN else ""

@@ -10,15 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from lathe.server.cli.command_group import Commands
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.model import model_errors
-from lathe.server.cli.terminal import console, error_console, fail, transfer_progress
+from lathe.server.cli.terminal import (
+    console,
+    error_console,
+    fail,
+    filled_table,
+    local_time,
+    print_facts,
+    time_column,
+    transfer_progress,
+    whole_column,
+)
 
 if TYPE_CHECKING:
-    from lathe.server.api.management.job_responses import JobDetail, JobSummary
+    from lathe.server.api.management.job_responses import JobDetail, JobResult, JobSummary
     from lathe.server.client import Client
 
 app = Commands("List, follow and cancel training jobs on the server.")
@@ -35,13 +44,18 @@ def list_jobs(
     """List the jobs, newest first."""
     with server.client() as client:
         jobs = client.jobs(state=state)
-    number = Column("job", no_wrap=True, min_width=20)  # never truncated, since the id is an argument of other commands
-    table = Table(number, "kind", "state", "owner", "dataset", "model", "submitted", "seconds")
-    for each in jobs:
-        model = _published_version(each) or each.publish or ""
-        row = (each.id, each.kind, each.state, each.owner, each.dataset.name, model, each.submitted[:19])
-        table.add_row(*row, f"{each.ran:.1f}")
-    console.print(table)
+    kinds = {job.kind for job in jobs}
+    rows = [(job.id, job.kind if kinds != {"train"} else "", *_summary(job)) for job in jobs]
+    columns = (
+        whole_column("job"),
+        "kind",
+        whole_column("state"),
+        "owner",
+        "dataset",
+        "result",
+        time_column("submitted"),
+    )
+    console.print(filled_table((*columns, "ran"), rows))
 
 
 @app.command()
@@ -49,7 +63,7 @@ def list_jobs(
 def show(server: Connection, job: JobId) -> None:
     """Show a job's state, dataset, run time, result and metrics."""
     with server.client() as client:
-        print_job(client.job(job))
+        print_job(client.job(job), server.url_option)
 
 
 @app.command()
@@ -61,7 +75,7 @@ def watch(
 ) -> None:
     """Follow a job until it ends; exit with status 1 unless it succeeded. Ctrl-C does not stop the job."""
     with server.client() as client:
-        watch_job(client, job, curves)
+        watch_job(client, job, curves, server.url_option)
 
 
 @app.command()
@@ -116,8 +130,8 @@ def delete(server: Connection, job: JobId) -> None:
     console.print(f"job {job} is deleted")
 
 
-def watch_job(client: Client, job: str, curves: bool = False) -> None:
-    """Show a job's progress until it ends, then its facts; raises typer.Exit(1) unless it succeeded."""
+def watch_job(client: Client, job: str, curves: bool = False, url_option: str = "") -> None:
+    """Show a job's progress until it ends, then its facts (`print_job`); raises typer.Exit(1) unless it succeeded."""
     from lathe.core.train.run.terminal_view import TrainingView
 
     with TrainingView(console, curves) as view:
@@ -127,7 +141,7 @@ def watch_job(client: Client, job: str, curves: bool = False) -> None:
             elif event.kind != "failed":  # `print_job` prints the error
                 view.see(event.kind, event.data)
     found = client.job(job)
-    print_job(found)
+    print_job(found, url_option)
     if found.state != "succeeded":
         raise typer.Exit(1)
 
@@ -175,8 +189,9 @@ def train_on_server(server: Connection, recipe: Path, wanted: ServerTraining, cu
             with transfer_progress("uploading", "checking") as on_progress:
                 name = client.upload_dataset(name, wanted.data, progress=on_progress).digest
         job = client.submit_job(document, **wanted.body("sweep" if "space" in document else "train", name))
-        console.print(f"job {job.id}: `lathe jobs watch {job.id}` follows it as well", soft_wrap=True)
-        watch_job(client, job.id, curves)
+        again = f"lathe jobs watch {job.id}{server.url_option}"
+        console.print(f"job {job.id} is submitted; Ctrl-C ends this view, not the job: `{again}`", soft_wrap=True)
+        watch_job(client, job.id, curves, server.url_option)
 
 
 def _gate(text: str) -> Any:
@@ -204,21 +219,49 @@ def _read_recipe(recipe: Path) -> dict[str, Any]:
     return document
 
 
-def print_job(job: JobDetail) -> None:
-    """Print a job's facts and metrics."""
+def print_job(job: JobDetail, url_option: str = "") -> None:
+    """Print a job's facts and metrics, and the command that makes its version live; `url_option` is part of that."""
     facts = {
         "state": job.state.value + (": " + job.error if job.error else ""),
         "kind": job.kind,
-        "dataset": f"{job.dataset.name} ({job.dataset.digest[:12]})",
+        "dataset": _dataset(job),
         "from": f"{job.model.name} version {job.model.version}" if job.model else "",
+        "submitted": local_time(job.submitted),
         "ran": _run_time(job),
         "result": _published_version(job),
+        "gate": _refusal(job.result),
         **{name: _format_number(value) for name, value in _metrics(job).items()},
+        "next": _next_command(job, url_option),
     }
     console.print(f"job {job.id}")
-    for name, value in facts.items():
-        if value:
-            console.print(f"  {name:<10} {value}", soft_wrap=True)
+    print_facts((name, value) for name, value in facts.items() if value)
+
+
+def _summary(job: JobSummary) -> tuple[str, ...]:
+    """Return the cells of a job in the list: from its state to its running time."""
+    result = _published_version(job).replace(" version", "") or job.publish or ""
+    ran = f"{job.ran:.1f} s" if job.attempts else ""
+    return job.state, job.owner, _dataset(job), result, local_time(job.submitted), ran
+
+
+def _dataset(job: JobSummary) -> str:
+    """Return the name of a job's dataset; the beginning of its digest if it has none."""
+    return job.dataset.digest[:12] if job.dataset.name == job.dataset.digest else job.dataset.name
+
+
+def _refusal(result: JobResult | None) -> str:
+    """Return why the gate refused a result; empty if it did not."""
+    checks = result.decision.get("checks", []) if result is not None else []
+    failed = "; ".join(check["text"] for check in checks if not check["passed"])
+    return f"refused: {failed}" if failed else ""
+
+
+def _next_command(job: JobDetail, url_option: str) -> str:
+    """Return the command that makes a job's version live; empty if it is live, or if the gate refused it."""
+    result = job.result
+    if result is None or result.version is None or result.moved_alias or _refusal(result):
+        return ""
+    return f"lathe promote {result.model} {result.version}{url_option}"
 
 
 def _published_version(job: JobSummary) -> str:

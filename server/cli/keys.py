@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from lathe.server.access.keys import DamagedKeys, Key, make_key, read_keys, write_keys
 from lathe.server.access.scopes import Scope
 from lathe.server.cli.command_group import Commands
-from lathe.server.cli.terminal import console, error_console, fail
+from lathe.server.cli.terminal import console, error_console, fail, filled_table, local_time, time_column, whole_column
 from lathe.server.repository.file_lock import FileLock
 
 app = Commands("Manage API keys. A running server reloads the file when it changes.")
@@ -76,13 +74,8 @@ def add(
 @app.command("list")
 def list_keys(file: KeysFile) -> None:
     """List the keys with their names, scopes, models and expiry dates."""
-    table = Table("id", "name", "scopes", "models", "created", "expires", "rows/s")
-    for key in _read(file).values():
-        expires = _date(key.expires) if key.expires is not None else "never"
-        rate = "" if key.rate is None else f"{key.rate:g}"
-        scopes, models = " ".join(sorted(key.scopes)), " ".join(key.models)
-        table.add_row(key.id, key.name, scopes, models, _date(key.created), expires, rate)
-    console.print(table)
+    columns = (whole_column("id"), "name", "scopes", "models", time_column("created"), time_column("expires"), "rows/s")
+    console.print(filled_table(columns, map(_key_cells, _read(file).values())))
 
 
 @app.command()
@@ -95,6 +88,13 @@ def revoke(
             raise fail(f"key {identity!r}: there is no key with this id in {file}")
         key = keys.pop(identity)
     console.print(f"key {key.id} for {key.name} is revoked")
+
+
+def _key_cells(key: Key) -> tuple[str, ...]:
+    expires = local_time(key.expires) if key.expires is not None else "never"
+    rate = "" if key.rate is None else f"{key.rate:g}"
+    scopes, models = " ".join(sorted(key.scopes)), " ".join(key.models)
+    return key.id, key.name, scopes, models, local_time(key.created), expires, rate
 
 
 @contextmanager
@@ -113,7 +113,3 @@ def _read(file: Path) -> dict[str, Key]:
         raise fail(f"{file}: there is no such file; `lathe keys add` creates it") from error
     except (OSError, DamagedKeys) as error:
         raise fail(f"{file}: {error}") from error
-
-
-def _date(seconds: int) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M")

@@ -16,7 +16,7 @@ from rich.table import Table
 from lathe.core.byte_sizes import format_bytes
 from lathe.core.compiler import compile as compile_module
 from lathe.core.precisions import PRECISION_CHOICES
-from lathe.server.cli.terminal import console, fail
+from lathe.server.cli.terminal import console, fail, make_table
 
 if TYPE_CHECKING:
     from lathe import Graph, Profile, Session
@@ -99,7 +99,7 @@ def run(
         started = time.perf_counter()
         outputs = session.run(feeds)
         elapsed = time.perf_counter() - started
-    table = Table("output", "dtype", "shape", "values")
+    table = make_table("output", "dtype", "shape", "values")
     for name, array in outputs.items():
         values = np.array2string(np.ravel(array)[:8], precision=4, separator=", ")
         table.add_row(name, str(array.dtype), str(list(array.shape)), values + (" ..." if array.size > 8 else ""))
@@ -171,7 +171,7 @@ def bench(
 ) -> None:
     """Measure the latency and throughput (rows per second) of a model on this machine."""
     sizes = parse_batch_sizes(batches)
-    table = Table("batch", "median", "p99", "rows/s")
+    table = make_table("batch", "median", "p99", "rows/s")
     with model_errors(), open_session(model, threads, max(sizes)) as session:
         for size in sizes:
             times = _times(session, size, seconds)
@@ -222,7 +222,7 @@ def _inspect_compiled(model: Path) -> None:
 
 
 def _signature(inputs: Any, outputs: Any) -> Table:
-    table = Table("", "name", "type")
+    table = make_table("", "name", "type")
     for side, values in (("input", inputs), ("output", outputs)):
         for name, type_ in values:
             table.add_row(side, name, str(type_))

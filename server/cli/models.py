@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
-from rich.table import Column, Table
+from rich.table import Table
 
 from lathe.server.cli.connection import Connection, with_connection
-from lathe.server.cli.terminal import Json, console, local_time, make_table, print_json, time_column
+from lathe.server.cli.terminal import Json, console, filled_table, local_time, print_json, time_column
 
 if TYPE_CHECKING:
     from lathe.server.api.management.schemas import AuditEntry, ModelState, VersionDetail
@@ -26,6 +26,7 @@ _CHANGES = {  # actions of the API -> the words of the commands
     "void": "undone after a crash",
 }
 
+_WIDE = 100  # columns, from which on tables have their less important columns
 _SERVERS_OWN = {"adopt", "step", "promoted", "rolled_back", "void"}  # actions that the server takes by itself
 
 
@@ -56,16 +57,12 @@ def models(server: Connection, as_json: Json = False) -> None:
     if as_json:
         print_json([state.model_dump() for state in found])
         return
-    table = Table("model", "live", "versions", "other aliases", "state")
-    for state in found:
-        table.add_row(
-            state.name,
-            str(state.aliases.get("live", "")),
-            format_ranges(state.versions),
-            other_aliases(state),
-            _state(state),
-        )
-    console.print(table)
+    rows = [
+        (state.name, str(state.aliases.get("live", "")), format_ranges(state.versions), other_aliases(state),
+         canary_text(state), _state(state))
+        for state in found
+    ]  # fmt: skip
+    console.print(filled_table(("model", "live", "versions", "other aliases", "canary", "state"), rows))
 
 
 @with_connection
@@ -73,17 +70,22 @@ def versions(server: Connection, name: Name, as_json: Json = False) -> None:
     """List the versions of a model with their state, aliases, size and types, and why a version failed."""
     with server.client(name) as client:
         found = [client.version(name, state.version) for state in client.versions(name)]
+        model = client.model(name)
     if as_json:
         print_json([version.model_dump() for version in found])
         return
-    whole = Column("version", no_wrap=True)
-    table = Table(whole, "state", "aliases", "created", "size", "sha256", "inputs -> outputs")
-    for version in found:
-        state = f"{version.state}: {version.reason}" if version.reason else version.state
-        digest, created = (version.digest or "")[:12], (version.created or "")[:19]
-        row = (", ".join(version.aliases), created, size_of(version), digest, signature_of(version))
-        table.add_row(str(version.version), state, *row)
-    console.print(table)
+    columns = ("version", "state", "aliases", time_column("created"), "size", "sha256", "inputs -> outputs")
+    console.print(filled_table(columns, (_version_cells(version, model) for version in found)))
+
+
+def _version_cells(version: VersionDetail, model: ModelState) -> tuple[str, ...]:
+    """Return the cells of a version; a narrow terminal has no room for its digest."""
+    state = f"{version.state}: {version.reason}" if version.reason else version.state
+    is_candidate = model.canary is not None and model.canary.version == version.version
+    roles = ", ".join([*version.aliases, *(["candidate"] if is_candidate else [])])
+    digest = (version.digest or "")[:12] if console.width >= _WIDE else ""
+    created = local_time(version.created)
+    return str(version.version), state, roles, created, size_of(version), digest, signature_of(version)
 
 
 @with_connection
@@ -104,12 +106,14 @@ def audit(
 
 def changes_table(changes: list[AuditEntry]) -> Table:
     """Return the table of a model's changes, in their order."""
-    table = make_table(time_column("time"), "change", "version", "live then", "by", "reason")
-    for entry in changes:
-        live = str(entry.aliases.get("live", ""))
-        actor = "the server" if entry.action in _SERVERS_OWN else entry.actor
-        table.add_row(local_time(entry.time), _change(entry), str(entry.version), live, actor, entry.reason)
-    return table
+    columns = (time_column("time"), "change", "version", "live then", "by", "reason")
+    return filled_table(columns, map(_change_cells, changes))
+
+
+def _change_cells(entry: AuditEntry) -> tuple[str, ...]:
+    actor = "the server" if entry.action in _SERVERS_OWN else entry.actor
+    live = str(entry.aliases.get("live", ""))
+    return local_time(entry.time), _change(entry), str(entry.version), live, actor, entry.reason
 
 
 def _change(entry: AuditEntry) -> str:
@@ -152,6 +156,11 @@ def format_ranges(numbers: list[int]) -> str:
 def other_aliases(state: ModelState) -> str:
     """Return the aliases other than `live` with their versions as text: `staging 3, test 4`; empty without any."""
     return ", ".join(f"{alias} {version}" for alias, version in sorted(state.aliases.items()) if alias != "live")
+
+
+def canary_text(state: ModelState) -> str:
+    """Return the candidate of a model's canary with its share: `version 2, 10%`; empty without a canary."""
+    return f"version {state.canary.version}, {state.canary.weight * 100:.3g}%" if state.canary else ""
 
 
 def not_ready_text(state: ModelState) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from lathe.server.cli.connection import Connection, is_set, with_connection
-from lathe.server.cli.models import not_ready_text
+from lathe.server.cli.models import canary_text, not_ready_text
 from lathe.server.cli.terminal import Json, console, fail, print_json
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _facts(client: Client, url: str) -> dict[str, Any]:
         "version": client.server()["version"],
         "ready": "yes" if client.ready() else "no",
         "models": f"{len(models)}, of which {sum(model.ready for model in models)} answer",
+        "canaries": "; ".join(f"{model.name} {text}" for model in models if (text := canary_text(model))) or "none",
     }
     try:
         jobs = [job.state.value for job in client.jobs()]

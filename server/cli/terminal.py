@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
@@ -57,14 +57,35 @@ def make_table(*columns: str | Column, title: str | None = None) -> Table:
     return Table(*named, title=title, title_justify="left")
 
 
+def filled_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table of rows, without the columns that are empty in all of them."""
+    cells = list(rows)
+    filled = [number for number in range(len(columns)) if not cells or any(row[number] for row in cells)]
+    table = make_table(*(columns[number] for number in filled))
+    for row in cells:
+        table.add_row(*(row[number] for number in filled))
+    return table
+
+
+def whole_column(header: str) -> Column:
+    """Return a column whose cells are arguments of other commands: they are never broken."""
+    return Column(header, no_wrap=True)
+
+
 def time_column(header: str) -> Column:
     """Return a column for `local_time`, which breaks only between date and time."""
     return Column(header, min_width=len("2026-01-31"))
 
 
-def local_time(text: str | None) -> str:
-    """Return an RFC 3339 time as `2026-01-31 02:00:00` in this machine's time zone; empty for no time."""
-    return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}" if text else ""
+def local_time(time: str | float | None) -> str:
+    """Return a time as `2026-01-31 02:00:00` in this machine's time zone; empty for None and an empty text.
+
+    `time` is a text in RFC 3339, or seconds since 1970.
+    """
+    if time in (None, ""):
+        return ""
+    moment = datetime.fromisoformat(time).astimezone() if isinstance(time, str) else datetime.fromtimestamp(time)
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

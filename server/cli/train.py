@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from lathe.server.cli.connection import Connection, is_on_command_line, with_connection
 from lathe.server.cli.model import Threads, model_errors
-from lathe.server.cli.terminal import console, fail
+from lathe.server.cli.terminal import console, fail, make_table
 
 _INTERRUPTED = 130  # exit status of an interrupted command: 128 + SIGINT, by the shells' convention
 
@@ -106,7 +105,7 @@ def _show(folder: Path) -> None:
     from lathe.core.train.run import result
 
     record = result.read_metrics(folder)
-    table = Table("metric", "held-out rows")
+    table = make_table("metric", "held-out rows")
     for name, value in record["metrics"].items():
         table.add_row(name, f"{value:.4f}")
     console.print(table)

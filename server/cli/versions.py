@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import Name
-from lathe.server.cli.terminal import console, fail
+from lathe.server.cli.terminal import console, fail, make_table
 
 Version = Annotated[int, typer.Argument(help="The version's number.", min=1, metavar="VERSION")]
 OtherSignature = Annotated[
@@ -83,7 +82,7 @@ def alias(
             client.set_alias(name, alias, version, allow_signature_change=allow_signature_change)
             console.print(f"{name} {alias} is version {version}")
             return
-    table = Table("alias", "version", "answers now")
+    table = make_table("alias", "version", "answers now")
     for each, number in sorted(model.aliases.items()):
         table.add_row(each, str(number), str(model.answering.get(each, "none is loaded")))
     console.print(table)

@@ -122,6 +122,13 @@ class Datasets:
         finally:
             self._held[held.digest] -= 1
 
+    async def name_of(self, reference: str) -> str:
+        """Return a name for a reference: that of a sha256 is the name which its content was given last.
+
+        A reference that is a name, or a sha256 without a name, is returned unchanged.
+        """
+        return await asyncio.to_thread(self._last_name, reference) if is_digest(reference) else reference
+
     # changes
 
     async def receive(self, name: str, stream: AsyncIterable[bytes], sha256: str | None, actor: str) -> Dataset:
@@ -174,6 +181,15 @@ class Datasets:
     def _resolve(self, reference: str) -> HeldContent:
         digest = reference if is_digest(reference) else self._store.named(check_name(reference)).digest
         return HeldContent(reference, self._store.content(digest), self._store.path(digest))
+
+    def _last_name(self, digest: str) -> str:
+        namings = [
+            (naming.time, named.name)
+            for named in self._store.names()
+            for naming in named.history
+            if naming.digest == digest
+        ]
+        return max(namings)[1] if namings else digest
 
     async def _fill(self, staging: Staging, stream: AsyncIterable[bytes]) -> None:
         file = await asyncio.to_thread(staging.create, DATA)

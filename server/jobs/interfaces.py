@@ -26,6 +26,9 @@ class Datasets(Protocol):
     def hold(self, reference: str) -> AbstractAsyncContextManager[HeldDataset]:
         """Hold the dataset of a name or a sha256; entering raises NotFound."""
 
+    async def name_of(self, reference: str) -> str:
+        """Return a name of the dataset with this name or sha256; the reference itself if it has none."""
+
 
 class Parents(Protocol):
     """The model versions that jobs start from."""

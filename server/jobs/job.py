@@ -35,9 +35,9 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DatasetPin:
-    """The dataset of a job: the caller's name for it, and its digest at submission."""
+    """The dataset of a job: its name and its digest at submission."""
 
-    name: str
+    name: str  # the digest, if it had no name
     digest: str  # sha256, hexadecimal
 
 

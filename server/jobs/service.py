@@ -134,8 +134,8 @@ class JobService:
         self._check(caller, request)
         await self._check_storage()
         async with self._datasets.hold(request.dataset) as data:
-            pin = await self._pin(request)
-            order = self._order(caller, request, DatasetPin(request.dataset, data.digest), pin)
+            pin, name = await self._pin(request), await self._datasets.name_of(request.dataset)
+            order = self._order(caller, request, DatasetPin(name, data.digest), pin)
             order = replace(order, key=key, fingerprint=fingerprint)
             job = Job(order, queued=order.submitted)
             stored = await self.register.add(job, (lambda folder: self._link(pin, folder)) if pin else None)

@@ -27,7 +27,9 @@ class LogLines:
     def _line(self, kind: str, values: Mapping[str, Any]) -> str:
         match kind:
             case "started" if "trials" in values:
-                return f"search of {values['trials']} trials, {values['parallel']} at once; {values['ended']} have ended"
+                return (
+                    f"search of {values['trials']} trials, {values['parallel']} at once; {values['ended']} have ended"
+                )
             case "started":
                 rows = values["rows"]["train"]
                 return f"training on {rows} rows: {values['epochs']} epochs of {values['steps_per_epoch']} steps"

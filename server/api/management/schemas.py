@@ -117,6 +117,13 @@ class AliasState(ResponseBody):
         )
 
 
+class CanarySummary(ResponseBody):
+    """The candidate of a running canary."""
+
+    version: int
+    weight: float = Field(description="Its present share of the requests; 0 before the start.")
+
+
 class ModelState(ResponseBody):
     """One model."""
 
@@ -128,9 +135,11 @@ class ModelState(ResponseBody):
     answering: dict[str, int] = Field(description="The version that answers for each alias in this server.")
     generation: int
     config_error: str = Field(description="Why config.toml could not be applied; empty if it was.")
+    canary: CanarySummary | None = Field(default=None, description="The running canary; null if there is none.")
 
     @classmethod
     def of(cls, info: ModelInfo) -> ModelState:
+        plan = info.aliases.canary
         return cls(
             name=info.name,
             ready=info.ready,
@@ -140,6 +149,7 @@ class ModelState(ResponseBody):
             answering=dict(info.answering),
             generation=info.aliases.generation,
             config_error=info.config_error,
+            canary=CanarySummary(version=plan.version, weight=plan.weight) if plan else None,
         )
 
 

@@ -175,6 +175,11 @@ def test_a_dataset_in_use_is_not_deleted(tmp_path: Path) -> None:
             with pytest.raises(Unprocessable, match="row 3, column 'y'"):
                 await datasets.receive("a", body(b"bad"), None, "")
             async with datasets.hold("a") as held:
+                assert await datasets.name_of(held.digest) == await datasets.name_of("a") == "a"
+                await datasets.receive("b", body(b"one"), None, "")
+                assert await datasets.name_of(held.digest) == "b"  # the last name that it was given
+                assert await datasets.name_of("f" * 64) == "f" * 64
+                await datasets.remove("b")
                 await datasets.receive("a", body(b"two"), None, "")  # the name may be used again
                 for removal in (datasets.remove("a"), datasets.remove("a", held.content.digest)):
                     with pytest.raises(Conflict, match=f"needs sha256 {held.content.digest}"):

@@ -65,6 +65,9 @@ class Data:
         finally:
             self.held -= 1
 
+    async def name_of(self, reference: str) -> str:
+        return "digits" if reference == DIGEST else reference
+
 
 class Versions:
     """Model m with version 3."""

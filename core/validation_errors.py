@@ -16,6 +16,28 @@ _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxdict, _REPR.maxlist, _REPR.maxstring, _REPR.maxother = 4, 8, 8, 80, 80
 _MOST_LISTED_KEYS = 12  # a message lists all keys of a table if there are at most this many, and none is similar
 _NOTHING: Mapping[str, str] = {}
+_EXPECTATIONS = {  # pydantic's types of errors -> what was expected; other types keep pydantic's text
+    "missing": "is missing",
+    "greater_than_equal": "expected at least {ge}",
+    "greater_than": "expected more than {gt}",
+    "less_than_equal": "expected at most {le}",
+    "less_than": "expected less than {lt}",
+    "finite_number": "expected a finite number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
+    "string_type": "expected a text",
+    "string_pattern_mismatch": "expected text that matches {pattern}",
+    "string_too_short": "expected at least {min_length} characters",
+    "string_too_long": "expected at most {max_length} characters",
+    **dict.fromkeys(("literal_error", "enum"), "expected {expected}"),
+    **dict.fromkeys(("list_type", "tuple_type"), "expected a list"),
+    "too_short": "expected at least {min_length} elements",
+    "too_long": "expected at most {max_length} elements",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "expected a table (in JSON: an object)"),
+    "json_invalid": "expected JSON: {error}",
+    "timezone_aware": "expected a time with its zone",
+}
 
 
 def error_messages(
@@ -56,7 +78,7 @@ class _Mistake:
             return f"{self._path()}: there is no such key{self._nearest_key()}"
         if name in ("union_tag_invalid", "union_tag_not_found"):
             return self._union_text()
-        message = str(self.error["msg"]).removeprefix("Value error, ")
+        message = expectation(self.error)
         omits_input = name in {"missing", "json_invalid"} or (
             name == "value_error" and isinstance(self.error["input"], Mapping)
         )
@@ -88,6 +110,15 @@ class _Mistake:
         inside = _kinds(self.kinds, self.place[-1:])
         known = ", ".join(repr(tag) for kind in inside for tag in _tags(kind, key))
         return f"{self._path(*above)}: is missing, expected one of {known}"
+
+
+def expectation(error: Mapping[str, Any]) -> str:
+    """Return what was expected where pydantic reports an error: `expected at least 1`."""
+    text = _EXPECTATIONS.get(error["type"])
+    if text is None:
+        return str(error["msg"]).removeprefix("Value error, ")
+    bounds = error.get("ctx", {}).items()
+    return text.format(**{key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in bounds})
 
 
 def short_repr(value: Any, most: int = 80) -> str:

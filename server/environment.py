@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lathe.core.validation_errors import expectation
 from lathe.server.settings import Settings
 
 PREFIX = "LATHE_"
@@ -36,15 +37,6 @@ OTHER_VARIABLES = frozenset(
 # For a Service named `lathe` or `lathe-...` Kubernetes sets variables with its addresses in every container.
 _SERVICE = re.compile(r"LATHE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+")
-_EXPECTED = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-}
 
 
 class BadSettings(ValueError):
@@ -101,25 +93,10 @@ def _unknown(name: str) -> str:
 def _problem(item: Mapping[str, Any], options: Iterable[str]) -> str:
     """Return one line on an error of pydantic: the option or variable, what was expected, what was given."""
     if not item["loc"]:
-        return str(item["msg"]).removeprefix("Value error, ")
+        return expectation(item)
     field, given = str(item["loc"][0]), item.get("input")
     name = f"--{field.replace('_', '-')}" if field in options else variable(field)
-    expected = _EXPECTED.get(item["type"]) or _limit(item)
-    text = f"{name}: expected {expected}, got {str(given)!r}"
+    text = f"{name}: {expectation(item)}, got {str(given)!r}"
     if name == "LATHE_PORT" and _is_address(given):
         text += " (Kubernetes sets it for a Service named lathe; enableServiceLinks: false turns that off)"
     return text
-
-
-def _limit(item: Mapping[str, Any]) -> str:
-    limits, kind = item.get("ctx", {}), str(item["type"])
-    bound = next((f"{limits[name]:g}" for name in ("ge", "gt", "le", "lt") if name in limits), "")
-    words = {
-        "greater_than_equal": f"at least {bound}",
-        "greater_than": f"more than {bound}",
-        "less_than_equal": f"at most {bound}",
-        "less_than": f"less than {bound}",
-        "literal_error": str(limits.get("expected", "")),
-        "string_pattern_mismatch": f"text that matches {limits.get('pattern')}",
-    }
-    return words.get(kind, str(item["msg"]))

@@ -41,6 +41,47 @@ class Zoo(Table):
     keeper: Cat | None = None
 
 
+class Form(BaseModel):
+    """One field of each kind that settings, recipes and request bodies have."""
+
+    whole: Annotated[int, Field(ge=1, le=9)] = 1
+    part: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
+    flag: bool = False
+    name: Annotated[str, Field(pattern="^[a-z]+$", max_length=3)] = "a"
+    colour: Literal["red", "blue"] = "red"
+    parts: Annotated[list[int], Field(min_length=1, max_length=2)] = [1]
+    table: dict[str, int] = {}
+    inner: Cat | None = None
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"whole": 0}, "whole: expected at least 1, got 0"),
+        ({"whole": 10}, "whole: expected at most 9, got 10"),
+        ({"whole": "x"}, "whole: expected a whole number, got 'x'"),
+        ({"whole": 1.5}, "whole: expected a whole number, got 1.5"),
+        ({"part": 0}, "part: expected more than 0, got 0"),
+        ({"part": 1.5}, "part: expected less than 1, got 1.5"),
+        ({"part": float("nan")}, "part: expected a finite number, got nan"),
+        ({"part": "x"}, "part: expected a number, got 'x'"),
+        ({"flag": "perhaps"}, "flag: expected true or false, got 'perhaps'"),
+        ({"name": 1}, "name: expected a text, got 1"),
+        ({"name": "A"}, "name: expected text that matches ^[a-z]+$, got 'A'"),
+        ({"name": "abcd"}, "name: expected at most 3 characters, got 'abcd'"),
+        ({"colour": "green"}, "colour: expected 'red' or 'blue', got 'green'"),
+        ({"parts": []}, "parts: expected at least 1 elements, got []"),
+        ({"parts": 1}, "parts: expected a list, got 1"),
+        ({"table": 1}, "table: expected a table (in JSON: an object), got 1"),
+        ({"inner": 1}, "inner: expected a table (in JSON: an object), got 1"),
+    ],
+)
+def test_an_error_says_what_was_expected_and_given(document: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Form.model_validate(document)
+    assert error_messages(caught.value.errors(include_url=False), Form, document) == [sentence]
+
+
 def error_of(document: dict[str, Any]) -> list[str]:
     with pytest.raises(ValidationError) as caught:
         Zoo.model_validate(document)
@@ -48,7 +89,7 @@ def error_of(document: dict[str, Any]) -> list[str]:
 
 
 NO_KEY = "there is no such key"
-NO_NUMBER = "Input should be a valid number, unable to parse string as a number, got 'x'"
+NO_NUMBER = "expected a number, got 'x'"
 KINDS = "expected one of 'cat', 'dog'"
 
 
@@ -66,7 +107,7 @@ KINDS = "expected one of 'cat', 'dog'"
         ({"animals": [{"tail": 1}]}, f"animals.0.kind: is missing, {KINDS}"),
         ({"animals": [{"kind": "dog", "tail": "x"}]}, f"animals.0.tail: {NO_NUMBER}"),
         ({"houses": {"cat": {"kind": "cat", "livs": 1}}}, f"houses.cat.livs: {NO_KEY}, did you mean `lives`?"),
-        ({"keeper": {"lives": 1}}, "keeper.kind: Field required"),
+        ({"keeper": {"lives": 1}}, "keeper.kind: is missing"),
         ({"animal": []}, f"animal: {NO_KEY}, did you mean `animals`?"),
     ],
 )

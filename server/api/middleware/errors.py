@@ -90,7 +90,7 @@ def _problem(request: Request, error: RequestValidationError, item: Mapping[str,
     """The text of one mistake; for an unknown key of the body, it suggests the most similar key."""
     where, *place = item["loc"]
     if where != "body":
-        return f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+        return error_messages([item], None, None)[0]
     (text,) = error_messages([{**item, "loc": tuple(place)}], _body_of(request), error.body)
     return f"body.{text}" if place else f"body: {text}"
 

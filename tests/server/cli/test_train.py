@@ -63,7 +63,7 @@ def test_fine_tuning_starts_from_a_model_beside_the_recipe(tmp_path: Path, files
 @pytest.mark.parametrize(
     ("changes", "options", "complaint"),
     [
-        ({"epochs": 0}, [], "points.json: epochs: Input should be greater than or equal to 1, got 0"),
+        ({"epochs": 0}, [], "points.json: epochs: expected at least 1, got 0"),
         ({"model": {"onnx": "none.onnx"}}, [], "model.onnx: there is no file"),
         ({"model": {"parent": True}}, [], "model: expected a model to fine-tune"),
         ({"data": {"target": "z"}}, [], "'z'"),

@@ -5,7 +5,8 @@
     outputs = session.run({"x": array})
 
 `load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs the
-reference executor, `export` writes ONNX, `gradients` differentiates a graph, `register_op` adds a custom operator.
+reference executor, `export` writes ONNX, `quantize` makes products of int8, `gradients` differentiates a graph,
+`register_op` adds a custom operator.
 `lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lathe.core.autodiff import gradients
     from lathe.core.compiler.compile import compile, load_compiled
     from lathe.core.compiler.custom_operators import register_op
+    from lathe.core.compress.quantize import quantize
     from lathe.core.frontends.export import export
     from lathe.core.frontends.onnx import load
     from lathe.core.ir.graph import Graph
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo", "Graph", "Profile", "Session", "client", "compile", "errors", "export", "gradients", "interpret",
-    "load", "load_compiled", "nn", "register_op", "train",
+    "load", "load_compiled", "nn", "quantize", "register_op", "train",
 ]  # fmt: skip
 
 _MODULES = {"client": "lathe.client", "errors": "lathe.core.errors", "nn": "lathe.nn", "train": "lathe.train"}
@@ -50,6 +52,7 @@ _DEFINING_MODULES = {
     "gradients": "lathe.core.autodiff",
     "load": "lathe.core.frontends.onnx",
     "interpret": "lathe.core.reference",
+    "quantize": "lathe.core.compress.quantize",
     "register_op": "lathe.core.compiler.custom_operators",
     "Graph": "lathe.core.ir.graph",
     "Profile": "lathe.core.runtime.session.profile",

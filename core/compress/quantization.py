@@ -33,26 +33,26 @@ _ACTIVATIONS, _WEIGHTS = (DType.UINT8, DType.INT8), (DType.INT8,)
 class StaticQuantization:
     """The choices of post-training static quantization.
 
-    `calibration` and `percentile` choose the range of an activation (`ranges.py`). Activations of `activation_type`
+    `calibration` and `percentile` choose the range of an activation (`ranges.py`). Activations of `activations`
     are asymmetric, or symmetric. Weights are symmetric int8, with a scale for each output channel or one per tensor.
-    `skipped` names nodes that stay float32. UnsupportedError for a value that is not known.
+    `skip` names nodes that stay float32. UnsupportedError for a value that is not known.
     """
 
     calibration: Method = "percentile"
     percentile: float = DEFAULT_PERCENTILE
-    activation_type: DType = DType.UINT8
+    activations: DType = DType.UINT8
     symmetric: bool = False
     per_channel: bool = True
-    skipped: frozenset[str] = frozenset()
+    skip: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.calibration not in METHODS:
             raise UnsupportedError(f"calibration: expected one of {', '.join(METHODS)}, got {self.calibration!r}")
         if not 50 < self.percentile <= 100:
             raise UnsupportedError(f"percentile: expected more than 50, at most 100, got {self.percentile}")
-        if self.activation_type not in _ACTIVATIONS:
+        if self.activations not in _ACTIVATIONS:
             expected = " or ".join(map(str, _ACTIVATIONS))
-            raise UnsupportedError(f"activation_type: expected {expected}, got {self.activation_type}")
+            raise UnsupportedError(f"activations: expected {expected}, got {self.activations}")
 
 
 def quantize_static(
@@ -63,26 +63,24 @@ def quantize_static(
 ) -> Graph:
     """A copy of `graph` in QDQ form. `batches` are representative inputs, by name, for the calibration.
 
-    UnsupportedError if the graph has no product of an activation with constant weights, or if `options.skipped` names
+    UnsupportedError if the graph has no product of an activation with constant weights, or if `options.skip` names
     no node; DataError and FeedError as in `collect_histograms`.
     """
     prepared, _ = run_passes(graph, [*required_passes(Options()), FoldAffine(), *required_passes(Options())])
     infer_graph(prepared)
     names = {node.name for node in prepared.nodes}
-    if unknown := sorted(options.skipped - names):
-        raise UnsupportedError(f"skipped: expected names of nodes, got {', '.join(unknown)}")
+    if unknown := sorted(options.skip - names):
+        raise UnsupportedError(f"skip: expected names of nodes, got {', '.join(unknown)}")
     editor = Editor(prepared)
-    nodes = [node for node in prepared.nodes if node.name not in options.skipped and _is_quantizable(editor, node)]
+    nodes = [node for node in prepared.nodes if node.name not in options.skip and _is_quantizable(editor, node)]
     if not any(node.op in _CHANNEL_AXIS for node in nodes):
         raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
     read = dict.fromkeys(value.name for node in nodes for value in _activations(editor, node))
     histograms = collect_histograms(prepared, read, batches, threads)
     grids = {
         name: make_grid(
-            *choose_range(
-                histogram, options.calibration, options.activation_type, options.symmetric, options.percentile
-            ),
-            options.activation_type,
+            *choose_range(histogram, options.calibration, options.activations, options.symmetric, options.percentile),
+            options.activations,
             options.symmetric,
         )
         for name, histogram in histograms.items()

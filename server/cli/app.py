@@ -20,6 +20,7 @@ from lathe.server.cli import (
     rollout,
     serve,
 )
+from lathe.server.cli import quantize as cli_quantize
 from lathe.server.cli import status as cli_status
 from lathe.server.cli import top as cli_top
 from lathe.server.cli import train as cli_train
@@ -76,5 +77,6 @@ app.add_typer(datasets.app, name="datasets", rich_help_panel=TRAINING)
 
 for command in (model.compile, model.run, model.inspect, model.profile, model.bench):
     app.command(rich_help_panel=LOCAL)(command)
+app.command(rich_help_panel=LOCAL)(cli_quantize.quantize)
 for command in (kernels.kernels, kernels.load_kernels, completion.completion):
     app.command(rich_help_panel=LOCAL)(command)

@@ -144,7 +144,7 @@ def test_models_and_recipes_of_documented_commands_exist(project: Path, page: st
     """Or the page says how to make them: `mine.onnx` is the reader's own, and a command's output is in its folder."""
     text = (project / page).read_text()
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        made = tuple(f"{folder}/" for folder in re.findall(r"--out (\S+)", block))
+        made = (*(f"{folder}/" for folder in re.findall(r"--out (\S+)", block)), *re.findall(r" -o (\S+)", block))
         for name in re.findall(r"[\w./-]+\.(?:onnx|toml)\b", block):
             known = (project / name).is_file() or name == "mine.onnx" or name.startswith(made)
             assert known, f"{page}: {name} is no file of the checkout"

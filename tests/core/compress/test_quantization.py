@@ -120,7 +120,7 @@ def test_skipped_nodes_stay_as_they_are() -> None:
         node.name = f"node{place}"
     convs = frozenset(node.name for node in graph.nodes if node.op == "Conv")
     rows = RNG.standard_normal((4, 3, 8, 8)).astype(F)
-    quantized = quantize_static(graph, batches("x", rows), StaticQuantization(skipped=convs))
+    quantized = quantize_static(graph, batches("x", rows), StaticQuantization(skip=convs))
     assert all(node.inputs[0].producer is None or node.inputs[0].producer.op != "DequantizeLinear"
                for node in quantized.nodes if node.op == "Conv")  # fmt: skip
 
@@ -133,8 +133,8 @@ def test_skipped_nodes_stay_as_they_are() -> None:
             "calibration: expected one of min-max, moving average, .*, got 'kl'",
         ),
         ({"percentile": 101.0}, "percentile: expected more than 50, at most 100, got 101.0"),
-        ({"activation_type": DType.INT4}, "activation_type: expected uint8 or int8, got int4"),
-        ({"skipped": frozenset({"none"})}, "skipped: expected names of nodes, got none"),
+        ({"activations": DType.INT4}, "activations: expected uint8 or int8, got int4"),
+        ({"skip": frozenset({"none"})}, "skip: expected names of nodes, got none"),
     ],
 )
 def test_unknown_choices_are_refused(change: dict[str, Any], complaint: str) -> None:

@@ -31,6 +31,7 @@ ALONE = {  # commands that send no request to a server
     "inspect",
     "profile",
     "bench",
+    "quantize",
     "kernels",
     "load-kernels",
     "keys",

@@ -1,0 +1,78 @@
+"""`quantize`: a model and representative data in, a graph of integer products out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.core.compress.calibration import Feeds
+from lathe.core.compress.quantization import StaticQuantization, quantize_static
+from lathe.core.compress.ranges import DEFAULT_PERCENTILE, Method
+from lathe.core.errors import DataError
+from lathe.core.frontends.onnx import load
+from lathe.core.ir.graph import Graph
+from lathe.core.ir.types import DType
+
+ACTIVATION_TYPES = {"uint8": DType.UINT8, "int8": DType.INT8}
+
+
+def quantize(
+    model: Graph | str | os.PathLike[str] | bytes,
+    data: Mapping[str, NDArray[Any]] | Iterable[Feeds],
+    calibration: Method = "percentile",
+    percentile: float = DEFAULT_PERCENTILE,
+    activations: Literal["uint8", "int8"] = "uint8",
+    symmetric: bool = False,
+    per_channel: bool = True,
+    skip: Collection[str] = (),
+    batch: int = 32,
+    threads: int | None = None,
+) -> Graph:
+    """A copy of `model` (a graph, a path to an ONNX file, or its bytes) with int8 products, in ONNX's QDQ form.
+
+    `lathe.export` writes it as an ONNX file, which other runtimes run, too. `data` are representative inputs: an array
+    for each input, of equal numbers of rows, which are run `batch` at a time, or the feeds of one run after the other.
+    A few hundred rows suffice. Further arrays, such as labels, are ignored.
+
+    `calibration` chooses the range of numbers that an activation's integers cover: "min-max", "moving average",
+    "percentile" (`percentile` percent of the numbers), "entropy" or "mse". `activations` is their type; `symmetric`
+    ranges have 0 in the middle. Weights are symmetric int8, with a scale for each output channel, or with
+    `per_channel=False` for each tensor. The nodes of `skip` stay as they are.
+
+    ModelError if the model is not valid; UnsupportedError for an unknown choice, and for a model without a product of
+    float32 that integers can compute; DataError if there is no data, arrays have different numbers of rows, or a value
+    of a run is not finite; FeedError if inputs do not fit the model.
+    """
+    graph = model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
+    choices = StaticQuantization(
+        calibration,
+        percentile,
+        ACTIVATION_TYPES.get(activations, activations),  # type: ignore[arg-type]
+        symmetric,
+        per_channel,
+        frozenset(skip),
+    )
+    feeds = _batches(graph, data, batch) if isinstance(data, Mapping) else data
+    return quantize_static(graph, feeds, choices, threads)
+
+
+def _batches(graph: Graph, arrays: Mapping[str, NDArray[Any]], size: int) -> Iterator[Feeds]:
+    """Yield `size` rows of all inputs at a time; DataError unless there is an array for each, of as many rows."""
+    inputs = [value.name for value in graph.inputs]
+    if not arrays.keys() >= set(inputs):
+        raise DataError(f"data: expected arrays {_names(inputs)}, got {_names(arrays) or 'none'}")
+    rows = {name: len(arrays[name]) if np.ndim(arrays[name]) else 0 for name in inputs}
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise DataError(f"data: expected arrays with the same number of rows, got {counts}")
+    for start in range(0, next(iter(rows.values()), 0), size):
+        yield {name: arrays[name][start : start + size] for name in inputs}
+
+
+def _names(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,62 @@
+"""`lathe quantize`: a smaller file that ONNX Runtime reads, and one line for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+from lathe.server.cli.app import app
+
+
+def lathe(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["quantize", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "rows.npz", image=load_digits().images[:64, None].astype(np.float32))
+    return tmp_path / "rows.npz"
+
+
+def test_the_bundled_digits(project: Path, tmp_path: Path, calibration: Path) -> None:
+    model = project / "model_repo" / "digits" / "2" / "model.onnx"
+    status, said = lathe(model, "--data", calibration, "-o", tmp_path / "small.onnx")
+    assert status == 0, said
+    assert "instead of" in said
+    assert "probabilities" in said
+    assert (tmp_path / "small.onnx").stat().st_size < 0.5 * model.stat().st_size
+    rows = load_digits().images[:, None].astype(np.float32)
+    scores = ort.InferenceSession(tmp_path / "small.onnx").run(None, {"image": rows})[0]
+    assert (scores.argmax(axis=1) == load_digits().target).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (
+            ["--calibration", "kl"],
+            "calibration: expected one of min-max, moving average, percentile, entropy, mse,",
+        ),
+        (["--skip", "nothing"], "skip: expected names of nodes, got nothing"),
+        (["--percentile", "5"], "percentile: expected more than 50, at most 100, got 5.0"),
+        (["--data", "text"], "expected a .npz file of arrays"),
+        (["--data", "other"], "data: expected arrays image, got pixels"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(
+    project: Path, tmp_path: Path, calibration: Path, options: list[str], complaint: str
+) -> None:
+    (tmp_path / "text").write_text("rows")
+    np.savez(tmp_path / "other.npz", pixels=np.zeros((3, 1, 8, 8), np.float32))
+    names = {"text": tmp_path / "text", "other": tmp_path / "other.npz"}
+    model, small = project / "model_repo" / "digits" / "2" / "model.onnx", tmp_path / "small.onnx"
+    status, said = lathe(model, "--data", calibration, "-o", small, *(names.get(option, option) for option in options))
+    assert status == 1
+    assert complaint in " ".join(said.split())
+    assert not small.exists()

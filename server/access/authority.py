@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lathe.server.access.keys import DamagedKeys, Key, KeyRing, file_stamp, read_keys
 from lathe.server.access.quotas import Quota
-from lathe.server.access.scopes import Scope
+from lathe.server.access.scopes import Scope, alternatives, describe_scopes
 from lathe.server.errors import Forbidden, ServerError, Unauthorized
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Caller:
             return True
         return self.key is not None and self.key.allows(scope, model)
 
-    def check(self, scope: Scope, model: str = "") -> None:
-        """Raise Forbidden unless the caller has this scope for the model."""
-        if self.is_allowed(scope, model):
+    def check(self, need: Scope | tuple[Scope, ...], model: str = "") -> None:
+        """Raise Forbidden unless the caller has this scope, or one of these, for the model."""
+        if any(self.is_allowed(scope, model) for scope in alternatives(need)):
             return
         if self.key is None:
             raise Forbidden(_CLOSED)
         where = f"model {model[:80]!r}" if model else "all models"
-        raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r} for {where}")
+        raise Forbidden(f"key {self.key.name!r} does not have scope {describe_scopes(need)} for {where}")
 
     def check_any_model(self, *scopes: Scope) -> None:
         """Raise Forbidden if the caller has none of these scopes for any model."""
@@ -82,7 +82,7 @@ class Caller:
             return
         if self.key is None:
             raise Forbidden(_CLOSED)
-        raise Forbidden(f"key {self.key.name!r} does not have scope {' or '.join(repr(str(one)) for one in scopes)}")
+        raise Forbidden(f"key {self.key.name!r} does not have scope {describe_scopes(scopes)}")
 
 
 class Authority:
@@ -117,7 +117,7 @@ class Authority:
         if self.mode is Mode.UNMANAGED:
             log.warning(
                 "other machines reach %s and there are no keys: they may run models, but change nothing "
-                "(LATHE_KEYS_FILE, docs/access.md)",
+                "(LATHE_KEYS_FILE; `lathe keys add --help`)",
                 host,
             )
         self._anybody = Caller(mode=self.mode)
@@ -141,12 +141,12 @@ class Authority:
             raise Unauthorized("header authorization: the API key or token is not known, or has expired")
         return Caller(key, self.mode, self._ring.is_sole(key))
 
-    def check(self, authorization: str, scope: Scope, model: str) -> str:
+    def check(self, authorization: str, need: Scope | tuple[Scope, ...], model: str) -> str:
         """Return the id of the header's key, empty if no key is needed; raises Unauthorized or Forbidden."""
         if self._is_open:
             return ""
         caller = self.caller(authorization)
-        caller.check(scope, model)
+        caller.check(need, model)
         return caller.key.id if caller.key else ""
 
     def quota(self, client: str) -> Quota | None:

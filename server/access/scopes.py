@@ -9,7 +9,7 @@ from typing import TypeAlias
 class Scope(StrEnum):
     """One kind of permission. No scope includes another."""
 
-    INFER = "infer"  # run a model
+    INFER = "infer"  # run a model, read its inputs and outputs and whether it is ready
     READ = "read"  # list models, versions, datasets; metrics, statistics, settings
     WRITE = "write"  # upload and delete versions, load and unload models
     PROMOTE = "promote"  # move aliases, roll back, run canaries
@@ -17,7 +17,23 @@ class Scope(StrEnum):
     ADMIN = "admin"  # change logging, tracing, shared memory
 
 
-RequiredScope: TypeAlias = Scope | None  # None: no key is needed
+# A tuple: any of these scopes suffices. None: no key is needed.
+RequiredScope: TypeAlias = Scope | tuple[Scope, ...] | None
+
+# Clients of the protocol (Triton's, KServe's) read metadata and readiness before they infer. A caller that may run a
+# model learns the same from the errors of wrong inputs.
+_DESCRIBE = (Scope.READ, Scope.INFER)
+
+
+def alternatives(need: Scope | tuple[Scope, ...]) -> tuple[Scope, ...]:
+    """Return the scopes of which one suffices."""
+    return need if isinstance(need, tuple) else (need,)
+
+
+def describe_scopes(need: Scope | tuple[Scope, ...]) -> str:
+    """Return the scopes of which one suffices as text: `'read' or 'infer'`."""
+    return " or ".join(repr(scope.value) for scope in alternatives(need))
+
 
 _V2_MODEL = "/v2/models/{model}"
 _V2_VERSION = "/v2/models/{model}/versions/{version}"
@@ -46,8 +62,8 @@ ROUTES: dict[tuple[str, str], RequiredScope] = {
     ("POST", "/v2/repository/models/{model}/load"): Scope.WRITE,
     ("POST", "/v2/repository/models/{model}/unload"): Scope.WRITE,
     ("GET", "/v2/models/stats"): Scope.READ,  # before a model named `stats`, as in the application
-    **{("GET", base + tail): Scope.READ for base in (_V2_MODEL, _V2_VERSION) for tail in ("", "/config", "/stats")},
-    **{("GET", f"{base}/ready"): Scope.READ for base in (_V2_MODEL, _V2_VERSION)},
+    **{("GET", base + tail): _DESCRIBE for base in (_V2_MODEL, _V2_VERSION) for tail in ("", "/ready")},
+    **{("GET", base + tail): Scope.READ for base in (_V2_MODEL, _V2_VERSION) for tail in ("/config", "/stats")},
     **{("POST", f"{base}/infer"): Scope.INFER for base in (_V2_MODEL, _V2_VERSION)},
     ("GET", "/api/v1/models"): Scope.READ,
     ("GET", _MODEL): Scope.READ,
@@ -83,8 +99,8 @@ GRPC_METHODS: dict[str, RequiredScope] = {
     "ServerLive": None,
     "ServerReady": None,
     "ServerMetadata": None,
-    "ModelReady": Scope.READ,
-    "ModelMetadata": Scope.READ,
+    "ModelReady": _DESCRIBE,
+    "ModelMetadata": _DESCRIBE,
     "ModelConfig": Scope.READ,
     "ModelStatistics": Scope.READ,
     "ModelInfer": Scope.INFER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,11 +10,22 @@ from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import Name
 from lathe.server.cli.terminal import console, fail, make_table
 
+if TYPE_CHECKING:
+    from lathe.server.api.management.schemas import AliasState
+
 Version = Annotated[int, typer.Argument(help="The version's number.", min=1, metavar="VERSION")]
 OtherSignature = Annotated[
     bool,
     typer.Option("--allow-signature-change", help="Allow inputs or outputs that differ from the live version's."),
 ]
+
+
+def alias_text(name: str, state: AliasState, before: int | None = None) -> str:
+    """Return one line on the version that an alias names after a call; `before`: the version that it named before."""
+    fact = f"version {state.version} is live" if state.alias == "live" else f"{state.alias} is version {state.version}"
+    if not state.changed:
+        return f"{name} {fact} already: nothing was changed"
+    return f"{name} {fact}" + (f" (before: {before})" if before else "")
 
 
 @with_connection
@@ -29,8 +40,7 @@ def promote(server: Connection, name: Name, version: Version, allow_signature_ch
     """
     with server.client(name) as client:
         state = client.set_alias(name, "live", version, allow_signature_change=allow_signature_change)
-    before = f" (before: {state.previous})" if state.previous else ""
-    console.print(f"{name} version {state.version} is live{before}")
+    console.print(alias_text(name, state, before=state.previous))
 
 
 @with_connection
@@ -49,7 +59,7 @@ def rollback(
     """
     with server.client(name) as client:
         state = client.rollback(name, alias=alias, to=to)
-    console.print(f"{name} {alias} is version {state.version}")
+    console.print(alias_text(name, state))
 
 
 @with_connection
@@ -79,8 +89,8 @@ def alias(
         if alias is None or version is None:
             model = client.model(name)
         else:
-            client.set_alias(name, alias, version, allow_signature_change=allow_signature_change)
-            console.print(f"{name} {alias} is version {version}")
+            state = client.set_alias(name, alias, version, allow_signature_change=allow_signature_change)
+            console.print(alias_text(name, state))
             return
     table = make_table("alias", "version", "answers now")
     for each, number in sorted(model.aliases.items()):

@@ -366,8 +366,7 @@ class Rollout:
     # details
 
     async def _replay(self, model: LiveModel, origin: Origin) -> Outcome | None:
-        found = await asyncio.to_thread(self._store.find_key, model.name, origin)
-        return Outcome(found, replayed=True) if found else None
+        return await asyncio.to_thread(self._store.find_key, model.name, origin)
 
 
 def _rollback_to(alias: str, to: int | None, target: int) -> Callable[[Aliases], Aliases]:

@@ -40,6 +40,7 @@ from lathe.server.types import ModelRef
 ALIASES = "aliases.json"
 CONTROL_FOLDER = ".lathe"
 JOB_KEY_NAMESPACE = "job"  # the namespace of the idempotency keys of jobs
+_MOST_UNCHANGED = 2_000  # calls that changed nothing, whose idempotency keys this process remembers
 _READ_ONLY_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 Change = Callable[[Aliases], Aliases]
@@ -75,10 +76,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The change that was made now, or, if `replayed`, earlier under the same idempotency key."""
+    """The change that was made now, or, if `replayed`, earlier under the same idempotency key.
+
+    Without `changed` nothing was to be changed: the record describes the present state, and is in no log.
+    """
 
     record: Record
     replayed: bool = False
+    changed: bool = True
 
     @property
     def version(self) -> int:
@@ -108,6 +113,7 @@ class Store:
         self._staging = StagingArea(self._fs, self._control / "staging", staged)
         self._journals: dict[str, Journal] = {}
         self._durable_models: set[str] = set()  # models whose folder is known to be durable
+        self._unchanged: dict[tuple[str, str], Record] = {}  # by model and idempotency key: calls that changed nothing
 
     # start and stop
 
@@ -206,12 +212,16 @@ class Store:
         """Return the changes in a model's log, oldest first; at most `journal.MAX_REMEMBERED`."""
         return self._journal(model).snapshot()
 
-    def find_key(self, model: str, origin: Origin) -> Record | None:
-        """Return the change made under the same idempotency key, None if there is none or `origin` has no key.
+    def find_key(self, model: str, origin: Origin) -> Outcome | None:
+        """Return the outcome of the call with the same idempotency key, None if there is none or `origin` has no key.
 
         Raises Unprocessable if its request differed.
         """
-        return _replayable(self._journal(model), origin)
+        if (found := _replayable(self._journal(model), origin)) is not None:
+            return Outcome(found, replayed=True)
+        if (found := self._unchanged.get((model, origin.entry or ""))) is None:
+            return None
+        return Outcome(_checked(found, origin), replayed=True, changed=False)
 
     # changes, under the lock
 
@@ -252,13 +262,17 @@ class Store:
         return self._change(model, Origin(), build)
 
     def move(self, model: str, action: str, alias: str, change: Change, origin: Origin) -> Outcome:
-        """Apply `change`, which moves `alias` (`action`: alias or rollback); raises NotFound for a missing version."""
+        """Apply `change`, which moves `alias` (`action`: alias or rollback); raises NotFound for a missing version.
+
+        An alias that stays where it is is no change: nothing is logged.
+        """
 
         def build(state: Aliases) -> Record:
             changed = change(state)
             version = changed.get(alias).version
             self.folder(model, version)
-            return replace(self._record(action, changed, origin, version), alias=alias)
+            record = replace(self._record(action, changed, origin, version), alias=alias)
+            return replace(record, state=state) if changed == state else record
 
         return self._change(model, origin, build)
 
@@ -293,18 +307,28 @@ class Store:
     # details
 
     def _change(self, model: str, origin: Origin, build: Callable[[Aliases], Record]) -> Outcome:
+        """Make the change that `build` returns; none if its record has the present generation."""
         self._check_writable()
         names.check_model(model)
         with storage_errors("writing"), self._lock.held():
             state = self._recover(model)
-            journal = self._journal(model)
-            if replayed := _replayable(journal, origin):
-                return Outcome(replayed, replayed=True)
+            if replayed := self.find_key(model, origin):
+                return replayed
             record = build(state)
+            if record.generation == state.generation:
+                self._remember_unchanged(model, origin, record)
+                return Outcome(record, changed=False)
             self._draft_aliases(model, record)  # may fail on a full disk, so before the commit
-            record = journal.append(record)
+            record = self._journal(model).append(record)
             self._apply(model, record)
             return Outcome(record)
+
+    def _remember_unchanged(self, model: str, origin: Origin, record: Record) -> None:
+        """Remember the idempotency key of a call that changed nothing, so that a repetition does nothing either."""
+        if origin.entry is not None:
+            self._unchanged[model, origin.entry] = record
+            if len(self._unchanged) > _MOST_UNCHANGED:
+                del self._unchanged[next(iter(self._unchanged))]
 
     def _check_unused(self, ref: ModelRef) -> None:
         for pipeline, definition in self.pipelines().items():
@@ -482,6 +506,11 @@ def _replayable(journal: Journal, origin: Origin) -> Record | None:
         return None
     if (found := journal.find_key(entry)) is None:
         return _replayable_without_namespace(journal, origin)
+    return _checked(found, origin)
+
+
+def _checked(found: Record, origin: Origin) -> Record:
+    """Return the record of an earlier request with the same key; raises Unprocessable if the request differed."""
     if found.fingerprint != origin.fingerprint:
         raise Unprocessable(f"Idempotency-Key {origin.key!r} was used before with another request")
     return found

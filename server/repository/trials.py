@@ -59,7 +59,7 @@ class Trials:
         model = self._models.known(name)
         origin = replace(origin, fingerprint="cancel")
         if (found := await asyncio.to_thread(self._store.find_key, name, origin)) is not None:
-            return Outcome(found, replayed=True)
+            return found
         plan, _ = self.current(name)
         return await self._loader.run_shielded(self._end(model, plan, "cancelled", "", origin))
 

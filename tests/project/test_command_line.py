@@ -272,11 +272,11 @@ def test_the_ten_tasks_work_as_written(project: Path, terminal: Terminal) -> Non
     pushed, asked, promoted, listed = output["promote"]
     assert "not live yet" in pushed and "answered by digits version 2" in asked
     assert promoted == "digits version 2 is live (before: 1)\n" and listed.count("│ live") == 1
-    assert output["roll"] == ["digits live is version 1\n"]
-    assert "digits version 3: rolled_back: differing" in output["try"][-1]
+    assert output["roll"] == ["digits version 1 is live\n"]
+    assert "digits version 3: rolled back: differing" in output["try"][-1]
     assert "lenet5 version 1 is ready, live" in output["train"][-1]
     models, top, rollout, audit = output["watch"]
-    assert "lenet5" in models and "digits" in top and "rolled_back" in rollout and "rolled_back" in audit
+    assert "lenet5" in models and "digits" in top and "canary failed" in rollout and "canary failed" in audit
     assert "lenet5" in output["add"][-1] and "lenet5" in output["switch"][-1]
     with (
         Client(terminal.environment["LATHE_URL"], ca=terminal.folder / "server.pem") as stranger,

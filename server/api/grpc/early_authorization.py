@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from lathe.server.access.authority import Authority
-from lathe.server.access.scopes import GRPC_CHANGES, GRPC_METHODS
+from lathe.server.access.scopes import GRPC_CHANGES, GRPC_METHODS, alternatives
 from lathe.server.api.grpc.access_log import CallLogging
 from lathe.server.api.grpc.messages import Message
 from lathe.server.api.grpc.status import errors_as_status
@@ -33,7 +33,8 @@ class EarlyAuthorization(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc 
             return None
         path = handler_call_details.method
         name = path.rpartition("/")[2]
-        needs = [need for need in (GRPC_METHODS[name], GRPC_CHANGES.get(name)) if need is not None]
+        listed = [need for need in (GRPC_METHODS[name], GRPC_CHANGES.get(name)) if need is not None]
+        needs = [scope for need in listed for scope in alternatives(need)]
         if not needs:
             return found
         authorization = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
-from lathe.server.access.scopes import ROUTES
+from lathe.server.access.scopes import ROUTES, alternatives
 from lathe.server.api.management.schemas import Failure
 from lathe.server.api.v2 import protocol_schemas
 from lathe.server.repository import names
@@ -93,7 +93,8 @@ class Application(FastAPI):
         if need and self._keyed:
             operation["security"] = [{_KEY: []}]
         if need:
-            operation["description"] = f"{operation.get('description', '')}\n\nScope of the key: `{need}`.".strip()
+            scopes = " or ".join(f"`{scope}`" for scope in alternatives(need))
+            operation["description"] = f"{operation.get('description', '')}\n\nScope of the key: {scopes}.".strip()
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "path" and (form := _PATTERNS.get(parameter["name"])):
                 parameter["schema"] = {"pattern": f"^(?:{form})$", **parameter["schema"]}

@@ -160,7 +160,7 @@ def _add_aliases(routes: APIRouter, rollout: Rollout) -> None:
     async def set_alias(
         request: Request, model: ModelName, alias: AliasName, asked: AliasMove, idempotency_key: IdempotencyKey = None
     ) -> AliasState:
-        """Move an alias to a version; answered when requests are routed there."""
+        """Move an alias to a version; answered when requests are routed there. No change if it names that version."""
         outcome = await rollout.set_alias(
             names.check_model(model),
             alias,
@@ -168,7 +168,7 @@ def _add_aliases(routes: APIRouter, rollout: Rollout) -> None:
             origin_of(request, idempotency_key),
             allow_signature_change=asked.allow_signature_change,
         )
-        return AliasState.of(alias, outcome.record)
+        return AliasState.of(alias, outcome)
 
     @routes.post("/models/{model}/rollback")
     async def rollback(
@@ -178,7 +178,7 @@ def _add_aliases(routes: APIRouter, rollout: Rollout) -> None:
         asked = asked or RollbackAsked()
         origin = origin_of(request, idempotency_key)
         outcome = await rollout.rollback(names.check_model(model), asked.alias, asked.to, origin)
-        return AliasState.of(asked.alias, outcome.record)
+        return AliasState.of(asked.alias, outcome)
 
 
 def origin_of(request: Request, key: str | None) -> Origin:

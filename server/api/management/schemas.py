@@ -104,9 +104,13 @@ class AliasState(ResponseBody):
         description="Earlier versions of the alias, oldest first; after a rollback, also the later ones."
     )
     generation: int
+    changed: bool = Field(
+        default=True, description="False if the alias named this version already: nothing was logged."
+    )
 
     @classmethod
-    def of(cls, alias: str, record: Record) -> AliasState:
+    def of(cls, alias: str, outcome: Outcome) -> AliasState:
+        record = outcome.record
         named = record.state.get(alias)
         return cls(
             alias=alias,
@@ -114,6 +118,7 @@ class AliasState(ResponseBody):
             previous=named.previous,
             history=list(named.history),
             generation=record.generation,
+            changed=outcome.changed,
         )
 
 

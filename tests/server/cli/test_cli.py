@@ -159,8 +159,8 @@ def test_push_and_roll_back_against_a_server(repo: Path, cache: Path) -> None:
         assert "version 3 is ready, not live yet" in run_lathe("push", "digits", SMALL, "--url", url)
         assert "version 4 is ready, live" in run_lathe("push", "digits", SMALL, "--promote", "--url", url)
         assert client.infer("digits", {"image": image}).version == 4
-        assert "live is version 2" in run_lathe("rollback", "digits", "--url", url)
-        assert "live is version 1" in run_lathe("rollback", "digits", "--to", "1", "--url", url)
+        assert "digits version 2 is live" in run_lathe("rollback", "digits", "--url", url)
+        assert "digits version 1 is live" in run_lathe("rollback", "digits", "--to", "1", "--url", url)
         small = client.infer("digits", {"image": image})
         assert small.version == 1
         np.testing.assert_array_equal(

@@ -57,7 +57,9 @@ def test_models_and_versions_are_listed(client: Client, ask: Ask) -> None:
 def test_a_version_is_promoted_and_rolled_back(client: Client, ask: Ask) -> None:
     assert ask("promote", "digits", "2") == "digits version 2 is live (before: 1)\n"
     assert client.model("digits").answering == {"live": 2}
-    assert ask("rollback", "digits") == "digits live is version 1\n"
+    assert ask("promote", "digits", "2") == "digits version 2 is live already: nothing was changed\n"
+    assert ask("rollback", "digits", "--to", "2") == "digits version 2 is live already: nothing was changed\n"
+    assert ask("rollback", "digits") == "digits version 1 is live\n"
     client.upload("digits", toy(2.0, (-1, 5)))
     assert "--allow-signature-change permits it" in ask("promote", "digits", "3", fails=True)
     assert ask("promote", "digits", "3", "--allow-signature-change") == "digits version 3 is live (before: 1)\n"

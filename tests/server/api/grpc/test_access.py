@@ -43,11 +43,16 @@ def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
         assert client.is_server_ready()
         calls = {
             Scope.INFER: lambda **more: client.infer("doubler", [tensor("x", X)], **more),
-            Scope.READ: lambda **more: client.get_model_metadata("doubler", **more),
+            Scope.READ: lambda **more: client.get_model_config("doubler", **more),
             Scope.WRITE: lambda **more: client.load_model("doubler", **more),
         }
         for need, call in calls.items():
             check_only_scope(need, call, headers, "PERMISSION_DENIED")
+        for scope in (Scope.INFER, Scope.READ):  # clients read these before they infer
+            assert client.get_model_metadata("doubler", headers=headers[scope]).name == "doubler"
+            assert client.is_model_ready("doubler", headers=headers[scope])
+        with pytest.raises(triton.InferenceServerException, match="scope 'read' or 'infer'"):
+            client.get_model_metadata("doubler", headers=headers[Scope.WRITE])
         with pytest.raises(triton.InferenceServerException, match="scope 'infer' for model 'other'"):
             client.infer("other", [tensor("x", X)], headers=headers[Scope.INFER])
         with pytest.raises(triton.InferenceServerException, match="for all models"):

@@ -66,6 +66,25 @@ def test_upload_promote_roll_back_delete(client: Client) -> None:
     ]
 
 
+def test_an_alias_that_stays_where_it_is_is_no_change(client: Client) -> None:
+    client.upload("m", toy(2.0))
+    client.upload("m", toy(3.0))
+    assert client.promote("m", 2).changed
+    before = client.audit("m")
+    for repeat in (lambda: client.promote("m", 2, key="again"), lambda: client.rollback("m", to=2, key="back")):
+        state = repeat()
+        assert (state.version, state.previous, state.generation, state.changed) == (2, 1, 3, False)
+    assert client.audit("m") == before
+
+    client.promote("m", 1)
+    repeated = client.promote("m", 2, key="again")  # as from a client that got no answer to its first attempt
+    assert (repeated.version, repeated.changed) == (2, False)
+    assert client.model("m").aliases == {"live": 1}
+    with pytest.raises(ApiError, match="'again' was used before with another request") as refused:
+        client.promote("m", 1, key="again")
+    assert refused.value.status == 422
+
+
 def test_models_and_versions_are_listed(client: Client) -> None:
     client.upload("m", toy(2.0), metadata={"accuracy": 0.9})
     client.upload("m", toy(3.0))

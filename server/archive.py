@@ -19,6 +19,23 @@ MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
 _BLOCK = 512
 _CHUNK = 1 << 18  # bytes
 _LARGEST_OCTAL = 8 << 30  # bytes: 11 octal digits; from here on the size is written in base 256 (GNU tar)
+_FOREIGN = {  # first bytes of formats that are no models
+    b"PK\x03\x04": "a zip archive",
+    b"PK\x05\x06": "a zip archive",
+    b"\x1f\x8b": "a gzip stream",
+    b"BZh": "a bzip2 stream",
+    b"\xfd7zXZ": "an xz stream",
+    b"\x28\xb5\x2f\xfd": "a zstandard stream",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"\x80\x02": "a pickle",
+    b"\x80\x03": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+    b"\x89HDF": "an HDF5 file",
+    b"\x7fELF": "a program",
+    b"--": "a multipart form",
+    b"{": "JSON",
+}
 
 Part: TypeAlias = bytes | Path | Array  # bytes, a file, or an array of bytes
 
@@ -46,6 +63,11 @@ class UploadBody:
         for chunk in self.pieces():
             digest.update(chunk)
         return digest.digest()
+
+
+def foreign_format(start: bytes) -> str:
+    """Return what a file that begins with `start` is, if that is a known format but no model; otherwise empty."""
+    return next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), "")
 
 
 def body_of(content: Path | bytes) -> UploadBody:

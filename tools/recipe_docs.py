@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from lathe.core.train.recipe.recipe import Recipe
+from lathe.core.train.recipe.key_reference import Choice, Key, Table, recipe_keys, recipe_tables
 
 RECIPES = Path("docs/recipes.md")
 
@@ -31,91 +29,47 @@ An empty default means that the key is required, `-` that it may be left out.
 """
 
 EXAMPLE = Path("docs/recipes/digits-lenet5.toml")
-_TAGS = ("kind", "architecture", "onnx", "parent")  # keys that tell alternative tables apart
-
-Schema = Mapping[str, Any]
 
 
 def recipes() -> str:
     """The text of docs/recipes.md."""
-    schema = Recipe.model_json_schema()
-    return "".join(_page(schema, schema["$defs"]))
+    return "".join(_page())
 
 
-def _page(schema: Schema, definitions: Schema) -> Iterator[str]:
+def _page() -> Iterator[str]:
+    tables = {table.name: table for table in recipe_tables()}
     yield HEAD.replace("{example}", EXAMPLE.read_text())
-    for name, field in schema["properties"].items():
-        link = f"[`{name}`](#{name})" if _tables(field, definitions) else f"`{name}`"
-        yield f"| {link} | {_default(name, field, schema)} | {_meaning(field)} |\n"
-    for name, field in schema["properties"].items():
-        tables = _tables(field, definitions)
-        if tables:
-            yield f"\n## {name}\n\n{_meaning(field)}\n\n"
-            yield from _choices(tables, definitions) if len(tables) > 1 else _keys(tables[0])
+    for key in recipe_keys():
+        yield _key_row(key, f"[`{key.name}`](#{key.name})" if key.name in tables else f"`{key.name}`")
+    for table in tables.values():
+        yield f"\n## {table.name}\n\n{table.meaning}\n\n"
+        yield from _choices(table) if table.choices else _keys(table)
 
 
-def _keys(table: Schema) -> Iterator[str]:
+def _keys(table: Table) -> Iterator[str]:
     """A Markdown table of the keys of a TOML table without alternatives."""
     yield "| Key | Default | Meaning |\n|---|---|---|\n"
-    for name, field in table["properties"].items():
-        yield f"| `{name}` | {_default(name, field, table)} | {_meaning(field)} |\n"
+    for key in table.keys:
+        yield _key_row(key, f"`{key.name}`")
 
 
-def _choices(tables: list[Schema], definitions: Schema) -> Iterator[str]:
+def _key_row(key: Key, name: str) -> str:
+    return f"| {name} | {_default(key)} | {key.meaning} |\n"
+
+
+def _choices(table: Table) -> Iterator[str]:
     """A Markdown table of alternative TOML tables with their settings, then the meaning of each setting once."""
     yield "| Table | Meaning | Settings |\n|---|---|---|\n"
-    meanings: dict[str, dict[str, list[str]]] = {}  # by setting: each meaning with the tables that give it
-    for table in tables:
-        tag, field = next((tag, table["properties"][tag]) for tag in _TAGS if tag in table["properties"])
-        settings = {name: other for name, other in table["properties"].items() if name != tag}
-        shown = ", ".join(_setting(name, other, table) for name, other in settings.items())
-        yield f"| `{tag} = {_tag_value(field)}` | {_meaning(field)} | {shown or '-'} |\n"
-        for name, other in settings.items():
-            meanings.setdefault(name, {}).setdefault(_meaning(other, definitions), []).append(_tag_value(field))
-    if meanings:
+    for choice in table.choices:
+        yield f"| `{choice.tag} = {choice.value}` | {choice.meaning} | {_settings(choice) or '-'} |\n"
+    if table.settings:
         yield "\n| Setting | Meaning |\n|---|---|\n"
-        yield from (f"| `{name}` | {_joined(by_table)} |\n" for name, by_table in meanings.items())
+        yield from (f"| `{key.name}` | {key.meaning} |\n" for key in table.settings)
 
 
-def _joined(by_table: Mapping[str, Sequence[str]]) -> str:
-    """The meaning of a setting; if tables give it different meanings, each with its tables."""
-    if len(by_table) == 1:
-        return next(iter(by_table))
-    return " ".join(f"{', '.join(f'`{tag}`' for tag in tags)}: {meaning}" for meaning, tags in by_table.items())
+def _settings(choice: Choice) -> str:
+    return ", ".join(f"`{key.name}` {_default(key) or '(required)'}".removesuffix(" -") for key in choice.settings)
 
 
-def _setting(name: str, field: Schema, table: Schema) -> str:
-    default = _default(name, field, table)
-    return f"`{name}` {default or '(required)'}".removesuffix(" -")
-
-
-def _tag_value(field: Schema) -> str:
-    return json.dumps(field["const"]) if "const" in field else '"..."'
-
-
-def _default(name: str, field: Schema, table: Schema) -> str:
-    if name in table.get("required", ()):
-        return ""
-    default = field.get("default")
-    return "-" if default is None or default in ([], {}) or isinstance(default, dict) else f"`{json.dumps(default)}`"
-
-
-def _meaning(field: Schema, definitions: Schema | None = None) -> str:
-    """A field's description. If the field is a small table of its own, its keys follow."""
-    text: str = field.get("description", "")
-    tables = _tables(field, definitions) if definitions else []
-    if len(tables) == 1:
-        keys = ", ".join(f"`{name}` ({_meaning(other).rstrip('.')})" for name, other in tables[0]["properties"].items())
-        return f"{text} Its keys: {keys}."
-    return text
-
-
-def _tables(field: Schema, definitions: Schema) -> list[Schema]:
-    """The schemas of the TOML tables that a field may hold."""
-    if "$ref" in field:
-        found = definitions[field["$ref"].rpartition("/")[2]]
-        return [found] if found.get("type") == "object" else _tables(found, definitions)
-    parts = [*field.get("anyOf", ()), *field.get("oneOf", ()), *field.get("allOf", ())]
-    if "items" in field:
-        parts.append(field["items"])
-    return [table for part in parts for table in _tables(part, definitions)]
+def _default(key: Key) -> str:
+    return key.default if key.default in ("", "-") else f"`{key.default}`"

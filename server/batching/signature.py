@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -62,7 +62,7 @@ class Signature:
         """
         given = shapes.keys() & self.optional.keys() if self.optional else None
         if (shapes.keys() - given if given else shapes.keys()) != self.inputs.keys():
-            raise BadRequest(f"inputs: expected {self.expected}, got {sorted(shapes)}")
+            raise self.wrong_names(shapes)
         for name, (datatype, shape) in shapes.items():
             self._check(self.spec(name), datatype, shape)
         work = max((self._dynamic_size(self.spec(name), shape) for name, (_, shape) in shapes.items()), default=1)
@@ -75,6 +75,12 @@ class Signature:
             raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")
         key = () if self.ragged else tuple(shapes[name][1][1:] for name in self.inputs)
         return BatchGroup(next(iter(rows.values())), key, work)
+
+    def wrong_names(self, given: Iterable[object]) -> BadRequest:
+        """The error for a request whose inputs have not the names of the model's: all names on both sides."""
+        names = sorted(map(str, given))
+        rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return BadRequest(f"inputs: expected {self.expected}, got {names[:_SHOWN]}{rest}")
 
     def spec(self, name: str) -> TensorSpec:
         """The specification of an input; KeyError for an unknown name."""

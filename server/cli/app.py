@@ -36,7 +36,8 @@ app = Commands(
     "The commands under 'On this machine', `lathe keys` and `lathe datasets describe` need no server. "
     "`lathe COMMAND --help` explains a command, with examples.",
     add_completion=True,
-    epilog="docs/command-line.md shows the ten most common tasks, step by step.",
+    epilog="First steps: `lathe serve --model-repo FOLDER`, then in another terminal `lathe push NAME model.onnx` and "
+    "`lathe infer NAME`.",
 )
 
 

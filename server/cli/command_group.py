@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -15,11 +16,13 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.models import ArgumentInfo, OptionInfo
 
 from lathe.server.cli.terminal import error_console
+from lathe.server.cli.usage_hints import argument_error, command_hint, option_hint, options_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _METAVARS = {int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}  # placeholders of values in help
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # of the copy of click that typer bundles
+_EXTRA = re.compile(r"Got unexpected extra argument\(?s?\)? \((.*)\)$")
 _COMPLETION = {"install_completion", "show_completion"}  # options of typer that `lathe completion` replaces
 
 
@@ -46,9 +49,28 @@ def _no_type(ctx: Any) -> str:
 class Command(_PlainHelp, TyperCommand):
     """One command."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; the error for values that the command does not take suggests an option."""
+        try:
+            return super().parse_args(ctx, args)
+        except _ClickException as error:
+            if found := _EXTRA.match(getattr(error, "message", "")):
+                expected = [param.metavar or param.name or "" for param in self.params if _is_argument(param)]
+                error.message = argument_error(_path(ctx), found[1], expected)  # type: ignore[attr-defined]
+            raise
+
 
 class Group(_PlainHelp, TyperGroup):
     """A command with subcommands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of a command line; the error for an unknown one suggests another."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _ClickException as error:
+            hint = command_hint(_path(ctx), args[0], self.list_commands(ctx))
+            error.message = f"No such command {args[0]!r}{hint}"  # type: ignore[attr-defined]
+            raise
 
     def main(
         self,
@@ -75,11 +97,39 @@ class Group(_PlainHelp, TyperGroup):
 def _print_usage_error(error: Any) -> int:
     """Print what is wrong with a command line and where its help is; return the exit status."""
     if type(error).__name__ != "NoArgsIsHelpError":  # a group without a subcommand: click has printed its help already
-        text = " ".join(error.format_message().replace("Value error, ", "").split())
         context = getattr(error, "ctx", None)
+        text = " ".join(_usage_text(error, context).replace("Value error, ", "").split())
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         error_console.print(f"error: {text}{hint}", style="red", soft_wrap=True)
     return int(error.exit_code)
+
+
+def _usage_text(error: Any, context: Any) -> str:
+    """Return what is wrong with a command line; for an unknown option, with the one that is meant."""
+    typed = str(getattr(error, "option_name", ""))
+    if type(error).__name__ != "NoSuchOption" or context is None:
+        return str(error.format_message())
+    return f"No such option: {typed}{option_hint(typed, options_of(context.command))}"
+
+
+def _path(context: Any) -> str:
+    """Return a command's words after `lathe`: `canary start`."""
+    return str(context.command_path).partition(" ")[2]
+
+
+def _is_argument(param: Any) -> bool:
+    return isinstance(param, TyperArgument)
+
+
+def _paragraphs(text: str) -> str:
+    """Return a docstring whose paragraphs are one line each, so that a terminal of any width wraps them once.
+
+    Lines of a paragraph that begins with a backspace, click's mark, are kept.
+    """
+    parts = [
+        part.removeprefix("\b\n") if part.startswith("\b") else " ".join(part.split()) for part in text.split("\n\n")
+    ]
+    return "\n\n".join(parts)
 
 
 class Commands(typer.Typer):
@@ -94,6 +144,7 @@ class Commands(typer.Typer):
             add_completion=add_completion,
             context_settings={"help_option_names": ["-h", "--help"]},
             pretty_exceptions_enable=False,
+            suggest_commands=False,  # `command_hint` does so
         )
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
@@ -102,7 +153,7 @@ class Commands(typer.Typer):
 
         def decorate(function: F) -> F:
             _set_metavars(function)
-            text = escape(inspect.getdoc(function) or "")  # otherwise '.[cuda]' would be read as markup
+            text = escape(_paragraphs(inspect.getdoc(function) or ""))  # otherwise '.[cuda]' would be read as markup
             return add(name, **{"cls": Command, "help": text, **options})(function)
 
         return decorate

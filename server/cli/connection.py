@@ -89,7 +89,7 @@ class Connection:
 
         `model` and `options` are those of `refusal_text`.
         """
-        from lathe.server.cli.refusals import refusal_text
+        from lathe.server.cli.refusals import name_options, refusal_text
         from lathe.server.client import ApiError, Client, ClientError
 
         _check_url(self.url)
@@ -99,7 +99,7 @@ class Connection:
             except ApiError as error:
                 raise fail(refusal_text(error, client, model, options)) from error
             except ClientError as error:
-                raise fail(self.failure_text(error)) from error
+                raise fail(name_options(self.failure_text(error), options)) from error
 
     def _trust(self) -> ssl.SSLContext | bool:
         """Return the TLS configuration: a context with the CA and client certificates, True for the system's trust."""
@@ -145,8 +145,27 @@ class Connection:
 
 def with_connection(command: Callable[Concatenate[Connection, P], None]) -> Callable[..., None]:
     """Decorator: adds the options of `Connection` to a command, which gets the Connection as its first argument."""
+    return _with_options(command, list(inspect.signature(Connection, eval_str=True).parameters.values()))
+
+
+def with_optional_connection(
+    url_text: str, default: str
+) -> Callable[[Callable[Concatenate[Connection, P], None]], Callable[..., None]]:
+    """Decorator like `with_connection`, for a command that calls another server, or none, without `--url`.
+
+    `url_text` is the help of `--url`, and `default` says what the command does without it.
+    """
+    url, *others = inspect.signature(Connection, eval_str=True).parameters.values()
+    option = _option("--url", text=url_text, variable="LATHE_URL", metavar="URL")
+    option.show_default = default
+    options = [url.replace(annotation=Annotated[str, option]), *others]
+    return lambda command: _with_options(command, options)
+
+
+def _with_options(
+    command: Callable[Concatenate[Connection, P], None], options: list[inspect.Parameter]
+) -> Callable[..., None]:
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    options = list(inspect.signature(Connection, eval_str=True).parameters.values())
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:

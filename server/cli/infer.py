@@ -50,7 +50,7 @@ def infer(
     \b
     Examples:
       lathe infer digits --inputs digits.npz
-      lathe infer digits -i docs/digit.json --version 1
+      lathe infer digits -i request.json --version 1
 
     \b
     From Python:
@@ -61,7 +61,7 @@ def infer(
 
     if output is not None and output.suffix != ".npz":
         raise fail(f"--output {output}: expected a file name that ends in .npz")
-    with server.client(name) as client:
+    with server.client(name, {"inputs": f"--inputs {inputs}"} if inputs else {}) as client:
         feeds = _read_inputs(inputs, client, name, version) if inputs else _random_inputs(client, name, version)
         started = time.perf_counter()
         answer = client.infer(name, feeds, version)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 app = Commands("List, follow and cancel training jobs on the server.")
 
+_GATE_EXAMPLE = """'{"min": {"accuracy": 0.97}}'"""
 JobId = Annotated[str, typer.Argument(help="The job's id, from `lathe jobs list`.", metavar="JOB")]
 
 
@@ -183,12 +183,13 @@ def train_on_server(server: Connection, recipe: Path, wanted: ServerTraining, cu
 
         with model_errors():
             check_format(wanted.data)
-    with server.client() as client:
-        name = wanted.dataset or recipe.stem
+    body = wanted.body("sweep" if "space" in document else "train", wanted.dataset or recipe.stem)
+    options = {"publish.gate": "--gate", "publish.model": "--publish", "dataset": "--dataset", "recipe": str(recipe)}
+    with server.client(options={**options, "model": "--from"}) as client:
         if wanted.data is not None:
             with transfer_progress("uploading", "checking") as on_progress:
-                name = client.upload_dataset(name, wanted.data, progress=on_progress).digest
-        job = client.submit_job(document, **wanted.body("sweep" if "space" in document else "train", name))
+                body["dataset"] = client.upload_dataset(recipe.stem, wanted.data, progress=on_progress).digest
+        job = client.submit_job(document, **body)
         again = f"lathe jobs watch {job.id}{server.url_option}"
         console.print(f"job {job.id} is submitted; Ctrl-C ends this view, not the job: `{again}`", soft_wrap=True)
         watch_job(client, job.id, curves, server.url_option)
@@ -198,7 +199,7 @@ def _gate(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise fail(f"--gate: expected JSON: {error}") from error
+        raise fail(f"--gate: expected JSON such as {_GATE_EXAMPLE}, got {text!r}") from error
 
 
 def _read_recipe(recipe: Path) -> dict[str, Any]:
@@ -206,14 +207,10 @@ def _read_recipe(recipe: Path) -> dict[str, Any]:
     from lathe.core.train.recipe import recipe as recipes
     from lathe.core.train.recipe import sweep_space as space
 
-    try:
-        text = recipe.read_text()
-        document: dict[str, Any] = json.loads(text) if recipe.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        raise fail(f"{recipe}: {error}") from error
     with model_errors():
+        document = recipes.read_tables(recipe)
         if "space" in document:
-            space.from_json(json.dumps(document))
+            space.from_json(json.dumps(document, default=str))  # TOML has dates
         else:
             recipes.read(recipe)
     return document

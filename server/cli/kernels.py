@@ -18,7 +18,10 @@ from lathe.server.cli.terminal import console, fail
 def kernels(
     target: Annotated[
         str,
-        typer.Option(help="Compile for this GPU: sm_90, or sm_90/132/232448/62914560 with its facts (docs/gpu.md)."),
+        typer.Option(
+            help="Compile for this GPU: sm_90, or sm_90/132/232448/62914560 with the number of its multiprocessors, "
+            "the bytes of shared memory per block, and the bytes of L2 cache."
+        ),
     ],
     model: Annotated[
         list[Path],

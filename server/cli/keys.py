@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -50,14 +50,15 @@ def add(
 ) -> None:
     """Create an API key and print it. It is shown only once; the file stores its digest.
 
-    Scopes: infer (run models), read (lists, metrics, settings), write (push, delete, load), promote (promote, roll
-    back, canaries), train (datasets, jobs), admin (change log and trace settings, shared memory, jobs of other owners).
-    Clients send a key with --api-key or LATHE_KEY.
+    Scopes: infer (run models, read their inputs and outputs), read (lists, versions, metrics, settings), write (push,
+    delete, load), promote (promote, roll back, canaries), train (datasets, jobs), admin (settings of logging and
+    tracing, shared memory, jobs of other owners). No scope includes another. Clients send a key with --api-key or
+    LATHE_KEY.
 
     \b
     Examples:
       lathe keys add app --scope infer --file keys.json
-      lathe keys add ci --scope read --scope write --scope promote --file keys.json --days 90
+      lathe keys add ci --scope read --scope write --file keys.json --days 90
       lathe serve --keys-file keys.json
     """
     if burst is not None and rate is None:
@@ -85,7 +86,7 @@ def revoke(
     """Revoke a key: the server refuses it once it has reloaded the file."""
     with _edit_keys(file) as keys:
         if identity not in keys:
-            raise fail(f"key {identity!r}: there is no key with this id in {file}")
+            raise fail(f"key {identity!r}: there is no key with this id in {file}{_ids_of(identity, keys)}")
         key = keys.pop(identity)
     console.print(f"key {key.id} for {key.name} is revoked")
 
@@ -95,6 +96,12 @@ def _key_cells(key: Key) -> tuple[str, ...]:
     rate = "" if key.rate is None else f"{key.rate:g}"
     scopes, models = " ".join(sorted(key.scopes)), " ".join(key.models)
     return key.id, key.name, scopes, models, local_time(key.created), expires, rate
+
+
+def _ids_of(name: str, keys: Mapping[str, Key]) -> str:
+    """Return the ids of the keys with a name, to append to an error; empty if there are none."""
+    ids = [key.id for key in keys.values() if key.name == name]
+    return f"; {'keys' if len(ids) > 1 else 'the key'} named {name!r}: {', '.join(ids)}" if ids else ""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from lathe.server.cli.terminal import console, print_facts, transfer_progress
 from lathe.server.cli.versions import OtherSignature
 
 if TYPE_CHECKING:
-    from lathe.server.api.management.schemas import Published
+    from lathe.server.api.management.schemas import Published, VersionDetail, VersionState
     from lathe.server.client import Client
 
 
@@ -61,9 +61,10 @@ def push(
     Examples:
       lathe push digits model.onnx
       lathe push digits model.pt2 --python ~/torch/bin/python
-      lathe push digits model.onnx --promote --url https://models.example.com --ca ca.pem
+      lathe push digits model.onnx --promote \\
+        --url https://models.example.com --ca ca.pem
     """
-    with server.client() as client:
+    with server.client(options={"python": "--python"}) as client:
         with model_errors(), transfer_progress("uploading", "compiling", first="reading") as on_progress:
             published = client.push(
                 name,
@@ -96,10 +97,27 @@ def describe_version(client: Client, server: Connection, published: Published) -
     elif signature := signature_of(detail):
         yield "types", signature
     yield "size", size_of(detail)
+    differs = _signature_change(client, name, detail, versions)
+    if differs:
+        yield "note", f"inputs or outputs differ from those of version {differs}, which is live"
     same = [str(other.version) for other in versions if other.version != number and other.digest == detail.digest]
     if same and detail.digest:
         yield "note", f"the same bytes as version {', '.join(same)}"
-    yield from _call_lines(server, name, published)
+    yield from _call_lines(server, name, published, "--allow-signature-change" if differs else "")
+
+
+def _signature_change(client: Client, name: str, detail: VersionDetail, versions: list[VersionState]) -> int | None:
+    """Return the live version if its inputs or outputs are known, and differ from those of another version."""
+    live = next((other.version for other in versions if "live" in other.aliases), detail.version)
+    if live == detail.version:
+        return None
+    theirs, ours = (_signature(each) for each in (client.version(name, live), detail))
+    return live if None not in (theirs, ours) and theirs != ours else None
+
+
+def _signature(version: VersionDetail) -> tuple[Any, Any] | None:
+    manifest = version.manifest or {}
+    return (manifest["inputs"], manifest["outputs"]) if "inputs" in manifest else None
 
 
 def _signature_lines(metadata: dict[str, Any], config: dict[str, Any]) -> Iterable[tuple[str, str]]:
@@ -120,11 +138,12 @@ def _advice(metadata: dict[str, Any]) -> str:
     return f"; export it with a symbolic leading dimension of {', '.join(fixed)} (torch.onnx.export: dynamic_shapes)"
 
 
-def _call_lines(server: Connection, name: str, published: Published) -> Iterable[tuple[str, str]]:
+def _call_lines(server: Connection, name: str, published: Published, promote_option: str) -> Iterable[tuple[str, str]]:
     version = "" if published.live else f"/versions/{published.version}"
     yield "ask", f"POST {server.url.rstrip('/')}/v2/models/{name}{version}/infer"
     where = server.url_option
     option = "" if published.live else f" --version {published.version}"
     yield "example", f"lathe infer {name}{option}{where}"
     if not published.live and published.state == "ready":
-        yield "next", f"lathe promote {name} {published.version}{where}"
+        option = f" {promote_option}" if promote_option else ""
+        yield "next", f"lathe promote {name} {published.version}{option}{where}"

@@ -16,11 +16,21 @@ if TYPE_CHECKING:
 EXTRAS = {"grpc": "grpc", "jwt": "jwt", "opentelemetry": "otel"}  # the extra that installs each package
 
 
+def _print_settings(wanted: bool) -> None:
+    """Print the settings and exit, if the option is given."""
+    if wanted:
+        from lathe.server.cli.settings_list import print_settings
+
+        print_settings()
+        raise typer.Exit
+
+
 def serve(
     model_repo: Annotated[
         Path | None,
         typer.Option(
-            help="Serve the models in this folder, which may be empty. Default: model_repo.", metavar="FOLDER"
+            help="Serve the models in this folder, which must exist and may be empty. Default: model_repo.",
+            metavar="FOLDER",
         ),
     ] = None,
     host: Annotated[
@@ -53,22 +63,31 @@ def serve(
         Path | None,
         typer.Option(help="Require client certificates signed by a CA in this file (PEM).", metavar="FILE"),
     ] = None,
+    settings_list: Annotated[
+        bool,
+        typer.Option("--settings", help="Print all settings.", callback=_print_settings, is_eager=True),
+    ] = False,
 ) -> None:
     """Serve the models of a folder over HTTP.
 
     Each option is also an environment variable: --model-repo is LATHE_MODEL_REPO, and an option takes precedence over
-    its variable. The other settings are variables only; docs/configuration.md lists them. Ctrl-C stops the server after
-    the accepted requests are answered.
+    its variable. The other settings are variables only: --settings lists all of them. Ctrl-C stops the server after the
+    accepted requests are answered.
+
+    Metrics in Prometheus' format are at GET /metrics, the description of all routes at GET /openapi.json and /docs.
 
     \b
     Make a self-signed certificate for tests; clients trust it with --ca server.pem:
       openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=localhost \\
-        -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout server.key -out server.pem
+        -addext subjectAltName=DNS:localhost,IP:127.0.0.1 \\
+        -keyout server.key -out server.pem
 
     \b
     Examples:
       lathe serve --model-repo models
-      lathe serve --model-repo models --host 0.0.0.0 --keys-file keys.json --tls-cert server.pem --tls-key server.key
+      lathe serve --model-repo models --keys-file keys.json
+      lathe serve --model-repo models --host 0.0.0.0 --keys-file keys.json \\
+        --tls-cert server.pem --tls-key server.key
     """
     from lathe.server.environment import BadSettings, read_settings
     from lathe.server.preflight import CannotStart, check

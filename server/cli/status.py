@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from lathe.server.cli.connection import Connection, is_set, with_connection
+from lathe.server.cli.connection import Connection, is_set, with_connection, with_optional_connection
 from lathe.server.cli.models import canary_text, not_ready_text
 from lathe.server.cli.terminal import Json, console, fail, print_json
 
@@ -39,12 +39,12 @@ def status(server: Connection, as_json: Json = False) -> None:
         console.print(f"problem: {problem}", soft_wrap=True)
 
 
-@with_connection
+@with_optional_connection("Call the server at this URL.", default="the server on this machine")
 def health(server: Connection, context: typer.Context) -> None:
     """Exit with status 0 if the server is ready for requests, otherwise 1: for the health checks of containers.
 
-    Without --url and LATHE_URL it calls the server that LATHE_HOST, LATHE_PORT and LATHE_TLS_CERT on this machine
-    describe. If that server requires a client certificate, set LATHE_CERT and LATHE_CERT_KEY.
+    Without --url and LATHE_URL it calls the server on this machine, by the settings LATHE_HOST, LATHE_PORT and
+    LATHE_TLS_CERT. If that server requires a client certificate, set LATHE_CERT and LATHE_CERT_KEY.
     """
     from lathe.server.client import ClientError
 
@@ -123,6 +123,7 @@ def _facts(client: Client, url: str) -> dict[str, Any]:
         facts["jobs"] = ", ".join(f"{jobs.count(state)} {state}" for state in dict.fromkeys(jobs)) or "none"
     except ApiError as error:
         facts["jobs"] = f"not shown: {error}"
+    facts["metrics"] = f"{url.rstrip('/')}/metrics"
     facts["problems"] = [problem for model in models for problem in _problems(model)]
     return facts
 

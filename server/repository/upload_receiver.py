@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from lathe.server.archive import foreign_format
 from lathe.server.errors import BadRequest, TooLarge, UnsupportedMedia
 from lathe.server.repository.manifest import MODEL_FILE, content_digest
 from lathe.server.repository.staging import Staging
@@ -21,23 +22,6 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 20  # bytes gathered before a write
 _SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?=,|$)")
-_FOREIGN = {  # first bytes of formats that are refused by name
-    b"PK\x03\x04": "a zip archive",
-    b"PK\x05\x06": "a zip archive",
-    b"\x1f\x8b": "a gzip stream",
-    b"BZh": "a bzip2 stream",
-    b"\xfd7zXZ": "an xz stream",
-    b"\x28\xb5\x2f\xfd": "a zstandard stream",
-    b"7z\xbc\xaf": "a 7z archive",
-    b"\x80\x02": "a pickle",
-    b"\x80\x03": "a pickle",
-    b"\x80\x04": "a pickle",
-    b"\x80\x05": "a pickle",
-    b"\x89HDF": "an HDF5 file",
-    b"\x7fELF": "a program",
-    b"--": "a multipart form",
-    b"{": "JSON",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +112,8 @@ async def blocks(stream: AsyncIterable[bytes], max_bytes: int, what: str) -> Asy
 
 def _writer(staging: Staging, start: bytes, max_bytes: int) -> BodyWriter:
     """Return the writer for a body that begins with `start`; raises UnsupportedMedia for a known other format."""
-    for magic, what in _FOREIGN.items():
-        if start.startswith(magic):
-            raise UnsupportedMedia(f"the body is {what}, expected a raw ONNX file")
+    if what := foreign_format(start):
+        raise UnsupportedMedia(f"the body is {what}, expected a raw ONNX file")
     return TarUnpacker(staging.create, max_bytes) if is_archive(start) else ModelWriter(staging)
 
 

@@ -284,6 +284,10 @@ def _content(path: Path) -> bytes:
     data = path.read_bytes()
     if len(data) > MAX_BYTES:
         raise RecipeError(f"{path}: {len(data)} bytes, expected {MAX_BYTES} at most")
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        raise RecipeError(f"{path}: expected a recipe, text in TOML or JSON; this file is binary") from None
     return data
 
 

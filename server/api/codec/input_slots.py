@@ -109,7 +109,7 @@ def parse_slots(inputs: list[object], signature: Signature) -> tuple[tuple[Input
         if slot.name in slots:
             raise BadRequest(f"inputs: {slot.name!r} is given twice")
         if slot.name not in signature.inputs and slot.name not in signature.optional:
-            raise BadRequest(f"inputs: expected {signature.expected}, got {slot.name!r}")
+            raise signature.wrong_names(item.get("name") for item in inputs if isinstance(item, dict))
         slots[slot.name] = slot
         at += slot.size if slot.span is None else 0
     ordered = [slots.pop(name) for name in signature.inputs if name in slots]

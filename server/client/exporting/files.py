@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lathe.server.archive import PIPELINE, foreign_format
 from lathe.server.client.errors import ClientError
 from lathe.server.client.exporting.error_text import one_line
 
@@ -39,7 +40,20 @@ def exported_file(path: Path, options: Options, folder: Path) -> Path:
     if _head(path).startswith(_PICKLE):
         raise ClientError(f"{path}: is a pickle; load it in Python, and push the model: push(name, model)")
     options.refuse("a file that is no .pt2 file")
+    _check_format(path, members)
     return path
+
+
+def _check_format(path: Path, members: list[str]) -> None:
+    """Raise ClientError for a file that is no model, before it is uploaded."""
+    is_numpy = members and all(member.endswith(".npy") for member in members)
+    what = "a NumPy archive (.npz)" if is_numpy else foreign_format(_head(path, 8))
+    if path.suffix == ".toml" and path.name != PIPELINE:
+        what = "a TOML file of another name"
+    if what:
+        raise ClientError(
+            f"{path}: is {what}; expected an ONNX file, an exported program of PyTorch (.pt2), or a {PIPELINE}"
+        )
 
 
 def _members(path: Path) -> list[str]:
@@ -50,9 +64,9 @@ def _members(path: Path) -> list[str]:
         return [name.rpartition("/")[2] for name in archive.namelist() if name.count("/") <= 1]
 
 
-def _head(path: Path) -> bytes:
+def _head(path: Path, size: int = 2) -> bytes:
     with path.open("rb") as file:
-        return file.read(2)
+        return file.read(size)
 
 
 def _convert(path: Path, python: Path | str, folder: Path) -> Path:

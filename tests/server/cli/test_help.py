@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
+from lathe.core.train.recipe.recipe import Recipe
 from lathe.server.access.scopes import Scope
 from lathe.server.api.v2.model_info import VERSION
+from lathe.server.cli import usage_hints
 from lathe.server.cli.app import app
+from lathe.server.settings import Settings
 from tests.server.cli.running import PROJECT, lathe_process, run_lathe
 from tests.server.repository.world import toy
 from tests.server.service import service
@@ -112,12 +116,22 @@ def test_the_version_is_printed(option: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["promot"], "No such command 'promot'. Did you mean 'promote', 'rollout'? (see lathe --help)"),
+        (["promot"], "No such command 'promot', did you mean `lathe promote`? (see lathe --help)"),
+        (["predict"], "No such command 'predict', did you mean `lathe infer`? (see lathe --help)"),
+        (["version"], "No such command 'version', did you mean `lathe --version`? (see lathe --help)"),
+        (["nonsense"], "No such command 'nonsense' (see lathe --help)"),
+        (["canary", "status", "m"], "No such command 'status', did you mean `lathe canary watch`?"),
+        (["canary", "wach"], "No such command 'wach', did you mean `lathe canary watch`?"),
+        (["canary", "start", "m", "2", "--share", "1"], "No such option: --share, did you mean --weight? (see "),
+        (["serve", "models"], "unexpected argument 'models', did you mean `--model-repo models`? (see lathe serve "),
+        (["rollback", "m", "1"], "unexpected argument '1', did you mean `--to 1`? (see lathe rollback --help)"),
+        (["models", "m"], "unexpected argument 'm': the command takes none (see lathe models --help)"),
+        (["promote", "m", "1", "2"], "unexpected argument '2': expected MODEL VERSION (see lathe promote --help)"),
         (["--nope"], "No such option: --nope (see lathe --help)"),
         (["push", "m"], "Missing argument 'FILE'. (see lathe push --help)"),
         (
             ["push", "m", "file", "--promot"],
-            "No such option: --promot (Possible options: --promote) (see lathe push --help)",
+            "No such option: --promot, did you mean --promote? (see lathe push --help)",
         ),
         (["promote", "m", "0"], "Invalid value for 'VERSION': "),
         (["canary", "start", "m", "x"], "Invalid value for 'VERSION': "),
@@ -126,13 +140,73 @@ def test_the_version_is_printed(option: str) -> None:
             "Invalid value for '--scope': 'all' is not one of 'infer'",
         ),
         (["infer", "m", "--version"], "Option '--version' requires an argument."),
-        (["canary", "stop"], "No such command 'stop'."),
+        (["canary", "stop"], "No such command 'stop', did you mean `lathe canary cancel`? (see lathe canary --help)"),
     ],
 )
 def test_an_error_in_a_command_line_is_one_line_with_status_2(typed: list[str], expected: str) -> None:
     status, said = lathe_process(*typed, name="lathe")
     assert status == 2
     assert said.startswith(f"error: {expected}") and said.count("\n") == 1, said
+
+
+def test_hints_name_commands_and_options_that_exist() -> None:
+    paths, options = {" ".join(path) for path in COMMANDS}, set()
+    for path in COMMANDS:
+        options |= set(re.findall(r"--[a-z][a-z-]+", run_lathe(*path, "--help")))
+    for group, words in usage_hints.COMMANDS.items():
+        inside = {path.removeprefix(f"{group} ").split()[0] for path in paths if path.startswith(group)}
+        for word, meant in words.items():
+            assert meant in paths or meant == "--version", (group, word)
+            assert word not in inside, (group, word)  # such a command would never get the hint
+    assert {option for meant in usage_hints.OPTIONS.values() for option in meant} <= options
+    for command, option in usage_hints.ARGUMENTS.items():
+        assert option in run_lathe(*command.split(), "--help"), command
+
+
+def test_help_names_no_file_that_an_installed_package_lacks() -> None:
+    for command in [(), *COMMANDS]:
+        assert not re.search(r"\bdocs/|\.md\b", run_lathe(*command, "--help")), command
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_80_columns(command: tuple[str, ...]) -> None:
+    """Paragraphs are wrapped once, and examples are not wrapped, so that they can be copied."""
+    _usage, *shown = run_lathe(*command, "--help", env={"COLUMNS": "80"}).partition("╭")[0].strip().splitlines()
+    wide = run_lathe(*command, "--help").partition("╭")[0].splitlines()
+    assert all(len(line.rstrip()) < 80 for line in wide if line.startswith("   ")), wide
+    for line, following in pairwise(line.rstrip() for line in shown):
+        is_prose = line.strip() and following.strip() and not line.endswith(":")
+        if is_prose and not line.startswith("   ") and not following.startswith("   "):
+            assert len(line) + 1 + len(following.split()[0]) > 78, (line, following)
+
+
+def test_the_keys_of_recipes_are_printed() -> None:
+    shown = " ".join(run_lathe("train", "--keys").split())
+    for name, field in Recipe.model_fields.items():
+        assert f"│ {name} │" in shown and (field.description or "")[:40] in shown, name
+    for other in ('kind = "adamw"', 'architecture = "lenet5"', "weight_decay", 'kind = "one_cycle"'):
+        assert other in shown, other
+
+
+def test_the_settings_of_a_server_are_printed() -> None:
+    shown = run_lathe("serve", "--settings", env={"COLUMNS": "400"})
+    for name, field in Settings.model_fields.items():
+        assert re.search(rf"│ LATHE_{name.upper()} +│.*│ {re.escape(field.description or '')} *│", shown), name
+
+
+def test_help_names_the_metrics(tmp_path: Path) -> None:
+    assert "GET /metrics" in run_lathe("serve", "--help")
+    with service(tmp_path / "repo") as running:
+        assert re.search(
+            rf"^metrics +{running.url}/metrics *$", run_lathe("status", "--url", running.url), re.MULTILINE
+        )
+
+
+def test_the_default_of_a_url_is_what_the_command_does() -> None:
+    assert "[default: (the server on this machine)]" in run_lathe("health", "--help")
+    assert "[default: (train in this process)]" in run_lathe("train", "--help")
+    assert "[default: http://127.0.0.1:8080]" in run_lathe("models", "--help")
 
 
 def test_a_group_alone_lists_its_commands() -> None:

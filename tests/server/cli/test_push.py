@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 
 from tests.server.cli.running import PROJECT, run_lathe
 from tests.server.cli.test_cli import server_process
+from tests.server.repository.world import toy
+from tests.server.service import service
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = PROJECT / "model_repo" / "digits" / "1" / "model.onnx"
@@ -139,3 +141,26 @@ def test_inputs_of_the_wrong_kind_are_refused_by_the_server(digits: str, tmp_pat
     assert "expected a file name that ends in .npz" in run_lathe(
         "infer", "digits", "-o", "x.json", "--url", digits, fails=True
     )
+
+
+def test_a_push_with_other_inputs_says_what_the_promotion_needs(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        for name, content in (("same", toy(3.0)), ("wider", toy(3.0, (-1, 5)))):
+            (tmp_path / f"{name}.onnx").write_bytes(content)
+        where = ("--url", running.url)
+        same = output_fields(run_lathe("push", "m", str(tmp_path / "same.onnx"), *where))
+        assert "note" not in same and same["next"] == f"lathe promote m 2 --url {running.url}"
+        wider = output_fields(run_lathe("push", "m", str(tmp_path / "wider.onnx"), *where))
+        assert wider["note"] == "inputs or outputs differ from those of version 1, which is live"
+        assert wider["next"] == f"lathe promote m 3 --allow-signature-change --url {running.url}"
+        assert "m version 3 is live" in run_lathe(*wider["next"].split()[1:])
+
+
+def test_all_names_of_wrong_inputs_are_in_one_error(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        file = tmp_path / "iris.npz"
+        np.savez(file, y=np.zeros(3, np.int64), z=np.zeros((3, 4), np.float32))
+        said = run_lathe("infer", "m", "-i", str(file), "--url", running.url, fails=True)
+    assert said == f"error: --inputs {file}: expected ['x'], got ['y', 'z']\n"

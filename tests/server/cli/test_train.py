@@ -81,6 +81,38 @@ def test_a_refusal_is_one_line(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--promote"], "--promote: expected --publish with it, otherwise there is no version"),
+        (["--gate", "{}"], "--gate: expected --publish with it, otherwise there is no version"),
+        (["--publish", "m", "--out", "o"], "--out: has no effect for a training on a server: the server keeps the "),
+        (["--publish", "m", "--threads", "1"], "--threads: has no effect for a training on a server: "),
+        (["--dataset", "d", "--resume"], "--resume: has no effect for a training on a server: "),
+        (
+            ["--publish", "m", "--gate", "accuracy"],
+            """--gate: expected JSON such as '{"min": {"accuracy": 0.97}}', got""",
+        ),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    files: tuple[Path, Path], options: list[str], complaint: str
+) -> None:
+    recipe, data = files
+    given = options if "--dataset" in options else ["--data", data, *options]
+    result = run_lathe("train", recipe, *given)
+    assert (result.exit_code, result.stderr.startswith(f"error: {complaint}")) == (1, True), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_dataset_instead_of_a_recipe_is_named(files: tuple[Path, Path]) -> None:
+    _, data = files
+    for options in (["--data", data], ["--data", data, "--publish", "m"]):
+        result = run_lathe("train", data, *options)
+        expected = f"error: {data}: expected a recipe, text in TOML or JSON; this file is binary\n"
+        assert (result.exit_code, result.stderr) == (1, expected)
+
+
 def test_an_error_at_the_start_leaves_the_folder_unused(tmp_path: Path, files: tuple[Path, Path]) -> None:
     recipe, data = files
     recipe.write_text(json.dumps({**RECIPE, "data": {"target": "z"}}))

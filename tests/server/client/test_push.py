@@ -158,6 +158,16 @@ def torch_archive(path: Path, member: str) -> Path:
     return path
 
 
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def numpy_archive(path: Path) -> Path:
+    np.savez(path, x=np.zeros(3), y=np.zeros(3))
+    return path
+
+
 def pickled(path: Path, protocol: int) -> Path:
     path.write_bytes(pickle.dumps(linear_model.Ridge().fit(X, IRIS.target), protocol=protocol))
     return path
@@ -173,6 +183,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "an option": (lambda _: doubled(), {"example": X}, "example: does not apply to a lathe.Graph"),
     "other names": (lambda _: linear_model.Ridge().fit(X, X), {"input_names": ["x"]}, "input_names: does not apply"),
     "a Python": (lambda _: b"onnx", {"python": "python3"}, "python: does not apply to the bytes of an ONNX file"),
+    "a dataset": (
+        lambda to: numpy_archive(to / "iris.npz"),
+        {},
+        "iris.npz: is a NumPy archive (.npz); expected an ONNX file, an exported program of PyTorch (.pt2), or a "
+        "pipeline.toml",
+    ),
+    "gzip": (lambda to: written(to / "m.gz", b"\x1f\x8b\x08"), {}, "m.gz: is a gzip stream; expected an ONNX file"),
+    "a recipe": (lambda to: written(to / "recipe.toml", b"epochs = 1"), {}, "recipe.toml: is a TOML file of"),
     "torch.save": (lambda to: torch_archive(to / "m.pt", "data.pkl"), {}, "m.pt: holds pickled objects (torch.save)"),
     "a pickle": (lambda to: pickled(to / "m.pkl", 2), {}, "m.pkl: is a pickle; load it in Python, and push the model"),
     "a new pickle": (lambda to: pickled(to / "m.pkl", 5), {}, "m.pkl: is a pickle"),

@@ -50,7 +50,7 @@ def deep(levels: int) -> list[Any]:
 BAD_TENSORS = [
     (tensor(name=None), "inputs[0].name: expected a string, got nothing"),
     (tensor(name=7), "inputs[0].name: expected a string, got int"),
-    (tensor(name="z"), "inputs: expected ['x'], got 'z'"),
+    (tensor(name="z"), "inputs: expected ['x'], got ['z']"),
     (tensor(datatype="FP8"), "input 'x'.datatype: expected one of BOOL"),
     (tensor(datatype=None), "input 'x'.datatype: expected a string, got nothing"),
     (tensor(datatype="INT64"), "expected datatype FP32, got INT64"),

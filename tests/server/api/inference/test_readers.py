@@ -238,4 +238,4 @@ def test_json_that_python_parses_is_bounded() -> None:
             answer = running.ask("POST", "/v2/models/doubler/infer", body)
             assert (answer.status, f"at most {most} values besides" in answer.error) == (413, True)
         wrong = plain.replace(b'"x"', b'"z"')
-        assert running.ask("POST", "/v2/models/doubler/infer", wrong).error == "inputs: expected ['x'], got 'z'"
+        assert running.ask("POST", "/v2/models/doubler/infer", wrong).error == "inputs: expected ['x'], got ['z']"

@@ -24,9 +24,9 @@ HEAD = """\
 <!-- Written by `make docs` from server/settings.py and server/repository/model_config.py; a test compares them. -->
 
 Every setting has a default that suits one machine. You change it by its environment variable, below. Some settings also
-have an option, which overrides the variable: `lathe serve --help` lists them. Sizes are in bytes and times in seconds,
-unless the name says otherwise. The server does not start if a value is out of range, or if a variable that begins with
-`LATHE_` is unknown.
+have an option, which overrides the variable: `lathe serve --help` lists them, and `lathe serve --settings` prints the
+table below. Sizes are in bytes and times in seconds, unless the name says otherwise. The server does not start if a
+value is out of range, or if a variable that begins with `LATHE_` is unknown.
 
 | Variable | Default | Meaning |
 |---|---|---|

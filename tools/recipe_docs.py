@@ -16,6 +16,7 @@ HEAD = """\
 
 A recipe holds the settings of a [training](training.md), without the path of the data and the number of threads.
 `lathe train` reads it from a TOML or JSON file. A [job](jobs.md) has it in the field `recipe`, with the same keys.
+`lathe train --keys` prints the keys, too.
 Every invalid value and every unknown key is an error that names it. The same recipe, data, release of Lathe and number
 of threads give the same weights, bit for bit, on machines of the same kind.
 

@@ -31,6 +31,9 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
     repeatable request is retried for up to `patience` seconds while the server is overloaded or restarts; 0: never.
     `verify` and `transport` are those of httpx; the variables of certificates count only if `verify` is True. Raises
     ClientError for a URL or certificates that cannot be used.
+
+    The argument `key` of an operation is its idempotency key, any text: a repetition with the same key returns the
+    first answer, and makes no second change. Without it the client makes one.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class ModelOperations:
 
     @operation
     def status(self) -> Call[list[dict[str, Any]]]:
-        """Return the repository index: name, version, state and reason of all versions."""
+        """Return the repository index: name, version, state and reason of all versions. `lathe status` shows more."""
         return Call("POST", "/v2/repository/index", parse_json)
 
     # models
@@ -136,7 +136,7 @@ class ModelOperations:
         key: str | None = None,
         progress: Progress | None = None,
     ) -> Call[Published]:
-        """Upload a model file; returns once it is compiled, loaded and durable. `key` is an idempotency key.
+        """Upload a model file; returns once it is compiled, loaded and durable.
 
         External weights in the model's folder are uploaded with it, in an archive, and so are the files that the steps
         of a `pipeline.toml` read. Raises OSError for files that cannot be read, and lathe.core.errors.ModelError for
@@ -210,7 +210,13 @@ class ModelOperations:
 
     @operation
     def start_canary(self, /, model: str, version: int, *, key: str | None = None, **options: Any) -> Call[CanaryState]:
-        """Start a canary: test a version on a share of the requests. `options` are further fields of the body."""
+        """Start a canary: test a version on a share of the requests; it ends by the evidence, or by `cancel_canary`.
+
+        `options`: `weight` is the share of the requests, default 0.1. `shadow` is the share of the live version's
+        requests whose answers are compared, default 0: none; with it `rtol`, `atol` and `tolerated` (share of the
+        answers that may differ). `promote=False` keeps a candidate that passed from going live. `steps`, a list of
+        `{"weight": 0.01, "seconds": 600}`, replace `weight`. `start_at` is a time in RFC 3339.
+        """
         return _change(
             "POST", path(_MODELS, model, "canary"), parse_one(CanaryState), key, {"version": version, **options}
         )

@@ -63,7 +63,13 @@ class TrainingOperations:
     def submit_job(
         self, /, recipe: Mapping[str, Any], dataset: str, *, key: str | None = None, **more: Any
     ) -> Call[JobAccepted]:
-        """Submit a job; `more` are the other fields of the request body. `key` is an idempotency key."""
+        """Submit a job: a training of `recipe` on a dataset, by its name or sha256.
+
+        `more`: `kind` is "train" (default), "finetune", "evaluate" or "sweep". `model` is the version to start from,
+        `{"name": "m", "version": "live"}`. `publish` makes the result a version: `{"model": "m", "promote": True,
+        "gate": {"min": {"accuracy": 0.97}}}`. `priority` is from -10 to 10, `limits` is such as `{"seconds": 600,
+        "memory": 1 << 30}`.
+        """
         body = json_arguments({"recipe": dict(recipe), "dataset": dataset, **more})
         headers = {**body["headers"], **idempotency_header(key)}
         return Call("POST", _JOBS, parse_one(JobAccepted), headers=headers, content=body["content"])

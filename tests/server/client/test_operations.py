@@ -14,9 +14,13 @@ from urllib.parse import unquote
 import ml_dtypes
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
+import lathe.client
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import ROUTES, Scope
+from lathe.server.api.management.canary_schemas import CanaryAsked
+from lathe.server.api.management.job_schemas import JobAsked
 from lathe.server.client import ApiError, AsyncClient, Client, ClientError
 from lathe.server.client.call import Call, operation
 from tests.server.client.both_clients import BOTH
@@ -248,3 +252,15 @@ def test_both_clients_have_the_same_operations_with_the_same_signatures() -> Non
         inspect.signature(Client.__init__).parameters.keys()
         == inspect.signature(AsyncClient.__init__).parameters.keys()
     )
+
+
+@pytest.mark.parametrize(("called", "body"), [("start_canary", CanaryAsked), ("submit_job", JobAsked)])
+def test_the_help_of_an_operation_names_the_fields_that_it_passes_on(called: str, body: type[BaseModel]) -> None:
+    text = getattr(Client, called).__doc__
+    parameters = inspect.signature(getattr(Client, called)).parameters
+    assert [name for name in body.model_fields if name not in parameters and f"`{name}" not in text] == []
+
+
+def test_the_help_explains_idempotency_keys_and_leads_to_the_client() -> None:
+    assert "`key` of an operation is its idempotency key" in (Client.__doc__ or "")
+    assert "help(lathe.client.Client)" in (lathe.client.__doc__ or "")

@@ -101,7 +101,7 @@ def _key_cells(key: Key) -> tuple[str, ...]:
 def _ids_of(name: str, keys: Mapping[str, Key]) -> str:
     """Return the ids of the keys with a name, to append to an error; empty if there are none."""
     ids = [key.id for key in keys.values() if key.name == name]
-    return f"; {'keys' if len(ids) > 1 else 'the key'} named {name!r}: {', '.join(ids)}" if ids else ""
+    return f"; the id of {name!r} is {' or '.join(ids)}" if ids else ""
 
 
 @contextmanager

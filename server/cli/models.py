@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from lathe.server.cli.connection import Connection, with_connection
-from lathe.server.cli.terminal import Json, console, filled_table, local_time, print_json, time_column
+from lathe.server.cli.terminal import WIDE, Json, console, filled_table, local_time, print_json, time_column
 
 if TYPE_CHECKING:
     from lathe.server.api.management.schemas import AuditEntry, ModelState, VersionDetail
@@ -26,7 +26,6 @@ _CHANGES = {  # actions of the API -> the words of the commands
     "void": "undone after a crash",
 }
 
-_WIDE = 100  # columns, from which on tables have their less important columns
 _SERVERS_OWN = {"adopt", "step", "promoted", "rolled_back", "void"}  # actions that the server takes by itself
 
 
@@ -83,7 +82,7 @@ def _version_cells(version: VersionDetail, model: ModelState) -> tuple[str, ...]
     state = f"{version.state}: {version.reason}" if version.reason else version.state
     is_candidate = model.canary is not None and model.canary.version == version.version
     roles = ", ".join([*version.aliases, *(["candidate"] if is_candidate else [])])
-    digest = (version.digest or "")[:12] if console.width >= _WIDE else ""
+    digest = (version.digest or "")[:12] if console.width >= WIDE else ""
     created = local_time(version.created)
     return str(version.version), state, roles, created, size_of(version), digest, signature_of(version)
 

@@ -14,7 +14,7 @@ from lathe.server.cli.command_group import Commands
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import Name, changes_table
 from lathe.server.cli.terminal import Interval, Rounds, live_view, make_table, ticks
-from lathe.server.cli.top import MetricsSnapshot, VersionCounters, activity_cells, parse_metrics
+from lathe.server.cli.top import ACTIVITY, MetricsSnapshot, VersionCounters, activity_cells, parse_metrics
 
 if TYPE_CHECKING:
     from lathe.server.api.management.canary_schemas import CanaryState
@@ -81,7 +81,7 @@ def rollout_view(now: Rollout, before: MetricsSnapshot) -> Group:
 def _versions(now: Rollout, before: MetricsSnapshot) -> Table:
     ready = "ready" if now.model.ready else "not ready"
     title = f"{now.model.name}: {ready}, {now.model.generation} changes so far"
-    table = make_table("version", "state", "answers as", "requests/s", "failed/s", "p50", "p99", title=title)
+    table = make_table("version", "state", "answers as", *ACTIVITY, title=title)
     seconds = now.look.at - before.at
     for version in now.versions:
         page = (now.model.name, str(version.version))

@@ -22,6 +22,7 @@ Interval = Annotated[float, typer.Option(help="Wait this many seconds between tw
 Rounds = Annotated[int | None, typer.Option(help="Stop after this number of updates. Default: until Ctrl-C.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
+WIDE = 100  # columns, from which on tables have their less important columns
 _UNBOUNDED = 1 << 16  # columns; wider than any line, so that none is wrapped
 
 

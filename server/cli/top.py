@@ -16,8 +16,9 @@ from rich.text import Text
 from lathe.core.byte_sizes import format_bytes
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import not_ready_text
-from lathe.server.cli.terminal import Interval, Rounds, live_view, make_table, ticks
+from lathe.server.cli.terminal import WIDE, Interval, Rounds, console, live_view, make_table, ticks
 
+ACTIVITY = ("requests\n/s", "failed\n/s", "p50", "p99")  # headers of `activity_cells`
 Version = tuple[str, str]  # model, version
 
 
@@ -80,20 +81,16 @@ def parse_metrics(exposition: str, at: float) -> MetricsSnapshot:
 
 def traffic_table(now: MetricsSnapshot, before: MetricsSnapshot) -> Table:
     """Return the traffic of each version between two reads, one row each."""
-    found = make_table("model", "version", "requests/s", "failed/s", "p50", "p99", "rows/batch", "queue", "memory")
-    seconds = now.at - before.at
+    seconds, is_wide = now.at - before.at, console.width >= WIDE
+    memory = ("memory",) if is_wide else ()
+    table = make_table("model", "version", *ACTIVITY, "rows\n/batch", "queue", *memory)
     for (model, version), page in sorted(now.pages.items()):
         old = before.pages.get((model, version), VersionCounters())
         runs = page.executions - old.executions
-        found.add_row(
-            model,
-            version,
-            *activity_cells(page, old, seconds),
-            f"{(page.rows - old.rows) / runs:.1f}" if runs else "",
-            f"{page.pending:.0f}",
-            format_bytes(page.memory) if page.memory else "not loaded",
-        )
-    return found
+        batch = f"{(page.rows - old.rows) / runs:.1f}" if runs else ""
+        used = (format_bytes(page.memory) if page.memory else "not loaded",) if is_wide else ()
+        table.add_row(model, version, *activity_cells(page, old, seconds), batch, f"{page.pending:.0f}", *used)
+    return table
 
 
 def activity_cells(page: VersionCounters, old: VersionCounters, seconds: float) -> tuple[str, str, str, str]:

@@ -278,7 +278,7 @@ def test_keys_are_added_listed_and_revoked_on_the_command_line(tmp_path: Path) -
     assert os.stat(file).st_mode & 0o077 == 0
     assert {"promote", "write"} <= set(run_lathe("list").output.split())  # in one line of a cell or in two
     assert "there is no key with this id" in run_lathe("revoke", "0" * 12).output
-    assert run_lathe("revoke", "ci").output.endswith(f"; the key named 'ci': {key.id}\n")
+    assert run_lathe("revoke", "ci").output.endswith(f"; the id of 'ci' is {key.id}\n")
     assert run_lathe("revoke", key.id).exit_code == 0
     assert not read_keys(file).keys
 

@@ -59,6 +59,8 @@ def test_tables_in_80_columns_are_whole(served: Service, tmp_path: Path) -> None
     for command, text in shown.items():
         assert "…" not in text, text
         assert max(map(len, text.splitlines())) <= 80, text
+        heads = [cell.strip() for line in text.splitlines() if line.startswith("┃") for cell in line.split("┃")]
+        assert {"s/s", "request", "tch"}.isdisjoint(heads), text  # words of a header are whole
         for time in re.findall(r"20\d\d-\S*", text):
             assert re.fullmatch(TIME, time), (command, text)
     with served.client() as client:

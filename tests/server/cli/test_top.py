@@ -20,7 +20,7 @@ ROW = np.ones((1, 4), np.float32)
 
 def cells(now: str, before: str) -> dict[str, list[str]]:
     shown = traffic_table(parse_metrics(now, 2.0), parse_metrics(before, 1.0))
-    return {str(column.header): [str(cell) for cell in column.cells] for column in shown.columns}
+    return {str(column.header).replace("\n", ""): [str(cell) for cell in column.cells] for column in shown.columns}
 
 
 def test_rates_latencies_and_batches_between_two_scrapes(tmp_path: Path) -> None:

@@ -126,10 +126,11 @@ def _paragraphs(text: str) -> str:
 
     Lines of a paragraph that begins with a backspace, click's mark, are kept.
     """
-    parts = [
+    first, *others = (
         part.removeprefix("\b\n") if part.startswith("\b") else " ".join(part.split()) for part in text.split("\n\n")
-    ]
-    return "\n\n".join(parts)
+    )
+    # typer removes the common indentation of what follows the first paragraph, and ignores its first line for that.
+    return "\n\n\n".join([first, "\n\n".join(others)]) if others else first
 
 
 class Commands(typer.Typer):

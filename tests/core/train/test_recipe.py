@@ -86,7 +86,7 @@ def test_errors_name_the_field(changes: dict[str, Any], complaint: str) -> None:
     ("text", "complaint"),
     [
         (b"epochs = ", "invalid TOML"),
-        (b"\xff", "invalid TOML"),
+        (b"\xff", "expected a recipe, text in TOML or JSON; this file is binary"),
         (b"epochs = 2020-01-01", "a value is not text"),
         (b"epochs = nan", "epochs"),
         (b"epochs = " + b"[" * 5000, "lists or tables are nested too deeply"),

@@ -39,7 +39,7 @@ def quantize(
     for each input, of equal numbers of rows, which are run `batch` at a time, or the feeds of one run after the other.
     A few hundred rows suffice. Further arrays, such as labels, are ignored.
 
-    `calibration` chooses the range of numbers that an activation's integers cover: "min-max", "moving average",
+    `calibration` chooses the range of numbers that an activation's integers cover: "min-max", "moving-average",
     "percentile" (`percentile` percent of the numbers), "entropy" or "mse". `activations` is their type; `symmetric`
     ranges have 0 in the middle. Weights are symmetric int8, with a scale for each output channel, or with
     `per_channel=False` for each tensor. The nodes of `skip` stay as they are.

@@ -3,7 +3,7 @@
 A wide range clips nothing but has coarse steps; a narrow one clips outliers. The methods:
 
 - `min-max`: from the least to the greatest element.
-- `moving average`: the moving average of the extremes of each batch (Jacob et al. 2018, section 3.1).
+- `moving-average`: the moving average of the extremes of each batch (Jacob et al. 2018, section 3.1).
 - `percentile`: leaves out a share of the elements at both ends (McKinstry et al. 2019; Wu et al. 2020, section 4.2).
 - `entropy`: the least loss of information (Kullback-Leibler divergence), as in TensorRT (Migacz 2017).
 - `mse`: the least mean square error (Sung et al. 2015; Choukroun et al. 2019).
@@ -21,7 +21,7 @@ from lathe.core.compress.histogram import BINS, Histogram
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.types import DType
 
-Method = Literal["min-max", "moving average", "percentile", "entropy", "mse"]
+Method = Literal["min-max", "moving-average", "percentile", "entropy", "mse"]
 METHODS: tuple[Method, ...] = get_args(Method)
 DEFAULT_PERCENTILE = 99.99
 _LEVELS = 128  # of the absolute values in TensorRT's method: those of int8
@@ -42,7 +42,7 @@ def choose_range(
     low, high = histogram.least, histogram.most
     if method == "min-max":
         return low, high
-    if method == "moving average":
+    if method == "moving-average":
         return histogram.smooth or (low, high)
     if method == "percentile":
         left_out = (100 - percentile) / 100

@@ -36,7 +36,7 @@ def quantize(
     calibration: Annotated[
         str,
         typer.Option(
-            help="Choose the range of each activation by: min-max, moving average, percentile, entropy or mse."
+            help="Choose the range of each activation by: min-max, moving-average, percentile, entropy or mse."
         ),
     ] = "percentile",
     percentile: Annotated[

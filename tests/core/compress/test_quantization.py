@@ -130,7 +130,7 @@ def test_skipped_nodes_stay_as_they_are() -> None:
     [
         (
             {"calibration": "kl"},
-            "calibration: expected one of min-max, moving average, .*, got 'kl'",
+            "calibration: expected one of min-max, moving-average, .*, got 'kl'",
         ),
         ({"percentile": 101.0}, "percentile: expected more than 50, at most 100, got 101.0"),
         ({"activations": DType.INT4}, "activations: expected uint8 or int8, got int4"),

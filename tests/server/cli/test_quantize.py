@@ -41,7 +41,7 @@ def test_the_bundled_digits(project: Path, tmp_path: Path, calibration: Path) ->
     [
         (
             ["--calibration", "kl"],
-            "calibration: expected one of min-max, moving average, percentile, entropy, mse,",
+            "calibration: expected one of min-max, moving-average, percentile, entropy, mse,",
         ),
         (["--skip", "nothing"], "skip: expected names of nodes, got nothing"),
         (["--percentile", "5"], "percentile: expected more than 50, at most 100, got 5.0"),

@@ -230,9 +230,8 @@ def _rewrite_level(graph: Graph, rewrite: Rewrite, inside: bool) -> _Level:
             break
         supposed += [side for name, dim in found.items() for side in (symbol(name) - dim, dim - symbol(name))]
         graph = graph.clone(found)
-    infer_graph(graph)
     names = input_symbols(graph)
-    supposed += code_assumptions(graph, *names)
+    supposed += code_assumptions(graph, *names, known=infer_graph(graph))
     graph = rewrite(graph, inside)
     supposed += code_assumptions(graph.clone(), *names)
     return _Level(graph, tuple(dict.fromkeys(supposed)))

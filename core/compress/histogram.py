@@ -60,9 +60,7 @@ class Histogram:
             self.smooth = least, most
         else:
             low, high = self.smooth
-            self.smooth = tuple(  # type: ignore[assignment]
-                _SMOOTHING * old + (1 - _SMOOTHING) * new for old, new in ((low, least), (high, most))
-            )
+            self.smooth = _SMOOTHING * low + (1 - _SMOOTHING) * least, _SMOOTHING * high + (1 - _SMOOTHING) * most
 
     def _count(self, elements: NDArray[Any]) -> None:
         if not self.limit:  # all elements so far are 0

@@ -50,9 +50,15 @@ class StaticQuantization:
             raise UnsupportedError(f"calibration: expected one of {', '.join(METHODS)}, got {self.calibration!r}")
         if not 50 < self.percentile <= 100:
             raise UnsupportedError(f"percentile: expected more than 50, at most 100, got {self.percentile}")
-        if self.activations not in _ACTIVATIONS:
-            expected = " or ".join(map(str, _ACTIVATIONS))
-            raise UnsupportedError(f"activations: expected {expected}, got {self.activations}")
+        activation_type(self.activations)
+
+
+def activation_type(given: DType | str) -> DType:
+    """A type of activations, given itself or by its name; UnsupportedError for another one."""
+    found = {str(dtype): dtype for dtype in _ACTIVATIONS}.get(str(given))
+    if found is None:
+        raise UnsupportedError(f"activations: expected {' or '.join(map(str, _ACTIVATIONS))}, got {given}")
+    return found
 
 
 def quantize_static(
@@ -102,12 +108,12 @@ _PLAIN_GEMM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 
 def _is_quantizable(editor: Editor, node: Node) -> bool:
     """Whether integers can compute the node: a product with constant weights, or a sum of two activations."""
-    inputs = node.inputs[:2]
-    if len(inputs) < 2 or not all(value is not None and value.dtype is DType.FLOAT32 for value in inputs):
+    first, second = node.input(0), node.input(1)
+    if first is None or second is None or not first.dtype is second.dtype is DType.FLOAT32:
         return False
-    left, right = (editor.array(value) for value in inputs)
+    left, right = editor.array(first), editor.array(second)
     if node.op == "Add":
-        return left is None and right is None and inputs[0].type == inputs[1].type  # type: ignore[union-attr]
+        return left is None and right is None and first.type == second.type
     if node.op not in _CHANNEL_AXIS or left is not None or right is None:
         return False
     is_plain = all(node.attrs.get(name, default) == default for name, default in _PLAIN_GEMM.items())

@@ -11,14 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lathe.core.compress.calibration import Feeds
-from lathe.core.compress.quantization import StaticQuantization, quantize_static
+from lathe.core.compress.quantization import StaticQuantization, activation_type, quantize_static
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, Method
 from lathe.core.errors import DataError
 from lathe.core.frontends.onnx import load
 from lathe.core.ir.graph import Graph
-from lathe.core.ir.types import DType
-
-ACTIVATION_TYPES = {"uint8": DType.UINT8, "int8": DType.INT8}
 
 
 def quantize(
@@ -52,7 +49,7 @@ def quantize(
     choices = StaticQuantization(
         calibration,
         percentile,
-        ACTIVATION_TYPES.get(activations, activations),  # type: ignore[arg-type]
+        activation_type(activations),
         symmetric,
         per_channel,
         frozenset(skip),

@@ -21,7 +21,7 @@ from lathe.server.cli.usage_hints import argument_error, command_hint, option_hi
 F = TypeVar("F", bound=Callable[..., Any])
 
 _METAVARS = {int: "NUMBER", float: "NUMBER", str: "TEXT", Path: "PATH"}  # placeholders of values in help
-_ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # of the copy of click that typer bundles
+_ClickException: Any = typer.BadParameter.__mro__[2]  # of the copy of click that typer bundles
 _EXTRA = re.compile(r"Got unexpected extra argument\(?s?\)? \((.*)\)$")
 _COMPLETION = {"install_completion", "show_completion"}  # options of typer that `lathe completion` replaces
 
@@ -56,7 +56,7 @@ class Command(_PlainHelp, TyperCommand):
         except _ClickException as error:
             if found := _EXTRA.match(getattr(error, "message", "")):
                 expected = [param.metavar or param.name or "" for param in self.params if _is_argument(param)]
-                error.message = argument_error(_path(ctx), found[1], expected)  # type: ignore[attr-defined]
+                error.message = argument_error(_path(ctx), found[1], expected)
             raise
 
 
@@ -69,7 +69,7 @@ class Group(_PlainHelp, TyperGroup):
             return super().resolve_command(ctx, args)
         except _ClickException as error:
             hint = command_hint(_path(ctx), args[0], self.list_commands(ctx))
-            error.message = f"No such command {args[0]!r}{hint}"  # type: ignore[attr-defined]
+            error.message = f"No such command {args[0]!r}{hint}"
             raise
 
     def main(

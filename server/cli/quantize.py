@@ -102,7 +102,10 @@ def _errors(graph: Graph, small: bytes, feeds: dict[str, Any], threads: int | No
 
     import lathe
 
-    with lathe.compile(graph, threads=threads, tune="off") as exact, lathe.compile(small, threads=threads) as rounded:
+    with (
+        lathe.compile(graph, threads=threads, tune="off") as exact,
+        lathe.compile(small, threads=threads, tune="off") as rounded,
+    ):
         expected, got = exact.run(feeds), rounded.run(feeds)
     found = {}
     for name, array in expected.items():

@@ -1,4 +1,4 @@
-"""What to do about TLS errors, in place of OpenSSL's texts. Options have the client's names: `ca=`."""
+"""Messages that say how to correct a TLS error. They replace OpenSSL's texts, and name the client's options: `ca=`."""
 
 from __future__ import annotations
 

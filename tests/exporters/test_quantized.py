@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 import lathe
+from tests.calibration_batches import CalibrationBatches
 from tests.onnx_runtime import plain_session
 from tests.random_numbers import RNG
 
 BATCHES = np.random.default_rng(3).normal(0, 1, (3, 4, 3, 8, 8)).astype(np.float32)
-
-
-class Reader(CalibrationDataReader):  # type: ignore[misc]
-    """The batches to calibrate on."""
-
-    def __init__(self) -> None:
-        self.batches: Iterator[Any] = iter(BATCHES)
-
-    def get_next(self) -> dict[str, Any] | None:
-        batch = next(self.batches, None)
-        return None if batch is None else {"x": batch}
 
 
 def weight(*shape: int) -> Any:
@@ -81,8 +70,9 @@ def test_static_quantization(
     form: QuantFormat, activation: QuantType, per_channel: bool, model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "quantized.onnx"
+    reader = CalibrationBatches({"x": batch} for batch in BATCHES)
     quantize_static(
-        model, path, Reader(), quant_format=form, activation_type=activation, weight_type=QuantType.QInt8,
+        model, path, reader, quant_format=form, activation_type=activation, weight_type=QuantType.QInt8,
         per_channel=per_channel,
     )  # fmt: skip
     operators = {node.op_type for node in onnx.load(path).graph.node}

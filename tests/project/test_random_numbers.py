@@ -1,7 +1,7 @@
 """No test may draw from a random generator that another test has moved on.
 
-A module's generator does that: the numbers depend on which tests of the module ran before, and a run of a part of the
-tests (`make test-slow`, `-k`, another distribution over processes) then gets data that nobody has seen before."""
+The numbers from a module's generator depend on which tests of the module ran before. So a run of some of the tests
+(`make test-slow`, `-k`, more processes) would draw other numbers than a run of all tests."""
 
 from __future__ import annotations
 

@@ -35,13 +35,14 @@ def assume_one_batch(graph: Graph) -> tuple[Graph, BatchInfo]:
     if merged is None:
         return graph, rows(graph)
     simple = _simplified(merged) if _may_want_extents(merged) else None
-    more = _wanted_extents(simple) if simple is not None else {}
-    fitting = _substituted(merged, more) if more else None
-    for trial in (fitting, merged):
-        if trial is not None:
-            proof = rows(trial, simple.clone(more if trial is fitting else {}) if simple is not None else None)
-            if proof.batchable or trial is graph:
-                return trial, proof
+    trials = [(merged, simple)]
+    if simple is not None and (more := _wanted_extents(simple)):
+        fitting = _substituted(merged, more)
+        trials = [(fitting, simple.clone(more)), *trials] if fitting is not None else trials
+    for trial, simplified in trials:
+        proof = rows(trial, simplified)
+        if proof.batchable or trial is graph:
+            return trial, proof
     meeting = _where_leads_meet(graph)
     return meeting, rows(meeting)
 

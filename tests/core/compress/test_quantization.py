@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType
+from onnxruntime.quantization import QuantFormat, QuantType
 from onnxruntime.quantization import quantize_static as theirs
 from sklearn.datasets import load_digits
 
@@ -20,6 +19,7 @@ from lathe.core.compress.ranges import METHODS
 from lathe.core.errors import DataError, FeedError, UnsupportedError
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import DType
+from tests.calibration_batches import CalibrationBatches
 from tests.core.small_models import model
 from tests.random_numbers import RNG
 
@@ -90,20 +90,12 @@ def test_the_compiler_runs_it_with_integers() -> None:
         assert "products of bytes" in session.explain()
 
 
-class Reader(CalibrationDataReader):  # type: ignore[misc]
-    def __init__(self, given: list[dict[str, np.ndarray]]) -> None:
-        self.given: Iterator[Any] = iter(given)
-
-    def get_next(self) -> Any:
-        return next(self.given, None)
-
-
 def test_the_digits_lose_no_more_than_with_onnx_runtimes_quantizer(project: Path, tmp_path: Path) -> None:
     """The bundled model, calibrated on 256 rows, on all others; the allowed loss is 0.3 points."""
     path = project / "model_repo" / "digits" / "2" / "model.onnx"
     rows, labels = digits()
     given, rest = batches("image", rows[:256]), {"image": rows[256:]}
-    theirs(str(path), str(tmp_path / "theirs.onnx"), Reader(given), QuantFormat.QDQ, per_channel=True,
+    theirs(str(path), str(tmp_path / "theirs.onnx"), CalibrationBatches(given), QuantFormat.QDQ, per_channel=True,
            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)  # fmt: skip
 
     def points(scores: Any) -> float:

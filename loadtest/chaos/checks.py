@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 
 from loadtest.chaos.history import ALIASES, Operation
 from loadtest.chaos.linearizability import ANY, Entry, find_violation
@@ -80,7 +81,7 @@ def linearizability_violations(history: Sequence[Operation]) -> Iterator[str]:
 
 
 def entries(facts: ModelFacts, alias: str, starts: Sequence[tuple[float, float]]) -> Iterator[Entry]:
-    """The reads and writes of one alias.
+    """The reads and writes of one alias; a call that changed nothing is a read.
 
     An operation that a killed server did not answer can take effect until the next server is ready.
     """
@@ -89,7 +90,7 @@ def entries(facts: ModelFacts, alias: str, starts: Sequence[tuple[float, float]]
         if op.kind in ALIASES and op.alias == alias and op.outcome != "failed":
             value = numbers.get(op.factor or 0, ANY) if op.version is None else op.version
             if op.outcome == "ok":
-                yield Entry(op.invoked, op.end, value, True, said=_description(op, value))
+                yield Entry(op.invoked, op.end, value, op.changed, said=_description(op, value))
             elif value != ANY or op.kind != "upload":  # not an upload that no client has ever seen
                 yield Entry(op.invoked, _latest(op, starts), value, True, True, _description(op, value))
         elif op.kind == "aliases" and op.outcome == "ok":
@@ -110,20 +111,26 @@ def _description(op: Operation, value: int | None) -> str:
 
 
 def order_violations(history: Sequence[Operation]) -> Iterator[str]:
-    """The numbers of changes must be distinct, and in the order in which the changes were made."""
+    """The numbers of changes must be distinct, and in the order in which the changes were made.
+
+    A call that changed nothing is answered with the number of the change before it.
+    """
     for facts in facts_by_model(history):
-        changes = [(op.generation, op) for op in facts.operations if op.generation is not None]
-        changes.sort(key=lambda change: change[0])
-        before: Operation | None = None
-        latest: Operation | None = None  # that began last, among the changes with smaller numbers
-        for generation, op in changes:
-            if before is not None and before.generation == generation:
+        numbered = [op for op in facts.operations if op.generation is not None]
+        latest: Operation | None = None  # that began last, among the calls whose place is before
+        for (_, is_after), group in groupby(sorted(numbered, key=_place), key=_place):
+            operations = list(group)
+            for op in operations:
+                if latest is not None and op.end < latest.invoked:
+                    yield f"{facts.model}: {_change(op)} was over before {_change(latest)} began"
+            for before, op in () if is_after else pairwise(operations):
                 yield f"{facts.model}: one number for two changes: {_change(before)} and {_change(op)}"
-            if latest is not None and op.end < latest.invoked:
-                yield f"{facts.model}: {_change(op)} was over before {_change(latest)} began"
-            before = op
-            if latest is None or op.invoked > latest.invoked:
-                latest = op
+            latest = max(operations if latest is None else [latest, *operations], key=lambda op: op.invoked)
+
+
+def _place(op: Operation) -> tuple[int, bool]:
+    """The place of a numbered call in the order of changes; calls that changed nothing are after their number."""
+    return op.generation or 0, not op.changed
 
 
 def _change(op: Operation) -> str:

@@ -116,7 +116,8 @@ class Client:
         operation = replace(operation, invoked=invoked, tried=tried)
         if answer is not None and answer.status < 300:
             made = answer.json()
-            operation = replace(operation, version=made["version"], generation=made["generation"])
+            changed = made.get("changed", True)
+            operation = replace(operation, version=made["version"], generation=made["generation"], changed=changed)
         elif tried > invoked and answer is not None:  # an earlier call may have taken effect
             answer = None
         return self.note(operation, answer)

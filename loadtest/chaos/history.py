@@ -34,7 +34,8 @@ class Operation:
     asked: str = ""  # by an inference: a version, an alias, or nothing
     version: int | None = None  # the version written, or the one that answered
     factor: int | None = None  # of the upload, or of the answer's values
-    generation: int | None = None  # the change's number
+    generation: int | None = None  # the number of the change, or of the model's last change if nothing was changed
+    changed: bool = True  # False: the answer says that the alias named this version already
     found: dict[str, int] = field(default_factory=dict)  # aliases: alias to version; versions, audit: version to factor
 
     @property

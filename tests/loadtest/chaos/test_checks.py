@@ -53,6 +53,12 @@ GOOD: dict[str, list[Operation]] = {
         op("infer", 26, 27, "failed", status=404, asked="1"),
     ],
     "a deletion": [op("delete", 11, 12, version=1, generation=4), op("audit", 13, 14, found={"2": 20})],
+    "moves that change nothing": [
+        op("move", 11, 14, alias="live", version=2, generation=3, changed=False),
+        op("move", 12, 13, alias="live", version=2, generation=3, changed=False),
+        op("move", 15, 16, alias="live", version=1, generation=4),
+        op("move", 17, 18, alias="live", version=1, generation=4, changed=False),
+    ],
     "a refusal": [op("move", 11, 12, "failed", alias="live", version=1, status=409)],
 }
 BAD: dict[str, tuple[str, list[Operation]]] = {
@@ -80,6 +86,21 @@ BAD: dict[str, tuple[str, list[Operation]]] = {
     "a number that is used twice": (
         "changes are numbered in their order",
         [op("delete", 11, 12, version=1, generation=3)],
+    ),
+    "a move that changes nothing, with an old number": (
+        "changes are numbered in their order",
+        [op("move", 11, 12, alias="live", version=2, generation=2, changed=False)],
+    ),
+    "a move that changes nothing, with the number of a later change": (
+        "changes are numbered in their order",
+        [
+            op("move", 11, 12, alias="live", version=2, generation=4, changed=False),
+            op("delete", 13, 14, version=1, generation=4),
+        ],
+    ),
+    "a move to another version that changes nothing": (
+        "each alias is a linearizable register",
+        [op("move", 11, 12, alias="live", version=1, generation=3, changed=False)],
     ),
     "numbers that decrease": ("changes are numbered in their order", [op("delete", 11, 12, version=1, generation=0)]),
     "a version is not listed": ("nothing acknowledged is lost", [AGAIN, op("versions", 26, 27, found={"2": 20})]),

@@ -33,12 +33,13 @@ from lathe.core.ops.tensor import (
     signal,
     slicing,
 )
-from lathe.core.ops.text import hashing, ngrams, strings, tokens
+from lathe.core.ops.text import codes, hashing, ngrams, strings, tokens
 
 set_inference(infer_node)
 
 __all__ = [
     "activation",
+    "codes",
     "control_flow",
     "conv",
     "conv_gradient",

@@ -20,6 +20,7 @@ from lathe.core.passes.fusion.quantize_round_trips import RemoveRequantization
 from lathe.core.passes.layout.batch_last import BatchLast
 from lathe.core.passes.layout.channels_last import ChannelsLast
 from lathe.core.passes.lowering.classic_ml import ExpandClassicML
+from lathe.core.passes.lowering.coded_text import EncodeText
 from lathe.core.passes.lowering.control_flow import MAPS, WITH_BODIES, OptimizeBodies
 from lathe.core.passes.lowering.definitions import CONVOLUTIONS, ExpandDefinitions
 from lathe.core.passes.lowering.exact_products import ExactProducts
@@ -137,7 +138,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
             MAPS if options.in_parts else WITH_BODIES,
         )
     ]
-    patterns: list[Pass] = [Quantized(options.integers, options.host), ExpandClassicML()]
+    patterns: list[Pass] = [Quantized(options.integers, options.host), EncodeText(), ExpandClassicML()]
     return [
         *patterns,
         *clean,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import lathe
 from lathe.core.ir.types import DType
@@ -41,6 +41,12 @@ def _code(array: Any) -> int:
 
 def _scalar_code(item: Any) -> int:
     return {int: DType.INT64, float: DType.FLOAT32, str: DType.STRING}[type(item)].onnx_code
+
+
+def ml(op: str, *inputs: str, **attrs: Any) -> onnx.NodeProto:
+    """A node of ai.onnx.ml with the output y; arrays among the attributes become tensors."""
+    tensors = {k: numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for k, v in attrs.items()}
+    return helper.make_node(op, inputs, ["y"], domain="ai.onnx.ml", **tensors)
 
 
 def agree(

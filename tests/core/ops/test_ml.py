@@ -5,19 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 import lathe
 from lathe.core.errors import ModelError
 from lathe.core.frontends.export import export
-from tests.core.ops.small_models import agree, model
-
-
-def ml(op: str, *inputs: str, **attrs: Any) -> onnx.NodeProto:
-    tensors = {k: numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for k, v in attrs.items()}
-    return helper.make_node(op, inputs, ["y"], domain="ai.onnx.ml", **tensors)
+from tests.core.ops.small_models import agree, ml, model
 
 
 def floats(*shape: int, dtype: Any = np.float32) -> Any:

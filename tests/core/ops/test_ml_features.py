@@ -12,8 +12,8 @@ from onnx import helper
 import lathe
 from lathe.core.errors import FeedError, ModelError
 from lathe.core.frontends.export import export
-from tests.core.ops.small_models import agree, model
-from tests.core.ops.test_ml import floats, ml
+from tests.core.ops.small_models import agree, ml, model
+from tests.core.ops.test_ml import floats
 
 NAN = float("nan")
 WORDS = np.array([["a", "b"], ["d", "c"]], object)

@@ -12,8 +12,9 @@ from onnx import helper, numpy_helper
 import lathe
 from lathe.core.errors import ModelError
 from tests.core.ops.small_models import agree as agree_at
+from tests.core.ops.small_models import ml
 from tests.core.ops.small_models import model as model_at
-from tests.core.ops.test_ml import floats, ml
+from tests.core.ops.test_ml import floats
 
 OPSET = 3  # the newest in which ONNX Runtime takes the older operators of trees
 

@@ -23,6 +23,7 @@ from lathe.core.ir.graph import Array, Graph, Value
 from lathe.core.ir.text import parse_graph, print_graph
 from lathe.core.ir.types import DType
 
+TEXTS = ("a", "b", "c", "")  # of inputs that are text
 CASES = Path(__file__).parent / "cases"
 SIZES = {"n": 3, "m": 2, "batch": 3, "size0": 2, "size1": 4, "size2": 5}
 
@@ -77,6 +78,8 @@ def _random(rng: np.random.Generator, value: Value) -> Array:
         return rng.integers(0, 2, shape).astype(np.bool_)
     if value.dtype.is_integer:
         return rng.integers(0, 4, shape).astype(value.dtype.numpy)
+    if value.dtype is DType.STRING:
+        return rng.choice(np.array(TEXTS, object), shape)
     return rng.standard_normal(shape).astype(value.dtype.numpy)
 
 

@@ -245,6 +245,26 @@ def fitted_models() -> Graph:
     return b.graph
 
 
+def columns_of_text() -> Graph:
+    """Columns of text that are moved, and compared with constants in all ways."""
+    b = Builder(Graph("text"))
+    x = _input(b, "x", N, 3, dtype=DType.STRING)
+    words = b.constant(np.array([["a", "d"]], object))
+    both = b("Concat", b("Gather", x, b.constant(np.int64([2, 0])), axis=1), words, axis=0)
+    categories = {"cats_strings": ("c", "", "a"), "cats_int64s": (5, 6, 7), "default_int64": 8}
+    b.graph.outputs = [
+        b("LabelEncoder", both, keys_strings=("a", "c"), values_floats=(0.5, 1.5), default_float=9.0),
+        b("LabelEncoder", x, keys_strings=("b", "", "b"), values_int64s=(1, 2, 3)),
+        b("LabelEncoder", x, keys_strings=("b",), values_strings=("a",), default_string="c"),
+        b("OneHotEncoder", both, cats_strings=("b", "a", "c")),
+        b("CategoryMapper", x, **categories),
+        b("Equal", both, words),
+        b("Equal", x, x),
+        both,
+    ]
+    return b.graph
+
+
 def _machine(numbers: Callable[[int], tuple[float, ...]]) -> dict[str, Any]:
     """A support vector machine of two classes."""
     return {
@@ -287,6 +307,7 @@ EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
     "batch_last": [trained_convolutions],
     "bfloat16": [image_network, language_network, trained_layers],
     "float16": [image_network, language_network, trained_layers],
+    "coded_text": [columns_of_text],
     "control": [loop_with_a_body, chosen_branch],
     "eliminate": [what_changes_nothing],
     "fitted": [fitted_models],

@@ -24,6 +24,7 @@ from lathe.core.passes import pipeline
 from lathe.core.passes.rewrite.base import Pass
 from lathe.core.passes.rewrite.pattern import Rule
 from lathe.core.reference import interpret
+from tests.core.passes.case_files import TEXTS
 from tests.core.passes.examples import EXAMPLES
 from tests.core.passes.test_cases import ALL, PASSES
 from tests.random_numbers import made_at_import
@@ -155,6 +156,8 @@ def sample(rng: np.random.Generator, value: Value, kind: str, sizes: dict[str, i
         return rng.integers(0, 2, shape).astype(np.bool_)
     if value.dtype.is_integer:
         return rng.integers(0, 4, shape).astype(value.dtype.numpy)
+    if value.dtype is DType.STRING:
+        return rng.choice(np.array(TEXTS, object), shape)
     data = rng.standard_normal(shape) * (100 if kind == "large" else 1)
     if kind == "not finite":
         strange = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0], shape)

@@ -214,7 +214,8 @@ def test_a_job_of_higher_priority_preempts_one_that_continues_later(tmp_path: Pa
     async def scenario() -> None:
         async with world(tmp_path, least_run=0.1) as w:
             low = await w.submit(steps=60, seconds=0.02)
-            await until(lambda: (w.folder(low) / "events.jsonl").exists())
+            events_of_low = w.folder(low) / "events.jsonl"
+            await until(lambda: events_of_low.exists() and '"kind": "step"' in events_of_low.read_text())
             high = await w.submit(priority=5)
             ended = await w.reach(high)
             assert w.job(low).state in {JobState.QUEUED, JobState.RUNNING}
@@ -222,7 +223,7 @@ def test_a_job_of_higher_priority_preempts_one_that_continues_later(tmp_path: Pa
             assert low.attempts == 2
             assert ended.finished is not None and low.finished is not None
             assert ended.finished < low.finished
-            events = (w.folder(low) / "events.jsonl").read_text()
+            events = events_of_low.read_text()
             assert '"resumed"' in events and '"resumed", "step": 0' not in events
 
     run(scenario())

@@ -15,7 +15,7 @@ from lathe.core.kernels.call import KernelSpec
 from lathe.core.ops.opdef import registry
 
 # The index of the first epilogue input of each operator. Each element of the inputs before it is read for many results.
-_EXTRAS = {"FusedMatMul": 2, "FusedConv": 3, "PooledConv": 3}
+_EXTRAS = {"FusedMatMul": 2, "FusedConv": 3, "PooledConv": 3, "DequantizedMatMul": 4}
 _LINES = ("Softmax", "GuardedSoftmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "GroupNormalization",
           "InstanceNormalization")  # fmt: skip
 _SCATTERS = ("ScatterND", "ScatterElements")
@@ -34,6 +34,8 @@ _FINISHING: dict[str, Callable[[KernelSpec], bool]] = {
     "winograd": lambda spec: True,
     "winograd_lines": lambda spec: True,
     "cublaslt": lambda spec: True,
+    "weight_only": lambda spec: True,
+    "weight_only_dot": lambda spec: True,
 }
 
 # A simulated device computes the whole result before it writes any of it. It is checked like a real device, which does

@@ -15,6 +15,8 @@ from lathe.core.ir.types import DType
 
 F32, I32 = DType.FLOAT32, DType.INT32
 _HALF_BITS = 16
+# Products of uint8 by int8, adjacent pairs added up as int16 (PMADDUBSW); the key is the number of 32-bit lanes.
+_PMADDUBSW = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
 # Products of int16, adjacent pairs added up (PMADDWD); the key is the number of lanes of the result.
 _PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
@@ -74,6 +76,19 @@ def _bytes(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
     even = _half_products(k, b.binary("and", unsigned, _all(halves, 255)), _lower_half(b, signed, byte), total)
     odd = _half_products(k, b.binary("lshr", unsigned, byte), b.binary("ashr", signed, byte), total)
     return total + (even + odd)
+
+
+def multiply_add_small(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
+    """As `multiply_add` of bytes, for a `factor` whose bytes are at most 127.
+
+    Two of its products fit int16. So CPUs without VNNI need two instructions, PMADDUBSW and PMADDWD.
+    """
+    if has_int8_dot(k.target) or not k.target.has_small_byte_dot or total.lanes not in _PMADDUBSW:
+        return _bytes(k, factor, vector, total)
+    bytes_, halves = (llvm_ir.vector(llvm_ir.integer(bits), 32 * total.lanes // bits) for bits in (8, 16))
+    operands = [k.builder.convert("bitcast", word.ir, bytes_) for word in (factor, vector)]
+    pairs = k.call(_PMADDUBSW[total.lanes], halves, operands)
+    return total + _call(k, _PMADDWD[total.lanes], total, [pairs, _all(halves, 1)])
 
 
 def _half_products(k: Kernel, a: Value, c: Value, like: Val) -> Val:

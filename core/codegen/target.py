@@ -108,8 +108,7 @@ def has_float16_conversion(target: Target) -> bool:
 
 def has_int8_dot(target: Target) -> bool:
     """Whether the CPU adds up four products of bytes by one instruction (AVX512-VNNI, or AVX-VNNI with AVX2)."""
-    features = target.features.split(",")
-    return "+avx512vnni" in features or (target.lanes == 8 and "+avxvnni" in features)
+    return target.has_byte_dot
 
 
 def cpu_name(detected: str, available: Collection[str]) -> str:

@@ -55,6 +55,34 @@ def _matmul(w: Writer, node: Node) -> Sequence[Value]:
     return [_permute(w, node, _apply_epilogue(w, node, product, extras), "perm_y")]
 
 
+@_UNFOLDINGS.add("DequantizedMatMul")
+def _dequantized_matmul(w: Writer, node: Node) -> Sequence[Value]:
+    """The weight as Gather of the numbers of its codes, times and plus Gather of the rows of its blocks."""
+    a, codes, scales, offsets = (node.input(index) for index in range(4))
+    assert a is not None and codes is not None and scales is not None, registry.describe(node)
+    numbers, block = node.attrs["numbers"], node.attrs["block"]
+    assert isinstance(numbers, tuple) and isinstance(block, int), registry.describe(node)
+    block_of_row = w.emitter.constant(np.arange(int(codes.shape[0])) // block)  # type: ignore[arg-type]
+    weight = _cast(w, codes, DType.FLOAT32)
+    if numbers:
+        table = w.emitter.constant(np.array(numbers, np.float32))
+        weight = w.emit("Gather", table, _cast(w, codes, DType.INT32))
+    weight = w.emit("Mul", weight, w.emit("Gather", scales, block_of_row))
+    if offsets is not None:
+        weight = w.emit("Add", weight, w.emit("Gather", offsets, block_of_row))
+    extras = [value for value in node.inputs[4:] if value is not None]
+    return [_apply_epilogue(w, node, w.emit("MatMul", a, weight), extras)]
+
+
+@_UNFOLDINGS.add("TextCodes")
+def _text_codes(w: Writer, node: Node) -> Sequence[Value]:
+    vocabulary = node.attrs["vocabulary"]
+    assert isinstance(vocabulary, tuple), registry.describe(node)
+    codes = tuple(range(len(vocabulary)))
+    x = node.inputs[0]
+    return [w.emit("LabelEncoder", x, keys_strings=vocabulary, values_int64s=codes, default_int64=-1)]
+
+
 @_UNFOLDINGS.add("FusedAttention")
 def _attention(w: Writer, node: Node) -> Sequence[Value]:
     q, k, v, *extras = _present_inputs(node)

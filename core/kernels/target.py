@@ -40,6 +40,17 @@ class Target:
         return _TILES.get(element) in self.features.split(",")
 
     @property
+    def has_byte_dot(self) -> bool:
+        """Whether one instruction adds up four products of bytes (AVX512-VNNI, or AVX-VNNI with AVX2)."""
+        features = self.features.split(",")
+        return "+avx512vnni" in features or (self.lanes == 8 and "+avxvnni" in features)
+
+    @property
+    def has_small_byte_dot(self) -> bool:
+        """Whether two instructions do so if the unsigned bytes are at most 127 (PMADDUBSW and PMADDWD), or one does."""
+        return self.has_byte_dot or self.name in ("avx2", "avx512")
+
+    @property
     def without_tiles(self) -> Target:
         """The same CPU without its AMX features."""
         features = self.features.split(",")

@@ -18,7 +18,7 @@ from lathe.core.ops.nn import (
     softmax,
 )
 from lathe.core.ops.opdef.inference import infer_node
-from lathe.core.ops.quantized import qlinear, quantize
+from lathe.core.ops.quantized import dequantized_product, qlinear, quantize
 from lathe.core.ops.tensor import (
     creation,
     einsum,
@@ -44,6 +44,7 @@ __all__ = [
     "conv",
     "conv_gradient",
     "creation",
+    "dequantized_product",
     "detection",
     "einsum",
     "elementwise",

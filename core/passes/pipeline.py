@@ -31,6 +31,7 @@ from lathe.core.passes.lowering.same_pads import SamePads
 from lathe.core.passes.lowering.transposed_conv import TransposedConvolutions
 from lathe.core.passes.precision.low_precision import NARROW, ConvertToNarrow
 from lathe.core.passes.precision.quantized import Quantized
+from lathe.core.passes.precision.weight_only import KeepWeightsQuantized
 from lathe.core.passes.precision.widen import Widen
 from lathe.core.passes.rewrite.base import Pass, PassError
 from lathe.core.passes.simplify.algebra import Simplify
@@ -138,7 +139,15 @@ def optimizing_passes(options: Options) -> list[Pass]:
             MAPS if options.in_parts else WITH_BODIES,
         )
     ]
-    patterns: list[Pass] = [Quantized(options.integers, options.host), EncodeText(), ExpandClassicML()]
+    weights_of_few_bits: list[Pass] = (
+        [KeepWeightsQuantized()] if options.host and options.precision == "float32" else []
+    )
+    patterns: list[Pass] = [
+        *weights_of_few_bits,
+        Quantized(options.integers, options.host),
+        EncodeText(),
+        ExpandClassicML(),
+    ]
     return [
         *patterns,
         *clean,

@@ -186,12 +186,14 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     packed = e.value_of(node.input(1))
     if packed is None or bits not in (4, 8) or block < 16 or node.input(4) is not None:
         raise UnsupportedError("needs constant weights of 4 or 8 bits, not reordered", where=node.where)
+    weights = e.constant(unpack(packed.reshape(n, -1), bits)[:, :k])
     blocks = -(-k // block)
-    weights = e.constant(unpack(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
-    scales = e("Reshape", node.required(2), e.constant([n, blocks, 1], dtype=DType.INT64))
-    steps = e("Sub", e("Cast", weights, to=scales.dtype.onnx_code), _zero_points(e, node, n, blocks, bits, scales))
-    dense = e("Reshape", e("Mul", steps, scales), e.constant([n, blocks * block], dtype=DType.INT64))
-    dense = dense if blocks * block == k else _first_columns(e, dense, k)
+    known = e.value_of(node.input(2))
+    if known is None:
+        scales = e("Reshape", node.required(2), e.constant([n, blocks], dtype=DType.INT64))
+    else:
+        scales = e.constant(known.reshape(n, blocks))
+    dense = _dequantize_blocks(e, node, weights, scales, bits, block)
     y = (node.required(0), e("Transpose", dense, perm=(1, 0)))
     if (bias := node.input(5)) is None:
         return emit_output(e, node, "MatMul", *y)
@@ -231,11 +233,6 @@ _FLOATS = {
 }  # fmt: skip
 
 
-def _first_columns(e: Emitter, x: Value, count: int) -> Value:
-    starts, ends, axes = (e.constant([each], dtype=DType.INT64) for each in (0, count, 1))
-    return e("Slice", x, starts, ends, axes)
-
-
 def unpack(packed: Any, bits: int) -> Any:
     """Numbers of 4 bits from bytes, lower half first: a last axis twice as long. If `bits` is 8, `packed` itself."""
     if bits == 8:
@@ -244,13 +241,20 @@ def unpack(packed: Any, bits: int) -> Any:
     return pairs.reshape(*packed.shape[:-1], -1)
 
 
-def _zero_points(e: Emitter, node: OnnxNode, n: int, blocks: int, bits: int, scales: Value) -> Value:
+def _dequantize_blocks(e: Emitter, node: OnnxNode, weights: Value, scales: Value, bits: int, block: int) -> Value:
+    """The weights [N,K] of a MatMulNBits, of `bits` bits, as floats; each `block` along K has a scale of [N,blocks]."""
+    (rows, blocks), (_, depth) = scales.tensor.evaluate({}), weights.tensor.evaluate({})
     value = node.input(3)
-    if value is None:
-        return e.constant(1 << (bits - 1), dtype=scales.dtype)
-    points = e.value_of(value)
-    if points is None:
+    points = None if value is None else e.value_of(value)
+    if value is not None and points is None:
         raise UnsupportedError("needs constant zero points", where=node.where)
-    if points.dtype == np.uint8:
-        points = unpack(points.reshape(n, -1), bits)[:, :blocks]
-    return e.constant(points.reshape(n, blocks, 1), dtype=scales.dtype)
+    if points is None:
+        points = np.full((rows, blocks), 1 << (bits - 1), np.uint8)
+    elif points.dtype == np.uint8:
+        points = np.ascontiguousarray(unpack(points.reshape(rows, -1), bits)[:, :blocks])
+    else:  # floats, which DequantizeLinear does not take
+        least = e("Mul", e.constant(points.reshape(rows, blocks), dtype=scales.dtype), scales)
+        block_indices = e.constant(np.arange(depth) // block)
+        real = e("DequantizeLinear", weights, scales, axis=1, block_size=block)
+        return e("Sub", real, e("Gather", least, block_indices, axis=1))
+    return e("DequantizeLinear", weights, scales, e.constant(points), axis=1, block_size=block)

@@ -142,6 +142,7 @@ def for_each_panel(
     tile: Tile,
     emit: Callable[[Val, Val, int, Val, Val, Val | None], None],
     in_blocks: bool = False,
+    prepare: Callable[[Val, Val, Val], None] | None = None,
 ) -> None:
     """Split products into tasks: `emit(entry, panel, columns, start, stop, first)` computes some rows of one panel.
 
@@ -151,7 +152,8 @@ def for_each_panel(
 
     A single thread takes all rows of a panel at once; several threads share them in blocks of whole tiles, several
     blocks per thread. With `in_blocks`, for weights that stay in the cache, a block of few rows goes through all panels
-    before the next block; if there are too few blocks for the threads, they share the panels too.
+    before the next block; if there are too few blocks for the threads, they share the panels too. A task then begins
+    with `prepare(entry, start, stop)`, if it is given.
     """
     full, rest = divmod(columns, tile.columns)
     panels = full + bool(rest)
@@ -178,6 +180,8 @@ def for_each_panel(
     width = (groups + (panels - 1)) // groups
     with k.parallel(entries, blocks, groups) as (entry, part, group):
         stop = k.ops.min((part + 1) * block, count)
+        if prepare is not None:
+            prepare(entry, part * block, stop)
         with k.loop(group * width, k.ops.min((group + 1) * width, panels)) as panel:
             one(entry, panel, part * block, stop, part < k.threads)
 

@@ -16,7 +16,11 @@ from lathe.core.passes.rewrite.bodies import FUSED, Body
 from lathe.core.passes.rewrite.editor import Editor
 from lathe.core.passes.rewrite.permutation import without_leading_ones
 
-_FIRST_EXTRA = {"FusedConv": 3, "FusedMatMul": 2}  # the index of the first input that the epilogue reads
+_FIRST_EXTRA = {
+    "FusedConv": 3,
+    "FusedMatMul": 2,
+    "DequantizedMatMul": 4,
+}  # the index of the first input that the epilogue reads
 # Types that an epilogue may convert between: int32 sums of byte products become floats, and bytes again.
 _QUANTIZED = frozenset({DType.INT32, DType.FLOAT32, DType.UINT8, DType.INT8})
 

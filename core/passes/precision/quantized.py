@@ -35,7 +35,7 @@ from lathe.core.passes.rewrite.base import PassResult, has_ranks, shape_of
 from lathe.core.passes.rewrite.editor import Editor
 from lathe.core.passes.rewrite.permutation import perm_of
 
-_MOVING = frozenset({
+MOVING = frozenset({
     "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Slice", "DepthToSpace", "SpaceToDepth",
     "MaxPool",
 })  # fmt: skip
@@ -142,7 +142,7 @@ def _move(editor: Editor, node: Node) -> None:
     """Moves a DequantizeLinear after `node` if that only moves elements; cancels one if `node` is its inverse."""
     if node.op == "QuantizeLinear":
         _cancel(editor, node)
-    elif node.op in _MOVING and len(node.outputs) == 1:
+    elif node.op in MOVING and len(node.outputs) == 1:
         real = dequantized_from(editor, node.input(0))
         if real is not None and real.scale.size == 1 and (node.op != "MaxPool" or float(real.scale.reshape(())) > 0):
             moved = editor.emit(node, node.op, real.whole, *node.inputs[1:], attrs=node.attrs)

@@ -53,6 +53,13 @@ def _product(columns: int, **attrs: Any) -> NodeKernel:
     return NodeKernel("FusedMatMul", residual(5, 9), floats(9, columns), extra, epilogue=_ADD, **attrs)
 
 
+def _dequantized(numbers: Array) -> NodeKernel:
+    codes = np.random.default_rng(3).integers(0, 16, (40, 21)).astype(np.uint8)
+    scales = np.abs(floats(5, 21)) + 0.1
+    attrs = {"block": 8, "numbers": tuple(numbers.astype(float).tolist()), "epilogue": _ADD}
+    return NodeKernel("DequantizedMatMul", residual(5, 40), codes, scales, None, residual(5, 21), **attrs)
+
+
 def _strassen() -> NodeKernel:
     target = replace(vectors(), l1_bytes=1 << 20)  # a cache size at which the seven products of Strassen are preferred
     extra = residual(72, 384)
@@ -81,6 +88,10 @@ ALL = [
     Replacing("gemm", 2, lambda: NodeKernel("FusedMatMul", residual(5, 9), floats(9, 21), residual(5, 21),
                                             epilogue=_ADD, perm_y=(0, 1, 2)),
               lambda: [floats(7, 5, 9), floats(7, 5, 21)]),
+    Replacing("weight_only", 4, lambda: _dequantized(np.sin(np.arange(16))),
+              lambda: [floats(7, 5, 40), floats(7, 5, 21)]),
+    Replacing("weight_only_dot", 4, lambda: _dequantized(np.arange(16) - 8),
+              lambda: [floats(7, 5, 40), floats(7, 5, 21)]),
     Replacing("gemm", 3, lambda: convolution((9, 8), 40, 24, (1, 1), residual(9, 8, 24), pads=(0,) * 4, bias=False,
                                              epilogue=_ADD),
               lambda: [floats(3, 9, 8, 40), floats(3, 9, 8, 24)]),

@@ -80,6 +80,9 @@ def graphs() -> Iterator[Graph]:
         yield single_node("MaxPool", tensor("float32[n,3,9,20]"), outputs=2, kernel_shape=(3, 3), strides=(stride,) * 2)
         yield _node("LayerNormalization", f"{dtype}[n,9,20]", floats(20), floats(20))
     yield _node("FusedMatMul", "uint8[n,64]", _SIGNED)
+    for numbers in (np.arange(16) - 8, np.sin(np.arange(16))):
+        codes, scales = normal(DType.INT8, (64, 48)).astype(np.uint8) & 15, np.abs(floats(2, 48))
+        yield _node("DequantizedMatMul", "float32[n,64]", codes, scales, block=32, numbers=tuple(map(float, numbers)))
     yield _node("FusedMatMul", "float32[size0,20]", "float32[20,size1]")
     for dtype in ("float64", "int32", "int64"):
         yield _node("FusedMatMul", f"{dtype}[n,20]", f"{dtype}[20,n]")

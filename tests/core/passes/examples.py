@@ -245,6 +245,36 @@ def fitted_models() -> Graph:
     return b.graph
 
 
+def weights_of_few_bits() -> Graph:
+    """Products of rows with dequantized constants of every form, and with quantized rows."""
+    b = Builder(Graph("few bits"))
+    x = _input(b, "x", N, 256)
+    random = np.random.default_rng(6)
+
+    def codes(low: int, high: int, dtype: Any) -> Value:
+        return b.constant(random.integers(low, high, (256, 256)).astype(dtype))
+
+    def scales(*shape: int) -> Value:
+        return b.constant(random.uniform(0.01, 0.1, shape).astype(np.float32))
+
+    halves = random.integers(0, 16, (8, 256)).astype(np.uint8)
+    by_blocks = b("DequantizeLinear", codes(0, 16, np.uint8), scales(8, 256), b.constant(halves), axis=0, block_size=32)
+    by_rows = b("DequantizeLinear", codes(-128, 128, np.int8), scales(256), axis=0)
+    of_tensor = b("DequantizeLinear", codes(-2, 2, np.int8), scales())
+    step, point = scales(), b.constant(np.uint8(7))
+    rounded = b("DequantizeLinear", b("QuantizeLinear", x, step, point), step, point)
+    b.graph.outputs = [
+        b("Gemm", x, by_blocks, b.constant(random.standard_normal(256).astype(np.float32))),
+        b("MatMul", x, b("Transpose", by_rows, perm=(1, 0))),
+        b("Gemm", x, by_rows, transB=1),
+        b("MatMul", x, by_rows),
+        b("MatMul", x, of_tensor),
+        b("Gemm", x, of_tensor, alpha=0.5),
+        b("MatMul", b("Reshape", rounded, b.constant(np.int64([-1, 256]))), of_tensor),
+    ]
+    return b.graph
+
+
 def columns_of_text() -> Graph:
     """Columns of text that are moved, and compared with constants in all ways."""
     b = Builder(Graph("text"))
@@ -313,6 +343,7 @@ EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
     "fitted": [fitted_models],
     "gemm": [product_read_across, product_of_bytes],
     "layout": [convolution_of_bytes],
+    "weight_only": [weights_of_few_bits],
     "quantized": [
         _quantized(_quantized_products, 24),
         _quantized(_quantized_convolutions, 8, 10, 10),

@@ -104,14 +104,14 @@ def _at_least(name: str, metrics: Metrics, least: float) -> ConditionResult:
     value = _finite_metric(name, metrics)
     if value is None:
         return _missing_metric(name)
-    return ConditionResult(value >= least, f"{name} is {value:.6g}, at least {least:.6g} was asked for")
+    return ConditionResult(value >= least, f"{name}: expected at least {least:.6g}, got {value:.6g}")
 
 
 def _at_most(name: str, metrics: Metrics, most: float) -> ConditionResult:
     value = _finite_metric(name, metrics)
     if value is None:
         return _missing_metric(name)
-    return ConditionResult(value <= most, f"{name} is {value:.6g}, at most {most:.6g} was asked for")
+    return ConditionResult(value <= most, f"{name}: expected at most {most:.6g}, got {value:.6g}")
 
 
 def _not_worse(condition: NotWorse, metrics: Metrics, live: LiveMetrics | None) -> ConditionResult:
@@ -127,7 +127,7 @@ def _not_worse(condition: NotWorse, metrics: Metrics, live: LiveMetrics | None) 
         )
     loss = value - before if name in _LOWER_IS_BETTER else before - value
     requirement = f"at most {condition.by:.6g} worse" if condition.by >= 0 else f"at least {-condition.by:.6g} better"
-    text = f"{name} is {value:.6g}, {before:.6g} of version {live.version}: {requirement} was asked for"
+    text = f"{name}: expected {requirement} than version {live.version} ({before:.6g}), got {value:.6g}"
     return ConditionResult(loss <= condition.by + _ROUNDING, text)
 
 

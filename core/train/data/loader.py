@@ -51,8 +51,11 @@ class Loader:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
-        if batch < 1 or not len(rows) or (drop_last and len(rows) < batch):
-            raise DataError(f"{len(rows)} rows are too few for batches of {batch}", file=examples.dataset.name)
+        if batch < 1:
+            raise DataError(f"batch: expected at least 1, got {batch}", file=examples.dataset.name)
+        min_rows = batch if drop_last else 1
+        if len(rows) < min_rows:
+            raise DataError(f"rows: expected at least {min_rows}, got {len(rows)}", file=examples.dataset.name)
         self.examples = examples
         self.rows = np.asarray(rows, np.int64)
         self.batch = batch

@@ -113,7 +113,7 @@ def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None
     assert predicted_digit(http, DIGITS.images[0]) == 0
     refusal = checked_json(http.get("/api/v1/models/digits/audit"))[-1]
     assert refusal["action"] == "publish"
-    assert refusal["reason"].startswith("refused by the gate: accuracy is ")
+    assert refusal["reason"].startswith("refused by the gate: accuracy: expected at least 0.98, got ")
 
     judged = run_job(http, kind="evaluate", recipe={}, dataset="digits", model=model)
     assert judged["metrics"]["rows"] == 1797

@@ -88,7 +88,7 @@ def test_a_result_goes_live_with_its_lineage(tmp_path: Path) -> None:
                 == lineage(w, 1)["gate"]
                 == {
                     "passed": True,
-                    "checks": [{"passed": True, "text": "accuracy is 0.9, at least 0.9 was asked for"}],
+                    "checks": [{"passed": True, "text": "accuracy: expected at least 0.9, got 0.9"}],
                 }
             )
             assert lineage(w, 1) == {
@@ -119,7 +119,7 @@ def test_a_refused_result_is_stored_without_an_alias_or_not_at_all(tmp_path: Pat
             assert (done.version, done.moved_alias, done.decision["passed"]) == (1, False, False)
             assert dict(w.store.state("m").aliases) == {}  # although it is the first version
             (record,) = await w.rollout.catalog.audit("m")
-            assert record.reason == "refused by the gate: accuracy is 0.5, at least 0.9 was asked for"
+            assert record.reason == "refused by the gate: accuracy: expected at least 0.9, got 0.5"
             other = finished_job(tmp_path / "other", 0.5)
             done = await publish(
                 w, FakeEvaluator(), other, publish_request(min={"accuracy": 0.9}, refused="discard"), id="1" * 20

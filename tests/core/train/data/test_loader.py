@@ -95,7 +95,14 @@ def test_a_bad_row_is_named_in_its_turn() -> None:
             next(batches)
 
 
-@pytest.mark.parametrize(("rows", "batch", "drop"), [(0, 1, False), (5, 0, False), (5, 6, True)])
-def test_invalid_batch_sizes_are_refused(rows: int, batch: int, drop: bool) -> None:
-    with pytest.raises(DataError, match=f"{rows} rows are too few for batches of {batch}"):
+@pytest.mark.parametrize(
+    ("rows", "batch", "drop", "message"),
+    [
+        (0, 1, False, "rows: expected at least 1, got 0"),
+        (5, 0, False, "batch: expected at least 1, got 0"),
+        (5, 6, True, "rows: expected at least 6, got 5"),
+    ],
+)
+def test_invalid_batch_sizes_are_refused(rows: int, batch: int, drop: bool, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         Loader(EXAMPLES, np.arange(rows), batch, drop_last=drop)

@@ -9,7 +9,7 @@ lock() {
   file=docker/requirements-$1.txt source=$2
   shift 2
   new=$(mktemp)
-  # without the options of this machine's pip: its index is nobody else's
+  # without the options of this machine's pip: other machines may not reach its index
   if [ -f "$file" ]; then cp "$file" "$new"; fi
   pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-options --no-emit-index-url \
     --no-emit-trusted-host --no-emit-find-links "$@" --output-file "$new" "$source"

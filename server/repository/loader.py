@@ -165,7 +165,7 @@ class Loader:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: a task that nobody awaits may fail without a warning
+            task.exception()  # marks it as retrieved: an unawaited task may fail without a warning
 
     async def _load(self, model: LiveModel, version: int) -> Servable:
         try:

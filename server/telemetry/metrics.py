@@ -105,7 +105,9 @@ class _LatheCollector(Collector):
         work = CounterMetricFamily(
             "lathe_work", "Rows executed, times the other dimensions that vary; padding counts", labels=_LABELS
         )
-        released = CounterMetricFamily("lathe_batches_released", "Why batches were let go", labels=(*_LABELS, "reason"))
+        released = CounterMetricFamily(
+            "lathe_batches_released", "Batches released, by reason", labels=(*_LABELS, "reason")
+        )
         cancelled = CounterMetricFamily("lathe_requests_cancelled", "Requests whose caller left", labels=_LABELS)
         for page in self._book.all():
             labels = (page.ref.name, str(page.ref.version))
@@ -148,9 +150,10 @@ def _threads() -> int:
 
 
 def _batch_sizes(page: Statistics) -> tuple[list[tuple[str, float]], float]:
-    """Return cumulative buckets (bound as text, executions of at most so many rows), and the total number of rows.
+    """Return cumulative buckets and the total number of rows.
 
-    The bounds are powers of two up to 4096, then `+Inf`.
+    A bucket is its upper bound as text, and the number of executions whose rows do not exceed the bound. The bounds are
+    powers of two up to 4096, then `+Inf`.
     """
     sizes = {size: stat.compute_infer.count for size, stat in page.batches.items()}
     bounds = [2**power for power in range(13)]

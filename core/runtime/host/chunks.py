@@ -66,7 +66,7 @@ def _bytes_moved(steps: Sequence[Step]) -> Affine:
 def _chunk_rows(arena: Affine, moved: Affine, threads: int) -> int:
     """The rows per chunk whose arena fits the cache, but at least one per thread.
 
-    There are at least so many rows that they cause as much memory traffic as the weights.
+    A chunk also has enough rows that its values cause at least as much memory traffic as the weights.
     """
     return max(threads, _CACHE_BYTES // max(arena.a, 1), -(-moved.b // max(moved.a, 1)))
 

@@ -105,7 +105,8 @@ def _invalid_rows(column: Column, values: Values) -> Values:
 def _classes(dataset: Dataset, target: str) -> tuple[list[str] | None, list[str]]:
     """The class names of the default target, and a problem for each class that has no rows.
 
-    The names are None if the target is no class or has so many values that they are hardly classes.
+    The names are None if the target is no class, if it has more distinct values than `_MAX_CLASSES` or than half of the
+    rows (two are always allowed), or if a value has more than `_MAX_NAME_LENGTH` characters.
     """
     if dataset.columns[target].dtype.is_float or dataset.columns[target].is_sequence:
         return None, []

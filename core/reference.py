@@ -124,10 +124,14 @@ def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> d
     values.
     """
     bound: dict[str, int] = {}
+    sources: dict[str, str] = {}  # the value that gave each symbol its size, for errors
     for value in values:
         for name, size in _solutions(value, environment[value]):
+            first = sources.setdefault(name, value.name)
             if bound.setdefault(name, size) != size:
-                raise FeedError(f"dimension {name} is {bound[name]} in one input and {size} in '{value.name}'")
+                raise FeedError(
+                    f"dimension {name}: expected {bound[name]} as in '{first}', got {size} in '{value.name}'"
+                )
     return bound
 
 

@@ -55,7 +55,7 @@ def test_dimensions_that_disagree_are_refused() -> None:
     graph, b, x = one_input(symbol("batch"))
     y = b.input("y", TensorType(DType.FLOAT32, (symbol("batch"),)))
     graph.outputs = [b("Add", x, y)]
-    with pytest.raises(FeedError, match="dimension batch is 2 in one input and 3 in 'y'"):
+    with pytest.raises(FeedError, match="dimension batch: expected 2 as in 'x', got 3 in 'y'"):
         lathe.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
 
 

@@ -36,8 +36,8 @@ class InputChecks:
         arrays = [self._check_fast(each, feeds, values) for each in self._fast_checks]
         if all(array is not None for array in arrays):
             return arrays, values
-        values = {}
-        return [self._check_full(name, type_, feeds, values) for name, type_ in self._inputs.items()], values
+        sizes = _Sizes()
+        return [check_input(name, type_, feeds, sizes) for name, type_ in self._inputs.items()], sizes.values
 
     def _check_fast(self, check: _FastCheck | None, feeds: Mapping[str, Any], values: Symbols) -> NDArray[Any] | None:
         """The fed array if the fast check accepts it; otherwise None, and the full check decides.
@@ -59,10 +59,20 @@ class InputChecks:
                 return None
         return array
 
-    def _check_full(self, name: str, type_: ValueType, feeds: Mapping[str, Any], values: Symbols) -> Any:
-        if name not in feeds:
-            raise FeedError(f"input '{name}' is missing; expected {type_}")
-        return check_input(name, type_, feeds[name], values)
+
+class _Sizes:
+    """The values of symbols, and the input that gave each symbol its value, for errors."""
+
+    def __init__(self) -> None:
+        self.values: Symbols = {}
+        self._sources: dict[str, str] = {}
+
+    def bind(self, symbol: str, value: int, name: str) -> None:
+        """Enter the value that the shape of input `name` gives a symbol; FeedError if the symbol has another one."""
+        first = self._sources.setdefault(symbol, name)
+        known = self.values.setdefault(symbol, value)
+        if known != value:
+            raise FeedError(f"dimension {symbol}: expected {known} as in '{first}', got {value} in '{name}'")
 
 
 # Name, dtype, rank, axes with known extents, and axes whose extent is the value of a symbol.
@@ -79,11 +89,14 @@ def _fast_checks(name: str, type_: ValueType) -> _FastCheck | None:
     return (name, type_.dtype.numpy, len(axes), numbers, plain) if whole else None
 
 
-def check_input(name: str, type_: ValueType, feed: Any, values: Symbols) -> Any:
-    """The feed as a contiguous array of the declared type; enters the values of symbols in `values`.
+def check_input(name: str, type_: ValueType, feeds: Mapping[str, Any], sizes: _Sizes) -> Any:
+    """The feed of an input as a contiguous array of the declared type; enters the values of symbols in `sizes`.
 
-    FeedError if it does not fit. Feeds for sequences and optionals are returned unchecked.
+    FeedError if it is missing or does not fit. Feeds for sequences and optionals are returned unchecked.
     """
+    if name not in feeds:
+        raise FeedError(f"input '{name}' is missing; expected {type_}")
+    feed = feeds[name]
     if not isinstance(type_, TensorType):
         return feed
     array = np.asarray(feed)
@@ -94,14 +107,14 @@ def check_input(name: str, type_: ValueType, feed: Any, values: Symbols) -> Any:
     if array.ndim != type_.rank:
         raise FeedError(f"input '{name}' has shape {list(array.shape)}, expected {type_}")
     for dim, size in zip(type_.shape, array.shape, strict=True):
-        _match(name, type_, dim, size, array.shape, values)
+        _match(name, type_, dim, size, array.shape, sizes)
     return np.asarray(array, order="C")
 
 
-def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, ...], values: Symbols) -> None:
+def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, ...], sizes: _Sizes) -> None:
     """Check that an extent `size` fits the declared dimension `dim`; FeedError if not.
 
-    A symbol gets its value in `values` from the first dimension that shows it. Dimensions of several symbols are not
+    A symbol gets its value in `sizes` from the first dimension that shows it. Dimensions of several symbols are not
     checked.
     """
     if isinstance(dim, int):
@@ -115,8 +128,7 @@ def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, 
     value, rest = divmod(size - least, step) if form[1:] != (1, 0) else (size, 0)
     if rest or value < 0:
         raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
-    if values.setdefault(symbol, value) != value:
-        raise FeedError(f"dimension {symbol} is {values[symbol]} in one input and {value} in '{name}'")
+    sizes.bind(symbol, value, name)
 
 
 @lru_cache(maxsize=4096)  # called for every dimension of every input in every run

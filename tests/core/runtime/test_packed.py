@@ -216,7 +216,7 @@ def test_packing_is_off_by_default() -> None:
 def test_refuses_feeds_that_do_not_fit() -> None:
     short, (long, mask) = WHOLE.feeds(1, 5), WHOLE.feeds(1, 6).values()
     with packing(WHOLE.model()) as session:
-        with pytest.raises(FeedError, match="dimension sequence is"):
+        with pytest.raises(FeedError, match="dimension sequence: expected 6 as in 'ids', got 5 in 'mask'"):
             session.run_packed([short, {"ids": long, "mask": mask[:, :5]}])
         with pytest.raises(FeedError, match="index out of range"):
             session.run_packed([short, {"ids": long * 0 + 1000, "mask": mask}])

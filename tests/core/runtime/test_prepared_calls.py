@@ -97,7 +97,7 @@ BAD: dict[str, tuple[Feeds, str]] = {
     "dtype": ({"x": floats(2, 4), "z": np.zeros((2, 4))}, "input 'z' has dtype float64, expected float32"),
     "swapped bytes": ({"x": floats(2, 4), "z": floats(2, 4).astype(">f4")}, "input 'z' has dtype >f4"),
     "columns": ({"x": floats(2, 4), "z": floats(2, 5)}, r"input 'z' has shape \[2, 5\]"),
-    "rows": ({"x": floats(2, 4), "z": floats(3, 4)}, "dimension n is 2 in one input and 3 in 'z'"),
+    "rows": ({"x": floats(2, 4), "z": floats(3, 4)}, "dimension n: expected 2 as in 'x', got 3 in 'z'"),
     "rank": ({"x": floats(2, 4), "z": floats(8)}, r"input 'z' has shape \[8\]"),
     "nothing": ({"x": floats(2, 4), "z": None}, "input 'z' has dtype object|input 'z' has shape"),
 }

@@ -180,7 +180,7 @@ def test_feeds_are_checked() -> None:
         ({**feeds, "z": 1}, "unknown input 'z'"),
         ({**feeds, "x": feeds["x"].astype(np.float64)}, "input 'x' has dtype float64, expected float32"),
         ({**feeds, "x": feeds["x"][:, :2]}, r"input 'x' has shape \[4, 2\]"),
-        ({**feeds, "target": feeds["target"][:3]}, "dimension n is 4 in one input and 3"),
+        ({**feeds, "target": feeds["target"][:3]}, "dimension n: expected 4 as in 'x', got 3 in 'target'"),
     ):
         with pytest.raises(FeedError, match=message):
             learner.run(wrong)

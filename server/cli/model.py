@@ -152,6 +152,8 @@ def profile(
     trace: Annotated[Path | None, typer.Option(help="Also write a trace for chrome://tracing or Perfetto.")] = None,
 ) -> None:
     """Profile a model: the time of each step, and its share of the machine's peak (roofline)."""
+    from lathe.core.runtime.session.profile import OF_PEAK
+
     sizes = parse_batch_sizes(batches)
     with model_errors(), open_session(model, threads, max(sizes)) as session:
         for size in sizes:
@@ -161,6 +163,7 @@ def profile(
                 path = trace if len(sizes) == 1 else trace.with_stem(f"{trace.stem}-{size}")
                 measured.chrome_trace(path)
                 console.print(f"trace: {path}", soft_wrap=True)
+        console.print(OF_PEAK, soft_wrap=True)
 
 
 def bench(

@@ -12,6 +12,7 @@ from lathe.core.drawing import charts
 from lathe.core.drawing.charts import Axis, figure, table
 from lathe.core.drawing.graphs import draw
 from lathe.core.frontends.onnx import load
+from lathe.core.runtime.session.profile import OF_PEAK
 from lathe.core.train.report.history import Curve, History, read_history
 from lathe.core.train.report.operators import slowest_operators
 from lathe.core.train.run.durable_files import write_file
@@ -107,4 +108,5 @@ def _operators(entry: Mapping[str, Any]) -> str:
         )
         for operator in entry["operators"]
     ]
-    return figure(title, table(("operator", "kernel", "µs", "share", "GFLOP/s", "of peak"), rows))
+    columns = ("operator", "kernel", "µs", "share", "GFLOP/s", "of peak")
+    return figure(title, f"{table(columns, rows)}<p>{escape(OF_PEAK)}</p>")

@@ -2,7 +2,8 @@
 
 The sweep visits nodes from the last to the first. When it reaches a node, all readers of its outputs have contributed
 to their gradients. The operator turns those into gradients of its inputs (`OpDef.slopes`, `gradient` or `definition`).
-The sweep writes ordinary nodes, so a gradient can be differentiated again.
+The gradient of an operator lies in `core/ops/<group>/<family>.py`, in the method `gradient` of the operator's class (or
+in one of the other two). The sweep writes ordinary nodes, so a gradient can be differentiated again.
 """
 
 from __future__ import annotations

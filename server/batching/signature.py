@@ -121,7 +121,7 @@ class Signature:
             if output.name not in self.outputs:
                 raise BadRequest(f"outputs: expected some of {list(self.outputs)}, got {output.name!r}")
             if output.name in seen:
-                raise BadRequest(f"outputs: {output.name!r} is asked for twice")
+                raise BadRequest(f"outputs: {output.name!r} is requested twice")
             seen.add(output.name)
         return tuple(names) or self.all_outputs
 

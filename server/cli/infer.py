@@ -111,15 +111,18 @@ def _parse_request(document: Any) -> Tensors:
     for position, tensor in enumerate(document["inputs"]):
         if not isinstance(tensor, dict):
             raise ValueError(f"inputs[{position}]: expected an object, got {type(tensor).__name__}")
-        missing = {"name", "shape", "datatype", "data"} - set(tensor)
+        missing = [key for key in ("name", "shape", "datatype", "data") if key not in tensor]
         if missing:
-            raise ValueError(f"inputs[{position}]: {', '.join(sorted(missing))} is missing")
+            raise ValueError(
+                f"inputs[{position}]: expected name, shape, datatype and data; missing: {', '.join(missing)}"
+            )
         if tensor["datatype"] == "BYTES":
             array = np.array([str(text).encode() for text in np.ravel(tensor["data"])], object)
         elif tensor["datatype"] in NUMPY_OF:
             array = np.array(tensor["data"], NUMPY_OF[tensor["datatype"]])
         else:
-            raise ValueError(f"inputs[{position}].datatype: {tensor['datatype']!r} is not known")
+            expected = ", ".join(NUMPY_OF)
+            raise ValueError(f"inputs[{position}].datatype: expected one of {expected}, got {tensor['datatype']!r}")
         feeds[tensor["name"]] = array.reshape(tensor["shape"])
     return feeds
 

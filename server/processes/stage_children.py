@@ -36,6 +36,7 @@ from lathe.server.processes.fork_client import IS_SUPPORTED, ForkClient, ForkSer
 log = logging.getLogger(__name__)
 
 _LOOK = 0.05  # seconds between two polls of a child's time and memory
+_TIME_SETTING, _MEMORY_SETTING = "LATHE_CHILD_TIMEOUT", "LATHE_CHILD_MEMORY"  # named in errors: they raise a limit
 _MODULE = ("lathe.core.compiler.child_stages",)
 
 
@@ -146,12 +147,18 @@ class Children:
             used = resource_usage(process.pid)
             seconds = max(used.seconds, (time.monotonic() - started) / limits.patience)
             if seconds > limits.seconds:
-                raise TooLarge(f"{task}: the {self._subject} takes longer than {limits.seconds:g} s")
+                raise TooLarge(
+                    f"{task}: the {self._subject} takes longer than {limits.seconds:g} s, the limit of {_TIME_SETTING}"
+                )
             if used.memory > limits.memory:
-                raise TooLarge(f"{task}: the {self._subject} takes more than {format_bytes(limits.memory)} of memory")
+                raise self._too_large(task)
             if is_starved(process.pid, used.seconds, modesty):
                 raise _Starved
             await asyncio.wait([answer], timeout=_LOOK)
+
+    def _too_large(self, task: str) -> TooLarge:
+        most = format_bytes(self._limits.memory)
+        return TooLarge(f"{task}: the {self._subject} takes more than {most} of memory, the limit of {_MEMORY_SETTING}")
 
     def _error(self, task: str, code: int, output: bytes, errors: bytes, arguments: list[str]) -> ServerError:
         if code == ExitStatus.INPUT_REFUSED and (reason := refusal(output, arguments)):
@@ -159,7 +166,7 @@ class Children:
         if code == ExitStatus.DEVICE_TOO_SMALL and (reason := refusal(output, arguments)):
             return OutOfMemory(reason)
         if code == ExitStatus.OUT_OF_MEMORY:
-            return TooLarge(f"{task}: the {self._subject} takes more memory than allowed")
+            return self._too_large(task)
         if code == ExitStatus.OUT_OF_SPACE:
             return StorageFull(f"{task}: the storage for its results is full")
         log.error("child %s ended with %d: %s", task, code, errors.decode(errors="replace"))

@@ -128,6 +128,9 @@ def _pnm(data: bytes) -> Pixels:
     return _pixels(data[position + 1 :], height, width, 3 if data[1:2] == b"6" else 1)
 
 
+_SIZE_TAGS = {256: "ImageWidth", 257: "ImageLength"}
+
+
 def _tiff(data: bytes) -> Pixels:
     """The first image of a TIFF file with 8-bit samples in uncompressed strips."""
     order = "<" if data[:2] == b"II" else ">"
@@ -156,8 +159,9 @@ def _tiff_tags(data: bytes, order: str) -> dict[int, tuple[int, ...]]:
         size = struct.calcsize(code) * length
         place = entry + 8 if size <= 4 else struct.unpack(f"{order}I", data[entry + 8 : entry + 12])[0]
         tags[tag] = struct.unpack(f"{order}{length}{code}", _part(data, place, size))
-    if 256 not in tags or 257 not in tags:
-        raise ValueError("the TIFF has no size")
+    missing = [f"{name} ({tag})" for tag, name in _SIZE_TAGS.items() if tag not in tags]
+    if missing:
+        raise ValueError(f"expected tags ImageWidth and ImageLength in the TIFF; missing: {', '.join(missing)}")
     return tags
 
 

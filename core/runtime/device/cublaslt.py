@@ -89,7 +89,9 @@ class Library:
         """
         self.version = _version(functions)
         if self.version < LEAST_VERSION:
-            raise DeviceError(f"cuBLASLt {self.version} is older than {LEAST_VERSION}")
+            raise DeviceError(
+                f"cuBLASLt: expected version {_dotted(LEAST_VERSION)} or newer, got {_dotted(self.version)}"
+            )
         self._functions = {name: _declare(functions, name, types) for name, types in _FUNCTIONS.items()}
         self.handle = self.made("cublasLtCreate")
 
@@ -117,6 +119,11 @@ def _version(functions: Any) -> int:
     version = functions.cublasLtGetVersion
     version.argtypes, version.restype = (), c_size_t
     return int(version())
+
+
+def _dotted(version: int) -> str:
+    """A version of the library as NVIDIA writes it: 12.9.3 for 120903."""
+    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
 
 
 def _declare(functions: Any, name: str, types: tuple[Any, ...]) -> Any:

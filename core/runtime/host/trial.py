@@ -158,7 +158,10 @@ def contents(operand: Operand, request: Request, n: int) -> NDArray[np.uint8]:
         case Scratch(nbytes):
             return aligned_bytes(_at(nbytes, n))
         case _:
-            raise ValueError(f"a trial of {request.node.op} '{request.node.name}' has no {operand}")
+            raise ValueError(
+                f"{request.node.op} '{request.node.name}': expected inputs, outputs, constants and scratch memory as "
+                f"operands of a trial, got {operand}"
+            )
 
 
 def _sample_values(value: Value | None, n: int) -> NDArray[np.uint8]:

@@ -161,7 +161,7 @@ class Dataset:
     def __post_init__(self) -> None:
         lengths = {name: len(source) for name, source in self.sources.items()}
         if not lengths:
-            raise DataError("there are no columns", file=self.name)
+            raise DataError("columns: expected at least one, got none", file=self.name)
         if (longest := max(map(len, lengths))) > _MAX_NAME_LENGTH:
             message = f"a column's name has {longest} characters, expected at most {_MAX_NAME_LENGTH}"
             raise DataError(message, file=self.name)

@@ -39,7 +39,7 @@ def inflate(
         except zlib.error as error:
             raise BadRequest(f"body: expected {encoding.decode()} data, got something else ({error})") from None
         except EOFError:
-            raise BadRequest(f"body: the {encoding.decode()} data ends early") from None
+            raise BadRequest(f"body: expected complete {encoding.decode()} data, got a truncated stream") from None
         if at == len(view):
             return out
     expected = "one stream" if encoding == b"deflate" else f"at most {MAX_MEMBERS} members"

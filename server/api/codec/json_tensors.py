@@ -195,7 +195,7 @@ def _fill(owner: dict[str, Any], tensor: Array, datatype: str) -> bool:
 def _elements(tensor: Array, datatype: str, field: str) -> Steps[bytes]:
     """The elements of an array as JSON, separated by commas; BadRequest if JSON cannot represent them."""
     if datatype in BINARY_ONLY:
-        raise BadRequest(f"{field}: {datatype} is answered as binary data only, JSON was asked for")
+        raise BadRequest(f"{field}: {datatype} is answered as binary data only, JSON was requested")
     if datatype == "BYTES":
         try:
             return (yield from _texts(tensor))

@@ -60,7 +60,7 @@ class StepRequest:
     def _path(self, name: str, largest: int) -> Path:
         path = self.folder / name
         if Path(name).name != name or path.is_symlink() or not path.is_file():
-            raise BadPipeline(f"the version has no file {name[:80]!r}")
+            raise BadPipeline(f"file {name[:80]!r}: expected a regular file in the version's folder, got none")
         if path.stat().st_size > largest:
             raise BadPipeline(f"file {name!r}: expected at most {largest} bytes, got {path.stat().st_size}")
         return path

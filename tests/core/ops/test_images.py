@@ -105,6 +105,12 @@ def test_refuses_a_file_cut_anywhere(write: Callable[[Any], bytes]) -> None:
             decoded(data[:length])
 
 
+def test_a_tiff_without_a_size_is_refused() -> None:
+    width, unknown = struct.pack("<HHII", 256, 4, 1, 5), struct.pack("<HHII", 700, 4, 1, 5)
+    with pytest.raises(FeedError, match=r"missing: ImageWidth \(256\)"):
+        decoded(tiff(IMAGE).replace(width, unknown))
+
+
 def test_refuses_unknown_formats_and_large_images() -> None:
     with pytest.raises(UnsupportedError, match="expected PNG, BMP, PNM or TIFF"):
         decoded(b"\xff\xd8\xff\xe0 a JPEG")

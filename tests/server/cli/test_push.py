@@ -118,10 +118,13 @@ def test_infer_reads_inputs_from_three_kinds_of_files(digits: str, tmp_path: Pat
     [
         ("{", "Expecting property name"),
         ("[]", 'expected an object with "inputs"'),
-        ('{"inputs": [{"name": "image"}]}', "inputs[0]: data, datatype, shape is missing"),
+        (
+            '{"inputs": [{"name": "image"}]}',
+            "inputs[0]: expected name, shape, datatype and data; missing: shape, datatype, data",
+        ),
         (
             '{"inputs": [{"name": "i", "shape": [1], "datatype": "F", "data": [1]}]}',
-            "inputs[0].datatype: 'F' is not known",
+            "inputs[0].datatype: expected one of BOOL, UINT8,",
         ),
         ('{"inputs": [{"name": "i", "shape": [2], "datatype": "FP32", "data": [1]}]}', "cannot reshape"),
         ('{"inputs": [7]}', "inputs[0]: expected an object"),

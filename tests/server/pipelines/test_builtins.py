@@ -172,7 +172,7 @@ def test_softmax_is_over_the_last_axis() -> None:
 def test_a_file_behind_a_link_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("one\n")
     (tmp_path / "linked.txt").symlink_to(tmp_path / "labels.txt")
-    with pytest.raises(BadPipeline, match=r"the version has no file 'linked.txt'"):
+    with pytest.raises(BadPipeline, match=r"file 'linked.txt': expected a regular file"):
         make("label", tmp_path, file="linked.txt")
 
 

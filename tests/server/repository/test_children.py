@@ -67,7 +67,7 @@ def test_a_refusal_is_passed_on_without_the_servers_paths(tmp_path: Path) -> Non
 def test_a_child_over_its_time_limit_is_killed_with_its_children(do: str, tmp_path: Path) -> None:
     """A sleeping child is killed by wall time, a computing one by its processor time, however busy the machine is."""
     limits = Limits(seconds=0.7, memory=1 << 30, patience=1.0 if do != "spin" else 1e9)
-    with pytest.raises(TooLarge, match=r"longer than 0\.7 s"):
+    with pytest.raises(TooLarge, match=r"longer than 0\.7 s, the limit of LATHE_CHILD_TIMEOUT"):
         parse(tmp_path, toy(do=do), limits)
     assert children_of(tmp_path) == []
 
@@ -133,7 +133,7 @@ def test_a_child_leaves_no_descriptor_open(run: Callable[[Coroutine[Any, Any, No
 
 
 def test_a_child_over_its_memory_limit_is_killed(tmp_path: Path) -> None:
-    with pytest.raises(TooLarge, match="more than 200 MiB"):
+    with pytest.raises(TooLarge, match="more than 200 MiB of memory, the limit of LATHE_CHILD_MEMORY"):
         parse(tmp_path, toy(do="eat memory"), Limits(seconds=30, memory=200 << 20))
 
 
@@ -199,7 +199,7 @@ def test_at_the_start_each_model_has_its_own_forked_process(tmp_path: Path) -> N
         "fill the disk": (StorageFull, "full"),
         "ask for too much memory": (TooLarge, "memory"),
         "find a device full": (OutOfMemory, "needs more than cuda:0 has"),
-        "eat memory": (TooLarge, "more than 200 MiB"),
+        "eat memory": (TooLarge, "more than 200 MiB of memory, the limit of LATHE_CHILD_MEMORY"),
         "spin": (TooLarge, "longer than 1.5 s"),
         "start a child": (TooLarge, "longer than 1.5 s"),
     }

@@ -197,11 +197,11 @@ BAD = {
     ),
     "a file that is not there": (
         CHAIN.replace('model = "three"', 'builtin = "label"'),
-        "the version has no file 'labels.txt'",
+        "file 'labels.txt': expected a regular file in the version's folder, got none",
     ),
     "a file elsewhere": (
         CHAIN.replace('model = "three"', 'builtin = "label"\noptions = {file = "../a"}'),
-        "the version has no file",
+        "file '../a': expected a regular file in the version's folder, got none",
     ),
     "options of a model": (CHAIN.replace("version = 1", "version = 1\noptions = {a = 1}"), "options are for a builtin"),
     "both": (CHAIN.replace("version = 1", 'version = 1\nalias = "live"'), "expected version or alias, not both"),

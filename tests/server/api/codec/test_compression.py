@@ -31,11 +31,11 @@ def test_consecutive_members_are_one_body(members: int) -> None:
         (gzip.compress(b"") * 50_000, b"x-gzip", "at most 16 members"),
         (zlib.compress(b"a") * 2, b"deflate", "one stream of deflate data, got 9 bytes more"),
         (zlib.compress(b"") * 100_000, b"deflate", "one stream of deflate data"),
-        (gzip.compress(NOISE)[:-1], b"gzip", "ends early"),
-        (gzip.compress(NOISE)[:100_000], b"gzip", "ends early"),
-        (gzip.compress(NOISE) + b"\x1f", b"gzip", "ends early"),
+        (gzip.compress(NOISE)[:-1], b"gzip", "expected complete gzip data, got a truncated stream"),
+        (gzip.compress(NOISE)[:100_000], b"gzip", "expected complete gzip data, got a truncated stream"),
+        (gzip.compress(NOISE) + b"\x1f", b"gzip", "expected complete gzip data, got a truncated stream"),
         (gzip.compress(NOISE) + b"xxx", b"gzip", "something else"),
-        (b"", b"gzip", "ends early"),
+        (b"", b"gzip", "expected complete gzip data, got a truncated stream"),
     ],
 )
 def test_invalid_compressed_data_are_refused(body: bytes, encoding: bytes, message: str) -> None:

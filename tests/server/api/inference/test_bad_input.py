@@ -105,7 +105,7 @@ BAD_DOCUMENTS = [
     ({"inputs": [tensor(data=[math.nan] * 4)], "parameters": {"timeout": 10**400}}, "timeout: expected an integer"),
     ({"inputs": [tensor()], "parameters": {"timeout": 1 << 64}}, "timeout: expected an integer, got float"),
     ({"inputs": [tensor()], "outputs": [{"name": "z"}]}, "outputs: expected some of ['y'], got 'z'"),
-    ({"inputs": [tensor()], "outputs": [{"name": "y"}, {"name": "y"}]}, "outputs: 'y' is asked for twice"),
+    ({"inputs": [tensor()], "outputs": [{"name": "y"}, {"name": "y"}]}, "outputs: 'y' is requested twice"),
     (
         {"inputs": [tensor()], "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]},
         "output 'y'.parameters.binary_data: expected a boolean, got int",
@@ -212,7 +212,7 @@ def test_data_that_are_not_compressed_are_refused(server: Running) -> None:
     document = json.dumps({"inputs": [tensor()]}).encode()
     for body, coding, status, message in (
         (document, "gzip", 400, "expected gzip data"),
-        (gzip.compress(document)[:-9], "gzip", 400, "ends early"),
+        (gzip.compress(document)[:-9], "gzip", 400, "expected complete gzip data"),
         (document, "br", 415, "expected gzip or deflate, got 'br'"),
         (gzip.compress(document), "deflate", 400, "expected deflate data"),
     ):

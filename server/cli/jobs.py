@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 app = Commands("List, follow and cancel training jobs on the server.")
 
 _GATE_EXAMPLE = """'{"min": {"accuracy": 0.97}}'"""
-JobId = Annotated[str, typer.Argument(help="The job's id, from `lathe jobs list`.", metavar="JOB")]
+JobId = Annotated[str, typer.Argument(help="The id of the job, as `lathe jobs list` shows it.", metavar="JOB")]
 
 
 @app.command("list")

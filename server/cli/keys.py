@@ -81,7 +81,8 @@ def list_keys(file: KeysFile) -> None:
 
 @app.command()
 def revoke(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from `lathe keys list`.")], file: KeysFile
+    identity: Annotated[str, typer.Argument(metavar="ID", help="The id of the key, as `lathe keys list` shows it.")],
+    file: KeysFile,
 ) -> None:
     """Revoke a key: the server refuses it once it has reloaded the file."""
     with _edit_keys(file) as keys:

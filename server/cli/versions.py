@@ -71,7 +71,8 @@ def alias(
         typer.Argument(help="The alias, such as `live` or `staging`.", metavar="ALIAS", show_default=False),
     ] = None,
     version: Annotated[
-        int | None, typer.Argument(help="The version that it points to.", min=1, metavar="VERSION", show_default=False)
+        int | None,
+        typer.Argument(help="The version to which the alias points.", min=1, metavar="VERSION", show_default=False),
     ] = None,
     allow_signature_change: OtherSignature = False,
 ) -> None:

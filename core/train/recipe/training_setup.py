@@ -81,9 +81,9 @@ def plan_model_rows(recipe: Recipe, dataset: Dataset) -> tuple[Plan, str]:
 
 
 def set_up_training(
-    recipe: Recipe, dataset: Dataset, parent: Parent | None = None, means: Resources = DEFAULT_RESOURCES
+    recipe: Recipe, dataset: Dataset, parent: Parent | None = None, resources: Resources = DEFAULT_RESOURCES
 ) -> TrainingSetup:
-    """Make the objects of a training; `means` are its resources, `parent` is the model to fine-tune.
+    """Make the objects of a training with `resources`; `parent` is the model to fine-tune.
 
     RecipeError, DataError or ModelError if recipe, data and parent do not fit.
     """
@@ -95,9 +95,11 @@ def set_up_training(
     _check_recipe(recipe, examples, len(parts.train))
     if isinstance(recipe.model, TransformerEncoder) and recipe.model.vocabulary is not None:
         check_tokens(examples, recipe.model.vocabulary)
-    learner = _learner(recipe, taking(model, _loader(recipe, examples, parts.train).inputs), loss, parts.train, means)
+    learner = _learner(
+        recipe, taking(model, _loader(recipe, examples, parts.train).inputs), loss, parts.train, resources
+    )
     evaluation = LiveModel(learner, recipe.average is not None, model)
-    return TrainingSetup(recipe, examples, parts, model, learner, evaluation, means)
+    return TrainingSetup(recipe, examples, parts, model, learner, evaluation, resources)
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def _loss(recipe: Recipe, examples: Examples) -> Loss:
     return losses.CrossEntropy() if examples.classes is not None else losses.MeanSquaredError()
 
 
-def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Resources) -> TrainStep:
+def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, resources: Resources) -> TrainStep:
     optimizer, batches = recipe.optimizer.make(), -(-len(rows) // recipe.batch)
     updates = max(recipe.epochs * batches // recipe.accumulate, 1)
     schedule = recipe.schedule.make(optimizer.rate, updates, batches / recipe.accumulate) if recipe.schedule else None
@@ -177,8 +179,8 @@ def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Resour
         device=recipe.device,
         precision=recipe.precision,
         memory=recipe.memory,
-        threads=means.threads,
-        cache_dir=means.cache_dir,
+        threads=resources.threads,
+        cache_dir=resources.cache_dir,
     )
 
 

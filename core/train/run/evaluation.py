@@ -55,7 +55,7 @@ def from_json(text: bytes | str) -> EvaluationRequest:
 
 
 def run_evaluation(
-    folder: Path, sources: Sources, means: Resources, stop: Callable[[], bool], watch: events.Watcher | None = None
+    folder: Path, sources: Sources, resources: Resources, stop: Callable[[], bool], watch: events.Watcher | None = None
 ) -> Outcome:
     """Run the evaluation in the folder unless it has a result; DONE, or STOPPED if `stop` returned true.
 
@@ -68,7 +68,7 @@ def run_evaluation(
         try:
             request = from_json((folder / RECIPE).read_bytes())
             dataset = dataset_for(request.data, sources.dataset)
-            record = evaluate(request, dataset, sources.parent or folder / PARENT, means, stop)
+            record = evaluate(request, dataset, sources.parent or folder / PARENT, resources, stop)
             write_folder(folder / result.FOLDER, {result.METRICS: json.dumps(record, indent=1).encode()})
         except Stopped:
             return Outcome.STOPPED
@@ -80,7 +80,7 @@ def run_evaluation(
 
 
 def evaluate(
-    request: EvaluationRequest, dataset: Dataset, model: Path, means: Resources, stop: Callable[[], bool]
+    request: EvaluationRequest, dataset: Dataset, model: Path, resources: Resources, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     """Evaluate the model in the file `model`; returns the content of metrics.json.
 
@@ -94,7 +94,7 @@ def evaluate(
     rows = _rows(request, dataset, parent, examples)
     if not len(rows):
         raise DataError(f"the split has no rows for '{request.rows}'", file=dataset.name)
-    outcome = _run(model, examples, rows, request.batch, means, stop)
+    outcome = _run(model, examples, rows, request.batch, resources, stop)
     record: dict[str, Any] = {
         "metrics": outcome.metrics,
         "rows": len(rows),
@@ -106,7 +106,7 @@ def evaluate(
     if outcome.confusion is not None:
         record["confusion"] = outcome.confusion.tolist()
     if request.operators:
-        record["operators"] = slowest_operators(model, threads=means.threads)
+        record["operators"] = slowest_operators(model, threads=resources.threads)
     return {**record, "seconds": round(perf_counter() - began, 3)}
 
 
@@ -120,8 +120,12 @@ def _rows(request: EvaluationRequest, dataset: Dataset, parent: Parent, examples
     return rows
 
 
-def _run(model: Path, examples: Examples, rows: Rows, batch: int, means: Resources, stop: Callable[[], bool]) -> Scores:
-    with compile(model, threads=means.threads, max_batch=batch, cache_dir=means.cache_dir, tune="off") as session:
+def _run(
+    model: Path, examples: Examples, rows: Rows, batch: int, resources: Resources, stop: Callable[[], bool]
+) -> Scores:
+    with compile(
+        model, threads=resources.threads, max_batch=batch, cache_dir=resources.cache_dir, tune="off"
+    ) as session:
         output = next(iter(session.outputs))
 
         def run(feeds: Any) -> dict[str, Any]:

@@ -62,13 +62,13 @@ class FitRun:
         dataset: Dataset,
         folder: Path,
         parent: Parent | None = None,
-        means: Resources = DEFAULT_RESOURCES,
+        resources: Resources = DEFAULT_RESOURCES,
         *,
         stop: Callable[[], bool] = never_stop,
         watch: events.Watcher | None = None,
     ) -> None:
         self.recipe, self.folder = recipe, folder
-        self.assembly: TrainingSetup = set_up_training(recipe, dataset, parent, means)
+        self.assembly: TrainingSetup = set_up_training(recipe, dataset, parent, resources)
         self.learner = self.assembly.learner
         self.progress = Progress()
         self._identity = {"recipe": recipe_digest(recipe), "data": dataset.digest}

@@ -20,7 +20,7 @@ from lathe.core.train.run.work_folder import OpenSources, Sources
 
 
 def run_in_foreground(
-    folder: Path, sources: Sources | OpenSources, means: Resources, console: Console | None, curves: bool
+    folder: Path, sources: Sources | OpenSources, resources: Resources, console: Console | None, curves: bool
 ) -> Outcome:
     """Run the training in the folder, and show its progress on the console, if given; `curves`: with charts.
 
@@ -28,7 +28,7 @@ def run_in_foreground(
     """
     with catch_interrupt() as interrupted:
         if console is None:
-            return work_folder.run_training(folder, sources, means, interrupted)
+            return work_folder.run_training(folder, sources, resources, interrupted)
         with TrainingView(console, curves) as view:
             for event in events.read(folder):
                 view.standing.see(event.kind, event.values)
@@ -37,7 +37,7 @@ def run_in_foreground(
                 if event.kind != "failed":  # the caller reports the exception
                     view.see(event.kind, event.values)
 
-            return work_folder.run_training(folder, sources, means, interrupted, watch)
+            return work_folder.run_training(folder, sources, resources, interrupted, watch)
 
 
 @contextmanager

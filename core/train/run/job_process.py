@@ -73,9 +73,9 @@ def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | 
 
     reserve_disk_space(arguments.keep_free)
     sources = Sources(arguments.dataset, arguments.parent)
-    means = Resources(arguments.threads, arguments.cache, arguments.workers, arguments.keep_free)
+    resources = Resources(arguments.threads, arguments.cache, arguments.workers, arguments.keep_free)
     try:
-        outcome = load()(arguments.folder, sources, means, stop, LogLines())
+        outcome = load()(arguments.folder, sources, resources, stop, LogLines())
     except Occupied as error:
         return _print_error(error, ExitStatus.OCCUPIED)
     except LatheError as error:

@@ -35,7 +35,7 @@ _MIN_TRIALS = 4  # fewest complete trials for which importances are computed
 
 
 def run_search(
-    folder: Path, sources: Sources, means: Resources, stop: Callable[[], bool], watch: events.Watcher | None = None
+    folder: Path, sources: Sources, resources: Resources, stop: Callable[[], bool], watch: events.Watcher | None = None
 ) -> Outcome:
     """Run or resume the search in the folder until there is a result or `stop` returns true; `watch` gets its events.
 
@@ -46,7 +46,7 @@ def run_search(
         if (folder / result.FOLDER).is_dir():
             return Outcome.DONE
         try:
-            return Search(folder, sources, means, event_log).run(stop)
+            return Search(folder, sources, resources, event_log).run(stop)
         except (LatheError, OSError) as error:
             event_log.emit("failed", error=str(error))
             raise
@@ -55,11 +55,11 @@ def run_search(
 class Search:
     """One hyper-parameter search, in a folder that this process has locked: its trials, ended and running."""
 
-    def __init__(self, folder: Path, sources: Sources, means: Resources, event_log: events.EventLog) -> None:
+    def __init__(self, folder: Path, sources: Sources, resources: Resources, event_log: events.EventLog) -> None:
         self.sweep = from_json((folder / RECIPE).read_bytes())
         self._folder, self._dataset, self._event_log = folder, sources.dataset, event_log
-        threads = (means.threads or available_cpus()) // self.sweep.parallel
-        self._means = Resources(max(threads, 1), means.cache_dir, keep_free=means.keep_free)
+        threads = (resources.threads or available_cpus()) // self.sweep.parallel
+        self._resources = Resources(max(threads, 1), resources.cache_dir, keep_free=resources.keep_free)
         self._finished_trials: list[TrialRecord] = []
         self._running: list[tuple[Trial, optuna.Trial]] = []
         self._started_at = time.monotonic()
@@ -127,7 +127,7 @@ class Search:
             record = TrialRecord(max(numbers, default=-1) + 1, values)
         recipe = json.dumps(self.sweep.at(record.values)).encode()
         path = self._folder / FOLDER / str(record.number)
-        self._running.append((Trial(path, record, recipe, self._dataset, self._means), optuna_trial))
+        self._running.append((Trial(path, record, recipe, self._dataset, self._resources), optuna_trial))
 
     # -- results of trials ----------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Search:
         merits = {record.number: record.merits or {} for record in self._finished_trials}
         try:
             operators = report.slowest_operators(
-                (trial / result.FOLDER / result.MODEL).read_bytes(), threads=self._means.threads
+                (trial / result.FOLDER / result.MODEL).read_bytes(), threads=self._resources.threads
             )
             return {report.FILE: report.page(trial, operators, report.search_section(summary, merits)).encode()}
         except Exception as error:  # any error: the search has succeeded

@@ -65,7 +65,7 @@ def trial_records(folder: Path) -> Iterator[TrialRecord]:
 class Trial:
     """A running trial in a child process, which creating the object starts."""
 
-    def __init__(self, folder: Path, record: TrialRecord, recipe: bytes, dataset: Path, means: Resources) -> None:
+    def __init__(self, folder: Path, record: TrialRecord, recipe: bytes, dataset: Path, resources: Resources) -> None:
         self.folder, self.record = folder, record
         self.metric = ""  # the metric of merits, known from the event `started`
         self.merits: dict[int, float] = {}
@@ -73,7 +73,9 @@ class Trial:
         record.write(folder)
         write_file(folder / RECIPE, recipe)
         with (folder / "log.txt").open("ab") as log:
-            command = child_python.command("lathe.core.train.run.training_process", *_arguments(folder, dataset, means))
+            command = child_python.command(
+                "lathe.core.train.run.training_process", *_arguments(folder, dataset, resources)
+            )
             environment = child_python.environment()
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
@@ -137,9 +139,10 @@ class Trial:
         return self.status == ExitStatus.OUT_OF_SPACE
 
 
-def _arguments(folder: Path, dataset: Path, means: Resources) -> Iterator[str]:
-    yield from (str(folder), "--dataset", str(dataset), "--threads", str(means.threads), "--owner", str(os.getpid()))
-    if means.keep_free:
-        yield from ("--keep-free", str(means.keep_free))
-    if means.cache_dir is not None:
-        yield from ("--cache", os.fspath(means.cache_dir))
+def _arguments(folder: Path, dataset: Path, resources: Resources) -> Iterator[str]:
+    yield from (str(folder), "--dataset", str(dataset), "--owner", str(os.getpid()))
+    yield from ("--threads", str(resources.threads))
+    if resources.keep_free:
+        yield from ("--keep-free", str(resources.keep_free))
+    if resources.cache_dir is not None:
+        yield from ("--cache", os.fspath(resources.cache_dir))

@@ -68,7 +68,7 @@ def prepare(folder: Path, config: Recipe, parent: bytes | Graph | None = None) -
 def run_training(
     folder: Path,
     sources: Sources | OpenSources,
-    means: Resources = DEFAULT_RESOURCES,
+    resources: Resources = DEFAULT_RESOURCES,
     stop: Callable[[], bool] = never_stop,
     watch: events.Watcher | None = None,
 ) -> Outcome:
@@ -80,16 +80,16 @@ def run_training(
     with hold_lock(folder):
         if (folder / result.FOLDER).is_dir():
             _emit_done(folder, watch)
-            _report(folder, means, watch)
+            _report(folder, resources, watch)
             return Outcome.DONE
         try:
-            outcome = _fit(folder, sources, means, stop, watch).run()
+            outcome = _fit(folder, sources, resources, stop, watch).run()
         except (LatheError, OSError, MemoryError) as error:
             with events.EventLog(folder, watch) as event_log:
                 event_log.emit("failed", error=str(error) or type(error).__name__)
             raise
         if outcome is Outcome.DONE:
-            _report(folder, means, watch)
+            _report(folder, resources, watch)
         return outcome
 
 
@@ -115,7 +115,7 @@ def hold_lock(folder: Path) -> Iterator[None]:
 def _fit(
     folder: Path,
     sources: Sources | OpenSources,
-    means: Resources,
+    resources: Resources,
     stop: Callable[[], bool],
     watch: events.Watcher | None,
 ) -> FitRun:
@@ -123,7 +123,7 @@ def _fit(
     path = sources.parent or next(filter(Path.exists, (folder / GRAPH, folder / PARENT)), folder / PARENT)
     parent = read_parent(path) if isinstance(config.model, OnnxModel | ParentModel) and path.exists() else None
     dataset = sources.dataset if isinstance(sources, OpenSources) else dataset_for(config.data, sources.dataset)
-    return FitRun(config, dataset, folder, parent, means, stop=stop, watch=watch)
+    return FitRun(config, dataset, folder, parent, resources, stop=stop, watch=watch)
 
 
 def _emit_done(folder: Path, watch: events.Watcher | None) -> None:
@@ -135,12 +135,12 @@ def _emit_done(folder: Path, watch: events.Watcher | None) -> None:
         event_log.emit("done", metrics=record["metrics"], seconds=record["seconds"])
 
 
-def _report(folder: Path, means: Resources, watch: events.Watcher | None) -> None:
+def _report(folder: Path, resources: Resources, watch: events.Watcher | None) -> None:
     """Write the report of a result that has none. A failure is logged: the result is valid without a report."""
     if (folder / result.FOLDER / report.FILE).exists():
         return
     try:
-        report.write(folder, means.threads)
+        report.write(folder, resources.threads)
     except Exception as error:  # any error: the training has succeeded
         with events.EventLog(folder, watch) as event_log:
             event_log.emit("log", message=f"the report could not be written: {error!r}")

@@ -41,7 +41,7 @@ def quadrants(path: Path, rows: int = 120) -> Path:
 
 def fit(folder: Path, what: Recipe, data: Path, **options: Any) -> FitRun:
     folder.mkdir(exist_ok=True)
-    return FitRun(what, open_dataset(data), folder, means=Resources(threads=1), **options)
+    return FitRun(what, open_dataset(data), folder, resources=Resources(threads=1), **options)
 
 
 def final_state(folder: Path) -> dict[str, Any]:

@@ -34,9 +34,9 @@ them, {older} rewritten on import as others, {missing} missing.
 - **Element types**: those that the standard allows for the first input (for the output of an operator without inputs).
 - **Reference**: *own*: NumPy code in `core/ops`; *definition*: its ONNX function body, imported in its place;
   *rewritten*: other operators take its place.
-- **Compiled**: the family of kernels in `core/kernels/order` that takes it, for the shapes and element types (float32
-  first) that its selector names; *view*: it costs nothing; -: it runs on the reference, unless its value is known when
-  the model is compiled. `explain()` says which of them happens, node by node.
+- **Compiled**: the family of kernels in `core/kernels/kernel_table.py` that takes it, for the shapes and element types
+  (float32 first) that its selector names; *view*: it costs nothing; -: it runs on the reference, unless its value is
+  known when the model is compiled. `explain()` says which of them happens, node by node.
 - **Gradient**: *yes*; *definition*: that of its ONNX function body; *zero*: small changes of the inputs do not change
   the outputs; *none*, with the reason.
 """

@@ -2,7 +2,8 @@
 
 A selector turns one node into a `KernelCall`: the generator and its parameters (`KernelSpec`), the operands, the
 scratch memory, and the cost. The planner needs no more, and no code is generated for it. The only symbol left in a
-graph that is being planned is `n`. `lathe.core.kernels.order` lists the selectors of each operator in their order.
+graph that is being planned is `n`. `lathe.core.kernels.kernel_table` lists the selectors of each operator, in the order
+in which they are asked.
 
 For a CPU every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`.
 `operands` are the addresses in the order of `KernelCall.operands`. All threads of a run call it with their own `tid`,

@@ -1,6 +1,7 @@
 """Choice of the kernel for a node: the first selector of the operator's row that returns a call.
 
-The rows are in `order.py` (CPU) and `order_cuda.py` (GPU). Custom operators add rows of their own with `add_row`.
+The rows are in `kernel_table.py` (CPU) and `kernel_table_cuda.py` (GPU). Custom operators add rows of their own with
+`add_row`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import replace
 from lathe.core.kernels.call import KernelCall, Request, Row, has_elements
 
 _TABLES = {  # by device; each module is imported at its first use
-    "cpu": "lathe.core.kernels.order",
-    "cuda": "lathe.core.kernels.order_cuda",
+    "cpu": "lathe.core.kernels.kernel_table",
+    "cuda": "lathe.core.kernels.kernel_table_cuda",
     "simulated": "lathe.core.kernels.reference.spec",
 }
 _CUSTOM_ROWS: dict[tuple[str, str], Row] = {}  # by device and operator: custom operators

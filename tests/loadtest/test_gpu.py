@@ -19,7 +19,7 @@ import onnxruntime as ort
 import pytest
 
 from lathe.core.errors import DeviceLost
-from lathe.core.kernels import order_cuda
+from lathe.core.kernels import kernel_table_cuda
 from lathe.core.kernels.call import VIEWS
 from lathe.core.runtime.artifact.store import Store
 from loadtest.gpu import __main__ as front
@@ -255,7 +255,7 @@ def test_every_family_of_kernels_is_probed() -> None:
         "GroupNormalization", "InstanceNormalization", "BatchNormalization", "ArgMin", "AveragePool", "DepthToSpace",
         "SpaceToDepth", "Expand", "Tile", "Slice", "Split", "Pad",
     }  # fmt: skip
-    assert set(order_cuda.TABLE) <= like | {op for op, *_ in families.FAMILIES}
+    assert set(kernel_table_cuda.TABLE) <= like | {op for op, *_ in families.FAMILIES}
 
 
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,8 +224,8 @@ def test_the_rows_of_an_operator_and_of_a_kernel_are_enough(checkout: Checkout) 
     checkout.insert("core/ops/__init__.py", "set_inference(", "from lathe.core.ops.tensor import triple  # noqa: F401")
     checkout.write("core/kernels/triple/spec.py", SPEC)
     checkout.write("core/kernels/triple/cpu.py", GENERATOR)
-    checkout.insert("core/kernels/order.py", "_PRODUCT =", "from lathe.core.kernels.triple.spec import triple")
-    checkout.insert("core/kernels/order.py", '"PooledConv":', '    "Triple": Row((triple,)),')
+    checkout.insert("core/kernels/kernel_table.py", "_PRODUCT =", "from lathe.core.kernels.triple.spec import triple")
+    checkout.insert("core/kernels/kernel_table.py", '"PooledConv":', '    "Triple": Row((triple,)),')
     checkout.run(RUN_OPERATOR)
 
 

@@ -1,4 +1,4 @@
-"""The order in which selectors are asked for a kernel on an NVIDIA GPU, for each operator (see `order.py`)."""
+"""The order in which selectors are asked for a kernel on an NVIDIA GPU, for each operator (see `kernel_table.py`)."""
 
 from lathe.core.kernels.attention import cuda_spec as attention
 from lathe.core.kernels.call import Row

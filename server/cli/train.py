@@ -123,9 +123,9 @@ def train(
         raise fail("--data is missing: the dataset, a file or folder")
     from lathe.core.train.recipe import recipe as recipes
     from lathe.core.train.recipe.training_setup import Resources
-    from lathe.core.train.run.fit_run import Outcome
     from lathe.core.train.run.folder_setup import OptionNames, begin_training, initial_model_reader
     from lathe.core.train.run.foreground import run_in_foreground
+    from lathe.core.train.run.training_loop import Outcome
     from lathe.core.train.run.work_folder import Sources
 
     with model_errors():

@@ -27,8 +27,8 @@ from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.report import slowest_operators
 from lathe.core.train.run import events, result
 from lathe.core.train.run.durable_files import write_folder
-from lathe.core.train.run.fit_run import Outcome
 from lathe.core.train.run.scores import Scores, Stopped, compute_scores
+from lathe.core.train.run.training_loop import Outcome
 from lathe.core.train.run.work_folder import PARENT, RECIPE, Sources, hold_lock
 
 

@@ -21,10 +21,10 @@ from lathe.core.train.recipe.recipe import Recipe
 from lathe.core.train.recipe.recipe_sources import RecipeArgument, complete_recipe, tables_of
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import work_folder
-from lathe.core.train.run.fit_run import Outcome
 from lathe.core.train.run.folder_setup import FolderError, OptionNames, begin_training, initial_model_reader
 from lathe.core.train.run.foreground import run_in_foreground
 from lathe.core.train.run.trained import Trained
+from lathe.core.train.run.training_loop import Outcome
 from lathe.core.train.run.work_folder import OpenSources
 from lathe.core.train.training_step.optimizers import Optimizer
 

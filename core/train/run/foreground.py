@@ -14,8 +14,8 @@ from rich.console import Console
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import events, work_folder
 from lathe.core.train.run.events import Event
-from lathe.core.train.run.fit_run import Outcome, never_stop
 from lathe.core.train.run.terminal_view import TrainingView
+from lathe.core.train.run.training_loop import Outcome, never_stop
 from lathe.core.train.run.work_folder import OpenSources, Sources
 
 

@@ -34,7 +34,7 @@ from lathe.core.parent_process import die_with_parent
 if TYPE_CHECKING:
     from lathe.core.train.recipe.training_setup import Resources
     from lathe.core.train.run.events import Watcher
-    from lathe.core.train.run.fit_run import Outcome
+    from lathe.core.train.run.training_loop import Outcome
     from lathe.core.train.run.work_folder import Sources
 
 
@@ -67,8 +67,8 @@ def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | 
     from lathe.core.errors import LatheError
     from lathe.core.train.recipe.training_setup import Resources
     from lathe.core.train.run.durable_files import reserve_disk_space
-    from lathe.core.train.run.fit_run import Outcome
     from lathe.core.train.run.log_lines import LogLines
+    from lathe.core.train.run.training_loop import Outcome
     from lathe.core.train.run.work_folder import Occupied, Sources
 
     reserve_disk_space(arguments.keep_free)

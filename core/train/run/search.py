@@ -23,7 +23,7 @@ from lathe.core.train.recipe.sweep_space import Between, Choices, Sweep, from_js
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import events, result
 from lathe.core.train.run.durable_files import write_folder
-from lathe.core.train.run.fit_run import Outcome
+from lathe.core.train.run.training_loop import Outcome
 from lathe.core.train.run.trials import FOLDER, Trial, TrialRecord, trial_records
 from lathe.core.train.run.work_folder import RECIPE, Sources, hold_lock
 

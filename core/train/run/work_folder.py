@@ -28,7 +28,7 @@ from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe
 from lathe.core.train.recipe.training_setup import DEFAULT_RESOURCES, Resources
 from lathe.core.train.run import checkpoint, events, result
 from lathe.core.train.run.durable_files import write_file, write_folder
-from lathe.core.train.run.fit_run import FitRun, Outcome, never_stop
+from lathe.core.train.run.training_loop import FitRun, Outcome, never_stop
 
 RECIPE, PARENT, GRAPH, LOCK = "recipe.json", "parent.onnx", "parent", "lock"
 

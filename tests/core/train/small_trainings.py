@@ -14,7 +14,7 @@ from lathe.core.train.recipe import recipe
 from lathe.core.train.recipe.recipe import Recipe
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import events, result
-from lathe.core.train.run.fit_run import FitRun
+from lathe.core.train.run.training_loop import FitRun
 
 RECIPE: Mapping[str, Any] = {
     "data": {"validation": 0.25},

@@ -17,7 +17,7 @@ from lathe.core.runtime.device.devices import open_device
 from lathe.core.train import TrainStep, step
 from lathe.core.train.data.dataset import Column
 from lathe.core.train.recipe.recipe import RecipeError
-from lathe.core.train.run.fit_run import Outcome
+from lathe.core.train.run.training_loop import Outcome
 from lathe.core.train.training_step import losses, optimizers, schedules
 from lathe.core.train.training_step.live_model import LiveModel
 from lathe.core.train.training_step.optimizers import Optimizer

@@ -18,7 +18,7 @@ from lathe.core.train.recipe import recipe
 from lathe.core.train.recipe.parent_model import with_classes
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import evaluation, result, work_folder
-from lathe.core.train.run.fit_run import Outcome, never_stop
+from lathe.core.train.run.training_loop import Outcome, never_stop
 from lathe.core.train.run.work_folder import Sources
 from tests.core.train.small_trainings import asked, kinds, quadrants
 

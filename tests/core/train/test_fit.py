@@ -22,7 +22,7 @@ from lathe.core.train.recipe.parent_model import Parent
 from lathe.core.train.recipe.recipe import RecipeError
 from lathe.core.train.recipe.training_setup import Resources
 from lathe.core.train.run import checkpoint, events
-from lathe.core.train.run.fit_run import Diverged, FitRun, Outcome
+from lathe.core.train.run.training_loop import Diverged, FitRun, Outcome
 from tests.core.train.models import perceptron
 from tests.core.train.small_trainings import asked, final_state, fit, kinds, model_bytes, quadrants
 

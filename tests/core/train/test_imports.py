@@ -29,7 +29,11 @@ def test_describing_data_loads_neither_operators_nor_compiler() -> None:
 
 @pytest.mark.parametrize(
     "first",
-    ["lathe.core.train.run.fit_run", "lathe.core.train.data.preprocess", "lathe.core.train.training_step.train_step"],
+    [
+        "lathe.core.train.run.training_loop",
+        "lathe.core.train.data.preprocess",
+        "lathe.core.train.training_step.train_step",
+    ],
 )
 def test_public_names_are_the_same_whatever_was_imported_before(first: str) -> None:
     script = f"""

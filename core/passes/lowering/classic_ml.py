@@ -34,7 +34,7 @@ class ExpandClassicML:
     none stays as it is.
     """
 
-    name: str = "fitted"
+    name: str = "classic_ml"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)

@@ -23,7 +23,7 @@ class InputValidator:
         self._names = tuple(value.name for value in inputs)
         self._known_signatures: dict[tuple[Any, ...], Binding] = {}
 
-    def admit(self, feeds: Mapping[str, Any]) -> tuple[list[NDArray[Any]], Binding]:
+    def validate(self, feeds: Mapping[str, Any]) -> tuple[list[NDArray[Any]], Binding]:
         """The feeds as C-contiguous arrays in the order of the inputs, and the values of the symbolic dimensions.
 
         FeedError for an input that is missing, unknown or ill-typed.
@@ -35,9 +35,9 @@ class InputValidator:
             binding = self._known_signatures.get(_signature(arrays))  # type: ignore[arg-type]
             if binding is not None:
                 return arrays, binding  # type: ignore[return-value]
-        return self._validate(feeds)
+        return self._validate_new_signature(feeds)
 
-    def _validate(self, feeds: Mapping[str, Any]) -> tuple[list[NDArray[Any]], Binding]:
+    def _validate_new_signature(self, feeds: Mapping[str, Any]) -> tuple[list[NDArray[Any]], Binding]:
         unknown = feeds.keys() - set(self._names)
         if unknown:
             raise FeedError(f"unknown input '{min(unknown)}'; a step takes {', '.join(self._names)}")

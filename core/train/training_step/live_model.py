@@ -43,7 +43,7 @@ class LiveModel:
         FeedError for an input that is missing, unknown or ill-typed. LatheError if a training run that failed on a
         device may have changed the weights.
         """
-        arrays, binding = self._validator.admit(feeds)
+        arrays, binding = self._validator.validate(feeds)
         self._learner.check()
         results = self._executable(binding).run(1, arrays)
         return {value.name: array for value, array in zip(self._graph.outputs, results, strict=True)}

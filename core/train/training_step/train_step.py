@@ -170,7 +170,7 @@ class TrainStep:
         that failed on a device the state is unknown: runs raise LatheError until `load_state` restores it.
         """
         is_update = (self.runs + 1) % self.settings.accumulate == 0
-        arrays, binding = self._validator.admit(feeds)
+        arrays, binding = self._validator.validate(feeds)
         self.check()
         runner = self._executable(is_update, binding)
         inputs = self._run_inputs(is_update, arrays)

@@ -340,7 +340,7 @@ EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
     "coded_text": [columns_of_text],
     "control": [loop_with_a_body, chosen_branch],
     "eliminate": [what_changes_nothing],
-    "fitted": [fitted_models],
+    "classic_ml": [fitted_models],
     "gemm": [product_read_across, product_of_bytes],
     "layout": [convolution_of_bytes],
     "weight_only": [weights_of_few_bits],

@@ -74,7 +74,7 @@ class Decoder:
         }
         return {**{name: array for name, array in given.items() if name in self.names}, **past}
 
-    def kept(self, outputs: Sequence[Any]) -> Feeds:
+    def next_past(self, outputs: Sequence[Any]) -> Feeds:
         """The past inputs of the next run, taken from the outputs of this one."""
         return dict(zip(self.past, outputs[1:], strict=True))
 
@@ -107,7 +107,7 @@ class Decoded:
         return [run for run in self.code if run > SETTLING]
 
     @property
-    def held(self) -> bool:
+    def has_passed(self) -> bool:
         return not self.differ and not self.late_code
 
     def lines(self) -> list[str]:
@@ -145,7 +145,7 @@ def decode(path: Path, tokens: int, batch: int = 1, prompt: int = 8, clock: str 
             with _timed(now, found.ours_ms):
                 mine = list(ours.run(decoder.feeds(ids, ours_past, seen)).values())
             seen += ids.shape[1]
-            ours_past, theirs_past = decoder.kept(mine), decoder.kept(other)
+            ours_past, theirs_past = decoder.next_past(mine), decoder.next_past(other)
             ids = other[0][:, -1:].argmax(-1).astype(np.int64)
             if not np.array_equal(ids, mine[0][:, -1:].argmax(-1)):
                 found.differ.append(run)
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(found.lines()))
     if chosen.json:
         chosen.json.write_text(json.dumps(asdict(found)) + "\n")
-    return 0 if found.held else 1
+    return 0 if found.has_passed else 1
 
 
 if __name__ == "__main__":

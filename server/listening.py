@@ -143,7 +143,7 @@ class Listener:
                 continue
             self._slots.make_room()
             self._set_aside = accepted, address
-            self._pause(f"{self._slots.taken} connections")
+            self._pause(f"{self._slots.connection_count} connections")
             return
 
     def _set_up(self, accepted: socket.socket, address: Any) -> None:

@@ -111,7 +111,7 @@ def _not_checkable(session: Session, feeds: Mapping[str, Any]) -> str:
 
 
 def _plans(session: Session) -> list[Any]:
-    runners = [*session._shapes.made().values(), *session._shapes.standing()]
+    runners = [*session._shapes.cached_runners().values(), *session._shapes.standing()]
     return [share.plan for runner in runners for share in runner.shares]
 
 

@@ -93,7 +93,7 @@ class Problem:
         """The bytes that the preferred kernel reads and writes at the largest batch size."""
         return estimated_affine(self.calls[0].bytes).at(self.batches[-1])
 
-    def found(self, findings: Mapping[str, str]) -> KernelCall | None:
+    def recorded_candidate(self, findings: Mapping[str, str]) -> KernelCall | None:
         """The candidate that a finding names: the one for all candidates, otherwise that for the first 3 (`few`).
 
         None if there is no finding, or it names no candidate.
@@ -131,7 +131,9 @@ class Choices:
             return select(request)
         problem = self._problem(request)
         chosen = (
-            problem.found(self.findings) or problem.unbeaten(self.beaten_families) if len(problem.calls) > 1 else None
+            problem.recorded_candidate(self.findings) or problem.unbeaten(self.beaten_families)
+            if len(problem.calls) > 1
+            else None
         )
         if chosen is not None:
             self.used[problem.key] = chosen.spec.finding
@@ -185,7 +187,7 @@ def beaten_families(given: Iterable[Problem], findings: Mapping[str, str]) -> fr
     """
     scores: Counter[str] = Counter()
     for problem in {problem.key: problem for problem in given if problem.calls}.values():
-        found, preferred = problem.found(findings), problem.calls[0].spec
+        found, preferred = problem.recorded_candidate(findings), problem.calls[0].spec
         if found is not None and preferred.represents_family:
             scores[preferred.family] += problem.work if found.spec.family == preferred.family else -problem.work
     return frozenset(family for family, score in scores.items() if score < 0)

@@ -22,7 +22,7 @@ def elementwise(width: int) -> Graph:
 
 def only_executable(session: Session) -> DeviceExecutable:
     """The device executable of a model placed entirely on one device. LatheError if it is placed on several."""
-    runner: Any = next(iter(session._shapes.made().values()))
+    runner: Any = next(iter(session._shapes.cached_runners().values()))
     part = runner._parts[0]
     if not isinstance(part, DeviceExecutable) or len(runner._parts) != 1:
         raise LatheError(f"the model runs on {', '.join(share.device for share in runner.shares)}")

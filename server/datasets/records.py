@@ -64,7 +64,7 @@ class DatasetName:
         """The digests of all contents in its history; these are not deleted while the name exists."""
         return frozenset(naming.digest for naming in self.history)
 
-    def given(self, naming: NameEntry) -> DatasetName:
+    def with_entry(self, naming: NameEntry) -> DatasetName:
         """Return the name with `naming` added to its history; unchanged if that names its present content."""
         return self if naming.digest == self.digest else replace(self, history=(*self.history, naming))
 

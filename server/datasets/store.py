@@ -71,7 +71,7 @@ class DatasetStore:
         make_folders(self._fs, self._contents, self._names, self._trash, root / "staging")
         self._fs.sync_dir(root)
         self._fs.sync_dir(root.parent)
-        with self._lock.held():
+        with self._lock.hold():
             self._staging.open()
             for draft in self._names.glob(".*.new"):
                 self._fs.unlink(draft)
@@ -110,7 +110,7 @@ class DatasetStore:
             raise NotFound(f"unknown dataset with sha256 {digest}")
         return path
 
-    def stored(self) -> int:
+    def count_stored_bytes(self) -> int:
         """Count and return the bytes of all contents."""
         self._stored_bytes = sum(path.stat().st_size for path in self._contents.glob(f"*/{DATA}"))
         return self._stored_bytes
@@ -119,7 +119,7 @@ class DatasetStore:
 
     def stage(self) -> Staging:
         """Return a staging folder for an upload; raises StorageFull if the budget is used up."""
-        if self.stored() >= self._budget:
+        if self.count_stored_bytes() >= self._budget:
             raise StorageFull(f"datasets use all of the {self._budget} bytes allowed: delete some")
         with storage_errors("staging"):
             return self._staging.begin()
@@ -128,9 +128,9 @@ class DatasetStore:
         """Store a staged file as a content and move `name` to it, both or none; returns the name's record."""
         staging.create(ABOUT, counts=False).write(content.dump())
         staging.settle()
-        with self._lock.held():
+        with self._lock.hold():
             before = self._find(name)
-            named = before.given(naming) if before else DatasetName(name, (naming,))
+            named = before.with_entry(naming) if before else DatasetName(name, (naming,))
             try:
                 self._store_content(staging, content)
                 if named != before:
@@ -146,7 +146,7 @@ class DatasetStore:
         These are the contents that are in the history of no other name.
         Raises NotFound, and Conflict if one of them is `needed`.
         """
-        with self._lock.held():
+        with self._lock.hold():
             named = self.named(name)
             remaining = named.without(digest) if digest is not None else None
             if remaining == named:
@@ -162,7 +162,7 @@ class DatasetStore:
                 self._fs.unlink(self._file(name))
                 self._fs.sync_dir(self._names)
             self._remove_garbage()
-            self.stored()
+            self.count_stored_bytes()
             return frozenset(removed)
 
     # details
@@ -195,12 +195,12 @@ class DatasetStore:
         if not folder.exists():
             self._check_budget(content.size)
             self._fs.rename(staging.path, folder)
-            self.stored()
+            self.count_stored_bytes()
             staging.release()  # from here on it is counted as a content
         self._fs.sync_dir(self._contents)
 
     def _check_budget(self, size: int) -> None:
-        if (stored := self.stored()) + size > self._budget:
+        if (stored := self.count_stored_bytes()) + size > self._budget:
             raise StorageFull(f"datasets use {stored} bytes: another {size} exceed the {self._budget} allowed")
 
     def _write(self, named: DatasetName) -> None:

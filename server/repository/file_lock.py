@@ -26,7 +26,7 @@ class FileLock:
         self._timeout = timeout  # seconds
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """A context manager that holds the lock; entering raises Unavailable after the timeout."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:

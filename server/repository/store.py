@@ -123,7 +123,7 @@ class Store:
             raise FileNotFoundError(f"model repository {self.root}: no such folder")
         try:
             self._make_control()
-            with self._lock.held():
+            with self._lock.hold():
                 self._recover_all()
                 self._staging.open()
         except OSError as error:
@@ -310,7 +310,7 @@ class Store:
         """Make the change that `build` returns; none if its record has the present generation."""
         self._check_writable()
         names.check_model(model)
-        with storage_errors("writing"), self._lock.held():
+        with storage_errors("writing"), self._lock.hold():
             state = self._recover(model)
             if replayed := self.find_key(model, origin):
                 return replayed

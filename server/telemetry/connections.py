@@ -17,7 +17,7 @@ class ConnectionCounts(Protocol):
     refused: int
 
     @property
-    def taken(self) -> int: ...
+    def connection_count(self) -> int: ...
 
 
 class GrpcConnectionCounts(Protocol):
@@ -26,7 +26,7 @@ class GrpcConnectionCounts(Protocol):
     evicted: int
 
     @property
-    def taken(self) -> int: ...
+    def connection_count(self) -> int: ...
 
 
 class ConnectionMetrics(Collector):
@@ -39,7 +39,9 @@ class ConnectionMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
         slots = self._slots
-        yield GaugeMetricFamily("lathe_connections", "HTTP connections, TLS handshakes included", value=slots.taken)
+        yield GaugeMetricFamily(
+            "lathe_connections", "HTTP connections, TLS handshakes included", value=slots.connection_count
+        )
         yield GaugeMetricFamily("lathe_connections_limit", "HTTP connections served at once", value=slots.most)
         yield CounterMetricFamily(
             "lathe_connections_evicted", "Idle HTTP connections that were closed to make room", value=slots.evicted
@@ -49,7 +51,7 @@ class ConnectionMetrics(Collector):
         )
         if self._of_grpc is None:
             return
-        yield GaugeMetricFamily("lathe_grpc_connections", "gRPC connections", value=self._of_grpc.taken)
+        yield GaugeMetricFamily("lathe_grpc_connections", "gRPC connections", value=self._of_grpc.connection_count)
         yield CounterMetricFamily(
             "lathe_grpc_connections_evicted",
             "gRPC connections that were closed since there were more than may be",

@@ -67,7 +67,7 @@ def test_long_transforms_use_the_fft(new_shapes: Any) -> None:
     with lathe.compile(lathe.load(data), tune="off", threads=1, new_shapes=new_shapes) as session:
         session.run({"x": normal(1, 5, 1)})
         got = session.run({"x": x})["y"]
-        assert len(session._shapes.made()) == (1 if new_shapes == "wait" else 0)
+        assert len(session._shapes.cached_runners()) == (1 if new_shapes == "wait" else 0)
     np.testing.assert_allclose(got, np.stack([want.real, want.imag], -1) ** 2, 1e-4, 1e-2)
 
 

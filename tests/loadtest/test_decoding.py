@@ -60,7 +60,7 @@ def test_a_model_that_is_no_decoder_is_refused(tmp_path: Path) -> None:
 
 def test_late_compilation_and_other_tokens_break_the_promise() -> None:
     times = [1.0] * 20
-    assert Decoded(times, times, [], [0, 2]).held
-    assert not Decoded(times, times, [], [0, 12]).held
-    assert not Decoded(times, times, [3], [0]).held
+    assert Decoded(times, times, [], [0, 2]).has_passed
+    assert not Decoded(times, times, [], [0, 12]).has_passed
+    assert not Decoded(times, times, [3], [0]).has_passed
     assert "1 times after the first 8 tokens" in Decoded(times, times, [], [0, 12]).lines()[1]

@@ -31,7 +31,7 @@ class PadAxis:
         """Whether no place lies outside of x."""
         return self.before == 0 and self.length == self.extent
 
-    def joined(self, inner: PadAxis) -> PadAxis | None:
+    def merge_with(self, inner: PadAxis) -> PadAxis | None:
         """This axis and the next one, `inner`, merged; None if one has places outside of x, or memory has gaps."""
         if not (self.is_plain and inner.is_plain and self.step == inner.step * inner.extent):
             return None
@@ -96,7 +96,7 @@ def _merge_axes(axes: Sequence[PadAxis]) -> tuple[PadAxis, ...]:
     """The axes with adjacent plain axes merged."""
     found = [axes[0]]
     for axis in axes[1:]:
-        both = found[-1].joined(axis)
+        both = found[-1].merge_with(axis)
         found = [*found[:-1], both] if both is not None else [*found, axis]
     return tuple(found)
 

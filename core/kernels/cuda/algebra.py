@@ -67,9 +67,9 @@ class Algebra:
             *([mask] if mask else []),
             *([f"other={other}"] if mask and other else []),
         ]
-        return Reg(self.writer.let(self.loaded(f"tl.load({', '.join(arguments)})", dtype), "x"), dtype)
+        return Reg(self.writer.let(self.register_expression(f"tl.load({', '.join(arguments)})", dtype), "x"), dtype)
 
-    def loaded(self, expression: str, dtype: DType) -> str:
+    def register_expression(self, expression: str, dtype: DType) -> str:
         """The expression of a loaded value of type `dtype`, converted to its register type."""
         if dtype is DType.BOOL:
             return f"{expression} != 0"

@@ -35,8 +35,8 @@ def _steps(k: Kernel, spec: ReduceSpec, results: int = 1) -> Val:
 
 def _along_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
     """Compute one result at a time: outer loops, then vectors along the last loop."""
-    kept = spec.nest.take(spec.kept)
-    reduced = spec.nest.take(spec.reduced)
+    kept = spec.nest.take(spec.kept_loops)
+    reduced = spec.nest.take(spec.reduced_loops)
     count = k.dim(spec.count)
     with even_chunks(k, k.dim(product(kept.extents)), _steps(k, spec)) as (start, stop), k.loop(start, stop) as row:
         offset_in, offset_out = offsets_of(k, kept, row)
@@ -89,7 +89,7 @@ def _nest_loops(
 
 def _across_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
     """Compute many adjacent results at a time, each in a lane."""
-    kept, reduced = spec.nest.take(spec.kept), spec.nest.take(spec.reduced).collapsed()
+    kept, reduced = spec.nest.take(spec.kept_loops), spec.nest.take(spec.reduced_loops).collapsed()
     lanes = max(1, k.target.vector_bytes // spec.computed.itemsize)
     inner, last = kept.extents[-1], kept.rank - 1
     vectors = _vectors(inner, lanes)

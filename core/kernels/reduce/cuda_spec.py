@@ -68,7 +68,7 @@ def _reductions(request: Request) -> Iterator[KernelCall]:
     if call is None or not isinstance(call.spec, on_cpu.ReduceSpec):
         return
     spec = call.spec
-    lines, along = _parts(spec.nest, spec.kept), _parts(spec.nest, spec.reduced)
+    lines, along = _parts(spec.nest, spec.kept_loops), _parts(spec.nest, spec.reduced_loops)
     for cover in covering(lines, along):
         parts = _parts_of(request, spec, cover)
         yield replace(

@@ -48,12 +48,12 @@ class ReduceSpec(KernelSpec):
         return compute_dtype(self.dtype)
 
     @property
-    def reduced(self) -> tuple[int, ...]:
+    def reduced_loops(self) -> tuple[int, ...]:
         """The indices of the nest's loops that are reduced."""
         return tuple(k for k, stride in enumerate(self.nest.strides[1]) if stride == 0)
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def kept_loops(self) -> tuple[int, ...]:
         """The indices of the nest's loops along which the output moves, which are not reduced."""
         return tuple(k for k, stride in enumerate(self.nest.strides[1]) if stride != 0)
 

@@ -77,7 +77,7 @@ class Conv(OpDef):
         A depthwise convolution is a sum of shifted images instead, one for each of up to 49 elements of the kernel.
         UnsupportedError for constant weights, which kernels cover, and for unknown extents of the weights.
         """
-        x, w, bias, out = g.x(0), g.x(1), g.given(2), g.node.output.shape
+        x, w, bias, out = g.x(0), g.x(1), g.x_or_none(2), g.node.output.shape
         if w.value in g.writer.known:
             g.unsupported("its weights are constant, so kernels cover it")
         kernel, group = known_kernel(g, w.shape), g.attr("group")

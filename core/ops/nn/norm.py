@@ -181,7 +181,7 @@ class LayerNormalization(TrailingNormalization):
     def definition(self, g: Rewrite) -> Sequence[Term]:
         x = g.x()
         normal, mean, inverse = _normal_term(x, range(g.attr("axis") % x.rank, x.rank), g.attr("epsilon"))
-        y, bias = normal * g.x(1), g.given(2)
+        y, bias = normal * g.x(1), g.x_or_none(2)
         statistics = [each.cast(value.dtype) for each, value in zip((mean, inverse), g.node.outputs[1:], strict=False)]
         return [y if bias is None else y + bias, *statistics]
 

@@ -54,7 +54,7 @@ def define(g: Rewrite, defaults: Sequence[str], states: int, step: Callable[...,
     activations of one direction, `states` is the number of states.
     """
     directions = {"forward": [False], "reverse": [True]}.get(g.attr("direction"), [False, True])
-    x, lengths = g.x(0), g.given(4)
+    x, lengths = g.x(0), g.x_or_none(4)
     x = x.transpose(1, 0, 2) if g.attr("layout") else x
     functions = _activation_functions(g, defaults, len(directions))
     found = []
@@ -80,11 +80,11 @@ def _direction(
 ) -> tuple[Term, list[Term]]:
     """Y [T, B, H] of one direction, and its final states [B, H]."""
     w, r = (_select_direction(g.x(index), direction).transpose(1, 0) for index in (1, 2))
-    bias = g.given(3)
+    bias = g.x_or_none(3)
     width = w.shape[1]
     both = g.writer.fill(0, x.dtype, (2 * width,)) if bias is None else _select_direction(bias, direction)
     gates = x @ w + both.slice(0, 0, width)
-    peepholes = g.given(7) if states == 2 else None
+    peepholes = g.x_or_none(7) if states == 2 else None
     along = None if peepholes is None else _select_direction(peepholes, direction)
     layer = Layer(g, g.writer, r, both.slice(0, width, 2 * width), along, functions)
     starts = [_start(g, 5 + i, direction, (x.shape[1], r.shape[0]), x.dtype) for i in range(states)]
@@ -137,7 +137,7 @@ def _select_direction(term: Term, direction: int) -> Term:
 
 
 def _start(g: Rewrite, index: int, direction: int, shape: tuple[object, ...], dtype: DType) -> Term:
-    given = g.given(index)
+    given = g.x_or_none(index)
     if given is None:
         return g.writer.fill(0, dtype, shape)  # type: ignore[arg-type]
     return _select_direction(given.transpose(1, 0, 2) if g.attr("layout") else given, direction)

@@ -36,7 +36,7 @@ class Rewrite(Infer):
             return self.fail(f"input {index} ({self.op.input_name(index)}) is missing")
         return Term(self.writer, value)
 
-    def given(self, index: int) -> Term | None:
+    def x_or_none(self, index: int) -> Term | None:
         """Input `index` as a term, or None if it is absent."""
         return self.x(index) if self.has_input(index) else None
 

@@ -115,7 +115,7 @@ class DequantizeLinear(OpDef):
         return _scaled_rows(c, axes)
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        x, scale, point = g.x(0), g.x(1), g.given(2)
+        x, scale, point = g.x(0), g.x(1), g.x_or_none(2)
         if g.attr("block_size"):
             g.unsupported("scales of blocks are not differentiated")
         axis = normalize_axis(g, g.attr("axis"), x.rank) if x.rank else 0

@@ -62,14 +62,14 @@ class Labelled:
         kept = tuple(label for label in self.labels if label not in labels)
         return Labelled(kept, self.term.squeeze(*gone)) if gone else self
 
-    def joined(self, labels: Labels) -> Labelled:
+    def join_axes(self, labels: Labels) -> Labelled:
         """The tensor with these axes reshaped into one, in this order; transposed before if they are not adjacent."""
         if len(labels) < 2:
             return self
         first = self.labels.index(labels[0])
         if self.labels[first : first + len(labels)] != tuple(labels):
             rest = [label for label in self.labels if label not in labels]
-            return Labelled((*rest, *labels), self.ordered([*rest, *labels])).joined(labels)
+            return Labelled((*rest, *labels), self.ordered([*rest, *labels])).join_axes(labels)
         last, shape = first + len(labels), self.term.shape
         view = self.term.reshape((*shape[:first], product(shape[first:last]), *shape[last:]))
         return Labelled((*self.labels[:first], tuple(labels), *self.labels[last:]), view)
@@ -115,7 +115,7 @@ def _multiply_two(operands: Sequence[Labelled], result: Labels) -> list[Labelled
     product is chosen, where a symbolic extent counts as `_SOME`; of several such pairs the first.
     """
 
-    def kept(pair: tuple[int, int]) -> list[Label]:
+    def kept_labels(pair: tuple[int, int]) -> list[Label]:
         others = [each.labels for i, each in enumerate(operands) if i not in pair]
         needed = {label for labels in (*others, result) for label in labels}
         both = (*operands[pair[0]].labels, *operands[pair[1]].labels)
@@ -123,11 +123,11 @@ def _multiply_two(operands: Sequence[Labelled], result: Labels) -> list[Labelled
 
     def size(pair: tuple[int, int]) -> int:
         one, other = (operands[i] for i in pair)
-        extents = [one.extent(label) if label in one.labels else other.extent(label) for label in kept(pair)]
+        extents = [one.extent(label) if label in one.labels else other.extent(label) for label in kept_labels(pair)]
         return prod(extent if isinstance(extent, int) else _SOME for extent in extents)
 
     pair = min(combinations(range(len(operands)), 2), key=size)
-    made = Labelled(tuple(kept(pair)), define([operands[i] for i in pair], kept(pair)))
+    made = Labelled(tuple(kept_labels(pair)), define([operands[i] for i in pair], kept_labels(pair)))
     return [made, *(each for i, each in enumerate(operands) if i not in pair)]
 
 
@@ -164,8 +164,9 @@ def _product(a: Labelled, b: Labelled, result: Labels) -> Term:
     columns, rows = _columns(a, b, result), [label for label in result if label not in b.labels][-1:]
     extents = [a.extent(label) if label in a.labels else b.extent(label) for label in (*rows, *columns)]
     lead = [label for label in result if label not in (*rows, *columns)]
-    left = a.joined(depth).ordered([*lead, *(rows or ["row"]), _label(depth)])
-    right = b.joined(depth).joined(columns).ordered([*lead, _label(depth), _label(columns) if columns else "column"])
+    left = a.join_axes(depth).ordered([*lead, *(rows or ["row"]), _label(depth)])
+    right_order = [*lead, _label(depth), _label(columns) if columns else "column"]
+    right = b.join_axes(depth).join_axes(columns).ordered(right_order)
     found = left @ right
     found = found.reshape((*found.shape[: len(lead)], *extents))
     return Labelled((*lead, *rows, *columns), found).ordered(result)

@@ -367,7 +367,7 @@ class OneHot(OpDef):
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         """For `values` only: the sums of dY where the result is `off` and where it is `on`."""
         dy = g.dy()
-        (hot,) = g.again(g.x(0), g.given(1), g.writer.array([0, 1], dy.dtype))
+        (hot,) = g.again(g.x(0), g.x_or_none(1), g.writer.array([0, 1], dy.dtype))
         off, on = ((dy * part).sum(keepdims=False).unsqueeze(0) for part in (1 - hot, hot))
         return [None, None, off.op("Concat", on, axis=0)]
 

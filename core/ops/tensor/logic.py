@@ -315,7 +315,7 @@ class Clip(Elementwise):
     def _bound(self, g: Rewrite, name: str) -> Term | None:
         value = g.attr(name)
         if value is None:
-            return g.given(self.params[name])
+            return g.x_or_none(self.params[name])
         return g.writer.number(value[0] if isinstance(value, tuple) else value, g.x().dtype)
 
 

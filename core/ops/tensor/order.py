@@ -59,7 +59,7 @@ class CumSum(Cumulative):
     neutral = 0
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        return [g.again(g.dy(), g.given(1), reverse=int(not g.attr("reverse")))[0]]
+        return [g.again(g.dy(), g.x_or_none(1), reverse=int(not g.attr("reverse")))[0]]
 
 
 @register
@@ -135,7 +135,7 @@ class TopK(OpDef):
         return untouched_rows(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        indices = g.y(1) if len(g.node.outputs) > 1 else g.again(g.x(), g.given(1), outputs=2)[1]
+        indices = g.y(1) if len(g.node.outputs) > 1 else g.again(g.x(), g.x_or_none(1), outputs=2)[1]
         zeros = g.writer.zeros_like(g.x().value)
         return [zeros.op("ScatterElements", indices, g.dy(), axis=g.attr("axis"), reduction="add")]
 

@@ -72,18 +72,18 @@ class Reduce(OpDef):
             return super().rows(c, axes)
         return rows_after_reduction(c, axes, self.axes(c, len(shape)))
 
-    def kept(self, g: Backward, term: Term) -> Term:
+    def with_reduced_axes(self, g: Backward, term: Term) -> Term:
         """`term`, which has the output's shape, with the reduced axes inserted with extent 1."""
         return term.reshape(reduced_shape(g.x().shape, self.axes(g, g.x().rank), keepdims=True))
 
     def chosen(self, g: Backward) -> list[Term | None]:
         """The gradient of a maximum or minimum: dY split equally among the elements that attain it."""
-        hit = g.x().equals(self.kept(g, g.y())).cast(g.x().dtype)
-        return [hit * (self.kept(g, g.dy()) / hit.sum(self.axes(g, g.x().rank)))]
+        hit = g.x().equals(self.with_reduced_axes(g, g.y())).cast(g.x().dtype)
+        return [hit * (self.with_reduced_axes(g, g.dy()) / hit.sum(self.axes(g, g.x().rank)))]
 
     def spread(self, g: Backward, term: Term) -> list[Term | None]:
         """`term`, which has the output's shape, broadcast to the shape of the input, as the list of gradients."""
-        return [self.kept(g, term).expand(g.x().shape)]
+        return [self.with_reduced_axes(g, term).expand(g.x().shape)]
 
 
 def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
@@ -182,7 +182,7 @@ class ReduceL1(Reduce):
         return np.add.reduce(np.abs(x), axes, keepdims=True)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        return [self.kept(g, g.dy()) * g.x().sign()]
+        return [self.with_reduced_axes(g, g.dy()) * g.x().sign()]
 
 
 @register
@@ -191,9 +191,9 @@ class ReduceL2(Reduce):
         return np.sqrt(np.add.reduce(np.square(x), axes, keepdims=True))
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        norm = self.kept(g, g.y())
+        norm = self.with_reduced_axes(g, g.y())
         zero = norm.equals(0)
-        return [zero.where(0, g.x() / zero.where(1, norm)) * self.kept(g, g.dy())]
+        return [zero.where(0, g.x() / zero.where(1, norm)) * self.with_reduced_axes(g, g.dy())]
 
 
 @register
@@ -202,7 +202,7 @@ class ReduceSumSquare(Reduce):
         return np.add.reduce(np.square(x), axes, keepdims=True)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        return [self.kept(g, g.dy()) * g.x() * 2]
+        return [self.with_reduced_axes(g, g.dy()) * g.x() * 2]
 
 
 @register
@@ -225,7 +225,7 @@ class ReduceLogSumExp(Reduce):
         return np.log(np.add.reduce(np.exp(x - shift), axes, keepdims=True)) + shift
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        return [(g.x() - self.kept(g, g.y())).exp() * self.kept(g, g.dy())]
+        return [(g.x() - self.with_reduced_axes(g, g.y())).exp() * self.with_reduced_axes(g, g.dy())]
 
 
 def _start(x: Array, least: bool) -> dict[str, Any]:

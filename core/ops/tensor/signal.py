@@ -185,7 +185,7 @@ class STFT(OpDef):
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
         """A Gather of the frames, a product with the window, and a DFT. UnsupportedError for unknown lengths."""
-        signal, window, step = g.x(0), g.given(2), g.param("frame_step")
+        signal, window, step = g.x(0), g.x_or_none(2), g.param("frame_step")
         count, length = signal.shape[1], self._frame_length(g)
         if step is None or not isinstance(length, int):
             g.unsupported(f"frame_step and the lengths of {g.tensor(0)} must be known to differentiate it")

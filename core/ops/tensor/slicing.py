@@ -318,11 +318,11 @@ class Trilu(OpDef):
         return super().rows(c, axes) if shape is None else untouched_rows(c, axes, {len(shape) - 2, len(shape) - 1})
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        return [g.again(g.dy(), g.given(1))[0]]
+        return [g.again(g.dy(), g.x_or_none(1))[0]]
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
         """A Where, whose condition compares the difference of an element's column and row with `k`."""
-        x, given = g.x(0), g.given(1)
+        x, given = g.x(0), g.x_or_none(1)
         down, across = (g.writer.places(x.shape[-2:], axis, 2, DType.INT32) for axis in (0, 1))
         diagonal: Operand = 0
         if given is not None:

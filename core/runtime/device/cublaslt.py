@@ -93,7 +93,7 @@ class Library:
                 f"cuBLASLt: expected version {_dotted(LEAST_VERSION)} or newer, got {_dotted(self.version)}"
             )
         self._functions = {name: _declare(functions, name, types) for name, types in _FUNCTIONS.items()}
-        self.handle = self.made("cublasLtCreate")
+        self.handle = self.create("cublasLtCreate")
 
     def __call__(self, name: str, *arguments: Any) -> None:
         """Call a function of the library by name, for its effect.
@@ -108,7 +108,7 @@ class Library:
         """Call a function of the library by name and return its status, which is no error here."""
         return int(self._functions[name](*arguments))
 
-    def made(self, name: str, *arguments: Any) -> c_void_p:
+    def create(self, name: str, *arguments: Any) -> c_void_p:
         """Call a function that creates an object, and return the handle that it writes to its first argument."""
         handle = c_void_p()
         self(name, byref(handle), *arguments)
@@ -247,7 +247,7 @@ class Product:
     def _describe(self, n: int) -> _Descriptors:
         spec, library = self._spec, self._library
         compute = _COMPUTE_TF32 if spec.tf32 else _COMPUTE_32F
-        operation = library.made("cublasLtMatmulDescCreate", compute, _F32)
+        operation = library.create("cublasLtMatmulDescCreate", compute, _F32)
         epilogue = _EPILOGUES[spec.activation]
         if spec.bias:
             epilogue = epilogue + _WITH_BIAS if spec.activation else _WITH_BIAS
@@ -271,7 +271,9 @@ class Product:
 
         sides = (at(getattr(self._spec, high)), at(getattr(self._spec, wide)))
         rows, columns = sides if matrix.turned else reversed(sides)
-        layout = self._library.made("cublasLtMatrixLayoutCreate", _TYPES[matrix.dtype], rows, columns, at(matrix.pitch))
+        layout = self._library.create(
+            "cublasLtMatrixLayoutCreate", _TYPES[matrix.dtype], rows, columns, at(matrix.pitch)
+        )
         batch = at(self._spec.batch)
         if batch > 1:
             self._set("cublasLtMatrixLayout", layout, _BATCHES, c_int32(batch))
@@ -303,7 +305,7 @@ class Product:
 
     def _heuristics(self, form: _Descriptors, most: int) -> list[_Heuristic]:
         library, found, count = self._library, (_Heuristic * most)(), c_int()
-        preference = library.made("cublasLtMatmulPreferenceCreate")
+        preference = library.create("cublasLtMatmulPreferenceCreate")
         self._set("cublasLtMatmulPreference", preference, _MOST_WORKSPACE, c_uint64(self._spec.workspace_bytes()))
         for name in _ALIGNMENTS:
             self._set("cublasLtMatmulPreference", preference, name, c_uint32(GPU_ALIGNMENT))

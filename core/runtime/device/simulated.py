@@ -214,7 +214,7 @@ class SimulatedDevice:
 
     # -- when work happens ----------------------------------------------------------------------------------------
 
-    def given(self) -> None:
+    def run_scheduled(self) -> None:
         """Run submitted work as the schedule says: "early" all that can run, "random" at most 3 pieces, "late" none."""
         if self.schedule == "early":
             self._run_while(lambda: True)
@@ -388,7 +388,7 @@ class _Stream:
         with self.device.lock:
             self.device.replays += 1
             self.work.extend(graph.work)
-            self.device.given()
+            self.device.run_scheduled()
 
     def close(self) -> None:
         with self.device.lock:
@@ -411,4 +411,4 @@ class _Stream:
                 self.captured.append(_Work(run, after))
                 return
             self.work.append(_Work(run, after))
-            self.device.given()
+            self.device.run_scheduled()

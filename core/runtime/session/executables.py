@@ -307,7 +307,7 @@ class ShapeCache:
         shape.resting_until = 2 * time.monotonic() - started
         return results
 
-    def made(self) -> dict[CodeBinding, Runner]:
+    def cached_runners(self) -> dict[CodeBinding, Runner]:
         """The code that cached shapes have now, by binding, the most recently used last."""
         with self._changed:
             return {binding: s.held.made.executable for binding, s in self._shapes.items() if s.held is not None}

@@ -80,7 +80,7 @@ class PackedRuns:
             self._run_tokens(feeds, items, found, record)
         if self.sequences is not None:
             self._run_sequences(feeds, found, record)
-        return [{name: outputs[name] for name in self._outputs} for outputs in found.joined()]
+        return [{name: outputs[name] for name in self._outputs} for outputs in found.join_parts()]
 
     @property
     def runners(self) -> tuple[Executable, ...]:
@@ -180,7 +180,7 @@ class _Results:
         self.parts: list[dict[str, list[tuple[int, NDArray[Any]]]]] = [{} for _ in range(feeds)]
         self.pools: dict[str, list[tuple[Sequence[Item], NDArray[Any]]]] = {}
 
-    def joined(self) -> Iterator[dict[str, NDArray[Any]]]:
+    def join_parts(self) -> Iterator[dict[str, NDArray[Any]]]:
         for outputs in self.parts:
             yield {name: _concatenate_rows(parts) for name, parts in outputs.items()}
 

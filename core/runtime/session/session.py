@@ -194,13 +194,13 @@ class Session:
         packed = self._packed.made if self._packed is not None else None
         if packed is not None:
             return packed.tokens.plan.memory
-        executables = [*self._shapes.standing(), *self._shapes.made().values()]
+        executables = [*self._shapes.standing(), *self._shapes.cached_runners().values()]
         return memory_of(executables[-1]) if executables else None
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Devices besides the host that run parts of the model ("cuda:0"), for the shapes compiled so far."""
-        made = [share.device for runner in self._shapes.made().values() for share in runner.shares]
+        made = [share.device for runner in self._shapes.cached_runners().values() for share in runner.shares]
         others = [device for session in self._other_sessions() for device in session.devices]
         return tuple(dict.fromkeys(device for device in [*made, *others] if device != HOST))
 
@@ -315,7 +315,12 @@ class Session:
 
     def _other_sessions(self) -> list[Session]:
         """The sessions that exist now for runs with other inputs."""
-        kinds = (self._variants.made(), self._declared.made(), self._ranked.made(), self._sized.sessions.made())
+        kinds = (
+            self._variants.cached_sessions(),
+            self._declared.cached_sessions(),
+            self._ranked.cached_sessions(),
+            self._sized.sessions.cached_sessions(),
+        )
         return [session for made in kinds for session in made.values()]
 
     def _run_variant(
@@ -396,7 +401,7 @@ class Session:
         lines = [f"model {self.description.name}"]
         lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
         lines += self._explain_packing(batch)
-        states, executables = self._shapes.states(), self._shapes.made()
+        states, executables = self._shapes.states(), self._shapes.cached_runners()
         if not states and self._packed is None:
             lines.append("no shapes seen yet: the model is compiled for each combination of its other dimensions")
         for binding, state in states.items():
@@ -408,13 +413,13 @@ class Session:
             lines += ["dynamic-shape code:", *runner.explain(batch)]
         if failure := self._shapes.stand_in_failure():
             lines.append(f"no dynamic-shape code, so each shape is compiled separately: {failure}")
-        for fed, session in self._variants.made().items():
+        for fed, session in self._variants.cached_sessions().items():
             lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
-        for ranks, session in self._ranked.made().items():
+        for ranks, session in self._ranked.cached_sessions().items():
             lines += [f"for {', '.join(f'{name} of rank {rank}' for name, rank in ranks)}:", session.explain(batch)]
-        for sizes, session in self._sized.sessions.made().items():
+        for sizes, session in self._sized.sessions.cached_sessions().items():
             lines += [f"with {', '.join(map(describe_size, sizes))}:", session.explain(batch)]
-        for session in self._declared.made().values():
+        for session in self._declared.cached_sessions().values():
             lines += ["with inputs as the model declares them:", session.explain(batch)]
         return "\n".join(lines)
 
@@ -439,7 +444,9 @@ class Session:
 
         False if that takes longer than `timeout` seconds.
         """
-        own = self._shapes.settle(timeout) and all(each.settle(timeout) for each in self._shapes.made().values())
+        own = self._shapes.settle(timeout) and all(
+            each.settle(timeout) for each in self._shapes.cached_runners().values()
+        )
         return own and all(session.settle(timeout) for session in self._other_sessions())
 
     def runs(self) -> dict[int, int]:

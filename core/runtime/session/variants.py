@@ -71,7 +71,7 @@ class SessionCache(Generic[K, S]):
             surplus.close()
         return session
 
-    def made(self) -> dict[K, S]:
+    def cached_sessions(self) -> dict[K, S]:
         """The sessions in the cache by choice, the most recently used last."""
         with self._lock:
             return dict(self._sessions)

@@ -82,7 +82,7 @@ class _Inference:
         return True
 
     @property
-    def stored(self) -> np.dtype[np.generic]:
+    def stored_dtype(self) -> np.dtype[np.generic]:
         """The type in which values are kept in memory: the smallest for whole numbers, such as uint8 for pixels."""
         if self.dtype is not DType.INT64:
             return self.dtype.numpy
@@ -133,7 +133,9 @@ class _Csv:
     def _read_numbers(self) -> dict[str, Values]:
         """The values of all numeric columns, read in one pass."""
         stored = {
-            name: inference.stored for name, inference in self._inferred.items() if inference.dtype is not DType.STRING
+            name: inference.stored_dtype
+            for name, inference in self._inferred.items()
+            if inference.dtype is not DType.STRING
         }
         self.file.location.spend(self.rows * sum(dtype.itemsize for dtype in stored.values()), "")
         columns = {name: np.empty(self.rows, dtype) for name, dtype in stored.items()}

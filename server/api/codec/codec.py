@@ -59,7 +59,7 @@ class ParsedRequest:
     json_answers: dict[tuple[Shape, ...], JsonAnswer] = field(default_factory=dict)  # likewise
     views: tuple[tuple[str, Shape, np.dtype[Any], int], ...] = ()  # the inputs, if all are views into the body
     read_cost: int = 0  # cost of reading the inputs that are no views, in the unit of reading one byte
-    held: int = 0  # bytes of memory of the inputs that are not inside the JSON
+    element_bytes: int = 0  # bytes of memory of the inputs that are not inside the JSON
     text: int = 0  # bytes of the BYTES tensors among them
 
     @property
@@ -75,13 +75,13 @@ class ParsedRequest:
     def __post_init__(self) -> None:
         self.read_cost = sum(slot.read_cost for slot in self.slots)
         self.text = sum(slot.size for slot in self.slots if slot.datatype == "BYTES")
-        self.held = sum(slot.held for slot in self.slots)
+        self.element_bytes = sum(slot.element_bytes for slot in self.slots)
         if all(slot.is_view for slot in self.slots):
             self.views = tuple((slot.name, slot.shape, slot.dtype, slot.start) for slot in self.slots)
 
-    def made(self, json_bytes: int) -> int:
+    def extra_memory(self, json_bytes: int) -> int:
         """The bytes of memory needed to read the inputs, in addition to a body with `json_bytes` of JSON."""
-        return sum(slot.made(json_bytes) for slot in self.slots)
+        return sum(slot.extra_memory(json_bytes) for slot in self.slots)
 
     def max_text_bytes(self, json_bytes: int) -> int:
         """The most bytes of text that the inputs can have, given `json_bytes` of JSON."""

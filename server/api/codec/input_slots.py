@@ -56,8 +56,8 @@ class InputLocation:
         return self.size if self.datatype in ("BYTES", "BOOL") else self.size // COPIED_PER_READ
 
     @property
-    def held(self) -> int:
-        """The bytes of memory that its elements take; elements inside the JSON are not counted here, but by `made`.
+    def element_bytes(self) -> int:
+        """The bytes of memory that its elements take. Elements inside the JSON do not count; see `extra_memory`.
 
         The shape of a BYTES tensor is not trusted: each element has 4 bytes of length on the wire, so `size` bounds the
         number of elements.
@@ -69,10 +69,10 @@ class InputLocation:
         """The number of elements, by its shape."""
         return element_count(self.shape)
 
-    def made(self, json_bytes: int) -> int:
+    def extra_memory(self, json_bytes: int) -> int:
         """The bytes of memory that its array needs besides the body, which has `json_bytes` of JSON; 0 for a view."""
         if self.data is None:
-            return 0 if self.is_view else self.held
+            return 0 if self.is_view else self.element_bytes
         count = min(self.count, json_bytes // 2)  # each element has at least one character and a comma
         if self.datatype == "BYTES":
             return 2 * (count * ELEMENT_OVERHEAD + json_bytes)  # first as `str`, then as `bytes`

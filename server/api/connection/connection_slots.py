@@ -105,7 +105,7 @@ class ConnectionSlots:
         self._scanned = -1.0  # monotonic time of the last scan for idle connections
 
     @property
-    def taken(self) -> int:
+    def connection_count(self) -> int:
         """The number of open connections, including those in the reserve."""
         return self._taken + len(self._reserve)
 

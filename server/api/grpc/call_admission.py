@@ -31,7 +31,7 @@ class CallAdmission:
     def unary(self, answer: Method, name: str) -> Method:
         """A method for gRPC that admits a call, receives its only message from a stream, and calls `answer` with it."""
 
-        async def taken(_requests: Any, context: Any) -> Message:
+        async def admit_and_answer(_requests: Any, context: Any) -> Message:
             try:
                 call = self._enter(context, name)
             except ServerError as error:
@@ -43,7 +43,7 @@ class CallAdmission:
                     request = error
                 return await answer(request, context)
 
-        return taken
+        return admit_and_answer
 
     def streaming(self, answer: Method, name: str, *, one: bool) -> Method:
         """A method for gRPC that admits a call and yields the stream of `answer`.
@@ -51,7 +51,7 @@ class CallAdmission:
         `answer` is called with the single request message if `one`, otherwise with an iterator of the messages.
         """
 
-        async def taken(_requests: Any, context: Any) -> AsyncIterator[Message]:
+        async def admit_and_answer(_requests: Any, context: Any) -> AsyncIterator[Message]:
             try:
                 call = self._enter(context, name)
             except ServerError as error:
@@ -67,7 +67,7 @@ class CallAdmission:
                     yield message
                     call.answered()
 
-        return taken
+        return admit_and_answer
 
     def _enter(self, context: Any, name: str) -> Call:
         """Count a call of the method `name`, for its client and connection; may raise Unauthorized or Overloaded."""

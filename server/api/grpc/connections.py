@@ -64,7 +64,7 @@ class Connections:
         self._watching: asyncio.Task[None] | None = None
 
     @property
-    def taken(self) -> int:
+    def connection_count(self) -> int:
         """The number of connections at the last scan."""
         return len(self._found)
 

@@ -92,7 +92,7 @@ class BodyReader:
         Elements of BYTES tensors are objects, many times larger than on the wire, and inputs in shared memory are
         copied. TooLarge if one client may never hold that much, Overloaded if there is no room now.
         """
-        size, most = head.made(json_bytes), self.ledger.most // 2
+        size, most = head.extra_memory(json_bytes), self.ledger.most // 2
         if claim.size + size > most:
             raise TooLarge(
                 f"inputs: expected at most {most} bytes in memory, which is half of LATHE_MAX_RECEIVING, got "
@@ -106,6 +106,6 @@ class BodyReader:
         `paid` rows were charged before. Raises the refusal, such as QuotaExceeded or Overloaded.
         """
         self._plane.charge(servable, whose, head.rows, paid)
-        error = servable.turn_away(head.group, head.held, head.timeout, whose)
+        error = servable.turn_away(head.group, head.element_bytes, head.timeout, whose)
         if error is not None:
             raise error

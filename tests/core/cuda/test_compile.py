@@ -108,7 +108,7 @@ def test_an_image_model_of_the_repository_agrees(project: Path, kind: str) -> No
         image = np.random.default_rng(0).uniform(0, 16, (3, 1, 8, 8)).astype(np.float32)
         got, want = session.run({"image": image}), lathe.interpret(graph, {"image": image})
         np.testing.assert_allclose(got["probabilities"], want["probabilities"], 1e-4, 1e-5)
-        assert [share.device for share in session._shapes.made()[()].shares] == [f"{kind}:0"]
+        assert [share.device for share in session._shapes.cached_runners()[()].shares] == [f"{kind}:0"]
         assert session.memory is not None and session.memory.weights > 0
         assert len(session.profile({"image": image}, runs=2).nodes) > 5
 
@@ -166,7 +166,7 @@ def test_memory_limits_hold() -> None:
     limits = {"simulated:0": 3500, "simulated:1": 3600}
     with lathe.compile(graph, device=PAIR, device_memory=limits, max_batch=4) as session:
         assert_agrees(session, graph, (1, 4, 4))
-        shares = [share.device for share in session._shapes.made()[()].shares]
+        shares = [share.device for share in session._shapes.cached_runners()[()].shares]
         for name, limit in limits.items():
             assert 0 < devices.open_device(name).memory().total - devices.open_device(name).memory().free <= limit
     assert shares == ["simulated:0", "simulated:1"]
@@ -265,7 +265,7 @@ def test_cached_models_load_without_compiling(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(pipeline, "build", None)  # nothing compiles from here on
     with lathe.compile(file, **options) as session:  # type: ignore[arg-type]
         assert_agrees(session, graph)
-        assert len(session._shapes.made()[()].shares) == 2
+        assert len(session._shapes.cached_runners()[()].shares) == 2
     kept = next((tmp_path / "models").glob("*.lathe"))
     with lathe.load_compiled(kept) as session:
         assert_agrees(session, graph)

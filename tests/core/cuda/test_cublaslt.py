@@ -196,7 +196,7 @@ def test_the_fastest_measured_algorithm_sets_the_workspace(fake: FakeCublasLt, m
     assert scratch.nbytes == 4096 + 256
     symbol, *ways = call.spec.finding.split()
     assert problem.calls[1].spec.symbol == symbol and ways == [f"{n}:{algorithm}/4096" for n in (1, 4)]
-    again = problem.found({problem.key: call.spec.finding})
+    again = problem.recorded_candidate({problem.key: call.spec.finding})
     assert again is not None and again.spec == call.spec and again.operands == call.operands
     assert LibrarySpec.from_bytes(call.spec.to_bytes()) == call.spec
     assert not fake.driver.alive and {thing.kind for thing in fake.alive.values()} == {"handle"}
@@ -205,7 +205,7 @@ def test_the_fastest_measured_algorithm_sets_the_workspace(fake: FakeCublasLt, m
 def test_invalid_findings_change_nothing(fake: FakeCublasLt) -> None:
     call, request, _ = one(fake)
     problem = tuner.Problem(request, (call,), (1,))
-    assert problem.found({problem.key: f"{call.spec.symbol} 1:zz/0"}) == call
+    assert problem.recorded_candidate({problem.key: f"{call.spec.symbol} 1:zz/0"}) == call
 
 
 def test_a_batch_size_without_a_finding_uses_the_nearest(fake: FakeCublasLt) -> None:

@@ -155,8 +155,8 @@ def test_records_and_artifacts_of_other_gpus_are_ignored(device: SimulatedDevice
     larger = GpuTarget(device="simulated", arch=90, multiprocessors=132)
     assert Record(tmp_path / "tuning", device.target).read() and not Record(tmp_path / "tuning", larger).read()
     findings = {problem.key: problem.calls[2].spec.symbol}
-    assert problem.found(findings) is problem.calls[2]
-    assert problem_of(larger).found(findings) is None
+    assert problem.recorded_candidate(findings) is problem.calls[2]
+    assert problem_of(larger).recorded_candidate(findings) is None
 
 
 def test_the_findings_of_an_artifact_reproduce_it_on_a_device(device: SimulatedDevice, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def code_of(session: lathe.Session) -> Executable:
     """The executable of a session with one shape."""
-    (executable,) = session._shapes.made().values()
+    (executable,) = session._shapes.cached_runners().values()
     assert isinstance(executable, Executable)
     return executable
 

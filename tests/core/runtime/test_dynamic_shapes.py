@@ -329,7 +329,7 @@ def test_a_frequent_shape_gets_specialised_code(builds: list[CodeBinding]) -> No
         assert session.settle(60)
         agree(model, session, feeds)
         assert "encoded=9, length=5: compiled" in session.explain()
-        [own] = session._shapes.made().values()
+        [own] = session._shapes.cached_runners().values()
         [known] = session._calls._calls.values()
         assert known.runner is own, "what was compiled is what runs"
     assert [is_dynamic(binding) for binding in builds] == [True, False]

@@ -70,7 +70,7 @@ def test_the_memory_map_is_in_order_of_address() -> None:
 
 def test_regions_that_live_together_do_not_overlap() -> None:
     session = lathe.compile(graphs.convolution(), threads=2)
-    plan = session._shapes.made()[()].shares[0].plan
+    plan = session._shapes.cached_runners()[()].shares[0].plan
     regions = plan.regions
     assert regions and max(r.offset.at(5) + r.size.at(5) for r in regions) == plan.arena.at(5)
     for one in regions:

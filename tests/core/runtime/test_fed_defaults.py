@@ -222,7 +222,7 @@ def test_many_choices_at_once_and_closing(cache: Path) -> None:
         with ThreadPoolExecutor(4) as pool:
             for result in [pool.submit(check, session, proto, fed) for fed in [*choices, *choices]]:
                 result.result()
-        assert len(session._variants.made()) == _MAX_VARIANTS
+        assert len(session._variants.cached_sessions()) == _MAX_VARIANTS
     with pytest.raises(SessionClosed):
         session.run({"x": X, **choices[0]})
     assert threading.active_count() <= started + 1

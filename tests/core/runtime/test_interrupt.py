@@ -122,7 +122,7 @@ def test_a_run_is_interrupted_after_its_code_was_dropped() -> None:
             time.sleep(0.001)
         for k in range(5, 14):
             session.run({"m": np.array(1), "x": np.zeros((1, k), np.float32)})
-        assert (("k", 4),) not in session._shapes.made()
+        assert (("k", 4),) not in session._shapes.cached_runners()
         interrupts_run(session, running, pool)
 
 

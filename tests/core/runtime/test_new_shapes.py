@@ -310,7 +310,7 @@ def test_shapes_dropped_before_their_turn_are_not_compiled(monkeypatch: pytest.M
         agree(graph, session, feed(length))
     go_on.set()
     assert session.settle(timeout=60)
-    assert {binding[0][1] for binding in session._shapes.made()} == {6, 7}
+    assert {binding[0][1] for binding in session._shapes.cached_runners()} == {6, 7}
     session.close()
 
 
@@ -318,7 +318,7 @@ def test_tuned_code_replaces_the_first_during_other_runs(tmp_path: Path) -> None
     graph, path = graphs.mlp(hidden=300), tmp_path / "mlp.onnx"
     path.write_bytes(export(graph))
     session = lathe.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="background")
-    first = session._shapes.made()[()]
+    first = session._shapes.cached_runners()[()]
     assert "compiled without measuring" in session.explain()
     feeds = {"x": np.random.default_rng(0).standard_normal((4, 20), np.float32)}
     (want,) = lathe.interpret(graph, feeds).values()
@@ -337,7 +337,7 @@ def test_tuned_code_replaces_the_first_during_other_runs(tmp_path: Path) -> None
         assert session.settle(timeout=60)
         ended.set()
         assert all(counts)
-    assert session._shapes.made()[()] is not first and "tuned" in session.explain()
+    assert session._shapes.cached_runners()[()] is not first and "tuned" in session.explain()
     session.close()
 
 

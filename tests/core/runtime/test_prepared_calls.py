@@ -203,7 +203,7 @@ def test_code_of_a_dropped_shape_is_freed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("lathe.core.runtime.session.session._MAX_SHAPES", 2)
     with lathe.compile(graphs.sequence(), threads=1, tune="off", new_shapes="wait") as session:
         (first,) = session.run({"x": floats(1, 5, 8)}).values()
-        (code,) = map(ref, session._shapes.made().values())
+        (code,) = map(ref, session._shapes.cached_runners().values())
         for length in range(6, 12):  # enough lengths that even a repeated shape is dropped
             session.run({"x": floats(1, length, 8)})
         gc.collect()
@@ -219,7 +219,7 @@ def test_a_used_shape_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
             session.run({"x": floats(1, 5, 8)})
             session.run({"x": floats(1, length, 8)})
             assert is_prepared(session, {"x": floats(1, 5, 8)}), length
-        assert len(session._shapes.made()) == 2
+        assert len(session._shapes.cached_runners()) == 2
 
 
 def test_more_shapes_than_the_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_string_operators_run_after_native_code() -> None:
     )
     proto.graph.initializer.append(helper.make_tensor("words", TensorProto.STRING, [3], WORDS))
     with lathe.compile(proto.SerializeToString(), threads=1, tune="off") as session:
-        (code,) = session._shapes.made().values()
+        (code,) = session._shapes.cached_runners().values()
         assert len(code.shares[0].plan.schedule) == 2
         x = floats(4, 3)
         for _ in range(3):

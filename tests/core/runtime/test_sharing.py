@@ -105,7 +105,7 @@ def test_specialised_code_shares_weights_with_dynamic_shape_code(tmp_path: Path)
             for _ in range(20):  # first by dynamic-shape code, then by specialised code
                 np.testing.assert_allclose(*session.run({"x": x}).values(), expected, rtol=1e-4, atol=1e-4)
             assert session.settle(timeout=60)
-        assert len(session._shapes.made()) == 3 and "Strassen" not in session.explain()
+        assert len(session._shapes.cached_runners()) == 3 and "Strassen" not in session.explain()
         assert mapped(".lathe") - before < 3 * 4 * width * width  # one matrix for each length instead of two
 
 

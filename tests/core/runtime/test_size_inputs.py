@@ -87,11 +87,11 @@ def test_sessions_in_use_keep_their_places(session: lathe.Session) -> None:
     for _ in range(5):
         for width in range(10, 22):
             check(session, feeds(9, width))
-    made = dict(session._sized.sessions.made())
+    made = dict(session._sized.sessions.cached_sessions())
     assert len(made) == 8
     for width in range(10, 22):
         check(session, feeds(9, width))
-    assert session._sized.sessions.made() == made
+    assert session._sized.sessions.cached_sessions() == made
 
 
 def test_frequent_sizes_replace_an_idle_session(monkeypatch: pytest.MonkeyPatch, session: lathe.Session) -> None:

@@ -82,7 +82,7 @@ def test_equal_bytes_are_stored_once_and_every_name_keeps_its_history(tmp_path: 
     assert put(store, "a", b"two").history == store.named("a").history  # uploaded twice, written once
     assert visible_state(store) == {"a": [b"one", b"two"], "b": [b"one"]}
     assert store.named("a").digest == sha(b"two")
-    assert store.stored() == 6
+    assert store.count_stored_bytes() == 6
 
     again = DatasetStore(tmp_path / "new" / "datasets", BUDGET)
     again.open()

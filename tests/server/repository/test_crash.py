@@ -187,7 +187,7 @@ def test_two_hundred_concurrent_publishes_make_two_hundred_versions(tmp_path: Pa
 def test_a_stopped_process_does_not_block_the_others_for_ever(tmp_path: Path) -> None:
     holder = open_store(prepare(tmp_path / "repo"))
     waiter = Store(tmp_path / "repo", lock_timeout=0.05)
-    with holder._lock.held(), pytest.raises(ServerError, match="locked by another process"):
+    with holder._lock.hold(), pytest.raises(ServerError, match="locked by another process"):
         waiter.open()
     waiter.open()
     waiter.close()

@@ -125,7 +125,7 @@ def test_one_address_has_at_most_its_number_of_connections() -> None:
             with running.connect("127.0.0.3") as other:
                 assert status_of(other) == 200
             slots = running.hub.slots
-        wait_for(lambda: slots.taken == 0)
+        wait_for(lambda: slots.connection_count == 0)
         with running.connect("127.0.0.2") as later:
             assert status_of(later) == 200
 
@@ -160,8 +160,8 @@ def test_a_reserved_connection_is_served_once_a_slot_is_free() -> None:
         with busy_connections(running, model, ["127.0.0.2"]):
             late = stack.enter_context(running.connect("127.0.0.3"))
             slots = running.hub.slots
-            wait_for(lambda: slots.taken == 2)
-        wait_for(lambda: slots.taken == 1)
+            wait_for(lambda: slots.connection_count == 2)
+        wait_for(lambda: slots.connection_count == 1)
         assert status_of(late) == 200
         assert status_of(late, infer_request("doubler", rows(1))) == 200
 
@@ -220,7 +220,7 @@ def test_connections_in_their_tls_handshake_count_and_time_out() -> None:
         silent = [stack.enter_context(running.connect("127.0.0.2")) for _ in range(100)]
         with httpx.Client(verify=trusting(), trust_env=False) as client:
             assert client.get(f"https://127.0.0.1:{running.port}/v2").status_code == 200
-            assert running.hub.slots.taken <= 8 + SPARE_CONNECTIONS
+            assert running.hub.slots.connection_count <= 8 + SPARE_CONNECTIONS
         left = [raw for raw in silent if is_open(raw)]
         assert len(left) <= 8 + SPARE_CONNECTIONS
         began = time.monotonic()
@@ -234,8 +234,8 @@ def test_garbage_instead_of_a_handshake_gives_the_slot_back() -> None:
             assert client.get(f"https://127.0.0.1:{running.port}/v2").status_code == 200
             slots = running.hub.slots
             raw.send(b"GET / HTTP/1.1\r\n\r\n")
-            wait_for(lambda: slots.taken == 1)
-        wait_for(lambda: slots.taken == 0)
+            wait_for(lambda: slots.connection_count == 1)
+        wait_for(lambda: slots.connection_count == 0)
 
 
 # rates
@@ -373,7 +373,7 @@ def test_counts_of_slots_agree_after_any_sequence_of_events(seed: int) -> None:
         seated = [client for slot, client in there.items() if not slot.reserved]
         assert len(seated) == slots._taken <= 12
         assert max(map(seated.count, "abcd")) <= 5
-        assert slots.taken == len(there)
+        assert slots.connection_count == len(there)
         silent = [slot for slot in there if slot.connection is None and not slot.reserved]
         assert list(slots._silent) == silent, "oldest first"
     for slot in list(there):

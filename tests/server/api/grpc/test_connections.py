@@ -140,7 +140,7 @@ def test_limits_hold_and_idle_connections_are_closed_for_new_ones(seed: int, mon
     for one in connections._found.values():
         one.calls = 0
     assert connections.look({}, now + 1) == []
-    assert connections.taken == 0
+    assert connections.connection_count == 0
 
 
 @pytest.mark.parametrize(("listens", "calls"), [("127.0.0.1", "127.0.0.1"), ("::", "127.0.0.1"), ("::", "::1")])

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 Offsets: TypeAlias = NDArray[np.int64]
 
 
-def cross_cut_point(run: SymbolicRun, seam: CutPoint) -> int:
+def cross_cut_point(run: SymbolicRun, cut: CutPoint) -> int:
     """Remove from the arena everything that does not cross the cut point; return the size of the next arena.
 
     The copy moves row `i` of a chunk to row `i` of the value in the next arena. So only values whose rows have the size
     that the cut point states cross it; all others are removed. PlanError if the copied bytes are outside an arena.
     """
     n = max(run.n, 1)
-    place, nbytes, extent = seam.place.at(n), seam.row * run.n, seam.arena.at(n)
-    if seam.row <= 0 or place < 0 or place + nbytes > min(extent, run.plan.arena.at(n)):
-        raise PlanError(f"the cut point before step {seam.step}, {seam}, is outside the arena for n = {run.n}")
+    place, nbytes, extent = cut.place.at(n), cut.row * run.n, cut.arena.at(n)
+    if cut.row <= 0 or place < 0 or place + nbytes > min(extent, run.plan.arena.at(n)):
+        raise PlanError(f"the cut point before step {cut.step}, {cut}, is outside the arena for n = {run.n}")
     memory = run.memory[ARENA]
     memory.keep_only(place, place + nbytes)
     by_shift: dict[int, list[tuple[int, int]]] = {}
@@ -40,7 +40,7 @@ def cross_cut_point(run: SymbolicRun, seam: CutPoint) -> int:
     for shift, runs in by_shift.items():
         home, byte = run.origin(runs[0][0], shift)
         low, high = np.array(runs).T
-        crosses = _keeps_rows(run, home, byte + low - low[0], low - place, high - low, seam.row)
+        crosses = _keeps_rows(run, home, byte + low - low[0], low - place, high - low, cut.row)
         for first, end in zip(low[~crosses].tolist(), high[~crosses].tolist(), strict=True):
             memory.wipe(first, end)
     return extent

@@ -59,7 +59,7 @@ class SymbolicRun:
         self._numbers: dict[Value, int] = {}
         self._holders: list[Value | str] = []  # by number: homes, and scratch memory
         self._kept: set[str] = set()  # names of the values that the runtime keeps outside the plan's memory
-        self._seams = {seam.step: seam for seam in self.plan.cut_points}
+        self._cut_points = {cut.step: cut for cut in self.plan.cut_points}
         self._fill_ports()
 
     def check(self) -> None:
@@ -129,10 +129,10 @@ class SymbolicRun:
     def _run_segment(self, segment: Segment) -> None:
         stage: list[StepFacts] = []
         for each in self.facts.steps[segment.first : segment.last]:
-            if each.index in self._seams:
+            if each.index in self._cut_points:
                 if stage:
                     raise PlanError(f"{each} follows a cut point inside a stage")
-                self._extent = min(self._extent, cross_cut_point(self, self._seams[each.index]))
+                self._extent = min(self._extent, cross_cut_point(self, self._cut_points[each.index]))
             stage.append(each)
             if each.step.has_barrier:
                 self._run_stage(stage)

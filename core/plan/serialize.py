@@ -11,7 +11,7 @@ from lathe.core.ir.types import TensorType, parse_type
 from lathe.core.plan.liveness import Affine
 from lathe.core.plan.plan import Address, CutPoint, Fallback, Memory, Plan, Port, Region, Segment, Step
 
-SCHEMA = 7
+SCHEMA = 8
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "threads": plan.threads,
         "regions": [_region(region) for region in plan.regions],
         "most_rows": plan.max_rows,
-        "seams": [_seam(seam) for seam in plan.cut_points],
+        "cut_points": [_cut_point(cut) for cut in plan.cut_points],
         "supposed": list(map(str, plan.supposed)),
         "sizes": list(plan.sizes),
     }
@@ -65,7 +65,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         threads=int(data["threads"]),
         regions=tuple(_read_region(item) for item in data["regions"]),
         max_rows=data["most_rows"],
-        cut_points=tuple(_read_seam(item) for item in data["seams"]),
+        cut_points=tuple(_read_cut_point(item) for item in data["cut_points"]),
         supposed=tuple(map(parse_dim, data["supposed"])),
         sizes=tuple(map(str, data["sizes"])),
     )
@@ -105,11 +105,11 @@ def _read_region(item: list[Any]) -> Region:
     return Region(_read_affine(offset), _read_affine(size), int(first), int(last), tuple(map(str, values)))
 
 
-def _seam(seam: CutPoint) -> list[Any]:
-    return [seam.step, _affine(seam.place), seam.row, _affine(seam.arena)]
+def _cut_point(cut: CutPoint) -> list[Any]:
+    return [cut.step, _affine(cut.place), cut.row, _affine(cut.arena)]
 
 
-def _read_seam(item: list[Any]) -> CutPoint:
+def _read_cut_point(item: list[Any]) -> CutPoint:
     step, place, row, arena = item
     return CutPoint(int(step), _read_affine(place), int(row), _read_affine(arena))
 

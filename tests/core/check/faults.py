@@ -288,19 +288,19 @@ def dense_kernel(case: Case, rng: Random) -> PlannedGraph | None:
 # -- cut points, states, outputs, fallbacks ----------------------------------------------------------------------------
 
 
-def shifted_seam(case: Case, rng: Random) -> PlannedGraph | None:
-    return _with_seam(case, rng, lambda seam: replace(seam, place=Affine(seam.place.a, seam.place.b + 64)))
+def shifted_cut_point(case: Case, rng: Random) -> PlannedGraph | None:
+    return _with_cut_point(case, rng, lambda cut: replace(cut, place=Affine(cut.place.a, cut.place.b + 64)))
 
 
-def seam_of_other_rows(case: Case, rng: Random) -> PlannedGraph | None:
-    return _with_seam(case, rng, lambda seam: replace(seam, row=seam.row - 4))
+def cut_point_of_other_rows(case: Case, rng: Random) -> PlannedGraph | None:
+    return _with_cut_point(case, rng, lambda cut: replace(cut, row=cut.row - 4))
 
 
-def seam_without_memory(case: Case, rng: Random) -> PlannedGraph | None:
-    return _with_seam(case, rng, lambda seam: replace(seam, arena=Affine(b=seam.place.at(1) + seam.row)))
+def cut_point_without_memory(case: Case, rng: Random) -> PlannedGraph | None:
+    return _with_cut_point(case, rng, lambda cut: replace(cut, arena=Affine(b=cut.place.at(1) + cut.row)))
 
 
-def seam_elsewhere(case: Case, rng: Random) -> PlannedGraph | None:
+def cut_point_elsewhere(case: Case, rng: Random) -> PlannedGraph | None:
     """A cut point is one step too late: another value is then live across it."""
     known = used(case)
     made = {
@@ -308,15 +308,15 @@ def seam_elsewhere(case: Case, rng: Random) -> PlannedGraph | None:
         for place, value in operands(case, Out)
         if value in known and address_at(case, place).base == ARENA
     }
-    return _with_seam(
-        case, rng, lambda seam: replace(seam, step=seam.step + 1)
-        if seam.step in made and made[seam.step].offset != seam.place else None,
+    return _with_cut_point(
+        case, rng, lambda cut: replace(cut, step=cut.step + 1)
+        if cut.step in made and made[cut.step].offset != cut.place else None,
     )  # fmt: skip
 
 
-def _with_seam(case: Case, rng: Random, change: Callable[[Any], Any]) -> PlannedGraph | None:
-    seams = [new for seam in case.plan.cut_points if (new := change(seam)) is not None]
-    return case.but(cut_points=(rng.choice(seams),)) if seams else None
+def _with_cut_point(case: Case, rng: Random, change: Callable[[Any], Any]) -> PlannedGraph | None:
+    cut_points = [new for cut in case.plan.cut_points if (new := change(cut)) is not None]
+    return case.but(cut_points=(rng.choice(cut_points),)) if cut_points else None
 
 
 def missing_copy(case: Case, rng: Random) -> PlannedGraph | None:
@@ -472,7 +472,8 @@ def indices_outside_the_scratch(case: Case, rng: Random) -> PlannedGraph | None:
 FAULTS: tuple[Fault, ...] = (
     shifted_operand, another_growth, another_base, exchanged_operands, outside_the_arena, two_in_one_place, no_barrier,
     read_before_written, missing_step, scratch_over_a_value, other_weights, other_constant, numbers_of_another,
-    dense_kernel, shifted_seam, seam_of_other_rows, seam_without_memory, seam_elsewhere, missing_copy,
+    dense_kernel, shifted_cut_point, cut_point_of_other_rows, cut_point_without_memory, cut_point_elsewhere,
+    missing_copy,
     copies_to_each_other, located_elsewhere, fallback_first, body_over_its_flags, one_buffer_for_two, carried_in_place,
     body_without_a_move, body_of_shifted_steps, results_over_gathered_rows, exchanged_sources, map_of_fewer_rows,
     indices_outside_the_scratch,

@@ -159,11 +159,11 @@ def test_a_plan_has_cut_points_where_one_value_is_live() -> None:
     graph.outputs = [b("Softmax", b("Softmax", total, axis=1), axis=1)]
     plan = plan_of(graph)
     assert [step.op for step in plan.steps] == ["Softmax"] * 3 + ["Add"] + ["Softmax"] * 2
-    assert [seam.step for seam in plan.cut_points] == [1, 2, 4, 5]
-    for seam in plan.cut_points:
-        written = plan.steps[seam.step - 1].operands
-        assert any((operand.base, operand.offset) == (ARENA, seam.place) for operand in written)
-        assert seam.row == 64 * 64 * 4 and seam.arena.at(1) <= plan.arena.at(1)
+    assert [cut.step for cut in plan.cut_points] == [1, 2, 4, 5]
+    for cut in plan.cut_points:
+        written = plan.steps[cut.step - 1].operands
+        assert any((operand.base, operand.offset) == (ARENA, cut.place) for operand in written)
+        assert cut.row == 64 * 64 * 4 and cut.arena.at(1) <= plan.arena.at(1)
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), Graph()).cut_points == plan.cut_points
 
 

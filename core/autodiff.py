@@ -19,13 +19,17 @@ from lathe.core.ops.opdef.terms import Term, Writer
 
 
 def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequence[str]) -> Graph:
-    """A copy of `graph` with further outputs: the gradients of its outputs `of` with respect to the named values.
+    """A copy of `graph` with further outputs: the gradients of the values `of` with respect to the named values.
 
-    The function that is differentiated is the sum of all elements of all outputs `of`. The named values are inputs,
-    states, constants (weights) or results of nodes. The gradient of `w` is the output `w.gradient` (`w.gradient_2` if
-    that name is taken) with the type of `w`; it is zero if the outputs do not depend on `w`. The gradients follow the
-    other outputs, in the order of `with_respect_to`. ModelError for a name that does not exist or is no tensor of real
-    numbers; UnsupportedError, which names the node, for an operator that cannot be differentiated.
+    The function that is differentiated is the sum of all elements of all values `of`. These and the values named by
+    `with_respect_to` are inputs, states, constants (weights) or results of nodes. The gradient of `w` is the output
+    `w.gradient` (`w.gradient_2` if that name is taken) with the type of `w`; it is zero if no value `of` depends on
+    `w`. The gradients follow the other outputs, in the order of `with_respect_to`. The copy has no defaults
+    (`Graph.defaults`) and no nodes that its outputs do not need.
+
+    ModelError for a name that does not exist, or whose value is no tensor of floats of at least 16 bits.
+    UnsupportedError, which names the node or value, for an operator that cannot be differentiated and for a tensor of
+    unknown rank.
     """
     copy = graph.clone()
     copy.defaults.clear()  # the gradients hold for the present values of the constants only
@@ -43,9 +47,10 @@ def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequenc
 
 
 def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -> list[Value | None]:
-    """The gradient of the sum of all elements of the values `of` with respect to each target; None where it is zero.
+    """The gradient of the sum of all elements of the values `of` with respect to each target.
 
-    The nodes that compute the gradients are appended to the writer's graph.
+    None stands for a gradient that is zero because no value `of` depends differentiably on the target. The nodes that
+    compute the gradients are appended to the writer's graph. UnsupportedError as for `differentiate`.
     """
     seeds: list[Value | None] = [writer.fill(1, value.dtype, value.shape).value for value in of]
     return differentiate(writer, of, seeds, targets)
@@ -54,10 +59,12 @@ def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -
 def differentiate(
     writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
 ) -> list[Value | None]:
-    """The gradient with respect to each value in `targets`, by backpropagation from `results`; None where it is zero.
+    """The gradient with respect to each value in `targets`, by backpropagation from `results`.
 
-    `seeds` are the gradients with respect to `results`, one for each (None: zero). The nodes that compute the gradients
-    are appended to the writer's graph. UnsupportedError for an operator that cannot be differentiated.
+    `seeds` are the gradients with respect to `results`, one for each (None: zero). None in the result stands for a
+    gradient that is zero because no result with a seed depends differentiably on the target. The nodes that compute the
+    gradients are appended to the writer's graph. UnsupportedError for an operator that cannot be differentiated, and
+    for a tensor of unknown rank.
     """
     nodes = list(writer.graph.nodes)
     sweep = _Sweep(writer, targets)
@@ -98,7 +105,7 @@ class _Sweep:
     def contribute(self, value: Value, gradient: Term) -> None:
         """Add a term to the gradient of a value, summed over broadcast axes to the value's shape.
 
-        Ignored if the value depends on no target, or is no tensor of floats.
+        Ignored if the value depends on no target, or is no tensor of floats of at least 16 bits.
         """
         if is_differentiable(value) and value in self._active:
             self._parts.setdefault(value, []).append(gradient.fit(value.shape))

@@ -13,7 +13,8 @@ class ModelError(LatheError):
     """A model that cannot be accepted: malformed, ill-typed or using something unsupported.
 
     `where` names the node, operator, opset or value, so that the author of the model can find it. `notes` are further
-    lines of the message, such as the types of the node's inputs and the nodes that produced them.
+    lines of the message, such as the types of the node's inputs and the nodes that produced them. `reason` is the
+    message without `where` and `notes`.
     """
 
     def __init__(self, message: str, *, where: str = "", notes: Sequence[str] = ()) -> None:
@@ -51,7 +52,7 @@ class PlanError(LatheError):
 
 
 class FeedError(LatheError):
-    """Inputs of a run that the model does not accept: missing, unknown, ill-typed, or refused by a node."""
+    """Inputs of a run that the model does not accept: missing, unknown, ill-typed, too large, or refused by a node."""
 
 
 class ArtifactError(LatheError):
@@ -63,7 +64,7 @@ class TargetError(LatheError):
 
 
 class DeviceError(LatheError):
-    """A call of a device's driver or library has failed: the message names the call, its error code and its text."""
+    """Work on a device, or a call of its driver or library, has failed. The message names the call and its error."""
 
 
 class DeviceMemoryError(DeviceError):
@@ -73,7 +74,8 @@ class DeviceMemoryError(DeviceError):
 class DeviceLost(DeviceError):
     """A fault has made a device unusable for the whole process.
 
-    It works again after all sessions on it are closed and it is opened again, or after the process restarts.
+    When all sessions on the device are closed, the next session tries to make it usable again (`Device.renew`). If that
+    fails, the process must be restarted.
     """
 
 
@@ -89,6 +91,7 @@ class DataError(LatheError):
     """A dataset that cannot be read or does not fit: file, row and column, and what was expected.
 
     Rows count from 0. `line` is the line of a text file, counted from 1; the message names it instead of the row.
+    `reason` is the message without file, row, line and column.
     """
 
     def __init__(

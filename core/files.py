@@ -12,10 +12,11 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, durable: bool = False, mode: int = 0o644) -> Iterator[BinaryIO]:
-    """Context manager: a new file, which replaces `path` when the block ends; an error leaves `path` as it was.
+    """Context manager: a new binary file, which replaces `path` when the block ends; an error leaves `path` as it was.
 
-    `durable`: the file and its name are on disk when this returns, even if the machine stops then. `mode`: permissions
-    of the new file, less the umask. OSError when the folder cannot be written.
+    `durable`: when the context manager returns, the content and the name of the file are on disk (fsync), and survive a
+    power failure. `mode`: permissions of the new file, less the umask. OSError if the folder cannot be written or the
+    disk is full; only if the flush of the folder fails, `path` has been replaced already.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

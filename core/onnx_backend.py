@@ -33,8 +33,9 @@ class LatheRep(BackendRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The outputs in the model's order. `inputs`: one array, a sequence in the model's order, or a mapping by name.
 
-        An ONNX sequence is a list of arrays, an absent optional is None. Element types that NumPy lacks are those of
-        ml_dtypes. Further arguments are ignored.
+        An ONNX sequence is a list of arrays, an absent optional is None; a list as `inputs` is a sequence of inputs,
+        never an ONNX sequence. Element types that NumPy lacks are those of ml_dtypes. Arrays beyond the number of
+        inputs, and further arguments, are ignored. Errors are those of `Session.run`.
         """
         by_name = isinstance(inputs, Mapping)
         feeds = inputs if by_name else dict(zip(self.session.inputs, _as_list(inputs), strict=False))
@@ -57,8 +58,8 @@ class LatheBackend(Backend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> LatheRep:
         """Compile a model. ModelError if it is not acceptable, UnsupportedError for another device than "CPU".
 
-        Further arguments that are options of `lathe.compile` are passed to it, all others are ignored. The defaults are
-        `threads=1` and `tune="off"`.
+        The options `precision`, `threads`, `max_batch`, `optimize`, `cache_dir`, `tune` and `winograd` are passed to
+        `lathe.compile`, all other arguments are ignored. Unlike there, the defaults are `threads=1` and `tune="off"`.
         """
         if not cls.supports_device(device):
             raise lathe.errors.UnsupportedError(f"device '{device}' is not supported, expected 'CPU'")
@@ -75,11 +76,12 @@ class LatheBackend(Backend):
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on its present inputs; returns a named tuple of its outputs.
+        """Run one node; returns a named tuple of those outputs that have a name.
 
-        `inputs` are arrays, or lists of arrays for ONNX sequences. The opset is the argument `opset_version`, by
-        default the newest one of the node's domain that Lathe knows. `outputs_info` and all other arguments are
-        ignored.
+        `inputs`: one value, or a list or tuple of one value for each input that the node names, in its order; a value
+        is an array, or a list of arrays for an ONNX sequence. The opset is the argument `opset_version`, by default the
+        newest one of the node's domain that Lathe knows. `outputs_info` and all other arguments are ignored. ValueError
+        if the number of values differs from that of the inputs; ModelError as for `prepare`, FeedError as for `run`.
         """
         names = [name for name in node.input if name]
         arrays = _as_list(inputs)

@@ -9,9 +9,11 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the system kill this process when its parent (a process id) dies.
+    """Have the system kill this process when its parent, the process with id `parent`, dies.
 
-    Systems other than Linux have no such request: there the process ends only if the parent is dead already.
+    If the parent is dead already, this process is killed at once. Linux counts as the parent the thread that started
+    this process (PR_SET_PDEATHSIG), so that thread must live as long as this process. Other systems have no such
+    request.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

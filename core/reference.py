@@ -19,8 +19,11 @@ from lathe.core.passes.lowering.input_variants import with_default_inputs
 def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Run `graph` on `feeds`, NumPy arrays by input name, and return the outputs by name.
 
-    States have their initial values, and their next values are dropped. The feeds may also replace defaults
-    (`Graph.defaults`). FeedError for a missing, unknown or ill-typed input.
+    Sequences are lists, and absent optionals None. Outputs may be views of feeds or of constants. States have their
+    initial values, and their next values are dropped. The feeds may also replace defaults (`Graph.defaults`).
+
+    FeedError for a missing, unknown or ill-typed input, for inputs that give a symbol different values, and for inputs
+    that a node refuses. ModelError for a node whose error does not depend on the feeds.
     """
     check_feeds(feeds, [value.name for value in graph.inputs])
     fed = {value.name for value in graph.defaults} & feeds.keys()
@@ -52,7 +55,7 @@ def run_nodes(
     """Run all nodes of a graph in order; its inputs, states and captured values are in `environment`.
 
     Adds constants and results to `environment`, and the symbols that the shapes of results determine to `known`.
-    `check` and `code` are those of `run_node`; `code` also replaces nodes of this graph.
+    `check`, `code` and errors are those of `run_node`; functions in `code` also run instead of nodes of this graph.
     """
     environment.update(graph.constants)
     for node in graph.nodes:
@@ -70,7 +73,8 @@ def run_nodes(
 def depends_on_feeds(node: Node, constants: Container[Value]) -> bool:
     """Whether results of a node may depend on the feeds.
 
-    True if it reads a value that is not in `constants`, or if an attribute contains a symbolic dimension.
+    True if it reads a value that is not in `constants`, or if an attribute is a symbolic dimension or a tuple that
+    contains one.
     """
     return any(value not in constants for value in node_reads(node)) or any(map(_has_size, node.attrs.values()))
 
@@ -88,12 +92,16 @@ def run_node(
     fed: bool = True,
     code: Mapping[Node, RunCode] = _NO_CODE,
 ) -> list[Any]:
-    """The outputs of one node, computed by its reference. `environment` has the values that its bodies capture.
+    """The outputs of one node, computed by its reference: arrays, lists for sequences, None for absent optionals.
 
-    `known`: the values of the symbols of dimensions. `check` is called before each run of a body, and by operators that
-    may run for long: an error that it raises ends the node. `code` replaces some of the nodes of its bodies. FeedError
-    if the node cannot process its inputs, for example if extents do not fit each other. With `fed` false, all inputs
-    are the model's own constants, and the error is a ModelError (see `depends_on_feeds`).
+    `environment` has the values that the node's bodies capture. `known`: the values of the symbols of dimensions.
+    `check` is called before each run of a body, and by operators that may run for long: it ends the node by an
+    exception, such as Interrupted. `code` maps some nodes of the bodies to functions that run instead of their
+    references.
+
+    FeedError if the node cannot process its inputs, for example if extents do not fit each other. If `fed` is false
+    (see `depends_on_feeds`), that error is a ModelError. ModelError also if the reference returns another dtype than is
+    declared.
     """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
@@ -120,8 +128,8 @@ def run_node(
 def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> dict[str, int]:
     """The values of the symbols in the declared shapes of `values`, found from their arrays in `environment`.
 
-    Only dimensions that are linear in a single symbol are used. FeedError when two of them give a symbol different
-    values.
+    Only dimensions that are linear in a single symbol are used (see `_solutions`). FeedError when two of them give a
+    symbol different values.
     """
     bound: dict[str, int] = {}
     sources: dict[str, str] = {}  # the value that gave each symbol its size, for errors
@@ -138,7 +146,7 @@ def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> d
 def bind_result_symbols(node: Node, results: Sequence[Any], known: dict[str, int]) -> None:
     """Add to `known` the symbols that the shapes of a node's results determine, unless `known` has them already.
 
-    Some symbols are known only then, such as the number of nonzero elements.
+    Some symbols, such as the number of nonzero elements, are known only when the node has run.
     """
     _bind_new_symbols(node.outputs, results, known)
 
@@ -162,7 +170,8 @@ def determined_symbols(type_: ValueType) -> frozenset[str]:
 def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
     """The symbols of a tensor's declared shape with their values, from dimensions linear in a single symbol.
 
-    Empty if `value` is no tensor, or if the rank of `array` is not the declared one.
+    A value is rounded down if the extent does not solve the dimension exactly, such as 5 for `2*k`. Empty if `value` is
+    no tensor, or if the rank of `array` is not the declared one.
     """
     if not isinstance(value.type, TensorType) or value.type.shape is None or np.ndim(array) != len(value.type.shape):
         return []  # the values in bodies of fused nodes, for example, are declared with rank 0
@@ -197,9 +206,10 @@ def _fits(shape: tuple[int, ...], type_: TensorType) -> bool:
 
 
 def _check_result(node: Node, value: Value, result: Any) -> Any:
-    """The result of a reference as an array; sequences and None are returned as they are.
+    """The result of a reference as an array, text as an array of objects; sequences and None are returned as they are.
 
-    ModelError if its dtype is not the declared one, FeedError if its shape does not fit the declared shape.
+    ModelError if the dtype is not the declared one (text is not checked). FeedError if the shape does not fit the
+    declared shape; a value that is declared with rank 0 or unknown rank may have any shape.
     """
     if not isinstance(value.type, TensorType) or result is None:
         return result

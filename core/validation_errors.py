@@ -49,7 +49,7 @@ def error_messages(
     """Return one sentence for each of pydantic's errors.
 
     `kind` is the class that the document was validated against; with None, no keys are suggested. `synonyms` maps keys
-    of other tools to the keys that mean the same here.
+    of other tools, in lower case and with underscores, to the keys that mean the same here.
     """
     return [_Mistake(error, kind, document, synonyms).text() for error in errors]
 
@@ -72,7 +72,7 @@ class _Mistake:
         self.last = self.place[-1] if self.place else None
 
     def text(self) -> str:
-        """Return the sentence."""
+        """Return the sentence about the error."""
         name = str(self.error["type"])
         if name == "extra_forbidden":
             return f"{self._path()}: there is no such key{self._nearest_key()}"

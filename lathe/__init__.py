@@ -4,9 +4,9 @@
     session = lathe.compile("model.onnx")
     outputs = session.run({"x": array})
 
-`load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs the
-reference executor, `export` writes ONNX, `quantize` makes products of int8, `gradients` differentiates a graph,
-`register_op` adds a custom operator.
+`load` parses a model, `compile` returns a `Session`, `load_compiled` loads a compiled file, `interpret` runs a graph
+with the NumPy references, `export` returns the bytes of an ONNX file, `quantize` converts products to int8, `gradients`
+differentiates a graph, `register_op` adds a custom operator.
 `lathe.nn` has layers, `lathe.train` trains them, `lathe.client` calls a server.
 
 Each name is imported at its first use: `import lathe.client` does not import the compiler.

@@ -19,7 +19,7 @@ from loadtest.wire import DTYPES, Response
 
 
 class CallFailed(RuntimeError):
-    """The server refused a call of the control plane."""
+    """The server refused a call of the control plane, or a job of the scenario ended too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Admin:
         return f"/api/v1/models/{quote(self.model, safe='')}"
 
     async def call(self, method: str, path: str, body: bytes = b"") -> Timed:
-        """Make one call. CallFailed if the status is not 2xx."""
+        """Make one call. CallFailed if the status is not 2xx, ConnectionError if no response comes."""
         headers = {"Content-Type": "application/json"} if body[:1] == b"{" else {}
         started = time.monotonic()
         response = await self.target.ask(method, path, body, headers)

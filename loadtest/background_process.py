@@ -31,8 +31,9 @@ class BackgroundProcess:
 async def background_process(module: str, *arguments: str) -> AsyncIterator[BackgroundProcess]:
     """Run a module (`python -m`) during the block. RuntimeError if the process ends by itself.
 
-    The process reports by its first line that it has begun. At the end of the block it gets SIGTERM and may finish its
-    current work, so that none of it falls into the next measurement.
+    The process reports by its first line that it has begun; TimeoutError if that takes longer than READY. At the end of
+    the block it gets SIGTERM and may finish its current work, so that none of it falls into the next measurement;
+    RuntimeError if that takes longer than ENDING.
     """
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, stdout=PIPE, stderr=PIPE)
     _set_idle_priority(process.pid)

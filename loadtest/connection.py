@@ -27,7 +27,7 @@ class Head:
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request at a time. `answered(self, None)` reports that the connection broke before the response.
+    """Sends one request at a time. `send` calls `answered(self, None)` if the connection breaks before the response.
 
     A response that arrives in one piece and whose head is cached skips the parser. Under overload the generator sees
     the same few heads thousands of times a second, on processors that the server needs.

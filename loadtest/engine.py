@@ -82,7 +82,7 @@ class Row:
 
 
 def ahead(rounds: Sequence[Mapping[str, float]]) -> float | None:
-    """Median over rounds of the best peer's time over ours."""
+    """Median over rounds of the best peer's time over Lathe's; None without Lathe or without a peer."""
     peers = [engine for engine in rounds[0] if engine != OURS]
     if OURS not in rounds[0] or not peers:
         return None

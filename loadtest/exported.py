@@ -13,8 +13,8 @@ First runs: the session has served one shape and its compilation has ended. Then
 first time: "first" is Lathe's time over ONNX Runtime's. Before the next shape, the measurement waits until Lathe's
 background compilation has ended.
 
-Exit status 1 if results differ or a model has no figures; with --limits also if a steady run has less than 0.95 of ONNX
-Runtime's speed, or a first run takes more than twice its time.
+Exit status 1 if results differ or a model has no figures; with --limits also if a steady run at batch 1 or 8 has less
+than 0.95 of ONNX Runtime's speed, or a first run takes more than twice ONNX Runtime's time.
 """
 
 from __future__ import annotations

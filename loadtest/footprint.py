@@ -1,10 +1,12 @@
 """Start-up, memory and reproducibility of compiled models: `python -m loadtest footprint`.
 
-Every figure comes from a fresh process on one thread with a cache of its own. Times are processor seconds, which other
-processes do not lengthen. `cold` is the first compilation of a file with default settings, tuning included. `warm` is
-the second one. `load` is `lathe.load_compiled` of the file that `lathe compile` writes. The arena is given per row,
-beside its lower bound: the most bytes alive at one step. Resident memory counts mapped files. It is taken before
-loading, while loaded, after a run of eight rows, and after closing. Exit status 1 if a promise is broken.
+Every time and every figure of resident memory comes from a fresh process on one thread. Each model has a cache of its
+own, which is empty at first. Times are processor seconds, which other processes do not lengthen. `cold` is the first
+compilation of a file with default settings, tuning included. `warm` is the second one. `load` is `lathe.load_compiled`
+of the file that `lathe compile` writes. The arena is given per row, beside its lower bound: the most bytes alive at one
+step. Resident memory counts mapped files. It is taken before loading, while loaded, after a run of eight rows, and
+after closing. `same` says whether three compilations, one of them with another cache, give equal files. Exit status 1
+if a promise is broken.
 """
 
 from __future__ import annotations
@@ -103,7 +105,10 @@ def run_step(name: str, path: Path, cache: Path) -> dict[str, float]:
 
 
 def build(path: Path, out: Path, cache: Path, record: Path | None) -> Path:
-    """Compile without tuning, with the tuner's record of this cache, or with the choices of the artifact `record`."""
+    """Compile `path` to the artifact `out`, and return `out`.
+
+    Kernels are those of the tuner's records in `cache` or, with `record`, those of the artifact `record`.
+    """
     import lathe
     from lathe.core.codegen.target import host
     from lathe.core.compiler.options import make_options
@@ -116,7 +121,7 @@ def build(path: Path, out: Path, cache: Path, record: Path | None) -> Path:
 
 
 def memory_of(artifact: Path) -> tuple[int, int, int]:
-    """Bytes of the weights, of the arena per row, and of the arena's lower bound."""
+    """Bytes of the weights, of the arena per row, and of the arena's lower bound. RuntimeError if they are unknown."""
     import lathe
 
     with lathe.load_compiled(artifact, threads=1) as session:

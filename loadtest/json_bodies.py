@@ -75,7 +75,7 @@ def _request(host: str, name: str, shape: list[int], data: list[float], id: str 
 
 
 async def _check(admin: Admin, kinds: dict[str, Kind]) -> None:
-    """RuntimeError if the first requests of two kinds, which carry the same image, get different answers."""
+    """RuntimeError if a kind's first request gets no answer, or another one than binary's, with the same image."""
     answers: dict[str, Numbers] = {}
     for name, kind in kinds.items():
         connection = await admin.target.connect()

@@ -23,7 +23,7 @@ Feeds = dict[str, NDArray[Any]]
 
 @dataclass
 class Builder:
-    """Collects nodes and weights; every method appends one operator and returns the name of its output."""
+    """Collects nodes and weights; every method appends operators or weights, and returns the name of the last value."""
 
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     nodes: list[onnx.NodeProto] = field(default_factory=list)

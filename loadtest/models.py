@@ -145,7 +145,7 @@ def resnext(b: Builder, x: str) -> str:
 
 
 def resnet_groupnorm(b: Builder, x: str) -> str:
-    """18 layers normalised over groups of channels (Wu & He 2018), 64 x 64 pixels."""
+    """A ResNet of 14 layers, normalised over groups of channels (Wu & He 2018), 64 x 64 pixels."""
     x, channels = b.op("Relu", _groupnorm(b, b.conv(x, 3, 64, 3, stride=2), 64)), 64
     for width, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)):
         y = b.op("Relu", _groupnorm(b, b.conv(x, channels, width, 3, stride), width))

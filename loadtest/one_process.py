@@ -59,7 +59,7 @@ def load_file(path: Path) -> dict[str, float]:
 
 
 def cold_file(path: Path) -> dict[str, float]:
-    """Processor seconds to compile a file and run it, and to run other shapes; resident and peak bytes."""
+    """Processor seconds to compile a file and run it, then to run one other shape if there is one; memory in bytes."""
     import lathe
 
     lathe.compile  # noqa: B018

@@ -20,9 +20,9 @@ def onnx_runtime(path: Path) -> Any:
 
 
 def largest_error(mine: Mapping[str, Any], other: Sequence[Any]) -> float:
-    """The largest (difference / largest element) over all outputs.
+    """The largest (difference / largest element) over all outputs; the difference itself if all elements are 0.
 
-    Infinite if shapes, dtypes, strings or maps differ.
+    Infinite if shapes, dtypes, strings, maps, infinities or NaNs differ.
     """
     return max((_error(a, b) for a, b in zip(mine.values(), other, strict=True)), default=0.0)
 

@@ -48,9 +48,10 @@ class OpenLoop:
         self.repairs: set[asyncio.Task[None]] = set()
 
     async def run(self, patience: float = 30.0) -> Log:
-        """Send everything that is due.
+        """Send all requests on schedule, and return the log.
 
-        Requests without a response `patience` seconds after the last one count as failed.
+        Requests without a response `patience` seconds after the last one was due count as failed. OSError if the
+        connections cannot be opened.
         """
         self.connections = [await self.target.connect() for _ in range(self.limit)]
         self.idle = list(self.connections)
@@ -67,7 +68,7 @@ class OpenLoop:
         return self.log.only(~np.isnan(self.log.sent)) if self.pacer.stopped.is_set() else self.log
 
     def stop(self) -> None:
-        """Stop sending. `run` then returns when all sent requests are answered, with a log of only those."""
+        """Stop sending. `run` then waits for the sent requests' responses, and returns a log of only these requests."""
         self.pacer.stopped.set()
         self.answered += len(self.backlog)
         self.backlog.clear()

@@ -77,7 +77,7 @@ async def rollback(options: Options, report: Report) -> None:
 
 
 async def prepare(options: Options, report: Report) -> tuple[Traffic, Switcher]:
-    """Upload the first version of the scenario's model. Returns its traffic and the switcher."""
+    """Upload the version that the scenario starts from. Returns the traffic of its model, and the switcher."""
     base = await asyncio.to_thread(Path(options.onnx).read_bytes)
     admin = Admin.at(options.url, MODEL)
     first = await admin.upload(base)

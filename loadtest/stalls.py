@@ -93,7 +93,7 @@ def costly_requests(model: str) -> Iterator[CostlyRequest]:
 
 
 def large_answers(model: str) -> Iterator[CostlyRequest]:
-    """Requests of about a kilobyte to the model `wide`, whose responses have a million elements each."""
+    """Requests of about a kilobyte to `model`, which is that of `wide`; each response has a million elements."""
     path = infer_path(model)
     item = {"name": "x", "datatype": "FP32", "shape": [ROWS, 4], "data": [[0.1, 0.2, 0.3, 0.4]] * ROWS}
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-UNANSWERED = 0  # the status of a request whose connection broke
+UNANSWERED = 0  # the status of a request whose connection broke, or that was not answered in time
 WRONG = -1  # the status of an accepted answer that the scenario's check refused
 
 
@@ -124,7 +124,7 @@ def curve(values: Floats) -> list[tuple[float, float]]:
 
 
 def timeline(log: Log, seconds: float, step: float = 1.0) -> list[tuple[float, float, float]]:
-    """Accepted answers/s and p99 for every whole `step` of intended time."""
+    """(second, accepted answers/s, p99 in ms) for every whole `step` of scheduled time that has answers."""
     due, latency = log.due[log.accepted], log.latency_ms[log.accepted]
     slots = (due // step).astype(int)
     found = ((s, latency[slots == s]) for s in range(int(seconds // step)))

@@ -130,7 +130,9 @@ def varint(value: int) -> bytes:
 
 
 def call(address: str, message: bytes, patience: float) -> str:
-    """The status of one ModelInfer call over a new connection, such as "OK".
+    """The status of one ModelInfer call over a new connection: "OK", or the name of the error and its details.
+
+    RuntimeError if the call cannot be made.
 
     A child process makes the call, because gRPC holds the interpreter lock while it copies the message.
     """

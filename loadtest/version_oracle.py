@@ -42,7 +42,7 @@ class Moves:
         self.acknowledged[-1] = now
 
     def allowed(self, sent: float, received: float) -> set[int]:
-        """The versions that may answer a request sent and answered at these times."""
+        """The versions that may answer a request sent and answered at these times (monotonic seconds)."""
         settled = bisect_right(self.acknowledged, sent) - 1
         begun = bisect_right(self.started, received)
         return set(self.versions[settled:begun])

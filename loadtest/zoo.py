@@ -118,7 +118,7 @@ def heavy(b: Builder, x: str) -> str:
 
 
 def convolution_stack(depth: int) -> onnx.ModelProto:
-    """A model of `depth` convolutions, each 14 MFLOP per 200-byte row: its run time is set by `depth`."""
+    """A model whose run time `depth` sets: a small convolution, then `depth` ones of 14 MFLOP per 200-byte row each."""
 
     def layers(b: Builder, x: str) -> str:
         x = b.op("Relu", b.conv(b.reshape(b.dense(x, 49, 14 * 14), 0, 1, 14, 14), 1, 64, 3))

@@ -85,7 +85,7 @@ class Engine:
 
     @classmethod
     def build(cls, settings: Settings, registry: Resolver) -> Engine:
-        """Start the worker threads and build the data plane over the registry.
+        """Start the worker threads and build the data plane over the registry. The caller must close `pool`.
 
         Raises OSError or DamagedKeys if keys cannot be read, ModuleNotFoundError if an extra is not installed.
         """
@@ -129,7 +129,10 @@ def _tracing(settings: Settings) -> Tracing | None:
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Build all objects of a server from its settings, and return the ASGI application."""
+    """Build all objects of a server from its settings, and return the ASGI application.
+
+    Starts the worker threads; the application's lifespan ends them. Raises as `Engine.build`.
+    """
     settings = settings.model_copy(update={"cache_dir": writable_cache_folder(settings.cache_folder)})
     prepare_readers(settings.cache_folder / "shared")
     registry = Registry()
@@ -181,10 +184,11 @@ def assemble(
     routers: Iterable[APIRouter] = (),
     collectors: Iterable[Collector] = (),
 ) -> FastAPI:
-    """Return the ASGI application with its middleware, the protocol's routes and `routers`, over HTTP and gRPC.
+    """Return the ASGI application with its middleware, the protocol's routes and `routers`.
 
-    The context manager that `running` returns is entered before the first request and left after the last; it calls its
-    argument once the models are loaded. `collectors` add metrics.
+    Its lifespan also starts and stops the gRPC endpoint, if the settings have a port for it. `running(loaded)` returns
+    a context manager, which is entered before the first request and left after the last; it calls `loaded` once the
+    models are loaded. `collectors` add metrics.
     """
     settings, plane = engine.settings, engine.plane
     access = AccessLog(settings.access_log, settings.access_log_share, settings.access_log_rate)

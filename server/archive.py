@@ -1,8 +1,8 @@
-"""The body of a model upload: the model file unchanged, or a tar archive if there is more than one file.
+"""The body of a model upload: the model file unchanged, or a tar archive of a model with its weights or a pipeline.
 
 The archive is a POSIX tar of `model.onnx` and `weights.bin`, with the model rewritten so that all external tensors lie
-in the one weights file; or of `pipeline.toml` and the files that its steps read. It is never stored as a whole: the
-upload streams it in chunks from the files.
+in the one weights file; or of `pipeline.toml` and the files that its steps read. An archive is never stored as a whole:
+the upload streams it in chunks from the files.
 """
 
 from __future__ import annotations
@@ -66,16 +66,17 @@ class UploadBody:
 
 
 def foreign_format(start: bytes) -> str:
-    """Return what a file that begins with `start` is, if that is a known format but no model; otherwise empty."""
+    """Return the kind of a file that begins with `start`, such as "a zip archive"; empty if it may be a model."""
     return next((what for magic, what in _FOREIGN.items() if start.startswith(magic)), "")
 
 
 def body_of(content: Path | bytes) -> UploadBody:
     """Return the upload of a model, given as bytes or as a file.
 
-    A `pipeline.toml` is archived with the files that its steps read, an ONNX file with its external weights. Raises
-    lathe.core.errors.ModelError if the model refers to weights outside its folder, through links, or beyond the end of
-    their file. A file that does not parse as a model is returned unchanged: the server reports what is wrong with it.
+    Bytes are uploaded unchanged. A `pipeline.toml` is archived with the files that its steps read, an ONNX file with
+    its external weights if it has any. Raises OSError if a file cannot be read, lathe.core.errors.ModelError if the
+    model refers to weights outside its folder, through links, or beyond the end of their file. A file that does not
+    parse as a model is uploaded unchanged: the server reports what is wrong with it.
     """
     if isinstance(content, bytes):
         return UploadBody((content,))

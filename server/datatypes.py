@@ -67,7 +67,10 @@ def to_bytes(element: object) -> bytes:
 
 
 def elements_of(array: Array, at: int) -> list[bytes]:
-    """Return at most `ELEMENTS_PER_STEP` elements of a BYTES tensor as bytes, in row-major order from index `at` on."""
+    """Return at most `ELEMENTS_PER_STEP` elements of a BYTES tensor as bytes, in row-major order from index `at` on.
+
+    `at` must be 0 for a tensor of at most `ELEMENTS_PER_STEP` elements: such a tensor is returned whole.
+    """
     elements: list[Any] = (
         array.ravel() if array.size <= ELEMENTS_PER_STEP else array.flat[at : at + ELEMENTS_PER_STEP]
     ).tolist()
@@ -75,7 +78,7 @@ def elements_of(array: Array, at: int) -> list[bytes]:
 
 
 def pack_in_steps(array: Array) -> Steps[bytes]:
-    """Encode a BYTES tensor in steps: for each element in row-major order its length as uint32, then its bytes."""
+    """Encode a BYTES tensor in steps: the elements in row-major order, each after its length (little-endian uint32)."""
     if array.size <= ELEMENTS_PER_STEP:
         return _encode(elements_of(array, 0))
     parts: list[bytes] = []
@@ -130,7 +133,8 @@ def unpack_strings(data: memoryview, shape: tuple[int, ...], count: int, field: 
 def _elements(data: memoryview, at: int, most: int) -> tuple[list[bytes], int]:
     """Return up to `most` complete elements from the 64 KiB at `data[at]`, and the position after them.
 
-    The list is empty if the first element is incomplete or longer than these 64 KiB: `_element` reads that one.
+    The list is empty if `most` is 0, or if the first element is incomplete or longer than these 64 KiB. `_element`
+    reads such an element.
     """
     window = bytes(data[at : at + _WINDOW])  # slices of bytes are bytes, which saves a copy and a view per element
     found: list[bytes] = []

@@ -46,7 +46,9 @@ class BadSettings(ValueError):
 def read_settings(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of this process; `options`, those of the command line, take precedence over variables.
 
-    Raises BadSettings for invalid values, and for unknown variables that begin with `LATHE_`.
+    Values are read from the variables of this process. `environment` is used only to find unknown variables and
+    `LATHE_CACHE`, an older name of `LATHE_CACHE_DIR`. Raises BadSettings for invalid values, unknown options, and
+    unknown variables that begin with `LATHE_`.
     """
     problems = [_unknown(name) for name in unknown_variables(environment)]
     old_name = environment.get("LATHE_CACHE")  # an older name of LATHE_CACHE_DIR

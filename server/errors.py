@@ -104,7 +104,7 @@ class Internal(ServerError):
 
 
 class Unsupported(ServerError):
-    """The server does not implement this part of the protocol."""
+    """The server does not implement this part of the protocol, or its settings do not allow it."""
 
     code, http_status = "unsupported", 501
 

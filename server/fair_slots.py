@@ -15,16 +15,17 @@ CLIENT: ContextVar[str] = ContextVar("party", default=SERVER_ITSELF)  # the clie
 
 
 class FairSlots:
-    """A fair semaphore: the next slot goes to the party with the fewest, among equals to the one that waits longest.
+    """A fair semaphore: the next slot goes to the waiting party with the fewest slots; equal parties take turns.
 
     A party is a client, or the server itself. If there are several slots, a client never holds all of them: otherwise
     the next party would wait until that client's work is done.
     """
 
     def __init__(self, places: int, waiting: int, what: str) -> None:
-        """`waiting`: the most requests that may wait, half of them of one party; the server's own are not counted.
+        """`places`: the number of slots.
 
-        `what`: the name of the waiting things, for the error message.
+        `waiting`: the most requests that may wait, at most half of them of one party; those of the server itself are
+        not counted. `what`: the name of the waiting things, for the error message.
         """
         self._places = places
         self._most_waiting = waiting

@@ -1,7 +1,7 @@
 """Accepts connections: counts each from `accept` on, and keeps file descriptors in reserve.
 
-uvicorn leaves this to the event loop. That reports a connection only after its TLS handshake, and closes connections
-silently when descriptors run out.
+uvicorn leaves this to the event loop. The event loop reports a connection only after its TLS handshake, and closes
+connections silently when descriptors run out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lathe.server.processes import descriptors
 
 ACCEPTS_PER_TURN = 16  # connections accepted per turn of the event loop
 PAUSE = 0.05  # seconds without accepting after descriptors have run out
-WARNING_INTERVAL = 10.0  # seconds between two log lines about that
+WARNING_INTERVAL = 10.0  # seconds between two log lines about descriptors that ran out
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 ProtocolOf: TypeAlias = Callable[[ConnectionSlot], asyncio.Protocol]
@@ -31,7 +31,7 @@ log = logging.getLogger("lathe.server")
 
 
 class Accepted(socket.socket):
-    """A connection's socket, which frees its `slot` (it counts towards the limit) when it is closed or detached."""
+    """A connection's socket. Closing or detaching it frees `slot`, its place within the limit of connections."""
 
     slot: ConnectionSlot
 
@@ -47,7 +47,10 @@ class Accepted(socket.socket):
 
 
 class Listener:
-    """Accepts connections on sockets, from its creation until `close`; needs a running event loop."""
+    """Accepts connections on sockets that listen, from its creation until `close`, which also closes these sockets.
+
+    Needs a running event loop. `handshake_timeout`: the longest TLS handshake, in seconds.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,10 @@ class Listener:
         return self._loop
 
     def close(self) -> None:
-        """Stop listening. Connections stay open, except those in a TLS handshake."""
+        """Stop listening, and close the sockets.
+
+        Established connections stay open. Those in a TLS handshake, or that wait for a descriptor, are closed.
+        """
         if self._resuming is not None:
             self._resuming.cancel()
         if self._set_aside is not None:
@@ -186,7 +192,10 @@ def _nothing() -> object:
 
 
 async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Return sockets that listen on each address of the host, separately for IPv4 and IPv6; raises OSError."""
+    """Return sockets that listen on each address of the host, separately for IPv4 and IPv6; raises OSError.
+
+    The caller must close them.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:

@@ -31,7 +31,7 @@ def check_folder(settings: Settings) -> None:
 
 
 def check_certificates(settings: Settings) -> None:
-    """Raise CannotStart if a TLS file cannot be read, or the private key does not match the certificate."""
+    """Raise CannotStart if a TLS file cannot be read or is not PEM, or the key does not match the certificate."""
     if settings.tls_cert is None:
         return
     for name in ("tls_cert", "tls_key", "tls_client_ca"):

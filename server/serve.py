@@ -38,14 +38,18 @@ log = logging.getLogger("lathe.server")
 
 
 class LatheServer(uvicorn.Server):
-    """uvicorn's server with a graceful stop: not ready from the first signal on, and exit status 0 after it."""
+    """uvicorn's server with a graceful stop: not ready from the first signal on, exit status 0 after the stop."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen on the configured address, or on `sockets` that listen already."""
+        """Start the application, then listen on the configured address, or on `sockets` that listen already.
+
+        Raises SystemExit if the application does not start or the address cannot be used. Also sets the interpreter's
+        switch interval, and exempts all present objects from garbage collection.
+        """
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)

@@ -67,7 +67,7 @@ class Region:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def check_size(self) -> None:
-        """Raise BadRequest if the object has become too short for the region."""
+        """Raise BadRequest if the object is too short for the region; a client may have truncated it."""
         found = os.fstat(self.file).st_size
         if found < self.offset + self.byte_size:
             raise BadRequest(
@@ -87,8 +87,9 @@ class Regions:
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a region of an object.
 
-        Raises BadRequest if there is no such object or it is too short, Forbidden if it cannot be opened, Conflict if
-        the name is taken or `MAX_REGIONS` regions are registered, Unsupported if the server allows no shared memory.
+        `offset` and `byte_size` are in bytes. Raises BadRequest for an empty name, an invalid key or number, and if
+        there is no such object or it is too short. Raises Forbidden if the object cannot be opened, Conflict if the
+        name is taken or `MAX_REGIONS` regions are registered, Unsupported if the server allows no shared memory.
         """
         self.check_allowed()
         if not name:
@@ -108,7 +109,7 @@ class Regions:
         self._regions[name] = region
 
     def unregister(self, name: str = "") -> None:
-        """Unregister one region, or all. As in Triton, an unknown name is no error."""
+        """Unregister the region `name`, or all if it is empty. As in Triton, an unknown name is no error."""
         if name:
             self._regions.pop(name, None)
         else:
@@ -130,7 +131,10 @@ class Regions:
             raise TooLarge(f"inputs: expected at most {self._limit} bytes in shared memory, got {total}")
 
     def read(self, span: Span) -> memoryview:
-        """Return a copy of the bytes of a span; raises NotFound, or BadRequest if they are not all in the region."""
+        """Return a copy of the bytes of a span; raises NotFound for an unknown region.
+
+        Raises BadRequest if the region or its object does not hold all of these bytes.
+        """
         region = self._whole(span)
         at, view = 0, np.empty(span.size, np.uint8).data  # not zeroed, which would keep the interpreter lock
         while at < span.size:
@@ -142,7 +146,11 @@ class Regions:
         return view
 
     def write_all(self, contents: Sequence[tuple[Span, bytes | memoryview]]) -> None:
-        """Write bytes to spans; raises NotFound or BadRequest. Nothing is written if a span is too small."""
+        """Write bytes to spans; raises NotFound for an unknown region.
+
+        Raises BadRequest, and writes nothing, if a span is outside of its region or too small for its bytes. Raises
+        BadRequest also if a write fails; earlier contents are written then.
+        """
         regions = [self._whole(span) for span, _ in contents]
         for span, content in contents:
             if len(content) > span.size:

@@ -11,7 +11,10 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """One event of a job: `kind` is `state` for a change of its state, otherwise the kind of a progress report."""
+    """One event of a job: `kind` is `state` for a change of the job's state, otherwise the kind of a progress report.
+
+    `data` is the JSON object of the event. For data that is no JSON it is `{"text": ...}`, for other JSON it is empty.
+    """
 
     kind: str
     data: Mapping[str, Any]

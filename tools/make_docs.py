@@ -1,4 +1,7 @@
-"""Writes the generated pages of docs/: `python -m tools.make_docs` (or `make docs`). A test compares them."""
+"""Writes the generated pages of docs/, and core/ops/COVERAGE.md: `python -m tools.make_docs` (or `make docs`).
+
+A test compares the pages with the code.
+"""
 
 from __future__ import annotations
 

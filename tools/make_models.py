@@ -2,7 +2,8 @@
 
 `digits` reads a handwritten digit: version 1 is tiny, version 2 is larger and was trained on shifted copies too. The
 data are the 1,797 images of 8 x 8 pixels (0 to 16) that come with scikit-learn. The last 449 are held out: no version
-is trained on them, and the accuracy in the manifest is measured on them.
+is trained on them, and the accuracy in the manifest is measured on them. `docs/digit.json` is a request with one of
+them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ RECIPES = (
 
 
 def load_digits() -> tuple[Array, NDArray[np.int64]]:
-    """`(images [1797,1,8,8] in 0..16, labels [1797])`, in scikit-learn's order."""
+    """`(images float32 [1797,1,8,8] in 0..16, labels int64 [1797])`, in scikit-learn's order."""
     from sklearn.datasets import load_digits as bundled
 
     data = bundled()
@@ -60,7 +61,7 @@ def load_digits() -> tuple[Array, NDArray[np.int64]]:
 
 
 def held_out() -> tuple[Array, NDArray[np.int64]]:
-    """The images and labels that no version was trained on."""
+    """The 449 images and labels that no version was trained on, in the types of `load_digits`."""
     images, labels = load_digits()
     return images[-HELD_OUT:], labels[-HELD_OUT:]
 
@@ -77,7 +78,7 @@ def network(rng: np.random.RandomState, recipe: Recipe) -> list[Layer]:
 
 
 def shifted(rng: np.random.RandomState, x: Array) -> Array:
-    """Every image shifted at random by -1, 0 or 1 pixel in both directions, filled with zeros."""
+    """The images [N,1,8,8], each shifted at random by -1, 0 or 1 pixel in both directions, filled with zeros."""
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     offsets = rng.randint(0, 3, size=(len(x), 2))
     return np.stack([p[:, i : i + 8, j : j + 8] for p, (i, j) in zip(padded, offsets, strict=True)])

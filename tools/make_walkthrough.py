@@ -176,7 +176,7 @@ def place(plan: Plan, address: Address) -> str:
 
 
 def innermost(lines: list[str], wanted: str, label: str) -> list[str]:
-    """The lines from the label of the first block that contains `wanted`."""
+    """The lines from the first block that contains `wanted` on, with its label: a line that ends with `label`."""
     first = next(index for index, line in enumerate(lines) if wanted in line and not line.startswith("declare"))
     start = max(index for index in range(first) if lines[index].rstrip().endswith(label))
     return lines[start:]

@@ -18,7 +18,10 @@ Array = NDArray[np.float32]
 
 
 class Layer(Protocol):
-    """One step of the network. `backward` takes d(loss)/d(output) and returns d(loss)/d(input)."""
+    """One step of the network. `backward` takes d(loss)/d(output) and returns d(loss)/d(input).
+
+    `backward` follows a `forward` on the same batch, and sets the `gradients`, which have the names of `parameters`.
+    """
 
     def forward(self, x: Array) -> Array: ...
 
@@ -160,7 +163,7 @@ def softmax(logits: Array) -> Array:
 
 
 def train_step(layers: Sequence[Layer], adam: Adam, x: Array, labels: NDArray[np.int64], rate: float) -> None:
-    """One Adam step on the mean cross-entropy of a mini-batch."""
+    """One Adam step on the mean cross-entropy of a mini-batch; updates the parameters of `layers` in place."""
     dy = softmax(forward(layers, x))
     dy[np.arange(len(labels)), labels] -= 1
     dy /= len(labels)

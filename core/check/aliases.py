@@ -1,7 +1,8 @@
 """Aliases: which values have the same elements, so that views, parts and concatenations need not be copied.
 
-The checker derives them from the operators alone. A value that a step or a fallback computes owns its memory: it is a
-*home*. The output of a view, Slice, Split, Gather or Concat without a step is part of the home of another value.
+The checker derives aliases from the operators and the nodes that the plan runs, and for a Concat that is a step from
+the addresses of its operands. A value that a step or a fallback computes owns its memory: it is a *home*. The output of
+a view, Slice, Split, Gather or Concat without a step is part of the home of another value.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Aliases:
         self._find()
 
     def box(self, value: Value) -> Box | None:
-        """The box of a value, None if it has no planned memory."""
+        """The box of a value; None if the value has no planned memory."""
         return self._boxes.get(value)
 
     def _find(self) -> None:
@@ -52,8 +53,9 @@ class Aliases:
         """Set the boxes of the inputs of a Concat that lie inside its output, as parts of the output's memory.
 
         An input that is a view gets no box here; the source of the view does. `step` is the step that runs the Concat:
-        only inputs that are in place by the addresses of its operands count. None if no step runs it: then all do, and
-        nothing is done if a fallback computes the Concat, or all its inputs are parts of other values (`_is_part`).
+        only inputs that are in place by the addresses of its operands count. None if no step runs the Concat: then all
+        inputs count. But nothing is done if a fallback computes it, or all its inputs are parts of other values
+        (`_is_part`).
         """
         if step is None and (node in self._facts.runs or all(map(self._is_part, node.inputs))):
             return
@@ -91,10 +93,10 @@ class Aliases:
         return self._sizes.at(source) - self._sizes.at(target) == part.start - joined.start
 
     def _set_origin_box(self, value: Value, box: Box) -> None:
-        """Set the box of the value from which `value` is computed by views alone; that is `value` itself without views.
+        """Set the box of the origin of `value`: the value from which views alone compute it, or `value` itself.
 
         `box` is the box of `value`. A box that is set already stays. Nothing is set if no strides give the elements of
-        `box` the shape of the other value.
+        `box` the shape of the origin.
         """
         chain = [value]
         while (producer := chain[-1].producer) is not None and self._is_view(producer):
@@ -107,8 +109,8 @@ class Aliases:
     def _is_part(self, value: Value | None) -> bool:
         """Whether a value, or the source of which it is a view, lies inside another value.
 
-        It is part of its producer's input if that is a Slice, Split or Gather that no step runs. It is part of the
-        output of a later Concat if it has a box already.
+        The value is part of its producer's input if the producer is a Slice, Split or Gather that neither a step nor a
+        fallback runs. It is part of the output of a later Concat if it has a box already.
         """
         while value is not None and value.producer is not None and self._is_view(value.producer):
             value = value.producer.inputs[0]
@@ -161,7 +163,7 @@ class Aliases:
         return source.picked(axis, int(index) % source.shape[axis])
 
     def _union(self, node: Node) -> Box | None:
-        """The box of the output of a Concat whose inputs are consecutive parts of one home; None otherwise."""
+        """The box of the output of a Concat if its inputs are consecutive parts of one home; None otherwise."""
         parts = [self._boxes.get(value) for value in node.inputs if value is not None]
         shape = self._sizes.shape(node.output)
         if shape is None or not parts or parts[0] is None:

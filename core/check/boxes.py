@@ -27,7 +27,7 @@ class Spans(NamedTuple):
         return (self.starts[0], self.starts[-1] + self.length) if self.starts else (0, 0)
 
     def overlaps(self, other: Spans) -> bool:
-        """Whether any byte lies in ranges of both."""
+        """Whether a byte lies in a range of this object and in a range of `other`."""
         (low, high), (first, end) = self.hull, other.hull
         if low >= end or first >= high:
             return False
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def is_dense(self) -> bool:
-        """Whether the elements are contiguous, in row-major order."""
+        """Whether the elements are contiguous, in row-major order; true without elements."""
         if 0 in self.shape:
             return True
         dense = Layout(0, self.shape, dense_strides(self.shape, self.itemsize), self.itemsize)
@@ -115,7 +115,7 @@ class Box(Layout):
     home: Value
 
     def cut(self, axis: int, first: int, step: int, count: int) -> Box:
-        """The part of the box with `count` indices along `axis`: `first`, `first + step`, and so on."""
+        """The part of the box with `count` indices along `axis`: `first`, `first + step`, ...; `step` may be < 0."""
         shape, strides = list(self.shape), list(self.strides)
         start = self.start + (first * strides[axis] if count else 0)
         shape[axis], strides[axis] = count, strides[axis] * step
@@ -129,7 +129,10 @@ class Box(Layout):
         )
 
     def reshaped(self, shape: tuple[int, ...]) -> Box | None:
-        """The same elements under another shape, in row-major order; None if strides cannot express it."""
+        """The same elements, in row-major order, as a box of `shape`.
+
+        None if strides cannot express it, or `shape` has another number of elements.
+        """
         if prod(shape) != prod(self.shape):
             return None
         if 0 in shape:

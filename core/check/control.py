@@ -91,7 +91,7 @@ def bodies_of(facts: Facts) -> Iterator[Body]:
 def check_body(facts: Facts, body: Body) -> None:
     """PlanError unless the tape makes the calls and final copies of the body's plan, at the same addresses.
 
-    Also unless its bases are what the node requires (see `_expected_bases`), with the weights of the body's plan.
+    The bases of the tape must be those that the node requires (`_expected_bases`), and hold the weights of the plan.
     """
     plan, tape, call = body.planned.plan, body.tape, body.step.call
     given = [(called.symbol, [_place_numbers(place) for place in called.operands]) for called in tape.calls]
@@ -117,9 +117,9 @@ def check_body(facts: Facts, body: Body) -> None:
 
 
 def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
-    """PlanError unless parts of the step's scratch memory are disjoint, and row slices are inside their operands.
+    """PlanError unless the parts of the step's scratch memory lie in it and are disjoint.
 
-    Checked for the batch size of `sizes`; the parts must also lie within the scratch memory.
+    Slices of rows must lie inside their operands. Checked for the batch size of `sizes`.
     """
     each, spec, plan = body.step, body.step.call.spec, body.planned.plan
     at_least_one = Sizes(spec.block if isinstance(spec, SelectedSpec) else max(sizes.n, 1))
@@ -147,7 +147,7 @@ def check_frame(facts: Facts, body: Body, sizes: Sizes) -> None:
 
 
 def _check_slice(each: StepFacts, spec: object, base: Slice, sizes: Sizes) -> None:
-    """PlanError unless `base`, one row of an operand per iteration, has the size of a row, and rows suffice."""
+    """PlanError unless `base`, one row of an operand per iteration, has the size of a row, and enough rows exist."""
     value = each.values[base.index]
     shape = sizes.shape(value) if value is not None else None
     if value is None or shape is None or not shape:

@@ -23,7 +23,7 @@ Offsets: TypeAlias = NDArray[np.int64]
 
 
 def cross_cut_point(run: SymbolicRun, cut: CutPoint) -> int:
-    """Remove from the arena everything that does not cross the cut point; return the size of the next arena.
+    """Remove from the arena of `run` everything that does not cross the cut point; return the size of the next arena.
 
     The copy moves row `i` of a chunk to row `i` of the value in the next arena. So only values whose rows have the size
     that the cut point states cross it; all others are removed. PlanError if the copied bytes are outside an arena.

@@ -27,7 +27,8 @@ _SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (7, 5, 3, 2), (3, 16, 17, 4), (1, 40, 1, 3
 def check_dynamic_shape_plan(graph: Graph, planned: PlannedGraph, target: Target | GpuTarget, winograd: bool) -> None:
     """`check_plan` with numbers in place of the sizes (dynamic dimensions), for up to seven sets of numbers.
 
-    Sets for which a value is empty, or an assumption of the graph fails, are skipped.
+    PlanError for a wrong plan, as in `check_plan`. Sets for which a value is empty, or an assumption of the graph
+    fails, are skipped. The kernels need not be those that the catalog offers.
     """
     inputs = [value.type for value in graph.inputs if isinstance(value.type, TensorType)]
     places = {name: place for type_ in inputs for name in type_.symbols if (place := size_index(name)) is not None}
@@ -47,7 +48,7 @@ def _is_empty(type_: ValueType) -> bool:
 
 
 def _planned_with_numbers(planned: PlannedGraph, env: Mapping[str, Dim]) -> PlannedGraph:
-    """The plan with numbers for sizes. Specs with numbers have other function names, which the steps get too."""
+    """The plan with numbers for sizes. Specs with numbers have other function names; the steps get these names, too."""
     bound: PlannedGraph = _with_numbers(planned, env)
     symbols = {
         spec.symbol: new.symbol

@@ -91,13 +91,13 @@ def check_facts(facts: Facts) -> Facts:
 
 
 def captured_values(node: Node, graph: Graph) -> list[Value]:
-    """The values that the bodies of a node capture, without constants, in the order of first use."""
+    """The values that the bodies of a node capture, without constants of `graph`, in the order of first use."""
     found = dict.fromkeys(value for body in node.subgraphs for value in captures(body))
     return [value for value in found if value not in graph.constants]
 
 
 def operand_values(node: Node, call: KernelCall, graph: Graph) -> Iterator[Value | None]:
-    """Yield the value of each operand of a call; None for packed weights, scratch memory, flags and absent inputs."""
+    """Yield the value of each operand of a call; None for weights, blocks, scratch memory, flags and absent inputs."""
     captured = captured_values(node, graph) if any(isinstance(each, Outer) for each in call.operands) else []
     for operand in call.operands:
         match operand:
@@ -177,7 +177,7 @@ def _check_schedule(plan: Plan) -> None:
 def _check_ports(facts: Facts) -> None:
     """PlanError unless the plan has the inputs, states and outputs of the graph, with consecutive base numbers.
 
-    Also unless each step whose kernel sets a flag has a flag of its own.
+    Each step whose kernel sets a flag must have a flag of its own.
     """
     graph, plan = facts.graph, facts.plan
     states = [state.value for state in graph.states]
@@ -216,7 +216,7 @@ class Sizes:
         self._known: dict[Dim, int] = {}
 
     def dim(self, dim: Dim) -> int:
-        """The value of a dimension. KeyError if it is data-dependent."""
+        """The value of a dimension. KeyError if it has another symbol than `n`, or divides by zero."""
         if isinstance(dim, int):
             return dim
         if dim not in self._known:
@@ -227,8 +227,8 @@ class Sizes:
     def shape(self, value: Value) -> tuple[int, ...] | None:
         """The shape of a value as numbers; None if it has no planned memory.
 
-        That is so for strings, for values that are no tensors, and for shapes that are unknown, data-dependent or have
-        a negative extent.
+        Values without planned memory are strings, values that are no tensors, and tensors whose shape is unknown,
+        data-dependent or has a negative extent.
         """
         type_ = value.type
         if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
@@ -240,5 +240,5 @@ class Sizes:
         return shape if min(shape, default=0) >= 0 else None
 
     def at(self, address: Address) -> int:
-        """The offset of an address in bytes. An empty batch has the addresses of a batch of one."""
+        """The offset of an address from its base in bytes. An empty batch has the addresses of a batch of one."""
         return address.offset.at(max(self.n, 1))

@@ -1,8 +1,8 @@
 """In-place results: whether a kernel may write a result into the memory of one of its operands.
 
-It may if it reads every element of the operand before it writes the element at the same bytes. The semantics of the
-operator decide which operands can be read that way; the kernel family decides whether its code does so. The tests run
-kernels of all these families on operands that they overwrite (tests/core/check/test_in_place_kernels.py).
+The kernel may if it reads every element of the operand before it writes the element at the same bytes. The semantics of
+the operator decide which operands can be read that way; the kernel family decides whether its code does so. The tests
+run kernels of all these families on operands that they overwrite (tests/core/check/test_in_place_kernels.py).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _FINISHING: dict[str, Callable[[KernelSpec], bool]] = {
     "weight_only_dot": lambda spec: True,
 }
 
-# A simulated device computes the whole result before it writes any of it. It is checked like a real device, which does
-# not.
+# The family of kernels on a simulated device. They compute the whole result before they write any of it, but are
+# checked like kernels of a real device, which do not.
 _SIMULATED = "reference"
 
 

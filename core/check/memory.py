@@ -23,7 +23,7 @@ class Ranges(NamedTuple):
 
 
 class Memory:
-    """The bytes at addresses 0 to `size` of one base; `size` is None if the memory is read-only.
+    """The bytes at addresses 0 to `size` of one base; `size` is None if no step may write to the memory.
 
     A *shift* represents a tensor at an address: its byte number `i` is at address `i + shift`. Adjacent bytes with the
     same shift form one run.
@@ -57,7 +57,7 @@ class Memory:
             self.wipe(high, max(self._high[-1], high))
 
     def lacks(self, spans: Spans, shift: int) -> tuple[int, int] | None:
-        """The first range (start, end) in `spans` that does not hold the tensor with this shift everywhere, or None."""
+        """The first range (start, end) in `spans` that holds anything else than the tensor with this shift, or None."""
         starts: Iterable[int] = spans.starts
         if len(spans.starts) > _FEW:
             starts = self._ranges_to_check(spans)

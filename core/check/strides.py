@@ -30,7 +30,7 @@ _SMALL, _LARGE = 2, 7  # batch sizes: strides at both determine the linear funct
 
 
 def check_strides(facts: Facts) -> None:
-    """PlanError for a kernel whose strides differ from those of an operand."""
+    """PlanError if a step runs a kernel that accesses an operand with other strides than the value has."""
     counts = (_SMALL, _LARGE) if facts.depends_on_batch else (1, 1)
     small, large = (Aliases(facts, Sizes(n)) for n in counts)
     for each in facts.steps:
@@ -80,7 +80,7 @@ def _check_nest(each: StepFacts, nest: Nest, sizes: Sizes, same: Aliases) -> Non
 
 
 def _element_strides(box: Box, shape: tuple[int, ...]) -> list[int]:
-    """The strides of a value in elements, broadcast to `shape`; PlanError if it does not broadcast."""
+    """The strides of a value in elements, broadcast to `shape`; PlanError if the value does not broadcast."""
     layout = Layout(box.start, box.shape, box.strides, box.itemsize).broadcast(shape)
     if layout is None:
         raise PlanError(f"a value of shape {box.shape} does not broadcast to {shape}")

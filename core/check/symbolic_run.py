@@ -270,9 +270,9 @@ class SymbolicRun:
             memory.write(spans, self._shift(box, at))
 
     def _find_whole(self, value: Value, where: str) -> None:
-        """PlanError unless the runtime keeps the value outside the plan's memory, or memory holds it.
+        """PlanError unless the runtime keeps the value outside the plan's memory, or the plan's memory holds it.
 
-        Then all of it must be at the location that the plan states, row-major. `where` begins the error message.
+        In memory, the whole value must be at the address that the plan states, row-major. `where` begins the message.
         """
         if value.name in self._kept and self.facts.runtime_keeps_values:
             return

@@ -16,8 +16,8 @@ from lathe.core.ops.opdef.inference import infer_graph
 def check_types(graph: Graph) -> None:
     """VerifyError if inference over a copy of the graph finds a less precise extent than a pass wrote.
 
-    An extent is lost if it is a number, or a dimension over symbols of the inputs, and inference gives one with other
-    symbols. Values for which inference finds no rank are not compared. VerifyError also if inference refuses the graph.
+    An extent is less precise if it has symbols that the inputs do not have, and the extent that the pass wrote has
+    none. Values for which inference finds no rank are not compared. VerifyError also if inference refuses the graph.
     """
     copy = graph.clone()
     try:

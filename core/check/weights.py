@@ -16,7 +16,7 @@ from lathe.core.plan.plan import FLAG_BYTES, WEIGHTS, Address
 
 
 class Weights:
-    """The items of a plan's weight block, sorted by offset; what has passed a check is not checked again.
+    """The items of a plan's weight block, sorted by offset. An operand that has passed a check is not checked again.
 
     PlanError if items overlap, or lie outside the `plan.weights` bytes of the block.
     """
@@ -76,7 +76,7 @@ class Weights:
         return operand.pack(self._facts.graph.constants[value])
 
     def _holds(self, offset: int, expected: Array) -> bool:
-        """Whether the item at this offset has the bytes of this array."""
+        """Whether the item at this offset has the bytes of the array `expected`; true for an empty array."""
         index = bisect_right(self._starts, offset) - 1
         if expected.nbytes == 0:
             return True

@@ -55,7 +55,8 @@ class Arithmetic:
     def match(self, *operands: Operand) -> tuple[Val, ...]:
         """All operands as registers of one type: Python numbers become constants, scalars are broadcast.
 
-        TypeError if registers have different element types.
+        At least one operand must be a register: the constants get its element type. TypeError if registers have
+        different element types.
         """
         if _have_one_type(operands):
             return operands  # the common case, and this runs once per instruction
@@ -69,7 +70,9 @@ class Arithmetic:
     def cast(self, x: Operand, dtype: DType) -> Val:
         """`x` converted to `dtype`.
 
-        Float to integer truncates towards zero and saturates (NaN gives 0); a conversion to bool is `!= 0`.
+        Float to integer truncates towards zero and saturates (NaN gives 0). Integer to narrower integer drops the upper
+        bits. A conversion to bool is `!= 0`. Conversions from or to bfloat16, and between float16 and types other than
+        float32, go through float32.
         """
         value = self._operand(x)
         source, type_ = value.dtype, register_type(dtype, value.lanes)
@@ -324,14 +327,20 @@ class Arithmetic:
         return self._shift("shl", a, c)
 
     def shift_right(self, x: Operand, y: Operand) -> Val:
-        """Arithmetic shift for signed integers, logical shift for unsigned ones."""
+        """`x >> y`: arithmetic for signed integers, logical for unsigned ones.
+
+        Shifting by the width of the type or more gives 0, or -1 for a negative `x`.
+        """
         a, c = self.match(x, y)
         return self._shift("ashr" if is_signed(a.dtype) else "lshr", a, c)
 
     # Across lanes
 
     def reduce(self, x: Val, combine: Callable[[Val, Val], Val]) -> Val:
-        """All lanes of a vector combined into a scalar by halving, in an order that depends on the width only."""
+        """All lanes of a vector combined into a scalar by halving, in an order that depends on the width only.
+
+        The number of lanes is a power of 2.
+        """
         while x.lanes > 1:
             half = x.lanes // 2
             low, high = (self._part(x, range(start, start + half)) for start in (0, half))

@@ -57,10 +57,11 @@ FEATURES: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def usable_features(available: frozenset[str]) -> frozenset[str]:
-    """Those of the `available` features that kernels may use; `BASE` without all of `AVX2`.
+    """Those of the `available` features that kernels may use; just `BASE` if a feature of `AVX2` is not available.
 
-    A hypervisor may hide the base of an extension and show the extension. Code for 64-byte vectors needs all of AVX512,
-    so if one part is missing, all AVX-512 features are dropped. AMX is dropped unless AVX512 and `amx-tile` are there.
+    A hypervisor may hide the base of an extension and show the extension. Code for 64-byte vectors needs all features
+    in `AVX512`, so if one of them is missing, all AVX-512 and AVX10 features are dropped. AMX is dropped unless all of
+    `AVX512` and `amx-tile` are available.
     """
     if not available >= AVX2:
         return BASE

@@ -29,7 +29,10 @@ _NEEDS = b"lathe needs: "  # prefix of the note in an object file that lists the
 
 
 def compile_kernel(kernel: Kernel) -> bytes:
-    """The object file of one kernel: position-independent code for its target. Equal kernels give equal bytes."""
+    """The object file of one kernel: position-independent code for its target. Equal kernels give equal bytes.
+
+    RuntimeError, which names the kernel's spec, if LLVM rejects its assembly: a bug of the generator.
+    """
     try:
         return compile_text(kernel.finish(), kernel.target)
     except RuntimeError as error:
@@ -39,7 +42,7 @@ def compile_kernel(kernel: Kernel) -> bytes:
 def compile_text(text: str, target: Target) -> bytes:
     """The object file of the LLVM assembly `text`, with a note of the instruction sets that `target` has.
 
-    `required_features_of` reads the note.
+    `required_features_of` reads the note. RuntimeError if LLVM rejects the text.
     """
     machine = target_machine(target)
     _generated.set()
@@ -63,7 +66,7 @@ def required_features_of(data: bytes) -> frozenset[str] | None:
 
 
 def assembly_of(kernel: Kernel) -> str:
-    """The machine code of a kernel as assembly text, for reading."""
+    """The machine code of a kernel as assembly text, for people."""
     machine = target_machine(kernel.target)
     return str(machine.emit_assembly(_optimize(kernel.finish(), machine)))
 
@@ -120,7 +123,7 @@ class Library:
 
 
 def generator_version() -> str:
-    """A digest of the source of all code generators: a change invalidates all cached objects."""
+    """A digest of the source in core/codegen, core/kernels and core/ops: a change invalidates all cached objects."""
     return _source_digest(("codegen", "kernels", "ops"))
 
 

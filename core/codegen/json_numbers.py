@@ -1,15 +1,18 @@
 """Native readers of JSON lists of numbers: from the text into a tensor's memory, checked and correctly rounded.
 
 `read_floats`, `read_integers` and `read_booleans` take `(text, end, elements, state)`: the address of a text, its
-length, the address of a tensor's elements, and that of the words of `ReadWord`. They accept lists in JSON's grammar,
-flat or nested as the tensor's shape, with NaN and Infinity as Python writes them. Any other text ends as REFUSED.
+length, the address of a tensor's elements, and that of the words of `ReadWord`. A zero byte must follow the text.
+Booleans are elements of one byte. The readers accept lists in JSON's grammar, flat or nested as the tensor's shape,
+with NaN and Infinity as Python writes them. For any other text, and for numbers that float64 or the integer type cannot
+hold, the status is REFUSED, and the elements may have been overwritten.
 
 Digits are read eight at a time: a word of text, its first byte lowest. If `w` and `10**q` are small, one correctly
 rounded operation turns a decimal number `w * 10**q` into a float64 (Clinger 1990). Otherwise Lemire's algorithm does
 ("Number Parsing at a Gigabyte per Second", 2021), which needs no fallback for `w` below 2**64 (Mushtak and Lemire,
 "Fast Number Parsing Without Fallback", 2023). Of 20 or more significant digits the first 19 are used: if `w` and
 `w + 1` become the same float64, so does the number; otherwise the caller must parse it (HARD). `_short_decimals` is a
-fast path for lists of short decimals, such as pixels and features.
+fast path for lists of short decimals, such as pixels and features. Elements of float32 are rounded from the float64,
+so a number may be rounded twice, and one beyond float32 becomes infinite.
 """
 
 from __future__ import annotations
@@ -242,7 +245,10 @@ class _List:
         return (fours * 10_000 + (fours >> 32)) & 0xFFFFFFFF
 
     def take_digits(self, sum_: Local, powers: Word) -> Word:
-        """Read one or more digits and append them to the decimal number `sum_`; returns the number of digits."""
+        """Read one or more digits and append them to the decimal number `sum_`; returns the number of digits.
+
+        The reader refuses the text if there is no digit. `powers`: the address of the table of `_powers`.
+        """
         p = self.p
         begin = self.at.value
         count, said = self.digits()
@@ -373,7 +379,10 @@ def _short_decimals_in(p: Procedure, block: Word) -> tuple[Word, Word, Word]:
 
 
 def _hundred_millionths(p: Procedure, point: Word, places: Word) -> Word:
-    """The float64 bits of a decimal with one digit before the point and `places` (at most eight) after it."""
+    """The float64 bits of a decimal with one digit before the point and `places` (1 to 8) digits after it.
+
+    `point`: the address of the point.
+    """
     behind = (p.load(point + 1, 1) ^ _EIGHT_ZEROS) & (p.word(-1) >> ((p.word(64) - (places << 3)) & 63))
     whole = (p.byte(point - 1) & 0xF) * 10**8 + _List.number_of(behind)
     # float64 represents both operands exactly, so the division rounds correctly (Clinger).
@@ -429,8 +438,8 @@ def _exponent(r: _List) -> Word:
 def _cut(r: _List, digits_at: Word, count: Local, w: Local, q: Local, cut: Local) -> None:
     """Reduce a number of more than 19 significant digits: `w` gets the first 19, `q` grows by the number of the others.
 
-    `cut` is set to 1 then; otherwise all variables stay unchanged.
-    `digits_at` is the address of its first digit, `count` the number of its digits, zeros at the front included.
+    `cut` is set to 1 then; otherwise `w`, `q` and `cut` stay unchanged. `digits_at` is the address of the first digit.
+    `count` is the number of digits, zeros at the front included, and becomes that of the significant digits.
     """
     p = r.p
     look = p.local(digits_at)

@@ -55,7 +55,8 @@ class Fold:
 class Kernel:
     """The native function `symbol` under construction: its spec, target and LLVM module, and methods that add code.
 
-    `n`, `tid` and `threads` are the function's arguments: the batch size, this thread's number, the number of threads.
+    `n`, `tid` and `threads` are the function's arguments: the batch size (in dynamic-shape code the address of the
+    table of sizes), this thread's number, and the number of threads.
     """
 
     def __init__(self, spec: KernelSpec, target: Target) -> None:
@@ -115,7 +116,8 @@ class Kernel:
     def dim(self, dim: Dim) -> Val:
         """The value of `dim` as an int64 scalar, computed at run time if it has symbols.
 
-        Its symbols may be `n`, names of dynamic dimensions (`size0`, ...) and run-time numbers; ValueError for others.
+        Its symbols may be `n`, the sizes that the spec names (`size0`, `filled0`, ...), and the run-time numbers that
+        `read_numbers` has loaded; ValueError for others.
         """
         if isinstance(dim, int):
             return self.index(dim)
@@ -305,7 +307,7 @@ class Kernel:
         return self.builder.call(name, result, arguments)
 
     def finish(self) -> str:
-        """The LLVM assembly of the whole module."""
+        """The LLVM assembly of the whole module. No code can be added afterwards."""
         if not self._finished:
             self.builder.return_void()
             self._finished = True

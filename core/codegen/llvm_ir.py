@@ -26,7 +26,7 @@ class Type:
         self.suffix = suffix or text
 
     def literal(self, value: Number) -> str:
-        """The text of a number of this type."""
+        """The text of a number of this type. TypeError if it is neither an integer nor a floating-point type."""
         raise TypeError(f"{self.text} has no literals")
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ def number(type_: Type, value: Number) -> Constant:
 
 
 def numbers(type_: Type, values: Sequence[Number]) -> Constant:
-    """The constant vector of type `type_` with these values, one per lane."""
+    """The constant vector of type `type_` with these values. TypeError if it is no vector of as many lanes."""
     if not isinstance(type_, Vector) or type_.count != len(values):
         raise TypeError(f"expected numbers for {type_}, got {len(values)}")
     element = type_.element

@@ -23,16 +23,19 @@ class ObjectCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
-        """Create the folder with access for this user only. ArtifactError if other users can write to it.
+        """Create the folder with access for this user only, unless it exists. Errors as for `make_private_folder`.
 
-        `max_bytes` limits the size of the cache: beyond it the least recently used objects are deleted.
+        `max_bytes` limits the size of the cache: beyond it the least recently used objects are deleted (see `Quota`).
         """
         self.folder = folder
         self._quota = Quota(folder, "*.o", max_bytes) if max_bytes is not None else None
         make_private_folder(folder)
 
     def get(self, key: str) -> bytes | None:
-        """The object of this key, or None if there is no file that can be trusted."""
+        """The object of this key, or None if there is no file that can be trusted. Sets the file's modification time.
+
+        OSError if the file can be read, but its time cannot be set, as on a read-only file system.
+        """
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -48,7 +51,10 @@ class ObjectCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Store an object. The write is atomic: concurrent readers see the whole object or none."""
+        """Store an object. The write is atomic: concurrent readers see the whole object, the one before, or none.
+
+        OSError if the file cannot be written. May delete other objects, see `Quota`.
+        """
         replace_file(self._path(key), hashlib.sha256(data).digest() + data, mode=0o600)
         if self._quota is not None:
             self._quota.added(_DIGEST_BYTES + len(data))
@@ -64,8 +70,8 @@ class ObjectCache:
 class Quota:
     """Limits the size of a folder: deletes the least recently used files (by modification time).
 
-    Scanning many files takes long. So a scan follows only after a sixteenth of `max_bytes` was written, or at random
-    after one of 256 writes.
+    Scanning many files takes long. So a scan follows only after this process has written a sixteenth of `max_bytes`,
+    or at random after one of 256 writes. Between scans the folder may be larger than `max_bytes`.
     """
 
     def __init__(self, folder: Path, pattern: str, max_bytes: int) -> None:
@@ -99,7 +105,11 @@ def _usage(path: Path) -> tuple[float, int, Path]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder that only this user can write to. ArtifactError if it exists and others can write to it."""
+    """Create a folder that only this user can write to, and its parents; an existing folder is only checked.
+
+    ArtifactError if the folder belongs to another user, is a symbolic link, or its group or others may write to it.
+    OSError if it cannot be created. Whether this user may write to an existing folder is not checked.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(os.lstat(folder), stat.S_ISDIR):
         raise ArtifactError(f"cache folder {folder} can be written by other users; make it yours, mode 700")

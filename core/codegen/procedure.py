@@ -229,7 +229,7 @@ class Procedure:
         return Word(self, self.builder.convert("zext", self._load(I8, address, 1), I64))
 
     def load(self, address: Number, align: int = 8) -> Word:
-        """The 64-bit word at an address."""
+        """The 64-bit word at an address, which is a multiple of `align` bytes."""
         return Word(self, self._load(I64, address, align))
 
     def bytes_within(self, address: Number, first: str, last: str = "") -> Word:

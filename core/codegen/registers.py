@@ -191,7 +191,10 @@ class Pointer:
         return self._from_memory(raw, lanes)
 
     def store(self, value: Val, offset: Val | int = 0, mask: Val | None = None) -> None:
-        """Write all lanes of `value`, or those where `mask` is true."""
+        """Write all lanes of `value`, or those where `mask` is true.
+
+        TypeError if the type of `value` is neither `dtype` nor `computed`.
+        """
         if mask is not None and (lane := _only_lane(mask)) is not None:
             # LLVM 22 merges narrowing with such a store, and writes the wide number, over the neighbours.
             self.at(offset).store(value.lane(lane), lane)

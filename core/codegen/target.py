@@ -36,7 +36,7 @@ def initialize() -> None:
 
 @functools.cache
 def host() -> Target:
-    """This machine with all its vector extensions, or the target that `LATHE_TARGET` names.
+    """This machine with all its vector extensions, or the target that `LATHE_TARGET` names at the first call.
 
     TargetError if that name is unknown, or if this machine cannot run code for it.
     """
@@ -112,10 +112,11 @@ def has_int8_dot(target: Target) -> bool:
 
 
 def cpu_name(detected: str, available: Collection[str]) -> str:
-    """LLVM's name of the CPU for whose timings code is scheduled.
+    """LLVM's name of the CPU for whose timings code is scheduled: mostly `detected`, the name that LLVM detects.
 
-    A hypervisor may report an older model number, so the features decide. Code scheduled for another kind of core moves
-    loads so far ahead that register tiles no longer fit the registers.
+    It is "sapphirerapids" if `amx-bf16` is available but the detected CPU has no matrix tiles: a hypervisor may report
+    an older model number. Code scheduled for another kind of core moves loads so far ahead that register tiles no
+    longer fit the registers.
     """
     return "sapphirerapids" if "amx-bf16" in available and detected not in _WITH_TILES else detected
 

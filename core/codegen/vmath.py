@@ -200,7 +200,7 @@ def polynomial(e: Arithmetic, x: Val, coefficients: Sequence[float]) -> Val:
 
 
 def _nearest_integer(e: Arithmetic, x: Val) -> tuple[Val, Val]:
-    """`x` (below 2^22) rounded to an integer, as a float and as int32. NaN gives NaN and some integer."""
+    """`x` (|x| < 2^22) rounded to the nearest integer, as a float and as int32. NaN gives NaN and some integer."""
     shifted = x + _TO_INTEGER
     return shifted - _TO_INTEGER, e.bitcast(shifted, I32_) - 0x4B400000
 

@@ -22,13 +22,15 @@ def compile_kernels(
     tune: str | float = "off",
     sizes: Mapping[str, int] | None = None,
 ) -> None:
-    """Put all kernels that `lathe.compile(graph, device="cuda", ...)` needs on such a GPU into the cache.
+    """Put all kernels that `lathe.compile(graph, device="cuda", ...)` needs on the GPU `target` into the cache.
 
-    `target`: a description of the GPU, see core/runtime/device/absent_gpu.py. `tune` other than "off" also compiles the
-    candidates that the tuner would measure there ("full": all of them). `sizes`: numbers for the symbolic dimensions
-    other than the batch size.
+    `target`: a description of the GPU, see core/runtime/device/absent_gpu.py. `cache_dir`: the cache folder, which is
+    created if it is missing. `tune` other than "off" also compiles the candidates that the tuner would measure there
+    ("full": all of them). `sizes`: numbers for the symbolic dimensions other than the batch size.
 
-    UnsupportedError for an unknown target or precision, ModelError for a size that is missing or names no dimension.
+    UnsupportedError for an unknown target or precision, and if Triton is not installed; ModelError for a size that is
+    missing or names no dimension; ValueError for `max_batch` or `tune` out of range; for the folder, the errors of
+    `Store`.
     """
     options = make_options(target, precision, max_batch=max_batch, cache_dir=cache_dir, tune=tune)
     wanted, given = dimensions(graph), dict(sizes or {})

@@ -12,8 +12,8 @@
 
 With --while-stdin before the stage, the process exits when its standard input closes, that is, with its parent.
 
-Exit status 0; or 2 with {"error": ...} on standard output for an error of the model; or 5 with the same if a device has
-too little memory for the model.
+Exit status 0; or 2 with {"error": ...} on standard output for any LatheError, such as an invalid model; or 5 with the
+same if a device has too little memory for the model; or 1 with a traceback on standard error for other exceptions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMPILED = "model.lathe"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one stage; returns the exit status."""
+    """Run one stage; returns the exit status 0, 2 or 5. Exceptions other than LatheError are not caught."""
     arguments = _parser().parse_args(argv)
     if arguments.while_stdin:
         threading.Thread(target=_exit_with_stdin, daemon=True).start()
@@ -63,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(model: Path, out: Path, external: bool = False) -> None:
-    """Read and verify an ONNX file; write the graph as IR text, and its weights as a second file."""
+    """Read and verify an ONNX file; write graph.lir (IR text), weights.bin and report.json to the folder `out`.
+
+    Maps of ZipMap become tensors (`maps_as_tensors`). `external`: tensors may lie in other files of the model's folder.
+    ModelError if the model is not valid or not supported, OSError if a file cannot be read or written.
+    """
     graph = load(model, external)
     maps_as_tensors(graph)
     weights = Weights()
@@ -76,7 +80,7 @@ def parse(model: Path, out: Path, external: bool = False) -> None:
 
 
 def report(graph: Graph) -> dict[str, object]:
-    """A parsed model's name, types of inputs and outputs as text, number of nodes, and number of parameters."""
+    """A parsed model's name, types of inputs and outputs as text, number of nodes, and elements of all constants."""
     return {
         "name": graph.name,
         "inputs": {value.name: str(value.type) for value in graph.inputs},
@@ -87,7 +91,11 @@ def report(graph: Graph) -> dict[str, object]:
 
 
 def read_parsed(folder: Path) -> Graph:
-    """The graph that `parse` wrote, inferred and verified again, because the files may have been damaged since."""
+    """The graph that `parse` wrote to `folder`; its large constants are read-only views of the mapped weights.bin.
+
+    Types are inferred and the graph is verified again, because graph.lir may have been damaged since. Damaged values of
+    weights are not noticed. ModelError if the text is malformed or the graph is invalid, OSError if a file is missing.
+    """
     weights = folder / "weights.bin"
     data = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else b""
     graph = parse_graph((folder / "graph.lir").read_text(), data)
@@ -97,11 +105,12 @@ def read_parsed(folder: Path) -> Graph:
 
 
 def compile_stage(arguments: argparse.Namespace) -> None:
-    """Compile parsed IR into an artifact, load it, and run it once on one row of zeros.
+    """Compile parsed IR into an artifact, load it, and run it once on zeros, with 1 for every symbolic dimension.
 
-    The run is left out if an input is no tensor, has no known rank, or holds strings; a FeedError of it is ignored, as
-    a model may refuse zeros as data. For a model that packs, the run leaves packed code in the cache, so that a session
-    of the artifact serves sequences of every length at once.
+    The run is left out if an input is no tensor, has no known rank, or holds strings. A FeedError of the run is
+    ignored, as a model may refuse zeros as data. If the model is compiled for packed runs, the run leaves the packed
+    code in the cache, so that a session of the artifact serves sequences of every length at once. Unfinished files of
+    an earlier attempt are deleted.
     """
     options = pipeline.make_options(
         arguments.device,

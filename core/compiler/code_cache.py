@@ -47,8 +47,8 @@ def compile_dynamic(
 ) -> None:
     """Compile dynamic-shape code into the store, where sessions of `source` look for it, so that no run waits.
 
-    Nothing is done if the model can have none, or the store has it. A failure is only logged as a warning. `ahead`: the
-    graph after the passes, if they ran already.
+    Nothing is done if the model gets no such code, or the store has it. A failure raises no error; `warn_of_failure`
+    decides whether it becomes a warning. `ahead`: the graph after the passes, if they ran already.
     """
     binding, chosen = description.any_size, dynamic_options(replace(options, findings=()))
     if not binding or source.place(binding, chosen).exists():
@@ -62,7 +62,8 @@ def compile_dynamic(
 def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
     """The cache key of a compiled model: a digest of model, options, host, devices and versions of the compilers.
 
-    `beside`: the files that may hold tensors of the model; their contents count, too.
+    Registered custom operators count, too, and so do the contents of the files `beside`, which may hold tensors of the
+    model.
     """
     return cache_key(
         content_of_file(model) if isinstance(model, Path) else content_of_bytes(model), model, options, beside
@@ -90,7 +91,8 @@ def specialise(path: Path, origin: str, binding: CodeBinding, options: Options, 
     """Compile one shape of the model at `path`, or its dynamic-shape code, into the store.
 
     `origin` identifies the model in cache keys; `binding` has the value of each symbol. `fed` names defaults of the
-    model that become inputs. UnsupportedError if the cache folder cannot be written.
+    model that become inputs. Code that the store has already is compiled again and replaced. UnsupportedError if the
+    default cache folder cannot be used; for another folder, the errors of `Store`.
     """
     store = open_store(options.cache_dir)
     if store is None:
@@ -137,8 +139,8 @@ def cached_runner(
     """Code for one binding, ready to run: loaded from the store, or compiled and put there.
 
     The key in the store is made of `source`, `binding`, options and host. Without a `source`, or if the store cannot be
-    written, the code is compiled into memory, and only the object code of its kernels is cached. `graph` is called only
-    to compile.
+    written, the code is compiled into memory, and only the object code of its kernels is cached. If the
+    stored file is damaged, the code is compiled again. `graph` is called only to compile. The caller closes the result.
     """
     batching = batching_for(description.batching, binding)
     description = replace(description, batching=batching)

@@ -49,27 +49,31 @@ def compile(
     placement: Literal["first", "cost"] | Mapping[str, str] = "first",
     device_memory: Mapping[str, int] | None = None,
 ) -> Session:
-    """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
+    """A session that runs `model` (a graph, a path to an ONNX file, or its bytes). The caller closes it.
 
     `threads` defaults to the processors this process may use. `max_batch` is the batch size that kernels are chosen
-    for; every batch size runs. Object code and compiled models are cached in `cache_dir` (default: `LATHE_CACHE_DIR`,
-    otherwise the user's cache folder).
+    for; every batch size runs. `optimize=False` keeps the nodes as the model's author wrote them, for comparisons: only
+    the required passes run. Object code and compiled models are cached in `cache_dir` (default: `LATHE_CACHE_DIR`,
+    otherwise the user's cache folder); a model that is given as a graph is not cached, except for object code.
 
-    `tune` bounds the seconds of measuring alternative kernels ("default": 1; "full": no bound). The findings are
-    cached, too. `record` names an artifact whose findings take priority; with "off" only they count, and equal models
-    give equal code. `winograd=False` computes every product by its definition: the rounding errors of Winograd's
-    convolution are relative to larger intermediate numbers, which shows in results that are much smaller than the terms
-    of their sums.
+    `tune` bounds the seconds of measuring alternative kernels ("off": 0; "default": 1; "full": no bound). The findings
+    are cached, too. `record` names an artifact whose findings take priority; with `tune="off"` only these findings
+    count, and equal models give equal code. `winograd=False` computes every product by its definition: the rounding
+    errors of Winograd's convolution are relative to larger intermediate numbers, which shows in results that are much
+    smaller than the terms of their sums.
 
     `tune="background"` compiles without measuring, and measures everything in a child process while that code runs. The
-    tuned code then replaces it (`Session.settle` waits for it). This needs the path of a file, and the cache.
+    tuned code then replaces the first code (`Session.settle` waits for that). This needs the path of a file, and the
+    cache.
 
-    A model with symbolic dimensions besides the batch size gets dynamic-shape code. The first run waits for that, and a
-    combination of sizes that occurs often gets code of its own in the background. Nodes without a dynamic kernel run on
-    their references. A model with no dynamic kernel at all is compiled for each combination that occurs: the first run
-    waits, later combinations are compiled in the background, and meanwhile the references answer if that is faster.
-    `new_shapes="wait"` waits for each combination, unless every node has a dynamic kernel, and compiles nothing in the
-    background. With "background" no run waits, unless the references would take too long.
+    A model with symbolic dimensions besides the batch size gets dynamic-shape code. The first run waits for that code,
+    and a combination of sizes that occurs often gets code of its own in the background. Nodes without a dynamic kernel
+    run on their references. A model with no dynamic kernel at all is compiled for each combination that occurs: the
+    first run waits, later combinations are compiled in the background, and meanwhile the references answer if that is
+    faster. `new_shapes="wait"` waits for each combination, unless every node has a dynamic kernel, and compiles nothing
+    in the background. With "background" a run waits only if the references would take too long, fail, or answer
+    another run of the combination. Models with states, and models on other devices, have no dynamic-shape code: each
+    combination waits for its code.
 
     `packing` compiles a model of sequences for tokens, whatever the lengths: `Session.run_packed` concatenates
     sequences, at most `packing` tokens per run, without padding. This requires a proof that each sequence gets the
@@ -81,7 +85,10 @@ def compile(
     a mapping from names of nodes to devices overrides everything else. `Session.explain` shows where nodes run, and the
     copies.
 
-    ModelError if the model is not valid; UnsupportedError for an unknown device or precision.
+    ModelError if the model is not valid; UnsupportedError if it needs a feature that Lathe lacks, for an unknown device
+    or precision, and for `tune="background"` without a file or cache. ValueError for another option out of range,
+    ArtifactError if `record` is no artifact, OSError if a file cannot be read, DeviceMemoryError if a device has too
+    little memory; for a `cache_dir` that cannot be used, the errors of `Store`.
     """
     findings = read_findings(Path(record)) if record is not None else None
     options = make_options(
@@ -115,7 +122,8 @@ def compile_cached(
 ) -> Session:
     """A session of a model, from the store if it has the compiled code; otherwise compiled and stored.
 
-    `file`: the path of the model, if it has one. `looked_for`: the digest of the model's bytes, if it is known already.
+    `file`: the path of the model, if it has one. `looked_for`: an earlier digest of the same file, which may have
+    changed since. UnsupportedError for tuning in the background without a `file`; otherwise the errors of `compile`.
     """
     if file is None:
         options = _without_background(options)
@@ -184,7 +192,10 @@ def compile_uncached(graph: Graph, options: Options, new_shapes: NewShapes = "de
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
-    """Compile a graph into an artifact, the file `path`; dynamic-shape code goes into the store, if there is one."""
+    """Compile a graph into an artifact, the file `path`; dynamic-shape code goes into the store, if there is one.
+
+    OSError if the file cannot be written; otherwise the errors of `compile`.
+    """
     graph, description, ahead = describe_model(graph, options)
     content, source = compile_content(graph, description.batching, options), _artifact_graph(graph, description)
     written = artifact.save(path, description, options.kept(), content, source=source)
@@ -196,8 +207,8 @@ def compile_to(path: Path, graph: Graph, options: Options) -> None:
 def compile_content(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
     """Compiled code for all batch sizes, or `graph` itself if its code must be compiled for each shape.
 
-    That is so if there are symbolic dimensions besides the batch size, or assumptions that exclude batch sizes; the
-    latter do not count for a graph with states, because the states belong to one compiled code.
+    It must if there are symbolic dimensions besides the batch size, or assumptions that exclude batch sizes. Such
+    assumptions do not count for a graph with states, because the states belong to one compiled code.
     """
     if other_symbols(graph, batching) or (batching.supposed and not graph.states):
         return graph
@@ -217,10 +228,12 @@ def load_compiled(
 ) -> Session:
     """A session from an artifact, such as `lathe compile` writes; native code in it runs without compiling.
 
-    A model with symbolic dimensions besides the batch size is compiled for each new combination when it first occurs,
-    and the result is cached; `new_shapes` and `tune` are as for `compile`.
+    For a model with symbolic dimensions besides the batch size, the artifact holds the graph: its code is loaded from
+    the cache, or compiled and cached, as for `compile`. `new_shapes` and `tune` are as for `compile`. The caller closes
+    the session.
 
-    `threads` defaults to the processors this process may use, and is at most the number that the artifact was compiled
-    for. ArtifactError if the artifact is damaged, or was made for another machine or version.
+    `threads` defaults to the processors this process may use. Compiled code uses at most the number of threads that it
+    was compiled for. ArtifactError if the artifact is missing, damaged, writable by another user, or was made for
+    another machine or version; UnsupportedError or DeviceMemoryError if a device of its code is missing or too small.
     """
     return load_artifact(Path(path), make_options(threads=threads, cache_dir=cache_dir, tune=tune), new_shapes)

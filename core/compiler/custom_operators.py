@@ -77,7 +77,8 @@ def register_op(domain: str, *, revision: str = "") -> Callable[[_OpClass], _OpC
 def load_operators(modules: str) -> None:
     """Import modules that register operators, given as names separated by commas, here and in later child processes.
 
-    UnsupportedError for a module that cannot be imported.
+    The names are added to the environment variable LATHE_OPERATORS, which child processes read. UnsupportedError for a
+    module that cannot be imported.
     """
     before = set(registry.names())
     names = _module_names(modules)

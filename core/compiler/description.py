@@ -22,9 +22,9 @@ from lathe.core.runtime.session.session import Description
 def describe_model(graph: Graph, options: Options) -> tuple[Graph, Description, OptimizedGraph | None]:
     """The graph to compile, its description, and the graph after the passes.
 
-    The third result is None unless each node has a kernel in dynamic-shape code. The graph to compile may assume more
-    of its inputs than the model declares (`passes/proofs/assumptions.py`), and then the description keeps the declared
-    types, too. It may also have length inputs (`passes/lowering/length_inputs.py`).
+    The third result is None unless the model gets dynamic-shape code in which each node has a kernel. The graph to
+    compile may assume more of its inputs than the model declares (`passes/proofs/assumptions.py`); then the description
+    keeps the declared types, too. The graph may also have length inputs (`passes/lowering/length_inputs.py`).
     """
     together, proof = assume_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}

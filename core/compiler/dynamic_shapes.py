@@ -62,8 +62,9 @@ class DynamicShapes:
     """Facts about a model's dynamic-shape code, found before it is compiled.
 
     `binding` gives each symbol of the inputs in terms of the sizes of the code's table. It is empty if the model gets
-    no such code: no node has a dynamic kernel; or the model has states, is packed, or runs on devices; or its only
-    dynamic dimension is the batch size, because there is no other symbol, or weights fix the others.
+    no such code: no node has a dynamic kernel; or the graph is not valid for these sizes; or the model has states, is
+    packed, or runs on devices; or its only dynamic dimension is the batch size, because there is no other symbol, or
+    weights fix the others.
 
     `whole`: each node has a dynamic kernel; otherwise the code is in parts. `optimized`: the graph of whole code after
     the passes, so that compiling need not run them again; otherwise None.
@@ -75,7 +76,7 @@ class DynamicShapes:
 
 
 def find_dynamic_shapes(graph: Graph, batching: BatchInfo, options: Options) -> DynamicShapes:
-    """Facts about the dynamic-shape code that a model can have; an empty `binding` if it can have none."""
+    """Facts about the dynamic-shape code that a model gets; an empty `binding` if it gets none."""
     if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
         return DynamicShapes()
     try:
@@ -118,12 +119,12 @@ def _in_use(graph: Graph, binding: CodeBinding) -> frozenset[str]:
 
 
 def reasons_without_kernel(graph: Graph, options: Options) -> Mapping[Node, str]:
-    """Why nodes, after the passes, have no dynamic kernel, by node. LatheError if no binding fits the graph."""
+    """Why nodes, after the passes, have no dynamic kernel, by node. LatheError if the graph is not valid for sizes."""
     return _choose_kernels(_bind_sizes(graph), options)[1].reasons
 
 
 def _choose_kernels(bound: BoundGraph, options: Options) -> tuple[OptimizedGraph, KernelChoice]:
-    """The graph after the passes, and its dynamic kernels."""
+    """The graph after the passes, and its dynamic kernels with the reasons why nodes have none."""
     verify(bound.graph, "binding shapes")
     supposed = code_assumptions(bound.graph, *varying_symbols(bound.binding), known=bound.known)
     graph, reports = run_passes(bound.graph, options)
@@ -133,7 +134,8 @@ def _choose_kernels(bound: BoundGraph, options: Options) -> tuple[OptimizedGraph
 def has_dynamic_kernels(graph: Graph, options: Options) -> bool:
     """Whether each node of `graph`, on which the passes ran, has a dynamic kernel, and nodes compute all outputs.
 
-    False if an output of the graph is an input, a constant, or the same value as another output.
+    False if an output of the graph is an input, a constant, a view of these or of another output, or the same value as
+    another output.
     """
     return _is_whole(graph, dynamic_kernels(graph, node_order(graph), options))
 
@@ -167,8 +169,8 @@ def dynamic_binding(graph: Graph) -> CodeBinding:
 
     A symbol is one of the sizes, unless it follows from others. If nodes need two extents to be equal, one is replaced
     by the other, such as the past of one layer by that of the others. The same holds if extents broadcast: the length
-    of a mask is that of the tokens, or of the past and the tokens together. Runs that violate this get code of their
-    own.
+    of a mask is that of the tokens, or of the past and the tokens together. This code does not serve runs that violate
+    such an equality (see `assumptions_of_sizes`).
     """
     return _bind_sizes(graph).binding
 
@@ -242,11 +244,12 @@ def stand_in(
     source: CompileSource | None,
     waits: bool,
 ) -> StandIn:
-    """The runner for shapes without code of their own: dynamic-shape code, or the reference runner if there is none.
+    """The runner for shapes without code of their own: dynamic-shape code, or the reference runner.
 
-    There is none if `description.any_size` is empty. `make` loads or compiles it. `source`: the file in which a child
-    process finds the graph. `waits`: runs whose sizes that code excludes wait for code of their own; otherwise the
-    reference runner answers them.
+    It is the reference runner if `description.any_size` is empty. `make` loads or compiles dynamic-shape code, when the
+    runner is prepared. `source`: the file in which a child process finds the graph; None: no child process compiles.
+    `waits`: runs whose sizes the dynamic-shape code excludes wait for code of their own; otherwise the reference runner
+    answers them.
     """
     general, chosen, binding = ReferenceRunner(graph), dynamic_options(options), description.any_size
     if not binding:

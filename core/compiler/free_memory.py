@@ -28,8 +28,8 @@ def release_memory(graph: Graph) -> None:
 def drop_llvm_code(used: int) -> None:
     """Drop the pages of LLVM's library from memory, if it generated code since the last call.
 
-    Only after work on `used` bytes for which that pays (`is_worth_returning`). Reading the code again takes
-    the next compilation 10 ms.
+    No effect if `used`, the bytes of the work before, are too few for that to pay (`is_worth_returning`). Reading the
+    code again takes the next compilation 10 ms.
     """
     if is_worth_returning(used) and generated_since_last_call():
         drop_code_pages(_LLVM)

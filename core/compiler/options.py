@@ -18,7 +18,7 @@ TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a compilation. Equal graphs and options give equal code, unless `tune` is above 0, which measures."""
+    """Options of a compilation. Equal graphs and options give equal code, unless `tune` is above 0: it measures."""
 
     precision: str = "float32"
     threads: int = 1
@@ -103,8 +103,8 @@ def with_placement(
 ) -> Options:
     """The options with rules for placing nodes on devices; `placement` and `device_memory` as for `compile`.
 
-    ValueError for a device that is not among those of the options, or an unknown placement; UnsupportedError for
-    packing with devices.
+    ValueError for a device that is not among those of the options, or an unknown placement; UnsupportedError for a name
+    that is no device, and for packing with devices.
     """
     pins = {} if isinstance(placement, str) else {node: canonical(name) for node, name in placement.items()}
     limits = {canonical(name): nbytes for name, nbytes in (device_memory or {}).items()}
@@ -127,9 +127,9 @@ def _to_tuples(value: Any) -> Any:
 
 
 def seconds_of(tune: str | float) -> float:
-    """The seconds of a tuning level ("off": 0, "default": 1, "full": infinity), or a number of seconds as it is.
+    """The seconds of a tuning level ("off": 0, "default": 1, "full": infinity); other numbers or texts as seconds.
 
-    ValueError for anything else.
+    ValueError for a text that is no number, for a negative number and for NaN; TypeError for other types.
     """
     try:
         seconds = TUNING[tune] if isinstance(tune, str) and tune in TUNING else float(tune)

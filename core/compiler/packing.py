@@ -36,9 +36,10 @@ def pack_info(graph: Graph, options: Options) -> PackInfo:
 def make_packed_maker(
     graph: Callable[[], Graph], description: Description, options: Options, make: MakePart
 ) -> MakePacked | None:
-    """A function that compiles a model's code for packed runs when called; None if the model cannot be packed.
+    """A function that compiles a model's code for packed runs when called.
 
-    `make` compiles or loads each of the two graphs: of tokens, and of whole sequences if some output needs it.
+    None if the model cannot be packed, or the options do not ask for packing. `make` compiles or loads each of the two
+    graphs: of tokens, and of whole sequences if some output needs it.
     """
     info = description.packing
     if info is None or not info.packable:
@@ -63,9 +64,10 @@ def _token_options(options: Options) -> Options:
 
 
 def _unfused_attention(tokens: Graph, options: Options) -> str:
-    """Why attention in the graph of tokens would be computed for all pairs of tokens, across sequences; "" if not.
+    """Why attention in the graph of tokens would be computed for all pairs of tokens, across sequences.
 
-    That would be too much work, and a NaN of one caller would reach the others.
+    "" if it is computed within sequences. Across sequences it would be too much work, and a NaN of one caller would
+    reach the other callers.
     """
     compile_passes = optimize if options.optimize else prepare
     graph, _ = compile_passes(tokens, PassOptions(precision=options.precision))

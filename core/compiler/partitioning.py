@@ -149,8 +149,8 @@ class _Cutter:
     ) -> tuple[list[tuple[str, list[Node]]], list[_Part | None]]:
         """The nodes in groups (device, nodes) that run one after the other; and for each group its part, or None.
 
-        A group on the references has no part. `where` has the device of each node; a node that a plan would run on its
-        reference, or whose result it would copy, is moved to the references there.
+        A group on the references has no part. `where` maps each node to its device, and is changed: nodes that a plan
+        would run on their references, or whose results it would copy, move to the references.
         """
         while True:
             groups = list(device_groups(graph, where))

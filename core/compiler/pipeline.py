@@ -57,14 +57,18 @@ def compile_executable(
 ) -> Runner:
     """Compile code for one binding of the symbols (numbers, or sizes for dynamic-shape code), and load it to run.
 
-    `adopted`: states that are in the memory of a device already, by name; they keep their values.
+    `adopted`: states that are in the memory of a device already, by name; they keep their values. Errors are those of
+    `build` and `load_code`. The caller closes the result.
     """
     batching = batching_for(batching, binding)
     return load_code(build(graph, options, batching, binding), options, batching, adopted)
 
 
 def compile_host_executable(graph: Graph, options: Options, batching: BatchInfo, binding: CodeBinding) -> Executable:
-    """As `compile_executable`, for callers that need an `Executable`. UnsupportedError if the options name devices."""
+    """As `compile_executable`, for callers that need an `Executable`.
+
+    UnsupportedError if the options name devices, or if the code is dynamic-shape code in parts.
+    """
     return require_host(compile_executable(graph, options, batching, binding))
 
 
@@ -85,7 +89,7 @@ def load_code(
     """Load compiled code and its weights into memory, ready to run.
 
     `adopted`: states that are in the memory of a device already, by name; ignored if `compiled` is not `Split`.
-    DeviceMemoryError if a device has too little memory.
+    DeviceMemoryError if a device has too little memory. The caller closes the result.
     """
     if isinstance(compiled, Partitioned):
         return make_partitioned_runner(compiled, options.threads, options.max_batch)
@@ -102,10 +106,15 @@ def build(
 ) -> Compiled | Split | Partitioned:
     """The whole pipeline: compile `graph`, with symbols replaced by `binding`, to native code.
 
-    The result is `Split` if the options name devices. For dynamic-shape code it is `Partitioned` if some nodes have no
-    dynamic kernel, or outputs must be copied; UnsupportedError if no node has one. If rows are not independent and some
-    node is valid for some batch sizes only, the result is a `Compiled` without kernels whose plan serves no batch size
-    (`placeholder_plan`). `ahead`: the graph after the passes, if they ran before.
+    If the graph has no states, rows are not independent and some node is valid for some batch sizes only, the result is
+    a `Compiled` without kernels whose plan serves no batch size (`placeholder_plan`). Otherwise it is `Split` if the
+    options name devices, and for dynamic-shape code `Partitioned` if some nodes have no dynamic kernel, or outputs must
+    be copied. `ahead`: the graph after the passes, if they ran before. Object code and findings of the tuner are added
+    to the store, if there is one.
+
+    ModelError if the graph does not accept the values of `binding`, or its weights and the results of one row exceed
+    the memory of this machine or `options.memory`. UnsupportedError for dynamic-shape code if no node has a dynamic
+    kernel, and for a pinned node that its device cannot run.
     """
     if not options.optimize:  # the graph as it is written, so products by their definition, too
         options = replace(options, winograd=False)
@@ -181,7 +190,7 @@ def plan_graph(
 
 
 def check_fits(plan: Plan, machine: int) -> None:
-    """ModelError if weights and arena for one row exceed `machine`, the bytes of the machine's memory."""
+    """Raise ModelError if weights and arena for one row exceed `machine`, the bytes of the machine's memory."""
     needed = plan.arena.at(1) + plan.weights
     if needed > machine:
         message = f"needs {needed} bytes for weights and the results of one row, this machine has {machine}"

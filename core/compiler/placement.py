@@ -32,9 +32,10 @@ _MARGIN = 0.95  # safety factor for the next goal after a plan has exceeded its 
 
 
 def split(graph: Graph, options: Options, log: Sequence[str], supposed: tuple[Dim, ...] = ()) -> Split:
-    """The parts of an optimized graph whose only symbol is `n`, each planned for its device.
+    """The parts of an optimized graph whose only symbol is `n`, each planned and compiled for its device.
 
     `log`: the reports of the passes, as lines. `supposed`: dimensions that the plans assume to be 0 or more.
+    UnsupportedError if a pin names no node, or its device cannot run the node within its memory.
     """
     store = open_store(options.cache_dir)
     placement, planned = _within_limits(graph, options, Tuning(options, store), supposed)
@@ -86,8 +87,8 @@ def _within_limits(
 ) -> tuple[Placement, list[tuple[PlannedGraph, Choices]]]:
     """A placement whose plans keep to the memory limits, and for each of its parts the plan with the kernel choices.
 
-    The memory of a device is only known after planning its parts: if it is too much, the device gets a lower goal, and
-    all is placed again, in the extreme case on the host. UnsupportedError if a pinned node does not fit its device.
+    The memory that a device needs is only known after planning its parts. If it exceeds the limit, the device gets a
+    lower goal, and all nodes are placed again, in the extreme case all on the host. UnsupportedError as for `split`.
     """
     goals = dict(options.limits)
     while True:
@@ -101,7 +102,10 @@ def _within_limits(
 
 
 def placement_of(graph: Graph, options: Options, limits: Mapping[str, int]) -> Placement:
-    """The device of each node, among those of the options, within `limits` (bytes by device)."""
+    """The device of each node, among those of the options, within `limits` (bytes by device).
+
+    UnsupportedError as for `split`.
+    """
     sites = [_site(name, options) for name in (*options.devices, HOST)]
     wishes = PlacementOptions(dict(options.pins), options.by_cost, options.max_batch)
     return place_nodes(graph, [replace(site, memory=limits.get(site.name)) for site in sites], wishes)

@@ -29,10 +29,10 @@ class OptimizedGraph:
 def run_passes(
     graph: Graph, options: Options, inside: bool = False, in_parts: bool = False
 ) -> tuple[Graph, list[PassReport]]:
-    """A graph of known shapes after the passes, and their reports.
+    """A copy of a graph, whose symbols are bound already, after the passes; and the reports of the passes.
 
-    `inside`: the graph is the body of an If, Loop or Scan. `in_parts`: the graph will be cut into parts, and each body
-    is compiled as a graph of its own.
+    `graph` itself stays unchanged. `inside`: the graph is the body of an If, Loop or Scan. `in_parts`: the graph will
+    be cut into parts, and each body is compiled as a graph of its own.
     """
     here = not options.devices
     own = product_dtype(graph)

@@ -88,7 +88,8 @@ def session_makers(
 def _declared_session(graph: Graph, options: Options) -> Session:
     """A session of `graph`, which has the declared input types, so that the code assumes no more about them.
 
-    Runs that need it are rare, so its code is not cached, and every run waits for its shape.
+    Runs that need it are rare, so its code is not cached, except for object code, and every new shape waits for its
+    code.
     """
     chosen = _without_packing(options)
     description = describe(graph, chosen)
@@ -138,9 +139,8 @@ def load_artifact(
 ) -> Session:
     """A session from an artifact; of `options`, only threads, cache folder and tuning count.
 
-    ArtifactError if the artifact is damaged, or was made for another machine or version.
-    `source`: the file it was compiled from, if it is to be tuned in the background. `written`: the identity of the
-    file, if this process has just written it.
+    `source`: the file from which the artifact was compiled, if the code is to be tuned in the background. `written`:
+    the identity of the artifact's file, if this process has just written it. Errors as for `load_compiled`.
     """
     stored = artifact.load(path, options.threads, written)
     mine = {"threads": options.threads, "cache_dir": options.cache_dir}
@@ -171,8 +171,8 @@ def make_maker(
 ) -> ShapeCompiler:
     """The compiler of code for the shapes of a session, with a stand-in that answers while code for a shape is missing.
 
-    `make` compiles or loads code for one binding. There is no stand-in, and every run waits for its shape, for models
-    with state, for code of other devices, and with `new_shapes="wait"` unless all nodes have dynamic kernels.
+    `make` compiles or loads code for one binding. There is no stand-in, and every run waits for code of its shape, if
+    the model has states or runs on other devices, and with `new_shapes="wait"` unless all nodes have dynamic kernels.
     """
     if graph.states or options.devices:
         return make_shape_compiler(make, options, "wait", None, source)

@@ -64,9 +64,10 @@ def make_shape_compiler(
 ) -> ShapeCompiler:
     """The compiler of code for the shapes of a session; `make` compiles or loads code for one binding.
 
-    With `new_shapes` "wait" every run waits for its shape (unless tuning in the background). Otherwise code of a new
-    shape is compiled in the background, first without measuring, then tuned; `general` answers meanwhile. The first
-    shape of a session is tuned as the options say before it runs, unless `new_shapes` is "background". `source`: the
+    With `new_shapes` "wait" a run waits for code of its shape, unless the stand-in `general` serves it, and nothing is
+    compiled in the background, unless the options ask for tuning there. Otherwise code of a new shape is compiled in
+    the background, first without measuring, then tuned; `general` answers meanwhile. The first shape of a session is
+    tuned as the options say before it runs, unless `new_shapes` is "background" or `general` is quick. `source`: the
     file that a child process can compile; None: this process compiles. ValueError for unknown `new_shapes`.
     """
     if new_shapes not in _NEW_SHAPES:

@@ -66,7 +66,7 @@ def code_assumptions(graph: Graph, *varying: str | None, known: dict[Value, Arra
     """Dimensions that inference assumes to be 0 or more, those that contain one of the symbols `varying`.
 
     Code for all values of these symbols is right only while none of these dimensions is negative. `known` is the result
-    of `infer_graph` for the graph; without it, the types of the graph are inferred again.
+    of `infer_graph` for the graph; without it, the types of the graph are inferred again, in place.
     """
     names = set(filter(None, varying))
     if not names:
@@ -114,7 +114,7 @@ def _solutions(pairs: Iterable[Pair]) -> dict[str, Dim]:
 
 
 def least_extents(graph: Graph) -> tuple[Dim, ...]:
-    """The dimensions `extent - 1` that must be 0 or more, since the kernels of dynamic-shape code need extents of 1.
+    """The dimensions `extent - 1` that must be 0 or more, as kernels of dynamic-shape code need extents of at least 1.
 
     Numbers, and extents that are always positive, are left out. Inputs of Concat may be empty, such as a past before
     the first token.

@@ -1,14 +1,15 @@
 """The autotuner: finds the fastest of several kernels for a node by timing them on this machine, and keeps the result.
 
-Every node for which the catalog has several candidates is a problem, identified by the digest of all candidates: equal
-shapes share it. The problems with the most work come first, until the time budget is spent. A problem that is not
-measured keeps the kernel that the catalog prefers, unless the kernel's family lost on other problems and that is
-evidence for the whole family (`KernelSpec.represents_family`). Candidates take turns on operands of real sizes, at
-several batch sizes, on a bench: one thread of the host, or a stream of a device. To replace the preferred kernel, a
-candidate needs a clear lead in the median over rounds, so that noise changes nothing.
+Every node with several candidate kernels (`lathe.core.kernels.choose.candidates`) is a problem, identified by a digest
+of the candidates and batch sizes: nodes of equal shapes share a problem. The problems with the most work come first,
+until the time budget is spent. A problem that is not measured keeps the preferred kernel, the first candidate, unless
+the kernel's family lost on other problems and that is evidence for the whole family (`KernelSpec.represents_family`).
+Candidates take turns on operands of real sizes, at several batch sizes, on a bench: one thread of the host, or a stream
+of a device. To replace the preferred kernel, a candidate needs a clear lead in the median over rounds, so that noise
+changes nothing.
 
-A `Record` of findings belongs to one target and one version of the generators. It lies in the store, or inside an
-artifact. Compiling with the findings of an artifact and without measuring gives the same artifact, byte by byte.
+Findings belong to one target and one version of the generators. They are kept in the store (`Record`) and inside
+artifacts. Compiling with the findings of an artifact and without measuring gives the same artifact, byte by byte.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _DROP_BELOW = 0.85  # a candidate below this speed-up is not timed further
 
 @dataclass(frozen=True)
 class Problem:
-    """One tuning problem: a node's candidate kernels `calls`, the catalog's preferred one first.
+    """One tuning problem: a node's candidate kernels `calls`, the preferred one first.
 
     `batches`: the batch sizes to measure at, ascending.
     """
@@ -84,7 +85,7 @@ class Problem:
 
     @property
     def work(self) -> int:
-        """Operations at the largest batch size, where each byte counts as `_BYTE` operations."""
+        """Operations at the largest batch size, where each byte counts as 8 operations (`_BYTE`)."""
         call, n = self.calls[0], self.batches[-1]
         return estimated_affine(call.flops).at(n) + _BYTE * estimated_affine(call.bytes).at(n)
 
@@ -125,7 +126,11 @@ class Choices:
     beaten_families: frozenset[str] = frozenset()  # families that lost when measured, see `beaten_families`
 
     def __call__(self, request: Request) -> KernelCall | None:
-        """The kernel for a node, or None: by a finding, else of a family that did not lose, else the preferred one."""
+        """The kernel for a node; None if there is none.
+
+        The kernel is that of a finding; otherwise the first one of a family that did not lose, if the preferred
+        kernel's family lost; otherwise the preferred one. The first two are noted in `used`.
+        """
         request = replace(request, winograd=self.winograd and not is_exact(request.node))
         if not self.findings:
             return select(request)
@@ -263,8 +268,9 @@ def tune(
 def fastest(problem: Problem, bench: Bench, end: float = inf) -> KernelCall:
     """The first candidate, or the fastest other one if that is clearly faster over all batch sizes.
 
-    `bench` measures them. The other must be 3 % faster in the geometric mean, and at most 2 % slower at
-    any batch size. After the time `end` (of `time.perf_counter`) only 3 rounds are made.
+    `bench` measures them. The other candidate must be 3 % faster in the geometric mean, and at most 2 % slower at any
+    batch size. After the time `end` (of `time.perf_counter`) only 3 rounds are made. DeviceMemoryError if the operands
+    do not fit a device's memory.
     """
     calls, gains = list(problem.calls), []
     with bench(problem.calls, problem.request) as trials_at:
@@ -333,7 +339,10 @@ class Record:
 
 
 def read_findings(path: Path) -> Findings:
-    """The findings inside an artifact. ArtifactError if the file is no artifact, or its findings are malformed."""
+    """The findings inside an artifact; empty if it has none, as an artifact that holds only a graph.
+
+    ArtifactError if the file is missing, no artifact, or writable by another user, or if its findings are malformed.
+    """
     with Bundle(path) as bundle:
         findings = bundle.facts.get("findings", {})
     if not isinstance(findings, dict):

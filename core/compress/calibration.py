@@ -16,10 +16,11 @@ Feeds = Mapping[str, Any]
 def collect_histograms(
     graph: Graph, names: Iterable[str], batches: Iterable[Feeds], threads: int | None = None
 ) -> dict[str, Histogram]:
-    """The histogram of each value of `names` over all batches (inputs of the graph by name).
+    """The histogram of each value that `names` names, over all batches; a batch maps names of inputs to arrays.
 
-    The memory is that of one run whose results are these values, and `Histogram.nbytes` for each of them; no batch is
-    kept. DataError without a batch, and if a value is not finite; FeedError if a batch does not fit the inputs.
+    The memory is that of one run whose results are these values, plus `Histogram.nbytes` for each of them; no batch is
+    kept. `graph` does not change. `threads` are those of `compile`. DataError if there is no batch, or an element of
+    these values is not finite; FeedError if a batch does not fit the inputs; KeyError for a name that no value has.
     """
     histograms = {name: Histogram() for name in names}
     inputs = {value.name for value in graph.inputs}

@@ -17,9 +17,9 @@ _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)  # a range that is only 0 nee
 
 @dataclass(frozen=True)
 class Grid:
-    """Integers q of a type that stand for (q - zero) * scale, as in ONNX's QuantizeLinear and DequantizeLinear.
+    """Integers q of `dtype` that stand for (q - zero) * scale, as in ONNX's QuantizeLinear and DequantizeLinear.
 
-    `scale` (float32) and `zero` (of the integers' type) have one element for the tensor or for each channel.
+    `scale` (float32) and `zero` (of `dtype`) have equal shapes: [] for a whole tensor, or [channels].
     """
 
     dtype: DType
@@ -27,23 +27,27 @@ class Grid:
     zero: NDArray[Any]
 
     def quantized(self, numbers: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-        """The integers nearest to `numbers`, ties to even; `axis` is that of the channels."""
+        """The integers for `numbers`, of the same shape: rounded to the nearest, ties to even, and saturated.
+
+        `axis` is the axis of the channels. `dtype` must be one of `TYPES`.
+        """
         scale, zero = (_along(each, axis, numbers.ndim) for each in (self.scale, self.zero))
         low, high = _LIMITS[self.dtype]
         whole = np.rint(numbers.astype(np.float32) / scale).astype(np.float64) + zero.astype(np.float64)
         return whole.clip(low, high).astype(self.zero.dtype)
 
     def dequantized(self, whole: NDArray[Any], axis: int = 0) -> NDArray[np.float32]:
-        """The numbers that integers stand for; `axis` is that of the channels."""
+        """The numbers that the integers `whole` stand for, of the same shape; `axis` is the axis of the channels."""
         scale, zero = (_along(each, axis, whole.ndim) for each in (self.scale, self.zero))
         return (whole.astype(np.float32) - zero.astype(np.float32)) * scale
 
 
 def make_grid(low: Any, high: Any, dtype: DType, symmetric: bool) -> Grid:
-    """The grid of a type that covers the numbers from `low` to `high` (numbers, or one for each channel), and 0.
+    """The grid of `dtype` that covers the numbers from `low` to `high`, and 0; `dtype` must be one of `TYPES`.
 
-    0 is a point of each grid, since paddings are 0. A symmetric grid has the zero point 0 (the middle, for an unsigned
-    type), and its ends are as far from 0; a signed one does not use its least integer.
+    `low` and `high` are numbers, or arrays [channels]. 0 is a point of each grid, since paddings are 0. A symmetric
+    grid covers the numbers from -m to m, for the greater magnitude m of the two. Its zero point is 0, or 128 for uint8
+    and 8 for uint4; no covered number becomes the least integer of the type.
     """
     least, most = _LIMITS[dtype]
     low, high = np.minimum(np.asarray(low, np.float64), 0), np.maximum(np.asarray(high, np.float64), 0)
@@ -57,5 +61,5 @@ def make_grid(low: Any, high: Any, dtype: DType, symmetric: bool) -> Grid:
 
 
 def _along(each: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
-    """One number for each channel, in a shape that broadcasts along `axis`; a single number as it is."""
+    """`each`, of shape [channels], in a shape that broadcasts along `axis` of a tensor; a single number as it is."""
     return each.reshape([-1 if place == axis % rank else 1 for place in range(rank)]) if each.size > 1 else each

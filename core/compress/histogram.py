@@ -18,11 +18,12 @@ _SMOOTHING = 0.9  # weight of the previous batches in the moving average, as in 
 class Histogram:
     """Counts of elements in `BINS` intervals of equal width between -limit and limit, with limit a power of two.
 
-    If an element is larger than the limit, the limit is doubled as often as needed, and neighbouring intervals are
-    joined. So the counts are those of one pass with the final limit, in whatever batches the elements come. The memory
-    is `nbytes`, whatever is added.
+    If the magnitude of an element reaches the limit, the limit is doubled as often as needed, and neighbouring
+    intervals are joined. So the counts are those of one pass with the final limit, however the elements are divided
+    into batches. The limit is 0 while all elements are 0. `counts` takes `nbytes`, however many elements are added.
 
-    `least` and `most` are the extremes of all elements; `smooth` is the moving average of each batch's extremes.
+    `least` and `most` are the extremes of all elements: infinity and -infinity before the first one. `smooth` is the
+    moving average of each batch's least and greatest element; None before the first batch.
     """
 
     __slots__ = ("counts", "least", "limit", "most", "smooth")
@@ -37,16 +38,16 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """The number of elements."""
+        """The number of elements that were counted."""
         return int(self.counts.sum())
 
     @property
     def centers(self) -> NDArray[np.float64]:
-        """The middle of each interval."""
+        """The middle of each interval: float64 [BINS]."""
         return np.asarray((np.arange(BINS) + 0.5) * (2 * self.limit / BINS) - self.limit, np.float64)
 
     def add(self, batch: NDArray[Any]) -> None:
-        """Count the elements of a batch. DataError if one is not finite; then nothing is counted."""
+        """Count the elements of `batch`, an array of any shape. DataError, and no change, if one is not finite."""
         if not batch.size:
             return
         least, most = float(batch.min()), float(batch.max())
@@ -70,7 +71,7 @@ class Histogram:
         self.counts += np.bincount(places.clip(0, BINS - 1), minlength=BINS)
 
     def _widen(self, largest: float) -> None:
-        """Make the limit greater than `largest`, in steps of a factor of two."""
+        """Raise the limit to the next power of two above the magnitude `largest`, unless it is greater already."""
         if largest < self.limit or not largest:
             return
         wider = 2.0 ** math.frexp(largest)[1]

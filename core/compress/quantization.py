@@ -1,7 +1,8 @@
 """Post-training static quantization: activations and weights become integers, in ONNX's QDQ form.
 
-Before each product (Conv, MatMul, Gemm) and sum of activations, the tensor passes through QuantizeLinear and
-DequantizeLinear, whose scale comes from calibration; weights and biases are stored as integers with a DequantizeLinear.
+Each activation that a product with constant weights (Conv, MatMul, Gemm) or a sum of two activations (Add) reads passes
+through QuantizeLinear and DequantizeLinear, whose scale comes from calibration. Weights and biases are stored as
+integers with a DequantizeLinear.
 Every ONNX runtime runs this graph; those with integer kernels, as Lathe (`passes/precision/quantized.py`), compute the
 products with integers. Jacob et al. 2018 (https://arxiv.org/abs/1712.05877), section 2; Nagel et al. 2021
 (https://arxiv.org/abs/2106.08295), section 2.
@@ -33,9 +34,10 @@ _ACTIVATIONS, _WEIGHTS = (DType.UINT8, DType.INT8), (DType.INT8,)
 class StaticQuantization:
     """The choices of post-training static quantization.
 
-    `calibration` and `percentile` choose the range of an activation (`ranges.py`). Activations of `activations`
-    are asymmetric, or symmetric. Weights are symmetric int8, with a scale for each output channel or one per tensor.
-    `skip` names nodes that stay float32. UnsupportedError for a value that is not known.
+    `calibration` and `percentile` choose the range of an activation (`ranges.py`). `activations` is the type of
+    quantized activations, uint8 or int8; their grids are asymmetric, or symmetric if `symmetric`. Weights are symmetric
+    int8, with a scale for each output channel if `per_channel`, otherwise one for each tensor. `skip` names nodes that
+    stay float32. UnsupportedError for an unknown `calibration` or `activations`, and unless 50 < `percentile` <= 100.
     """
 
     calibration: Method = "percentile"
@@ -54,7 +56,7 @@ class StaticQuantization:
 
 
 def activation_type(given: DType | str) -> DType:
-    """A type of activations, given itself or by its name; UnsupportedError for another one."""
+    """The element type `given`, or the one with this name; UnsupportedError unless it is uint8 or int8."""
     found = {str(dtype): dtype for dtype in _ACTIVATIONS}.get(str(given))
     if found is None:
         raise UnsupportedError(f"activations: expected {' or '.join(map(str, _ACTIVATIONS))}, got {given}")
@@ -69,8 +71,10 @@ def quantize_static(
 ) -> Graph:
     """A copy of `graph` in QDQ form. `batches` are representative inputs, by name, for the calibration.
 
-    UnsupportedError if the graph has no product of an activation with constant weights, or if `options.skip` names
-    no node; DataError and FeedError as in `collect_histograms`.
+    Passes rewrite the copy first: they lower it, and fold factors per channel into weights. The names in `options.skip`
+    are names of its nodes after these passes. UnsupportedError if one of them names no node, or if no product is left
+    that integers can compute (Conv, MatMul or Gemm of a float32 activation with constant weights); DataError and
+    FeedError as in `collect_histograms`.
     """
     prepared, _ = run_passes(graph, [*required_passes(Options()), FoldAffine(), *required_passes(Options())])
     infer_graph(prepared)
@@ -96,7 +100,7 @@ def quantize_static(
     return prepared
 
 
-# Which axis of the weights (input 1) counts the output channels.
+# The axis of the output channels in the weights (input 1).
 _CHANNEL_AXIS: Mapping[str, Callable[[Node], int]] = {
     "Conv": lambda node: 0,
     "MatMul": lambda node: -1,
@@ -107,7 +111,11 @@ _PLAIN_GEMM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 
 
 def _is_quantizable(editor: Editor, node: Node) -> bool:
-    """Whether integers can compute the node: a product with constant weights, or a sum of two activations."""
+    """Whether integers can compute the node: a product with constant weights, or a sum of two activations.
+
+    Both operands are float32. The weights are finite and of rank 2 or more. The activations of a sum have equal types.
+    A Gemm has alpha 1, beta 1 and transA 0.
+    """
     first, second = node.input(0), node.input(1)
     if first is None or second is None or not first.dtype is second.dtype is DType.FLOAT32:
         return False
@@ -125,7 +133,7 @@ def _activations(editor: Editor, node: Node) -> list[Value]:
 
 
 class _Rewriting:
-    """Writes the conversions before nodes; each activation is converted once for all its readers."""
+    """Inserts the conversions before nodes; each activation is converted once for all nodes that integers compute."""
 
     def __init__(self, editor: Editor, grids: Mapping[str, Grid], per_channel: bool) -> None:
         self._editor, self._grids, self._per_channel = editor, grids, per_channel
@@ -160,7 +168,11 @@ class _Rewriting:
         return grid, self._stored(node, grid, grid.quantized(weights, axis), axis, value.name)
 
     def _bias(self, node: Node, weights: Grid) -> Value | None:
-        """The bias as int32, in units of the input's step times the weights'; unchanged if it is too large for that."""
+        """The bias as int32 with the scale of the input times the scale of the weights.
+
+        None if there is no bias. The bias stays as it is if it is not a constant of rank 1, is too large for int32, or
+        the product of the scales is 0.
+        """
         value, activation = node.input(2), node.inputs[0]
         bias = self._editor.array(value)
         assert activation is not None

@@ -1,4 +1,4 @@
-"""`quantize`: a model and representative data in, a graph of integer products out."""
+"""`quantize`: makes a graph with integer products from a model and representative data."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def quantize(
 ) -> Graph:
     """A copy of `model` (a graph, a path to an ONNX file, or its bytes) with int8 products, in ONNX's QDQ form.
 
-    `lathe.export` writes it as an ONNX file, which other runtimes run, too. `data` are representative inputs: an array
-    for each input, of equal numbers of rows, which are run `batch` at a time, or the feeds of one run after the other.
-    A few hundred rows suffice. Further arrays, such as labels, are ignored.
+    `lathe.export` converts the graph to the bytes of an ONNX file, which other runtimes run, too. `data` are
+    representative inputs. Either they map the name of each input to an array; the arrays have equal numbers of rows,
+    `batch` rows at a time make a run, and further arrays, such as labels, are ignored. Or they are an iterable of the
+    feeds of each run. A few hundred rows suffice. Calibration runs on `threads` threads, as in `compile`.
 
     `calibration` chooses the range of numbers that an activation's integers cover: "min-max", "moving-average",
     "percentile" (`percentile` percent of the numbers), "entropy" or "mse". `activations` is their type; `symmetric`
@@ -59,7 +60,10 @@ def quantize(
 
 
 def _batches(graph: Graph, arrays: Mapping[str, NDArray[Any]], size: int) -> Iterator[Feeds]:
-    """Yield `size` rows of all inputs at a time; DataError unless there is an array for each, of as many rows."""
+    """Yield views of `size` rows of all inputs at a time, the last ones fewer; none if an input has no rows or rank 0.
+
+    DataError, at the first batch, unless each input has an array and all of them have the same number of rows.
+    """
     inputs = [value.name for value in graph.inputs]
     if not arrays.keys() >= set(inputs):
         raise DataError(f"data: expected arrays {_names(inputs)}, got {_names(arrays) or 'none'}")

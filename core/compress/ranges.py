@@ -4,9 +4,12 @@ A wide range clips nothing but has coarse steps; a narrow one clips outliers. Th
 
 - `min-max`: from the least to the greatest element.
 - `moving-average`: the moving average of the extremes of each batch (Jacob et al. 2018, section 3.1).
-- `percentile`: leaves out a share of the elements at both ends (McKinstry et al. 2019; Wu et al. 2020, section 4.2).
-- `entropy`: the least loss of information (Kullback-Leibler divergence), as in TensorRT (Migacz 2017).
-- `mse`: the least mean square error (Sung et al. 2015; Choukroun et al. 2019).
+- `percentile`: leaves out equal shares of the elements at the two ends (McKinstry et al. 2019; Wu et al. 2020,
+  section 4.2).
+- `entropy`: the least loss of information (Kullback-Leibler divergence) about the magnitudes, as in TensorRT (Migacz
+  2017).
+- `mse`: the least mean square error, among the whole range and 80 parts of it (Sung et al. 2015; Choukroun et al.
+  2019).
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ def choose_range(
 ) -> tuple[float, float]:
     """The least and the greatest number that a grid of `dtype` should cover; (0, 0) if nothing was counted.
 
-    `percentile` is the share of elements that stays within the range, in percent. UnsupportedError for another method.
+    `percentile` is the share of elements that stays within the range, in percent; only the method `percentile` reads
+    it. Only `mse` reads `dtype` and `symmetric`. UnsupportedError if elements were counted and the method is unknown.
     """
     if not histogram.total:
         return 0.0, 0.0
@@ -57,14 +61,14 @@ def choose_range(
 
 
 def _quantile(histogram: Histogram, share: float) -> float:
-    """The number below which this share of the elements lies, interpolated within an interval."""
+    """The number below which `share` (0 to 1) of the elements lies, interpolated within an interval."""
     sums = np.concatenate(([0], np.cumsum(histogram.counts)))
     edges = np.linspace(-histogram.limit, histogram.limit, BINS + 1)
     return float(np.interp(share * sums[-1], sums, edges))
 
 
 def _entropy_threshold(histogram: Histogram) -> float:
-    """The absolute value at which clipping to 128 levels changes the distribution of absolute values least."""
+    """The threshold t for which 128 levels from 0 to t change the distribution of the absolute values least."""
     half = BINS // 2
     counts = (histogram.counts[half:] + histogram.counts[:half][::-1]).astype(np.float64)
     while half > _LEVELS and histogram.total < half * _MEAN_COUNT:
@@ -80,7 +84,11 @@ def _entropy_threshold(histogram: Histogram) -> float:
 
 
 def _divergence(counts: NDArray[np.float64], end: int) -> float:
-    """The divergence of the first `end` intervals, the rest added to the last, from the same in 128 levels."""
+    """The Kullback-Leibler divergence of the distribution P from Q, both over the first `end` intervals.
+
+    P: the counts, where the last one includes all intervals from `end` on. Q: the counts without those, replaced by
+    their mean within each of 128 levels, over the intervals where P is not 0. Infinity if Q is 0 where P is not.
+    """
     clipped = counts[:end].copy()
     clipped[-1] += counts[end:].sum()
     starts = np.arange(_LEVELS) * end // _LEVELS
@@ -96,7 +104,10 @@ def _divergence(counts: NDArray[np.float64], end: int) -> float:
 
 
 def _error(histogram: Histogram, ends: tuple[float, float], dtype: DType, symmetric: bool) -> float:
-    """The mean square error of quantizing the elements with a grid for this range."""
+    """The mean square error of quantizing the elements with the grid for the range `ends`.
+
+    Each element counts as the middle of its interval.
+    """
     grid, centers = make_grid(*ends, dtype, symmetric), histogram.centers
     difference: NDArray[Any] = grid.dequantized(grid.quantized(centers)) - centers
     return float((histogram.counts * difference**2).sum()) / histogram.total

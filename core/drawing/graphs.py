@@ -47,7 +47,7 @@ class _Spot:
 
 
 def draw(graph: Graph) -> str:
-    """The graph as an SVG image. Each node is noted with the type of its output and its main attributes.
+    """The graph as an SVG image. A node's box has its operator, the type of its first output and its main attributes.
 
     Constants are not drawn.
     """
@@ -84,7 +84,7 @@ def _spots(graph: Graph) -> list[_Spot]:
 
 
 def _lower(boxes: list[_Spot], edges: list[tuple[_Spot, _Spot]]) -> None:
-    """Move each node that reads constants alone down to the layer above the highest box that reads its result."""
+    """Move each node that reads constants alone down to the layer above the topmost box that reads its result."""
     readers = {target for _, target in edges}
     first: dict[_Spot, int] = {}
     for source, target in edges:

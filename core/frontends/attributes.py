@@ -31,7 +31,8 @@ def attribute_value(
     """The value of an attribute: a number, text, an array, a graph, a type, or a tuple of numbers or texts.
 
     `read_graph` imports a nested graph; `files` holds the external data of tensors; `where` is for error messages.
-    UnsupportedError for lists of tensors, graphs or types. Text that is not UTF-8 is returned as bytes.
+    ModelError for a malformed tensor, type or graph; UnsupportedError for lists of tensors, graphs or types. Text that
+    is not UTF-8 is returned as bytes.
     """
     where = f"{where}, attribute '{proto.name}'"
     if proto.type in _SCALARS:
@@ -67,8 +68,8 @@ def _text(data: bytes) -> str | bytes:
 def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Attr]:
     """Those of `attrs`, a node's attributes, that the registered operator `op` declares, with their values.
 
-    ModelError for an attribute that the ONNX schema does not have, or that is of another kind. UnsupportedError for one
-    that Lathe does not have, unless its value is the schema's default.
+    ModelError for an attribute that the ONNX schema does not have, or that is of another kind. UnsupportedError for an
+    attribute that Lathe does not have, unless its value is the schema's default.
     """
     definition = registry.get(op)
     known, schema = {*definition.attrs, *definition.params}, check_kinds(op, definition.domain, attrs, where)
@@ -82,7 +83,7 @@ def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Att
 
 
 def check_kinds(op: str, domain: str, attrs: Mapping[str, Attr], where: str) -> Mapping[str, _SchemaAttribute] | None:
-    """Check `attrs` against the newest ONNX schema of `op`, and return that schema's attributes; None if it has none.
+    """Check `attrs` against the newest ONNX schema of `op`, and return the schema's attributes; None without a schema.
 
     The result maps each name to the kind ("INT", "FLOATS") and the default. ModelError if the schema does not have one
     of `attrs`, or has it with another kind. Without a schema, nothing is checked.

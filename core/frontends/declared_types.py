@@ -23,7 +23,7 @@ class Symbols:
     """One symbol for each `dim_param` of a model, and a new symbol for each dimension without a name.
 
     Symbols made after `inputs_are_known` is set are data-dependent: no input has such a dimension, so its size is only
-    known in a run.
+    known in a run. `open_` sets it from the start.
     """
 
     def __init__(self, open_: bool = False) -> None:
@@ -54,7 +54,10 @@ class Symbols:
 
 
 def value_type(proto: onnx.TypeProto, symbols: Symbols, name: str) -> ValueType:
-    """The type that the model declares for value `name`. ModelError if it is missing, malformed or unsupported."""
+    """The type that the model declares for value `name`.
+
+    ModelError if it is missing or malformed, UnsupportedError for other kinds of types, such as sparse tensors.
+    """
     where = f"value '{name}'"
     match proto.WhichOneof("value"):
         case "tensor_type":
@@ -127,7 +130,7 @@ def check_size(type_: ValueType, where: str) -> None:
 
 
 def type_proto(type_: ValueType) -> onnx.TypeProto:
-    """The type as a `TypeProto`. A dimension that is neither a number nor a single symbol stays unspecified there."""
+    """The type as a `TypeProto`, in which a dimension that is neither a number nor a single symbol has no value."""
     proto = onnx.TypeProto()
     match type_:
         case SequenceType(element):

@@ -24,9 +24,10 @@ _UNFOLDINGS = OperatorTable[Decomposition]()
 
 
 def decomposition(node: Node) -> Decomposition | None:
-    """The function that writes a node as ONNX operators; None for a node that ONNX can express as it is.
+    """The function that writes a node as ONNX operators; None if ONNX can express the node as it is, or not at all.
 
-    Nodes of ONNX operators have one if they are channels-last, or normalizations whose inputs differ in type.
+    Nodes of ONNX operators have one if their layout is not channels first, or if they are normalizations whose inputs
+    differ in type.
     """
     if node.op in _UNFOLDINGS:
         return _UNFOLDINGS[node.op]
@@ -285,7 +286,10 @@ def _are_bytes(a: Value, b: Value) -> bool:
 
 
 def _in_product_type(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """Both operands in the type of their product, which is that of `b`; `b` is rounded to the type of `a` before."""
+    """Both operands in the type of their product, which is that of `b`.
+
+    If the types differ, `b` is rounded to the type of `a` before.
+    """
     if a.dtype is b.dtype:
         return a, b
     return _cast(w, a, b.dtype), _cast(w, _cast(w, b, a.dtype), b.dtype)
@@ -308,7 +312,10 @@ def _with_transposes(w: Writer, node: Node) -> Sequence[Value]:
 
 
 def _in_one_type(w: Writer, node: Node) -> Sequence[Value]:
-    """The operator with all narrower inputs as float32, since ONNX requires one type; its output is cast back."""
+    """The operator with all inputs of at most 2 bytes per element as float32, since ONNX requires one type.
+
+    Its only output is cast to the type of the node's output.
+    """
     inputs = [None if value is None else _widen(w, value) for value in node.inputs]
     return [_cast(w, w.emit(node.op, *inputs, **node.attrs), node.output.dtype)]
 

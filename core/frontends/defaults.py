@@ -23,7 +23,8 @@ def replaceable_defaults(graph: Graph, types: Types, read: Container[str], witho
 
     `types` maps the names of all defaults to the types of replacements. `without` imports the same file again, with the
     given defaults as inputs of these types. `read` has the names of the values that an adapter has read. Two sets are
-    tried: all defaults, then those that no adapter has read; the result is the first that gives an equal graph.
+    tried: all defaults, then those that no adapter has read. The result is the first set with which `without` gives the
+    same graph (`_same_graph`) and raises no LatheError.
     """
     unread = {name: type_ for name, type_ in types.items() if name not in read}
     attempts = [types] if len(unread) in (0, len(types)) else [types, unread]
@@ -38,9 +39,10 @@ def _is_independent(graph: Graph, types: Types, without: Callable[[Types], Graph
 
 
 def _same_graph(one: Graph, other: Graph, given: Container[str]) -> bool:
-    """Whether two graphs have the same inputs, outputs, nodes and constants, without the values named in `given`.
+    """Whether two graphs have the same inputs, outputs, nodes and constants.
 
-    Types of values may differ.
+    Values are compared by name, and their types may differ. The values named in `given` are left out: they are
+    constants of `one` and inputs of `other`.
     """
     return (
         [value.name for value in one.inputs] == [value.name for value in other.inputs if value.name not in given]

@@ -27,7 +27,10 @@ _MAX_LINE = 200  # characters: names may have any length
 
 
 def add_diagnosis(error: ModelError, node: OnnxNode, emitter: Emitter) -> ModelError:
-    """The error with the opset of its node, and notes on the node's inputs and how they were computed."""
+    """A new error of the same class that names the opset of its node, with notes on the node's inputs and their origin.
+
+    It has notes on the first 6 inputs at most.
+    """
     is_own = error.where.startswith(f"node '{node.label}'")
     reason = error.reason if is_own or not error.where else f"{error.where}: {error.reason}"
     lines = [line for index, value in enumerate(node.inputs[:_MAX_INPUTS]) if value is not None
@@ -38,7 +41,8 @@ def add_diagnosis(error: ModelError, node: OnnxNode, emitter: Emitter) -> ModelE
 def history(value: Value, emitter: Emitter) -> list[str]:
     """The last 4 nodes that led to a value, the last one first, as lines of text; "..." if there are more.
 
-    The node before a node is the one that computes its first input that is not a constant.
+    The node before a node is the one that computes its first input that is not a constant. A shorter history ends with
+    the input or constant at its beginning.
     """
     lines = [_shorten(line) for line in islice(_steps(value, emitter), _MAX_STEPS + 1)]
     return [*lines[:_MAX_STEPS], *(["..."] if len(lines) > _MAX_STEPS else [])]

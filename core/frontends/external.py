@@ -42,7 +42,10 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def extent_of(tensor: onnx.TensorProto, where: str) -> Extent:
-    """The `Extent` in the tensor's entries. ModelError if they contradict each other, or leave the model's folder."""
+    """The `Extent` in the tensor's entries.
+
+    ModelError if they are malformed, contradict each other, or leave the model's folder.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if tensor.data_location != onnx.TensorProto.EXTERNAL or len(entries) < len(tensor.external_data):
         raise ModelError("has contradictory entries on where its data lies", where=where)
@@ -101,7 +104,10 @@ class ExternalFiles:
         return file[offset : offset + nbytes]
 
     def digest(self, location: str, where: str) -> str:
-        """The SHA-256 digest of the file at `location`, in hexadecimal. Later calls of `read` use the same mapping."""
+        """The SHA-256 digest of the file at `location`, in hexadecimal. ModelError if the file cannot be read.
+
+        Later calls of `read` use the same mapping.
+        """
         return hashlib.sha256(self._file(location, where).data).hexdigest()
 
     def _file(self, location: str, where: str) -> Array:
@@ -117,7 +123,7 @@ class ExternalFiles:
 
 
 def _map_file(folder: Path, location: str, linked: Path | None) -> Array:
-    """The content of a file as a read-only uint8 array, mapped into memory."""
+    """The content of a file as a read-only uint8 array, mapped into memory; OSError as for `open_inside`."""
     with closing(_open(folder, location, linked)) as file:
         size = os.fstat(file.fd).st_size
         return np.frombuffer(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ), np.uint8) if size else _NOTHING
@@ -146,9 +152,10 @@ def _open(folder: Path, location: str, linked: Path | None) -> OpenFile:
 
 
 def open_inside(folder: Path, location: str) -> OpenFile:
-    """Open the regular file at `location`, a path relative to `folder`, for reading.
+    """Open the regular file at `location`, a path relative to `folder`, for reading; the caller closes the file.
 
-    OSError if a part of that path is a symbolic link, or if it leads to anything but a regular file.
+    OSError if a part of `location` is a symbolic link, or if it leads to anything but a regular file. `folder` itself
+    may be a link.
     """
     *above, name = PurePosixPath(location).parts
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -27,7 +27,8 @@ def standard_body(
     """The function by which ONNX defines the operator of a node at the model's `opsets`, by domain.
 
     Some definitions depend on the types of the inputs and on the attributes, whose values are in `attrs`. ModelError if
-    the definition does not apply to them. None if ONNX does not know the operator, or gives no function for it.
+    the definition does not apply to them. None if ONNX does not know the operator, or gives no function for it with
+    these types.
     """
     version = opsets[default_domain(proto.domain)]
     schema = _schema(proto, version)
@@ -46,9 +47,9 @@ def standard_body(
 def bodies_by_rank(
     proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
 ) -> dict[int, onnx.FunctionProto]:
-    """The function that defines an operator, for each rank of its first input from 0 to 5 that has one.
+    """The functions that define an operator, by rank of its first input: for each rank from 0 to 5 that has one.
 
-    Empty if that rank is known already, or if the first input is absent or no tensor.
+    Empty if that rank is known already, or if the first input is absent or no tensor. ModelError as in `standard_body`.
     """
     x = inputs[0] if inputs else None
     if x is None or not isinstance(x.type, TensorType) or x.type.shape is not None:

@@ -1,4 +1,4 @@
-"""Moves all external data of a model into one file, without copying it in memory."""
+"""Joins all external data of a model to the content of one file, without copying it in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class MergedModel(NamedTuple):
 def merge_external_data(model: onnx.ModelProto, path: Path, location: str) -> MergedModel | None:
     """Let all external tensors of `model`, a file at `path`, refer to one file called `location`; changes `model`.
 
-    None if the model has no external data. ModelError for data outside its folder or its file (see external.py).
+    The caller writes that file. None if the model has no external data. ModelError for data outside the model's folder
+    or outside its file (see external.py).
     """
     tensors = [each for each in all_messages(model) if isinstance(each, onnx.TensorProto) and is_external(each)]
     if not tensors:

@@ -20,14 +20,17 @@ _WEIGHT_INPUT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}  # the index of 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The size of a model in bytes, including its external data files, and its opset for each domain."""
+    """The size of a model in bytes, with the files of external initializers, and its opset for each domain."""
 
     size: int
     opsets: Mapping[str, int]
 
 
 def file_facts(path: Path) -> FileFacts:
-    """The facts of an ONNX file. `lathe.load` must have accepted it before: the file is not checked here."""
+    """The facts of an ONNX file. `lathe.load` must have accepted it before: the file is not checked here.
+
+    Of external data, only files with initializers of the main graph count, each as a whole.
+    """
     model = onnx.load(path, load_external_data=False)
     external = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
     size = path.stat().st_size + sum((path.parent / name).stat().st_size for name in external)

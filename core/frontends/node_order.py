@@ -13,8 +13,8 @@ from lathe.core.errors import ModelError
 def topological_order(nodes: Sequence[onnx.NodeProto], where: str) -> Iterator[onnx.NodeProto]:
     """Yield the nodes in topological order; of several nodes that may come next, the first in the file.
 
-    A node reads its inputs and the values that its bodies capture. ModelError on a cycle, or if two nodes define one
-    name. The algorithm is that of Kahn (1962).
+    A node reads its inputs and the values that its bodies capture. ModelError if two nodes define one name, and on a
+    cycle, after all nodes that do not depend on it. The algorithm is that of Kahn (1962).
     """
     producers = _producers(nodes, where)
     waiting: list[int] = []

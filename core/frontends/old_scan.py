@@ -19,8 +19,9 @@ def scan_over_batch(
 ) -> list[Value]:
     """Emit the loop and return its outputs, named `outputs`. The last `scanned` inputs are scanned, the others states.
 
-    Axis 0 of all inputs and outputs is the batch; axis 1 of scanned ones is the steps. `lengths`, int64[batch], has the
-    number of steps of each item. Shorter items have zeros in the remaining steps of scan outputs.
+    Axis 0 of all inputs and outputs is the batch; axis 1 of scan inputs and scan outputs is the steps. `lengths`,
+    int64[batch], has the number of steps of each item; None means all steps. Shorter items have zeros in the remaining
+    steps of scan outputs.
     """
     states = len(inputs) - scanned
     body = Graph("item")

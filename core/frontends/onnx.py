@@ -73,7 +73,8 @@ def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> 
     These files are mapped, not copied. A model that is given as bytes may not refer to other files.
 
     ModelError names the node, operator and opset, what was expected and what was given. UnsupportedError means that the
-    model is valid but needs a feature that Lathe lacks.
+    model is valid but needs a feature that Lathe lacks. OSError if the file at the path cannot be read. ShapeWarning if
+    an output is declared with another shape than its nodes give it.
     """
     if isinstance(source, bytes):
         return import_model(parse_model(source))
@@ -85,8 +86,8 @@ def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> 
 def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> Graph:
     """Import a model that has passed the checks of `parse_model`; `files` holds its external data.
 
-    The model is imported again if it declares shapes that no run could check, and once more to find the defaults that a
-    run may replace (`defaults.py`).
+    The model is imported again if it declares shapes that no run could check, and at most twice more to find the
+    defaults that a run may replace (`defaults.py`).
     """
     names, functions, versions = set(defined_names(model.graph)), function_table(model), opset_versions(model)
 
@@ -150,7 +151,10 @@ class _Importer:
         return graph
 
     def body(self, proto: onnx.GraphProto, outer: Frame, arguments: Sequence[ValueType]) -> Graph:
-        """Import a nested graph. Each input has its declared type, or if there is none, the type in `arguments`."""
+        """Import a nested graph. Each input has its declared type, or if there is none, the type in `arguments`.
+
+        UnsupportedError if graphs are nested more than 8 deep.
+        """
         if outer.scope.depth >= _MAX_BODY_DEPTH:
             raise UnsupportedError(f"graphs are nested more than {_MAX_BODY_DEPTH} deep", where=outer.emitter.label)
         graph = Graph(proto.name or "body")
@@ -216,7 +220,8 @@ class _Importer:
         """The value of a model output. ModelError if its declared type contradicts the inferred one.
 
         If only the shapes contradict each other, it is a ShapeWarning, because nothing depends on the declared shape;
-        there is none for models with ai.onnx.ml, whose exporters declare wrong shapes.
+        there is no warning for models with ai.onnx.ml, whose exporters declare wrong shapes. Imports with
+        `default_inputs` do not check declared types.
         """
         value = _read_present(info.name, frame, "output")
         if info.type.WhichOneof("value") is not None and not self.default_inputs:
@@ -428,7 +433,11 @@ class _Importer:
         frame: Frame,
         where: str,
     ) -> Frame:
-        """The frame of a function's body, with its arguments bound and its results named after the node's outputs."""
+        """The frame of a function's body, with its arguments bound and its results named after the node's outputs.
+
+        ModelError for too many inputs or outputs, and for attributes that the function does not declare.
+        UnsupportedError for calls deeper than `MAX_CALL_DEPTH`.
+        """
         depth = frame.call.depth + 1 if frame.call else 1
         if depth > MAX_CALL_DEPTH:
             raise UnsupportedError(f"functions call each other more than {MAX_CALL_DEPTH} deep", where=where)
@@ -486,13 +495,16 @@ def _emit_switch(e: Emitter, x: Value, branches: Sequence[tuple[int, Graph]], na
 
 
 def _replacement_type(own: TensorType, declared: ValueType | None) -> TensorType:
-    """The type of values that may replace a default of type `own`: `declared` if it has a rank and fits, else `own`."""
+    """The type of replacements of a default of type `own`: `declared` if it has a rank and fits, otherwise `own`."""
     usable = isinstance(declared, TensorType) and declared.shape is not None and is_compatible(own, declared)
     return declared if usable and isinstance(declared, TensorType) else own
 
 
 def _is_supported(op: str, domain: str) -> bool:
-    """Whether Lathe has the operator, possibly in a newer form. Operators that only passes emit do not count."""
+    """Whether Lathe has the operator of this domain, possibly in a newer form.
+
+    Operators that only passes emit do not count.
+    """
     definition = registry.find(op)
     if definition is None:
         return domain == "" and opsets.has_adapter(op)
@@ -538,9 +550,10 @@ def _function_result(inner: str, inside: Frame, where: str) -> Value:
 
 
 def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
-    """The types that the inputs of a node give to the inputs of its body, for which the file may declare none.
+    """The types of the inputs of a node's body, from the node's inputs; used where the file declares none.
 
-    Tensors keep their element type, but have an unknown rank, because shapes may change from one iteration to the next.
+    Tensors keep their element type but not their rank, because shapes may change from one iteration to the next. Loop's
+    body first gets the iteration number and the condition, both scalars; SequenceMap's gets elements of the sequences.
     """
     given = [value.type for value in inputs if value is not None]
     types = [TensorType(type_.dtype, None) if isinstance(type_, TensorType) else type_ for type_ in given]

@@ -2,7 +2,8 @@
 
 `@adapts_below(version, *ops)` registers an adapter for nodes of an opset below `version`. All adapters that apply to a
 node run, oldest change first, so each handles one change only. An adapter edits the node in place, or returns the
-values that replace the node's outputs.
+values that replace the node's outputs. It raises ModelError for attributes that the old form does not allow, and
+UnsupportedError for old forms that the newest opset cannot express.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class OnnxNode:
         return value
 
     def rank(self, index: int) -> int:
-        """The rank of an input. UnsupportedError if it is not a tensor of known rank."""
+        """The rank of an input. ModelError if it is absent, UnsupportedError if it is not a tensor of known rank."""
         type_ = self.required(index).type
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise UnsupportedError(f"input {index} is {type_}: its rank must be known", where=self.where)

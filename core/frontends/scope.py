@@ -96,6 +96,7 @@ class Emitter:
         self.label = label
 
     def constant(self, array: object, name: str = "", dtype: DType | None = None) -> Value:
+        """Add a constant, whose elements count as known, and return its value. The array itself becomes read-only."""
         data = np.asarray(array, dtype=dtype.numpy if dtype else None)
         data.setflags(write=False)
         type_ = TensorType(DType.from_numpy(data.dtype), data.shape)
@@ -146,10 +147,8 @@ class Emitter:
 def errors_at(where: str) -> Iterator[None]:
     """A context that turns Python's errors into a ModelError at `where`, an unknown rank into an UnsupportedError.
 
-    Other errors of Lathe pass unchanged.
-
-    Operators and adapters assume inputs as ONNX specifies them. Other contents of a file, such as text where a number
-    belongs, make them raise one of these errors.
+    Other errors of Lathe pass unchanged. Operators and adapters assume inputs as ONNX specifies them. Other contents of
+    a file, such as text where a number belongs, make them raise one of Python's errors.
     """
     try:
         yield

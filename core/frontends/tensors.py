@@ -36,10 +36,11 @@ _FIELDS = {
 
 
 def tensor_array(tensor: onnx.TensorProto, where: str, files: ExternalFiles | None = None) -> Array:
-    """The tensor as a read-only array. Its data may lie in one of `files`.
+    """The tensor as a read-only array. Its data may lie in one of `files`, which the array may then be a view of.
 
-    ModelError, with `where`, for negative sizes or data that does not fill the shape; UnsupportedError for an unknown
-    element type, and for data in segments.
+    ModelError, with `where`, for negative sizes, and for data that does not fill the shape, is out of range of the
+    element type, or cannot be read; UnsupportedError for an unknown element type, a rank above 64, and data in
+    segments.
     """
     where = f"{where}, tensor '{tensor.name}'" if tensor.name else where
     if tensor.HasField("segment"):
@@ -60,7 +61,7 @@ def tensor_array(tensor: onnx.TensorProto, where: str, files: ExternalFiles | No
 def _external_bytes(
     tensor: onnx.TensorProto, dtype: DType, count: int, where: str, files: ExternalFiles | None
 ) -> Array:
-    """The bytes of a tensor whose data lies in another file."""
+    """The bytes of a tensor whose data lies in another file. ModelError if they cannot be read or `files` is None."""
     if files is None:
         raise ModelError("has external data, expected its data inside the file", where=where)
     return files.read(tensor, (count * dtype.bits + 7) // 8, where)

@@ -60,7 +60,7 @@ class Writer:
         return self.emit("Transpose", value, perm=perm)
 
     def inlined(self, body: Graph, inputs: Sequence[Value]) -> list[Value]:
-        """Add the nodes of a fused body (over single elements), applied to whole tensors; returns its outputs."""
+        """Add the nodes of a fused body (over single elements), applied to whole tensors; returns their results."""
         values = dict(zip(body.inputs, inputs, strict=True))
         values.update({value: self.emitter.constant(array) for value, array in body.constants.items()})
         for node in body.nodes:
@@ -129,7 +129,10 @@ class Writer:
     # Dimensions
 
     def dims(self, dims: Sequence[Dim]) -> Value:
-        """Emit nodes that compute `dims` in a run from the shapes in `sources`; returns a vector of int64."""
+        """Emit nodes that compute `dims` in a run from the shapes in `sources`; returns a vector of int64.
+
+        UnsupportedError for a symbol that is not in `sources`.
+        """
         parts = [self._dim(dim) for dim in dims]
         return parts[0] if len(parts) == 1 else self.emitter("Concat", *parts, axis=0)
 

@@ -17,12 +17,15 @@ _inference: list[Inference] = []
 
 
 def set_inference(inference: Inference) -> None:
-    """Install the function that sets the types of a new node's outputs, given the node and the known values."""
+    """Install the function that sets the types of a new node's outputs, for all builders of the process.
+
+    The function gets the node and the arrays of values that are known so far, to which it adds those of the outputs.
+    """
     _inference[:] = [inference]
 
 
 class Builder:
-    """Appends nodes to `graph`, or inserts them before `anchor`."""
+    """Inserts nodes into `graph` before `anchor`, or at the end if `anchor` is None."""
 
     def __init__(self, graph: Graph, anchor: Node | None = None) -> None:
         self.graph = graph
@@ -35,11 +38,17 @@ class Builder:
         return value
 
     def constant(self, array: object, name: str = "c", dtype: DType | None = None) -> Value:
-        """Add a constant, from anything that `np.asarray` takes, and return its value."""
+        """Add a constant, from anything that `np.asarray` takes, and return its value.
+
+        An array that `np.asarray` does not have to copy becomes read-only itself.
+        """
         return self.graph.add_constant(np.asarray(array, dtype=dtype.numpy if dtype else None), name)
 
     def emit(self, op: str, *inputs: Value | None, outputs: int = 1, name: str = "", **attrs: Attr) -> list[Value]:
-        """Add a node with `outputs` outputs, named after `name` or the operator, infer their types and return them."""
+        """Add a node with `outputs` outputs, and return the outputs, whose types are inferred.
+
+        The node and its outputs are named after `name`, or after the operator if that is empty.
+        """
         label = name or self.graph.fresh_name(op.lower())
         node = Node(op, _without_trailing_none(inputs), [], dict(attrs), label)
         node.outputs = [Value(self._output_name(label, i), _UNTYPED, node) for i in range(outputs)]
@@ -49,7 +58,7 @@ class Builder:
         return node.outputs
 
     def __call__(self, op: str, *inputs: Value | None, name: str = "", **attrs: Attr) -> Value:
-        """Add a node with one output; returns it."""
+        """Add a node with one output, and return the output."""
         return self.emit(op, *inputs, outputs=1, name=name, **attrs)[0]
 
     def _output_name(self, label: str, index: int) -> str:

@@ -20,7 +20,10 @@ class ClosedBody(NamedTuple):
 
 
 def close_body(body: Graph, constants: Mapping[Value, Array]) -> ClosedBody:
-    """A copy of `body` that captures nothing; `constants` are those of the graph around it. `body` stays unchanged."""
+    """A copy of `body` that captures nothing; `body` stays unchanged. The copy shares the arrays of constants.
+
+    `constants` are the constants of the graphs around `body`.
+    """
     graph = body.clone()
     captured = captures(graph)
     own = {value: Value(graph.fresh_name(value.name), value.type) for value in captured}
@@ -32,7 +35,10 @@ def close_body(body: Graph, constants: Mapping[Value, Array]) -> ClosedBody:
 
 
 def restore_captures(graph: Graph, outer: tuple[Value, ...]) -> Graph:
-    """Undo `close_body`: the last inputs become the captured values `outer` again. Edits `graph` and returns it."""
+    """Make the last inputs the captured values `outer` again, as before `close_body`. Edits `graph` and returns it.
+
+    Constants that `close_body` added remain constants of `graph`.
+    """
     first = len(graph.inputs) - len(outer)
     graph.replace_uses(dict(zip(graph.inputs[first:], outer, strict=True)))
     del graph.inputs[first:]

@@ -2,8 +2,9 @@
 
 A dimension is a plain `int` whenever it is known. Otherwise it is a `SymDim`: a polynomial with integer coefficients
 over atoms, in a normal form, so that equal expressions compare and hash equal. An atom is a symbol (`n`), a quotient
-that does not divide evenly (`(H - 1)//2`) or the maximum of two dimensions (`(p)|(t)`). Symbols stand for
-non-negative integers. A quotient by zero has no value: it stays an atom, and `evaluate` raises KeyError for it.
+that is not known to divide evenly (`(H - 1)//2`) or the maximum of two dimensions (`(p)|(t)`). Symbols stand for
+non-negative integers. Quotients are rounded down. A quotient by zero has no value: it stays an atom, and `evaluate`
+raises KeyError for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_SPLIT = 40  # the largest `size` for `_is_for_the_sides`, whose time is exp
 
 @dataclass(frozen=True, slots=True)
 class FloorDiv:
-    """The atom `numerator // denominator`: the division is not exact for every value of the symbols, or is by 0."""
+    """The atom `numerator // denominator`, whose division is not known to be exact, or is by 0."""
 
     numerator: Dim
     denominator: Dim
@@ -44,7 +45,7 @@ class FloorDiv:
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
-    """The atom `max(one, other)`, printed as `(one)|(other)`; neither side is known to be at least the other.
+    """The atom `max(one, other)`, printed as `((one)|(other))`; neither side is known to be at least the other.
 
     `maximum` sorts the two sides, so equal maxima compare equal.
     """
@@ -66,7 +67,11 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 
 class SymDim:
-    """A dimension that depends on symbols. Build with `symbol(name)` and arithmetic; immutable."""
+    """A dimension that depends on symbols. Build with `symbol(name)` and arithmetic; immutable.
+
+    `/` means the same as `//`. `%` raises ZeroDivisionError for the number 0. ValueError if a result has more than
+    `_MAX_SIZE` parts (`size`: terms and atoms, nested ones included).
+    """
 
     __slots__ = ("_hash", "_names", "size", "terms")
 
@@ -163,9 +168,10 @@ def symbol(name: str) -> SymDim:
 def floor_div(numerator: Dim, denominator: Dim) -> Dim:
     """`numerator // denominator` in normal form: the terms that divide exactly, plus a `FloorDiv` atom of the rest.
 
-    Terms that divide move out of the quotient: (n - 20)//10 is n//10 - 2. Nested quotients become one: (n//5 + 1)//2
-    is (n + 5)//10. Factors that numerator and denominator share are cancelled; a sum is cancelled only if it is the
-    whole denominator. Where such a factor is 0, the quotient has no value.
+    Terms that divide move out of the quotient: (n - 20)//10 is n//10 - 2. Nested quotients by positive numbers become
+    one: (n//5 + 1)//2 is (n + 5)//10. Factors that numerator and denominator share are cancelled; a sum is cancelled
+    only if it is the whole denominator. Where a cancelled factor is 0, the quotient has no value, but the result may
+    have one: n*m//n is m. For the denominator 0 the result is an atom, also if the numerator is a number.
     """
     if isinstance(denominator, int) and denominator == 0:
         return SymDim([((FloorDiv(numerator, denominator),), 1)])
@@ -226,9 +232,10 @@ def is_never_negative(dim: Dim) -> bool:
 
 
 def _is_for_the_sides(dim: SymDim) -> bool:
-    """Whether `dim` is never negative because each maximum in it is one of its sides: n - max(n, 64) + 64 is n or 64.
+    """Whether `dim` is never negative whichever side a maximum in it equals: n - max(n, 64) + 64 is n or 64.
 
-    If the maximum is only added, one side suffices: the maximum is at least that side.
+    If the maximum is only added, one side suffices: the maximum is at least that side. Maxima that are terms by
+    themselves are tried; False if there is none.
     """
     maximum = next((atoms[0] for atoms, _ in dim.terms if len(atoms) == 1 and isinstance(atoms[0], Maximum)), None)
     if maximum is None:
@@ -238,7 +245,7 @@ def _is_for_the_sides(dim: SymDim) -> bool:
 
 
 def _is_counted(dim: SymDim) -> bool:
-    """Whether the sum of lower bounds of the terms of `dim` is 0 or more; False if a term has none."""
+    """Whether the sum of lower bounds of the terms of `dim` is 0 or more; False if a term has no known bound."""
     least = 0
     for atoms, value in dim.terms:
         bounds = [_least(atom) for atom in atoms]
@@ -249,10 +256,10 @@ def _is_counted(dim: SymDim) -> bool:
 
 
 def _least(atom: Atom) -> int:
-    """A lower bound of an atom that is 0 or more; -1 if none is known.
+    """A lower bound of `atom`, 0 or more; -1 if no such bound is known.
 
     Symbols are 0 or more, those that begin with `FILLED` 1 or more. A quotient of two dimensions that are not negative
-    is not negative; a maximum is not negative if one of its sides is not.
+    is not negative. A maximum is at least each number among its sides, and not negative if one of its sides is not.
     """
     if isinstance(atom, str):
         return int(atom.startswith(FILLED))
@@ -269,19 +276,20 @@ DATA_DEPENDENT_PREFIX = (
 
 
 def is_data_dependent(dim: Dim) -> bool:
-    """Whether `dim` is data-dependent: it has a symbol that no input of the model has. Only a run gives its value."""
+    """Whether only a run gives the value of `dim`: it has a symbol that begins with `DATA_DEPENDENT_PREFIX`."""
     return any(name.startswith(DATA_DEPENDENT_PREFIX) for name in symbols(dim))
 
 
 def violated_assumption(supposed: Iterable[Dim], values: Mapping[str, int]) -> str:
     """A message on the first assumption that is violated for these values of the symbols; "" if none is.
 
-    Each dimension in `supposed` is assumed to be 0 or more. A quotient by zero in one of them counts as violated.
+    Each dimension in `supposed` is assumed to be 0 or more. A dimension without a value, because of a quotient by zero
+    or a symbol that `values` lacks, counts as violated.
     """
     try:
         found = ((dim, evaluate(dim, values)) for dim in supposed)
         return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
-    except KeyError as error:  # a quotient by zero
+    except KeyError as error:  # a quotient by zero, or a symbol without a value
         return str(error.args[0])
 
 
@@ -350,7 +358,10 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def parse_dim(text: str) -> Dim:
-    """Parse the text that `str(dim)` gives. ValueError for any other text."""
+    """Parse the text of a dimension, as in `str(dim)`. ValueError for other text.
+
+    The text has integers and symbols, joined with `+`, `-`, `*`, `//`, `|` (maximum) and parentheses.
+    """
     try:
         return _from_ast(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError) as error:
@@ -396,7 +407,7 @@ def _names(atom: Atom) -> frozenset[str]:
 
 
 def _size(atom: Atom) -> int:
-    """The number of terms and atoms in an atom, the atom itself included: a measure of its complexity."""
+    """The number of terms and atoms in `atom`, including `atom` itself: a measure of its complexity."""
     if isinstance(atom, str):
         return 1
     return 1 + sum(side.size for side in atom.sides if isinstance(side, SymDim))
@@ -416,9 +427,10 @@ def _term_order(term: tuple[Monomial, int]) -> tuple[int, str]:
 
 
 def _divide_terms(numerator: Dim, monomial: Monomial, coefficient: int) -> tuple[Dim, Dim]:
-    """Divide `numerator` by the term `coefficient * monomial`: returns the quotient of terms that divide, and the rest.
+    """Divide `numerator` by the term `coefficient * monomial`: the sum of the exact quotients of terms, and the rest.
 
-    The rest is the sum of all other terms. Of a constant term, only the remainder of the division goes to it.
+    The rest is the sum of the terms that do not divide. A constant term divided by a number is split: its quotient,
+    rounded down, goes to the first result and its remainder to the rest.
     """
     whole: Dim = 0
     rest: Dim = 0
@@ -460,7 +472,7 @@ def _highest(dim: Dim) -> tuple[Monomial, int]:
 
 
 def _without(atoms: Monomial, divisor: Monomial) -> Monomial | None:
-    """The monomial `atoms` divided by `divisor`, or None if that does not divide it."""
+    """The monomial `atoms` divided by the monomial `divisor`, or None if it is not divisible."""
     remaining = list(atoms)
     for atom in divisor:
         if atom not in remaining:

@@ -40,10 +40,10 @@ def has_only_sizes(dim: Dim) -> bool:
 
 
 def compile_dims(dims: Sequence[Dim]) -> Evaluate:
-    """A compiled function from the table of sizes to the values of all `dims`, in order.
+    """A compiled function from the table of sizes to a list of the values of all `dims`, in order.
 
-    The function raises ZeroDivisionError for a quotient by zero. ValueError here for a dimension that depends on
-    symbols other than sizes.
+    The function raises ZeroDivisionError for a quotient by zero. `compile_dims` raises ValueError for a dimension that
+    depends on symbols other than sizes.
     """
     text = f"lambda sizes: [{', '.join(map(_source, dims))}]"
     evaluate: Evaluate = eval(compile(text, "<dimensions>", "eval"), {"__builtins__": {}, "max": max})

@@ -1,4 +1,4 @@
-"""Compares two graphs: names, operators, attributes, types, order, and every bit of their weights."""
+"""Compares two graphs by their textual forms (names, operators, attributes, types, order) and their large constants."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from lathe.core.ir.text import Weights, print_graph
 
 
 def difference(a: Graph, b: Graph) -> str:
-    """The first difference of two graphs: the first line that differs in their textual forms, of `a` and of `b`.
+    """The first difference of two graphs: the first line that differs in their textual forms, of `a` and then of `b`.
 
-    "" for equal graphs; "the bytes of a constant" if only large constants differ.
+    A newline separates the two lines; a missing line is empty. "" if texts and large constants (`print_graph`) are
+    equal; "the bytes of a constant" if only bytes of large constants differ. The order of attributes does not matter,
+    and NaNs in small constants count as equal whatever their bits.
     """
     (left, left_weights), (right, right_weights) = (_canonical(graph) for graph in (a, b))
     for ours, theirs in zip_longest(left.splitlines(), right.splitlines(), fillvalue=""):

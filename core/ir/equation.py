@@ -11,10 +11,11 @@ from lathe.core.ir.dim import Atom, Dim, Maximum, Monomial, SymDim, is_never_neg
 
 
 def solve(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, Dim] | None:
-    """A symbol that is free (by `is_free`) and its value, so that `one` equals `other`; None if none is found.
+    """A symbol for which `is_free` is true, and the value for which `one` equals `other`; None if none is found.
 
-    The value is never negative, unless it is `one` or `other` itself. Factors that all terms share are divided out:
-    where such a factor is 0, the dimensions are equal for other values of the symbol as well.
+    The value does not depend on the symbol. It is provably never negative, unless it is `one` or `other` itself.
+    Factors that all terms of `one - other` share are divided out: where such a factor is 0, the dimensions are equal
+    for other values of the symbol as well.
     """
     for side, dim in ((one, other), (other, one)):
         name = str(side)
@@ -26,9 +27,10 @@ def solve(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, Di
 
 
 def solve_maximum(one: Dim, other: Dim) -> tuple[Maximum, Dim] | None:
-    """A maximum in the two dimensions, and the side that it must equal for them to be equal; None if there is none.
+    """A maximum in the two dimensions, and the side that it must equal for `one == other`; None if none is found.
 
-    For 2*(64|n) == 128 that is (64|n) and 64. Factors that all terms share are treated as in `solve`.
+    For 2*(64|n) == 128 these are the maximum of 64 and n, and its side 64. Where a factor that all terms share is 0,
+    the dimensions are equal for other values of the maximum as well.
     """
     difference = one - other
     for maximum in maxima(difference):
@@ -41,7 +43,7 @@ def solve_maximum(one: Dim, other: Dim) -> tuple[Maximum, Dim] | None:
 
 
 def _solutions(difference: Dim, is_free: Callable[[str], bool]) -> Iterator[tuple[str, Dim]]:
-    """Each free symbol that is a term of `difference` by itself, with its value for a difference of 0.
+    """Yield each free symbol with the value that makes `difference` 0, if it is a term by itself, with factor 1 or -1.
 
     The last symbol by name comes first, so that a symbol is expressed by those before it.
     """

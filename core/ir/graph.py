@@ -1,7 +1,7 @@
 """The data-flow graph: values, nodes, constants and state.
 
 Nodes are in topological order. Values are compared by identity; a name is a label, unique within its graph. A graph is
-mutable: passes edit it through the methods here, which keep uses and producers consistent.
+mutable: passes edit it in place. It stores the producer of each value but not the readers: `Graph.uses` computes them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        """The shape of a tensor; UnknownRankError, naming the value, when its rank is not known."""
+        """The shape of a tensor; TypeError for other values, and UnknownRankError when the rank is not known."""
         if self.tensor.shape is None:
             raise UnknownRankError(f"the rank of {self.type} is not known", where=f"value '{self.name}'")
         return self.tensor.shape
@@ -56,7 +56,7 @@ class Value:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)  # weak references: caches have nodes as keys
 class Node:
-    """One application of an operator. An absent optional input is None; trailing Nones are dropped."""
+    """One application of an operator. An absent optional input is None; no list of inputs ends with None."""
 
     op: str
     inputs: list[Value | None]
@@ -82,7 +82,7 @@ class Node:
 
     @property
     def subgraphs(self) -> tuple[Graph, ...]:
-        """The graphs among the attributes, in the attributes' order."""
+        """The attributes that are graphs, in the order of the attributes; graphs inside these are not included."""
         return tuple([attr for attr in self.attrs.values() if isinstance(attr, Graph)])  # faster than a generator
 
     def __repr__(self) -> str:
@@ -119,11 +119,11 @@ class Graph:
     defaults: dict[Value, TensorType] = field(default_factory=dict)
 
     def constant_of(self, value: Value | None) -> Array | None:
-        """The array of a constant value, or None when `value` is absent or computed."""
+        """The array of a constant of this graph; None when `value` is None or any other value."""
         return self.constants.get(value) if value is not None else None
 
     def values(self) -> Iterator[Value]:
-        """Every value defined in this graph: inputs, states, constants, then node outputs in order."""
+        """Yield every value of this graph, not of bodies: inputs, states, constants, then outputs of nodes in order."""
         yield from self.inputs
         yield from (state.value for state in self.states)
         yield from self.constants
@@ -131,7 +131,10 @@ class Graph:
             yield from node.outputs
 
     def uses(self) -> dict[Value, list[Node]]:
-        """The nodes of this graph that read each value, one entry per read. Reads in a body count for its node."""
+        """The nodes of this graph that read each value, one entry per read, in graph order.
+
+        A value that a body captures counts as one read of the node with this body. A value without reads has no entry.
+        """
         uses: dict[Value, list[Node]] = {}
         for node in self.nodes:
             for value in node_reads(node):
@@ -150,7 +153,7 @@ class Graph:
         return next(name for i in range(2, len(taken) + 3) if (name := f"{base}_{i}") not in taken)
 
     def add_constant(self, array: Array, name: str = "c") -> Value:
-        """Add a constant and return its value. The array itself becomes read-only."""
+        """Add a constant, named `name` or with a suffix, and return its value. The array itself becomes read-only."""
         array = np.asarray(array)
         array.setflags(write=False)
         value = Value(self.fresh_name(name), TensorType(DType.from_numpy(array.dtype), array.shape))
@@ -158,7 +161,10 @@ class Graph:
         return value
 
     def insert_before(self, anchor: Node | None, node: Node) -> Node:
-        """Insert `node` before `anchor`, or at the end if that is None. Returns `node`."""
+        """Insert `node` before `anchor`, or at the end if `anchor` is None, and return `node`.
+
+        ValueError if `anchor` is not in this graph.
+        """
         index = len(self.nodes) if anchor is None else self.nodes.index(anchor)
         self.nodes.insert(index, node)
         return node
@@ -173,7 +179,7 @@ class Graph:
             _replace_reads(self, final)
 
     def live_nodes(self) -> list[Node]:
-        """The nodes on which an output or the update of a state depends, in graph order."""
+        """The nodes of this graph on which an output or the update of a state depends, in graph order."""
         return self._live()[0]
 
     def _live(self) -> tuple[list[Node], set[Value]]:
@@ -187,7 +193,10 @@ class Graph:
         return live_nodes[::-1], live
 
     def remove_dead(self) -> int:
-        """Drop nodes and constants that no live value needs, and return the number of dropped nodes."""
+        """Drop nodes and constants (with their defaults) that no live value needs; return the number of dropped nodes.
+
+        Inputs and states stay, and so does dead code in bodies.
+        """
         nodes, live = self._live()
         dropped = len(self.nodes) - len(nodes)
         self.nodes = nodes
@@ -196,11 +205,15 @@ class Graph:
         return dropped
 
     def sort(self) -> None:
-        """Sort the nodes topologically (`topological`), otherwise in their present order. ValueError on a cycle."""
+        """Sort the nodes in place with `topological`. ValueError on a cycle."""
         self.nodes = topological(self.nodes)
 
     def clone(self, env: Mapping[str, Dim] | None = None) -> Graph:
-        """A deep copy that shares the arrays of constants. `env` replaces symbols in tensor types and attributes."""
+        """A deep copy that shares all arrays (constants, initial states, attributes) with this graph.
+
+        `env` replaces symbols in the types of tensors and in attributes, but not in types of sequences, optionals and
+        maps. Values that a body captures from outside the copied graph stay the same objects.
+        """
         return _clone(self, {}, env or {})
 
     def __str__(self) -> str:
@@ -210,7 +223,7 @@ class Graph:
 
 
 def node_reads(node: Node) -> list[Value]:
-    """The values that a node reads: its inputs, and the values that its bodies capture."""
+    """The values that a node reads: its inputs, one entry per input, then the values that its bodies capture."""
     reads = [value for value in node.inputs if value is not None]
     for body in node.subgraphs:
         reads += captures(body)
@@ -233,7 +246,7 @@ def _attr_symbols(attr: Attr) -> frozenset[str]:
 
 
 def elements_read(graph: Graph) -> set[Value]:
-    """The values whose elements, not just their shapes, the outputs depend on. Values in bodies are included."""
+    """The values on whose elements, not just shapes, outputs and updates of states may depend; with those in bodies."""
     read = graph.live_outs()
     for node in reversed(graph.nodes):
         if read.isdisjoint(node.outputs):
@@ -253,8 +266,9 @@ def captures(body: Graph) -> list[Value]:
 
 
 def topological(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes with every producer before its readers, otherwise in the given order. ValueError on a cycle.
+    """The nodes with every producer before its readers. ValueError on a cycle.
 
+    Nodes that are sorted already keep their order; a producer that comes too late moves before its first reader.
     Depth-first search with an explicit stack, since graphs may be deeper than Python's recursion limit.
     """
     given = list(nodes)

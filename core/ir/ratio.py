@@ -1,9 +1,9 @@
 """Fractions of dimensions in float32, for models that convert a length to floating point and divide it.
 
 A `Ratio` stands for a number that every run computes exactly, or closely enough that rounding it up, down or towards
-zero gives the right integer. Therefore it supports few operations: sums and products with integers, quotients by
-integers, and fractions whose denominator is a power of two. All other operations raise TypeError, and so does every
-question whose answer depends on the values of symbols.
+zero gives the right integer, if the assumptions of `Ratio.supposed` hold. Therefore it supports few operations: sums
+with numbers, products, and quotients by numbers, where the operands that float32 would round are excluded. All other
+arithmetic raises TypeError, and so does every comparison, `==` included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ Number: TypeAlias = Union["Ratio", Dim, float]
 
 
 class Ratio:
-    """The number `top / bottom`. Common factors are not cancelled: no number on the way is larger than `top`."""
+    """The number `top / bottom`, with `bottom` positive. TypeError if `bottom` is more than 1024.
+
+    Common factors are not cancelled, so the bounds of `top` (`supposed`) also hold for the numbers that a run computes
+    before it divides.
+    """
 
     __slots__ = ("bottom", "top")
 
@@ -38,7 +42,7 @@ class Ratio:
 
     @property
     def is_exact(self) -> bool:
-        """Whether float32 represents the number exactly: its denominator is a power of two."""
+        """Whether float32 represents the number exactly: `bottom` is a power of two. This assumes `supposed`."""
         return self.bottom & (self.bottom - 1) == 0
 
     @property
@@ -97,7 +101,7 @@ class Ratio:
 
     @property
     def whole(self) -> Dim:
-        """The number rounded towards zero, as Cast does. TypeError if it is fractional and may be negative."""
+        """The number rounded towards zero, as Cast does. TypeError if `bottom` is not 1 and `top` may be negative."""
         if self.bottom > 1 and not is_never_negative(self.top):
             raise TypeError(f"only a run shows whether {self} is rounded up or down")
         return floor_div(self.top, self.bottom)
@@ -109,7 +113,7 @@ def ratio_of(number: object) -> object:
 
 
 def truncate(number: Ratio | float) -> Dim:
-    """A float32 number rounded towards zero, as Cast does. TypeError for a fraction that may be negative."""
+    """A float32 number rounded towards zero, as Cast does. TypeError for a Ratio as in `Ratio.whole`."""
     return number.whole if isinstance(number, Ratio) else int(number)
 
 
@@ -119,7 +123,10 @@ def has_ratios(array: Array) -> bool:
 
 
 def rounding_assumptions(array: Array | None) -> list[Dim]:
-    """The assumptions (`Ratio.supposed`) of all ratios among the elements; none if the array is None."""
+    """The assumptions (`Ratio.supposed`: dimensions that must not be negative) of all ratios in `array`.
+
+    Empty if the array is None or has no ratios.
+    """
     items = [] if array is None or array.dtype != object else array.ravel().tolist()
     return [dim for item in items if isinstance(item, Ratio) for dim in item.supposed]
 

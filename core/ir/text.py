@@ -1,4 +1,4 @@
-"""The textual form of graphs: `print_graph` writes it, and `parse_graph` reads an equal graph back.
+"""The textual form of graphs: `print_graph` writes it, and `parse_graph` reads a graph of the same text.
 
     graph @mlp {
       input %x : float32[n,4]
@@ -13,8 +13,9 @@
 
 `default` names a constant that a run may replace, and the type that the replacement may have.
 
-An absent optional input prints as `_`. A constant of more than `INLINE_LIMIT` elements prints as an offset into a
-separate block of bytes (row-major, little-endian), which `Weights` collects.
+An absent optional input prints as `_`. A large array, that is one of more than `INLINE_LIMIT` elements that are not
+strings, prints as an offset into a separate block of bytes (row-major, little-endian), which `Weights` collects. This
+holds for constants, initial states and attributes.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _PLAIN_NAME = re.compile(r"\d+|/?(?!inf|nan)[A-Za-z_][A-Za-z0-9_.$/]*")  # other
 
 @dataclass
 class Weights:
-    """The bytes of a graph's large constants, one after the other, each aligned to 64 bytes."""
+    """The bytes of a graph's large arrays, one after the other, each aligned to 64 bytes."""
 
     chunks: list[bytes | memoryview] = field(default_factory=list)  # views: `tobytes` makes the only copy
     size: int = 0
 
     def add(self, array: Array) -> int:
-        """Append an array and return its offset in bytes."""
+        """Append an array, of which a view is kept if it is contiguous, and return its offset in bytes."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         offset = self.size
         padding = -len(data) % _ALIGNMENT
@@ -61,12 +62,18 @@ class Weights:
 
 
 def print_graph(graph: Graph, weights: Weights | None = None) -> str:
-    """The graph as text. Large constants go to `weights`; if that is None, they print as `...` and cannot be parsed."""
+    """The graph as text. Large arrays are appended to `weights`; if it is None, they print as `...`.
+
+    `parse_graph` refuses text with `...`. TypeError for an attribute that has no textual form.
+    """
     return "\n".join(_graph_lines(graph, weights, "")) + "\n"
 
 
 def parse_graph(text: str, weights: bytes | memoryview | NDArray[np.uint8] = b"") -> Graph:
-    """Parse the text of `print_graph`. ModelError with the number of the line if the text is malformed."""
+    """Parse the text of `print_graph`. ModelError with the number of the line if the text is malformed.
+
+    `weights` are the bytes that `Weights` collected. Large arrays are read-only views of `weights`, not copies.
+    """
     return _Parser(text, weights).parse()
 
 
@@ -175,7 +182,7 @@ class _Token:
 
 
 class _Parser:
-    """A recursive-descent parser. `scopes` has the values of the enclosing graphs, which bodies may capture."""
+    """A recursive-descent parser. `scopes` has the values by name of each enclosing graph, the innermost last."""
 
     def __init__(self, text: str, weights: Any) -> None:
         self.text = text
@@ -242,7 +249,7 @@ class _Parser:
         return self.text[first.start : end]
 
     def _type_text(self, *stops: str) -> str:
-        """The source text up to the next token of `stops` that is outside brackets."""
+        """Take the tokens up to one of `stops` outside brackets, a closing bracket or the end; return their text."""
         start, depth = self._next.start, 0
         while self._next.kind != "end" and not (depth == 0 and self._next.text in stops):
             depth += (self._next.text in "([") - (self._next.text in ")]") if self._next.text else 0

@@ -65,7 +65,10 @@ class DType(Enum):
 
     @property
     def bits(self) -> int:
-        """Bits of one element in an ONNX file. In memory, elements of fewer than 8 bits take a byte each."""
+        """Bits of one element in an ONNX file; meaningless for strings.
+
+        In memory, elements of fewer than 8 bits take a byte each.
+        """
         return _NARROW_BITS.get(self.label, 8 * self.itemsize)
 
     @property
@@ -77,7 +80,7 @@ class DType(Enum):
         return self.label.startswith(("int", "uint"))
 
     def holds(self, dtype: np.dtype[np.generic]) -> bool:
-        """Whether arrays of this NumPy dtype have this element type; texts may be str, bytes or objects."""
+        """Whether arrays of the NumPy dtype `dtype` have this element type; strings may be str, bytes or objects."""
         return dtype == self.numpy or (self is DType.STRING and dtype.kind in "USO")
 
     @staticmethod
@@ -89,7 +92,7 @@ class DType(Enum):
 
     @staticmethod
     def from_numpy(dtype: np.dtype[np.generic]) -> DType:
-        """The element type of arrays of this NumPy dtype, STRING for text, bytes and objects; ValueError if none."""
+        """The element type of arrays of this NumPy dtype; ValueError if none. STRING for str, bytes and objects."""
         if dtype.kind in "USO":
             return DType.STRING
         if dtype not in _BY_NUMPY:
@@ -142,7 +145,7 @@ class TensorType:
 
     @property
     def size(self) -> Dim:
-        """The number of elements, symbolic if an extent is. UnknownRankError if the rank is unknown."""
+        """The number of elements, symbolic if a dimension is. UnknownRankError if the rank is unknown."""
         return _elements(self.dims)
 
     @property
@@ -163,7 +166,10 @@ class TensorType:
         return TensorType(self.dtype, tuple(substitute(dim, env) for dim in self.shape))
 
     def evaluate(self, env: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape in numbers for the values `env` of its symbols. UnknownRankError, or KeyError if one is missing."""
+        """The shape in numbers for the values `env` of its symbols.
+
+        UnknownRankError if the rank is unknown; KeyError if a symbol has no value or a quotient divides by zero.
+        """
         return tuple(evaluate(dim, env) for dim in self.dims)
 
 
@@ -202,7 +208,7 @@ ValueType: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 
 def parse_type(text: str) -> ValueType:
-    """Read what `str(type)` prints; ValueError on anything else."""
+    """The type with this text, in the form that `str(type)` prints; ValueError if the text is malformed."""
     text = text.strip()
     for prefix, kind in (("seq(", SequenceType), ("optional(", OptionalType)):
         if text.startswith(prefix) and text.endswith(")"):

@@ -8,9 +8,11 @@ from lathe.core.ir.types import TensorType
 
 
 def verify(graph: Graph, after: str = "") -> None:
-    """Check that names are unique and values defined before they are read, that producers and constants fit, and more.
+    """Check the invariants of `graph` and its bodies; VerifyError names a broken one and `after`, the stage before.
 
-    VerifyError names the first broken invariant and, with `after`, the stage that ran before.
+    Names are unique within a graph. Values are defined before nodes read them; outputs and updates of states are
+    defined. The producer of a node's output is the node; other values have none. A node has an output. Constants are
+    tensors with the shapes of their arrays. A default is a constant, and its type has the constant's dtype and rank.
     """
     try:
         _verify(graph, set())

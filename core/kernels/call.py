@@ -1,18 +1,18 @@
 """The interface between planner and kernels: `KernelSpec`, `KernelCall`, and the selectors that make them.
 
 A selector turns one node into a `KernelCall`: the generator and its parameters (`KernelSpec`), the operands, the
-scratch memory, and the cost. The planner needs no more, and no code is generated for it. The only symbol left in a
-graph that is being planned is `n`. `lathe.core.kernels.kernel_table` lists the selectors of each operator, in the order
-in which they are asked.
+scratch memory, and the cost. The planner needs no more, and no code is generated for it. The dimensions that kernels
+compute have no symbols but `n` or, in dynamic-shape code, those of sizes (`lathe.core.ir.dims`).
+`lathe.core.kernels.kernel_table` lists the selectors of each operator, in the order in which they are asked.
 
 For a CPU every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`.
-`operands` are the addresses in the order of `KernelCall.operands`. All threads of a run call it with their own `tid`,
-and share the zeroed `counter`, which hands out tiles. The function returns when its thread finds no more work; other
-threads may still be busy.
+`operands` are the addresses in the order of `KernelCall.operands`. In dynamic-shape code, `n` is the address of the
+table of sizes. All threads of a run call the function with their own `tid`, and share the zeroed `counter`, which hands
+out tasks. The function returns when its thread finds no more work; other threads may still be busy.
 
-`counter` points to a cache line of eight words. Word 0 hands out tasks. Word 1 is the step's status: a kernel sets it
-to a `Status` when it meets invalid data, and the run raises after the step. A kernel never reads or writes out of
-bounds.
+`counter` points to a cache line of eight int64 words. Word 0 hands out tasks. Word 1 is the step's status: a kernel
+sets it to a `Status` when it meets invalid data, and the run raises after the step. A kernel never reads or writes out
+of bounds.
 
 For a GPU a kernel is a Triton function of the operands' addresses, each a multiple of
 `lathe.core.kernels.target.GPU_ALIGNMENT` bytes, followed by n as int32. `KernelCall.grid` counts its programs; every
@@ -65,7 +65,10 @@ class KernelSpec:
 
     @cached_property
     def key(self) -> str:
-        """Text of the family and all fields, the same in every process: equal specs have equal keys."""
+        """Text of the family and all fields, the same in every process: equal specs have equal keys.
+
+        TypeError if a field holds an object of a kind that the class does not list.
+        """
         fields = ", ".join(f"{f.name}={_key(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{self.family}({fields})"
 
@@ -75,7 +78,10 @@ class KernelSpec:
 
     @cached_property
     def size_names(self) -> tuple[str, ...]:
-        """The entries of the table of sizes that dynamic-shape code reads (`lathe.core.ir.dims`), sorted."""
+        """The symbols of sizes (`size0`, `filled1`, see `lathe.core.ir.dims`) in the spec's dimensions, sorted as text.
+
+        Dynamic-shape code reads these sizes from the table. Empty for other code.
+        """
         return tuple(sorted(name for name in _symbols_in(self) if size_index(name) is not None))
 
     @property
@@ -158,9 +164,9 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The address of scratch memory, 64-byte aligned: thread t owns the bytes [t*nbytes, (t+1)*nbytes).
+    """The address of scratch memory, a multiple of 64: thread t owns the bytes [t*nbytes, (t+1)*nbytes).
 
-    With `shared=True` all threads share one block of `nbytes`.
+    With `shared=True` all threads, or all programs of a GPU kernel, share one block of `nbytes`.
     """
 
     nbytes: Dim
@@ -176,7 +182,10 @@ class Outer:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The address of constant data that belongs to one node, such as the weights of its body."""
+    """The address of constant data that belongs to one node, such as the weights of its body.
+
+    `key` names the data among the blocks of the node.
+    """
 
     key: str
     data: Array = field(compare=False)
@@ -217,7 +226,7 @@ class KernelCall:
 def is_exact(node: Node) -> bool:
     """Whether a product or convolution must be computed by its definition, without Winograd or Strassen.
 
-    `lathe.core.passes.lowering.exact_products` marks products whose result is divided by its own size.
+    `lathe.core.passes.lowering.exact_products` marks products whose result is divided by its own norm.
     """
     return bool(node.attrs.get("exact"))
 
@@ -270,11 +279,14 @@ class Request:
         return self.strides[value] if value in self.strides else row_major(value.shape)
 
     def walk(self, value: Value, to: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Strides of a value when it is broadcast to the shape `to`: 0 along repeated axes."""
+        """Strides of a value, in elements, when it is broadcast to the shape `to`.
+
+        They are 0 along axes that the value lacks and along its axes of extent 1.
+        """
         return broadcast_strides(value.shape, to, self.strides_of(value))
 
     def pitch(self, value: Value) -> Dim | None:
-        """The distance in elements between rows along the last axis.
+        """The distance in elements between rows along the last axis of a value of rank 1 or more; 1 for a single row.
 
         None if the distance is not the same for all rows, or the elements of a row are not contiguous.
         """
@@ -298,12 +310,12 @@ class Row:
     offers: tuple[Offer, ...] = ()
 
 
-# Operators whose output has the bytes of the input and another shape: the planner makes a view without a kernel.
+# Operators whose output has the bytes of the input, in any shape: the planner makes a view without a kernel.
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
 def has_elements(node: Node) -> bool:
-    """Whether no operand has an extent of zero for all batch sizes: kernels assume extents of at least one."""
+    """Whether no input or output of the node has an extent that is zero for every `n`, which kernels do not support."""
     types = [value.type for value in (*node.inputs, *node.outputs) if value is not None]
     return not any(isinstance(type_, TensorType) and 0 in (type_.shape or ()) for type_ in types)
 

@@ -1,7 +1,7 @@
 """Choice of the kernel for a node: the first selector of the operator's row that returns a call.
 
-The rows are in `kernel_table.py` (CPU) and `kernel_table_cuda.py` (GPU). Custom operators add rows of their own with
-`add_row`.
+The rows are in `kernel_table.py` (CPU), `kernel_table_cuda.py` (GPU) and `reference/spec.py` (simulated GPU). Custom
+operators add rows of their own with `add_row`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_OPERANDS = 1024  # code grows with each operand; a node with more is a mis
 def select(request: Request) -> KernelCall | None:
     """The kernel for a node, or None if no kernel covers it: then the node runs on its NumPy reference.
 
-    None also for more than 1024 operands, and for operands that are empty for all batch sizes.
+    None also for more than 1024 inputs and outputs, and if one of them is empty for all batch sizes.
     """
     node = request.node
     if len(node.inputs) + len(node.outputs) > _MOST_OPERANDS or not has_elements(node):
@@ -68,7 +68,7 @@ def covered_ops(device: str = "cpu") -> frozenset[str]:
 
 
 def families(op: str, device: str = "cpu") -> tuple[str, ...]:
-    """The modules of an operator's selectors on a device, in the order of its row, each once, such as "gemm.wide".
+    """The modules of an operator's selectors on a device, in the order of its row, each once, such as "conv.batch".
 
     They are the names below `lathe.core.kernels`, without the ending `spec`.
     """
@@ -77,7 +77,7 @@ def families(op: str, device: str = "cpu") -> tuple[str, ...]:
 
 
 def add_row(op: str, row: Row, device: str = "cpu") -> None:
-    """Replace the row of an operator on a device by this one."""
+    """Replace the row of an operator on a device by this one, for the rest of the process."""
     _CUSTOM_ROWS[device, op] = row
 
 

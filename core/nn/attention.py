@@ -22,11 +22,12 @@ from lathe.core.nn.tensor import Tensor
 class MultiheadAttention(Module):
     """Multi-head attention: queries [L, N, E], keys and values [S, N, E] -> results [L, N, E].
 
-    With `batch_first` they are [N, L, E] and [N, S, E]. `key_padding_mask` is [N, S], `attn_mask` is [L, S] or
-    [N * heads, L, S]. A boolean mask is true for keys to leave out; a floating-point mask is added to the scores.
-    `forward` returns a pair: the results, and the attention weights [N, L, S] averaged over the heads, or None without
-    `need_weights`. For a query whose keys a boolean mask leaves out entirely, the result is finite, whereas PyTorch
-    returns NaN.
+    Each of N rows has L queries and S keys, with E = `embed_dim` numbers each. With `batch_first` the shapes are
+    [N, L, E] and [N, S, E]. `key_padding_mask` is [N, S], `attn_mask` is [L, S] or [N * heads, L, S]. A boolean mask is
+    true for keys to leave out; a floating-point mask is added to the scores. `forward` returns a pair: the results, and
+    the attention weights [N, L, S] before dropout, averaged over the heads, or None without `need_weights`. ModelError
+    for inputs of other shapes. For a query whose keys a boolean mask leaves out entirely, the result is finite, whereas
+    PyTorch returns NaN.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class MultiheadAttention(Module):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Queries, keys and values, batch first, after their linear projections [N, L, E].
 
-        If all three are the same object (self-attention), it is one matrix product.
+        If all three arguments are the same object (self-attention), they share one matrix product.
         """
         weight, bias = self.in_proj_weight, self.in_proj_bias
         if query is key and query is value:
@@ -104,8 +105,8 @@ class MultiheadAttention(Module):
 class TransformerEncoderLayer(Module):
     """Self-attention and a feed-forward network with residual connections: [L, N, d_model] -> the same shape.
 
-    With `batch_first` the shape is [N, L, d_model]. With `norm_first` normalization comes before each block (pre-norm),
-    which trains without warm-up.
+    L is the length of the sequences, N the number of rows. With `batch_first` the shape is [N, L, d_model]. With
+    `norm_first` normalization comes before each block (pre-norm), which trains without warm-up.
     """
 
     def __init__(
@@ -148,7 +149,10 @@ class TransformerEncoderLayer(Module):
 
 
 class TransformerEncoder(Module):
-    """`num_layers` copies of an encoder layer, with separate parameters, and an optional final normalization."""
+    """`num_layers` copies of an encoder layer, and an optional final normalization.
+
+    Each copy has parameters of its own, which initially equal those of `encoder_layer`.
+    """
 
     def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None) -> None:
         self.layers = ModuleList(copy.deepcopy(encoder_layer) for _ in range(num_layers))

@@ -25,8 +25,8 @@ def cond(
 ) -> Any:
     """`true_fn(*operands)` if `pred`, a boolean of one element, is true, otherwise `false_fn(*operands)`.
 
-    Both functions return a tensor, or a tuple of the same number of tensors with the same element types. ModelError
-    while tracing if the numbers differ; an eager run calls only one function.
+    Both functions return a tensor, or a tuple of the same number of tensors with the same element types. While tracing,
+    both are called once, and ModelError is raised if the numbers differ; an eager run calls only one function.
     """
     mode = current_mode()
     if not isinstance(mode, Tracing):

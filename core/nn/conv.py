@@ -12,7 +12,10 @@ from lathe.core.nn.tensor import Tensor
 
 
 class _Conv(Module):
-    """The base class of convolutions over `axes` spatial axes. Weights are [out, in / groups, kernel...]."""
+    """The base class of convolutions over `axes` spatial axes. Weights are [out, in / groups, kernel...].
+
+    `padding` is a number of zeros on both sides, one number per axis, "valid" (none) or "same" (see `_pads`).
+    """
 
     axes: ClassVar[int]
 

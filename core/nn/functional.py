@@ -63,10 +63,11 @@ def embedding(x: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tens
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Set elements to zero with probability `p`, and multiply the others by 1 / (1 - p); `x` itself if not `training`.
+    """Set elements to zero with probability `p`, and multiply the others by 1 / (1 - p).
 
-    A traced graph gets a Dropout node, which is active only in a training step, with the step's random key. An eager
-    run draws from the generator of initial weights (`init.generator`).
+    The result is `x` itself if `p` is 0 or not `training`. A traced graph gets a Dropout node, which is active only in
+    a training step, with the step's random key. An eager run draws from the generator of initial weights
+    (`init.generator`).
     """
     if not training or p == 0:
         return x
@@ -121,8 +122,8 @@ def scaled_dot_product_attention(
 def additive_mask(left_out: Tensor) -> Tensor:
     """A float32 mask to add to scores, for a boolean mask that is true for keys to leave out: 0 for other keys.
 
-    The number for keys to leave out is finite (half of the least float32), so a row in which all keys are left out does
-    not become NaN.
+    The number for keys to leave out is finite (half of the most negative float32), so a row in which all keys are left
+    out does not become NaN.
     """
     return left_out.to(DType.FLOAT32) * _MASKED
 

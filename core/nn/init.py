@@ -59,7 +59,7 @@ def calculate_gain(nonlinearity: str, slope: float = 0.01) -> float:
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """(Fan-in, fan-out) of weights [outputs, inputs, kernel...]: inputs or outputs times the kernel's elements."""
+    """(Fan-in, fan-out) of weights [outputs, inputs, kernel...]: inputs, and outputs, times the kernel's elements."""
     kernel = math.prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel
 
@@ -75,7 +75,7 @@ def normal_(parameter: Parameter, mean: float = 0.0, std: float = 1.0) -> Parame
 def trunc_normal_(
     parameter: Parameter, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
 ) -> Parameter:
-    """Draw the parameter from a normal distribution truncated to [a, b]: values outside are drawn again. Returns it."""
+    """Draw the parameter from a normal distribution, and values outside [a, b] again until none is left. Returns it."""
     samples = generator().normal(mean, std, parameter.data.shape)
     while (outside := (samples < a) | (samples > b)).any():
         samples[outside] = generator().normal(mean, std, int(outside.sum()))

@@ -21,7 +21,7 @@ class Identity(Module):
 
 
 class Linear(Module):
-    """y = x A^T + b along the last axis: [..., in_features] -> [..., out_features]."""
+    """x A^T + b along the last axis: [..., in_features] -> [..., out_features]; A is `weight` [out, in], b `bias`."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         self.in_features, self.out_features = in_features, out_features

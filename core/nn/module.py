@@ -44,7 +44,7 @@ class Module:
     # Parameters and submodules
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules among its attributes, as pairs of name and module."""
+        """The modules among this module's attributes, as pairs of name and module."""
         return ((name, each) for name, each in vars(self).items() if isinstance(each, Module))
 
     def named_modules(self, prefix: str = "", seen: set[Module] | None = None) -> Iterator[tuple[str, Module]]:
@@ -86,7 +86,7 @@ class Module:
         return {name: each.data.copy() for name, each in self.named_state()}
 
     def load_state_dict(self, state: Mapping[str, Array], strict: bool = True) -> None:
-        """Copy parameters and buffers from `state`, such as the `parameters` of a training step.
+        """Copy parameters and buffers from `state`, such as the `parameters` of a training step, keeping their dtypes.
 
         LatheError for an array of another shape, and with `strict` for a name that only one of the two has. The module
         is unchanged then.

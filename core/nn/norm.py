@@ -19,7 +19,7 @@ class _BatchNorm(Module):
 
     Inference uses `running_mean` and `running_var`. A training step on a traced graph, and eager runs in training mode,
     use the statistics of the batch. New running statistics are `(1 - momentum) * old + momentum * batch` with the
-    population variance, whereas PyTorch uses the sample variance (larger by n / (n - 1)).
+    population variance, whereas PyTorch uses the sample variance (n / (n - 1) times as large for n values per channel).
     """
 
     ranks: ClassVar[tuple[int, ...]]
@@ -63,7 +63,7 @@ class BatchNorm2d(_BatchNorm):
 
 
 class LayerNorm(Module):
-    """Layer normalization over the last axes, which have the shape `normalized_shape`."""
+    """Layer normalization of float32 over the last axes, which have the shape `normalized_shape`."""
 
     def __init__(
         self, normalized_shape: Shape, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True
@@ -84,7 +84,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Division by the root mean square over the last axes (Zhang and Sennrich, 2019).
+    """x / sqrt(mean(x^2) + eps) * weight for float32, with the mean over the last axes (Zhang and Sennrich, 2019).
 
     The default `eps` is the machine epsilon of float32.
     """
@@ -124,7 +124,10 @@ class GroupNorm(Module):
 
 
 class InstanceNorm2d(Module):
-    """Instance normalization: every channel of every image [N, C, H, W] is normalized by itself."""
+    """Instance normalization: every channel of every image [N, C, H, W] is normalized by itself.
+
+    There are no running statistics, so `momentum` has no effect.
+    """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False) -> None:
         self.num_features, self.eps, self.affine = num_features, eps, affine

@@ -10,7 +10,7 @@ from lathe.core.nn.tensor import Tensor
 
 
 class Parameter(Tensor):
-    """A tensor of a module, with its elements in `data`; float64 becomes float32.
+    """A tensor of a module, with a copy of the given elements in `data`; float64 becomes float32.
 
     With `requires_grad=False` training does not change it.
     """
@@ -36,7 +36,7 @@ class Parameter(Tensor):
 class Buffer(Parameter):
     """A tensor of a module's state without a gradient.
 
-    `statistics`: whether the operator that reads it updates it in training, as batch normalization does.
+    `statistics`: whether the operator that reads the buffer updates it in training, as batch normalization does.
     """
 
     def __init__(self, data: object, statistics: bool = False) -> None:

@@ -119,7 +119,7 @@ class AdaptiveAvgPool2d(Module):
 
 
 class ZeroPad2d(Module):
-    """Pads images with zeros, by one number on each side, or by (left, right, top, bottom)."""
+    """Pads images with zeros: the same number on each side, or (left, right, top, bottom)."""
 
     def __init__(self, padding: Size) -> None:
         self.padding = per_axis(padding, 4)

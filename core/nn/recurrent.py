@@ -19,8 +19,9 @@ from lathe.core.nn.tensor import Tensor, cat
 class _Recurrent(Module):
     """The base class of recurrent layers.
 
-    Inputs are [L, N, input_size], with `batch_first` [N, L, input_size]. The last axis of the results is
-    `D * hidden_size` for D directions. Initial and final states are [num_layers * D, N, hidden_size].
+    Inputs are [L, N, input_size] for L time steps of N rows, with `batch_first` [N, L, input_size]. The last axis of
+    the results is `D * hidden_size` for D directions. Initial and final states are [num_layers * D, N, hidden_size]. In
+    training, `dropout` applies to the results of all layers but the last.
     """
 
     op: ClassVar[str]

@@ -45,11 +45,15 @@ class Tensor:
         return Term(current_mode().writer, self.value)
 
     def op(self, name: str, *others: Operand | None, **attrs: Attr) -> Tensor:
-        """The first output of the ONNX operator `name` (one of core/ops) with this tensor and `others` as inputs."""
+        """The first output of the ONNX operator `name` (one of core/ops) with this tensor and `others` as inputs.
+
+        None stands for an optional input that is left out. ModelError if the types of the inputs do not fit the
+        operator; in eager mode FeedError if their elements do not.
+        """
         return self.ops(name, *others, outputs=1, **attrs)[0]
 
     def ops(self, name: str, *others: Operand | None, outputs: int, **attrs: Attr) -> list[Tensor]:
-        """The first `outputs` outputs of the ONNX operator `name` with this tensor and `others` as inputs."""
+        """The first `outputs` outputs of the ONNX operator `name`; inputs and errors as for `op`."""
         operands = [None if other is None else self._operand(other) for other in others]
         return [Tensor(term.value) for term in self.term.ops(name, *operands, outputs=outputs, **attrs)]
 
@@ -88,7 +92,7 @@ class Tensor:
         return isinstance(self.value, EagerValue)
 
     def numpy(self) -> Array:
-        """The elements. TraceError while a graph is traced."""
+        """The elements, not a copy. TraceError while a graph is traced."""
         value = self.value
         return value.array if isinstance(value, EagerValue) else self._raise_unknown("the elements")
 
@@ -316,7 +320,10 @@ class Tensor:
         return Tensor(self.term.slice(axis, start, end, step).value)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Basic indexing with integers, slices, `None` and `...`, or a tensor of integers as the index of an axis."""
+        """Basic indexing with integers, slices, `None` and `...`, or a tensor of integers as the index of an axis.
+
+        IndexError for an integer out of range, ValueError for a step below 1, TypeError for an index of another type.
+        """
         items = _without_ellipsis(index if isinstance(index, tuple) else (index,), self.ndim)
         result, axis = self, 0
         for item in items:
@@ -325,7 +332,10 @@ class Tensor:
 
 
 def tensor(data: object) -> Tensor:
-    """A tensor from an array-like object; float64 becomes float32. While a graph is traced it is a constant."""
+    """A tensor from an array-like object; float64 becomes float32. A tensor is returned as it is.
+
+    An array of another dtype is not copied. While a graph is traced the tensor is a constant.
+    """
     if isinstance(data, Tensor):
         return data
     array = np.asarray(data)
@@ -333,7 +343,10 @@ def tensor(data: object) -> Tensor:
 
 
 def where(condition: Tensor, yes: Operand, no: Operand) -> Tensor:
-    """`yes` where the condition is true, otherwise `no`, element by element. At least one of them is a tensor."""
+    """`yes` where the condition is true, otherwise `no`, element by element.
+
+    At least one of `yes` and `no` is a tensor, otherwise TypeError; a number or array gets the tensor's element type.
+    """
     like = yes if isinstance(yes, Tensor) else no
     if not isinstance(like, Tensor):
         raise TypeError("where: expected at least one of `yes` and `no` to be a tensor, got two numbers")

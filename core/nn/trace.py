@@ -25,7 +25,8 @@ def trace(
     `output` for a single tensor, or `output_0`, `output_1` and so on. Parameters become constants named by their paths,
     which `lathe.core.train.step` trains.
 
-    TraceError for code that needs the elements of a tensor. ModelError for shapes that do not fit; it names the module.
+    TraceError for code that needs the elements of a tensor. ModelError for shapes that do not fit, which names the
+    module, for results that are no tensors, or if their number differs from that of `outputs`.
     """
     graph = Graph(name or _name(module))
     states = module.named_state() if isinstance(module, Module) else ()

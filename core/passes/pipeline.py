@@ -73,7 +73,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """The effect of one pass: the number of rewrites, the number of nodes before and after, and the time it took."""
+    """The effect of one pass: the number of rewrites, the number of nodes before and after, and the time in seconds."""
 
     name: str
     changed: int
@@ -170,17 +170,14 @@ def optimizing_passes(options: Options) -> list[Pass]:
 
 
 def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
-    """An optimized copy of `graph`, and one report per pass. `graph` itself stays unchanged.
-
-    PassError, naming the passes already run, when a pass fails or leaves a graph that does not verify.
-    """
+    """An optimized copy of `graph`, and one report per pass. `graph` stays unchanged. Errors as in `run_passes`."""
     return run_passes(graph, optimizing_passes(options))
 
 
 def prepare(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
     """A copy of `graph` after the required passes alone, also in bodies, and one report per pass.
 
-    Every remaining node is one that the model's author wrote.
+    Every remaining node is one that the model's author wrote. Errors as in `run_passes`.
     """
     bodies: list[Pass] = [OptimizeBodies(lambda body: _with_count(prepare(body, options)))]
     return run_passes(graph, [*required_passes(options), *([] if options.in_parts else bodies)])
@@ -195,9 +192,9 @@ def _with_count(result: tuple[Graph, list[PassReport]]) -> tuple[Graph, int]:
 def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[PassReport]]:
     """Runs the given passes on a copy of `graph`, and returns the copy with one report per pass.
 
-    The copy is verified after each pass that changed it.
-    Passes fold the values of constants, so the copy has no `defaults` that a run could replace. PassError, naming the
-    passes already run, when a pass fails or leaves a graph that does not verify.
+    The copy is verified after each pass that changed it. Passes fold the values of constants, so the copy has no
+    `defaults` that a run could replace. PassError, naming the passes already run, when a pass fails or leaves a graph
+    that does not verify. ModelError from type inference inside a pass reaches the caller unchanged.
     """
     graph = graph.clone()
     graph.defaults.clear()

@@ -1,10 +1,12 @@
 """The arena allocator: gives buffers offsets.
 
-Greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference"). If the result is too
-far from the lower bound, it tries again with the buffer that reached the highest address placed first.
+Greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference"). If the result
+is more than 1 % above the lower bound, the allocator tries again, and places the buffer that reached the highest
+address first.
 
 Buffers proportional to the batch size come first. Buffers of constant size go into the gaps between them, or after
-them. Gaps grow with `n`, so what fits into one for n = 1 fits for every n. Every offset is `a*n + b`.
+them. Gaps grow with `n`, so a buffer that fits into a gap for n = 1 fits for every n. Every offset is `a*n + b`, or in
+dynamic-shape code a constant plus multiples of units.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ _MAX_PAIRS = 1 << 20  # pairs of buffers that all trials together may visit, not
 def place(buffers: list[Buffer]) -> Affine:
     """Set the offset of each buffer, so that buffers with overlapping lifetimes are disjoint; return the arena's size.
 
-    They are disjoint for every n >= 1, and for all values of the sizes in dynamic-shape code. There, each buffer is a
-    multiple of a unit. The buffers of one unit share memory like buffers proportional to n; each unit has a part of
-    the arena of its own.
+    They are disjoint for every n >= 1, and for all values of the sizes in dynamic-shape code. There, each buffer is
+    constant or a multiple of one unit. The buffers of one unit share memory like buffers proportional to n; each unit
+    has a part of the arena of its own, and so have the constant buffers.
     """
     extent = _place_together([buffer for buffer in buffers if not buffer.size.units])
     for unit in dict.fromkeys(unit for buffer in buffers for unit, _ in buffer.size.units):
@@ -33,7 +35,7 @@ def place(buffers: list[Buffer]) -> Affine:
 
 
 def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
-    """Place buffers that are multiples of `unit` (a product of sizes), from `start` on; return where they end."""
+    """Place buffers whose size is a multiple of `unit`, from the offset `start` on; return the offset of their end."""
     rows = [Buffer(Affine(a=buffer.size.units[0][1]), buffer.first, buffer.last) for buffer in buffers]
     extent = _place_together(rows)
     for buffer, row in zip(buffers, rows, strict=True):
@@ -44,7 +46,7 @@ def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
 def _place_together(buffers: list[Buffer]) -> Affine:
     """Place buffers whose sizes are `a*n` or `b`, and return the size of the memory that they need together.
 
-    Several orders of placement are tried unless the first is close to the lower bound.
+    Several orders of placement are tried unless the first is within 1 % of the lower bound for n = 1.
     """
     rows = [buffer for buffer in buffers if buffer.size.a]
     constant = [buffer for buffer in buffers if not buffer.size.a]
@@ -69,7 +71,7 @@ def _place_together(buffers: list[Buffer]) -> Affine:
 
 
 def _place(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> Affine:
-    """Place the buffers `rows` (proportional to n) in this order, then those of constant size; return their end."""
+    """Place the buffers `rows` (proportional to n) in this order, then the `constant` ones; return the end of all."""
     extent = _place_rows(rows)
     return Affine(extent, _place_constant(constant, rows, extent))
 
@@ -88,9 +90,9 @@ def _by_size(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> list[Buffer]
 
 
 def _place_rows(buffers: Sequence[Buffer]) -> int:
-    """Place each buffer in the lowest gap between placed buffers with overlapping lifetimes; return where they end.
+    """Place each buffer in the lowest gap between placed buffers with overlapping lifetimes; return the end of all.
 
-    All are proportional to n: the result is the factor of n.
+    All buffers are proportional to n: the result is the factor of n.
     """
     placed: list[Buffer] = []
     for buffer in buffers:
@@ -103,9 +105,9 @@ def _place_rows(buffers: Sequence[Buffer]) -> int:
 def _place_constant(buffers: Sequence[Buffer], rows: Sequence[Buffer], extent: int) -> int:
     """Place constant-size buffers, the largest first; return how far they reach beyond the extent of `rows`.
 
-    Each buffer is anchored at the last end of a row buffer before it: its offset is that end (proportional to n) plus a
-    constant. Higher buffers have higher anchors, so the order for n = 1 holds for every n. No anchor lies beyond the
-    extent, so a buffer reaches no further beyond the extent for a larger n than for n = 1.
+    Each buffer is anchored at the last end of a row buffer before it (0 if there is none): its offset is that end
+    (proportional to n) plus a constant. Higher buffers have higher anchors, so the order for n = 1 holds for every n.
+    No anchor lies beyond the extent, so a buffer reaches no further beyond the extent for a larger n than for n = 1.
     """
     starts = {0, extent, *(_span(row)[1] for row in rows)}
     placed: list[Buffer] = []

@@ -32,11 +32,12 @@ _PROBE = 1_000_003  # a prime far above the extents of models, so that it does n
 
 
 def is_valid_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
-    """Whether type inference with numbers for `n` and for sizes gives the shapes that the node's outputs declare.
+    """Whether type inference with numbers for `n` and for sizes gives the types that the node's outputs declare.
 
-    The number is a large prime. If the node makes assumptions that exclude large sizes, small ones are tried. False
-    also if an extent with a maximum, such as min(n, 64), broadcasts in some runs only. True for a node whose types have
-    no symbols and whose parameters are constant.
+    `n` and each size get another number above a million. If inference then refuses the node or gives other types, which
+    assumptions of the node may cause, combinations of small sizes decide: True if some combination meets the
+    assumptions, and all that do give the declared types. False also if an extent with a maximum, such as min(n, 64),
+    broadcasts in some runs only. True for a node whose types have no symbols and whose parameters are constant.
     """
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     if not any(value.tensor.symbols for value in [*inputs, *node.outputs]) and not _depends_on_data(node, constants):
@@ -62,7 +63,7 @@ def _agrees(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]
 
 
 def find_batch_specific_node(graph: Graph, around: Mapping[Value, Array] | None = None) -> Node | None:
-    """The first node, also in control-flow bodies, that is valid for some batch sizes only; None if there is none.
+    """The first live node, also in control-flow bodies, that is valid for some batch sizes only; None if there is none.
 
     `around` has the constants of the enclosing graphs. Code for a fixed batch size may have a kernel for such a node.
     """
@@ -100,7 +101,7 @@ def _twin(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]) 
 
 
 def _is_valid(twin: Graph) -> bool:
-    """Whether inference accepts the graph `twin`; it replaces the types of all outputs of nodes."""
+    """Whether inference accepts the graph `twin`; side effect: inference sets the types of all outputs of its nodes."""
     forget_types(twin)
     try:
         infer_graph(twin)
@@ -110,6 +111,6 @@ def _is_valid(twin: Graph) -> bool:
 
 
 def _depends_on_data(node: Node, constants: Mapping[Value, Array]) -> bool:
-    """Whether a parameter input of the node, such as a shape or axes, is computed at run time."""
+    """Whether a parameter input of the node, such as a shape or axes, is not a constant."""
     indices = registry.get(node.op).params.values()
     return any((value := node.input(index)) is not None and value not in constants for index in indices)

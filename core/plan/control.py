@@ -1,4 +1,4 @@
-"""Control flow in native code: If, Loop and Scan become one kernel if all nodes of their bodies have kernels.
+"""Control flow in native code: an If, Loop, Scan or MapSelected is one kernel if all nodes of its bodies have kernels.
 
 Each body is planned like a separate graph, whose arena is in the scratch memory of the control-flow node. Captured
 values are operands of the node. `lathe.core.kernels.control.spec` defines where the body's inputs and outputs are.
@@ -53,9 +53,10 @@ class NotNativeError(LatheError):
 
 
 def control_call(request: Request, plan_body: PlanBody) -> KernelCall:
-    """The kernel call of an If, Loop, Scan or MapSelected. NotNativeError if some node of its bodies has no kernel.
+    """The kernel call of an If, Loop, Scan or MapSelected; `plan_body` plans one of its bodies.
 
-    Also if values have unknown sizes, or types outside and inside the bodies differ. `plan_body` plans a body.
+    NotNativeError if a node of the bodies has no kernel, a value has an unknown size, types outside and inside the
+    bodies differ, the node belongs to dynamic-shape code, or a Scan has another axis than the first.
     """
     node = request.node
     if node.op == "MapSelected":
@@ -71,7 +72,7 @@ def control_call(request: Request, plan_body: PlanBody) -> KernelCall:
 
 
 def outer_values(node: Node, constants: Mapping[Value, Array]) -> list[Value]:
-    """The values that the bodies of a node capture, without constants, in the order of first use."""
+    """The values that the bodies of a node capture and that are not in `constants`, in the order of first use."""
     captured = dict.fromkeys(value for body in node.subgraphs for value in captures(body))
     return [value for value in captured if value not in constants]
 
@@ -148,8 +149,9 @@ class _Frame:
     ) -> Tape:
         """The tape of a body; `inputs` and `outputs` are the bases of the original body's inputs and outputs.
 
-        Bases are in the order of a plan: arena, weights, inputs (captured values last), outputs. The arena is reserved,
-        and weights become an operand, `key`. `rows`: the most rows of a body that has an `n` of its own.
+        Bases are in the order of a plan: arena, weights, inputs (captured values last), outputs. The body's arena is
+        reserved in the scratch memory, and its weights, if there are any, become an operand `Block` with the key `key`.
+        `rows`: the most rows of a body that has an `n` of its own; None if the body has the `n` of the run.
         """
         plan = body.plan
         weights = np.frombuffer(b"".join(weight_chunks(body.planned)), np.uint8)
@@ -225,9 +227,10 @@ def _scan(node: Node, body: _Body, outer: Sequence[Value]) -> KernelCall:
 
 
 def _map_selected(node: Node, constants: Mapping[Value, Array], plan_body: PlanBody) -> KernelCall:
-    """The kernel call of a MapSelected, which runs its body for blocks of selected rows; there `n` is their number.
+    """The kernel call of a MapSelected, which runs its body for blocks of selected rows.
 
-    NotNativeError unless the extents of rows and captured values are numbers.
+    In the plan of the body, `n` is the number of rows in a block. NotNativeError also if an extent of rows or captured
+    values is not a number.
     """
     view = registry.NodeView(registry.get(node.op), node)
     whole: Graph = view.attr("body")
@@ -315,7 +318,7 @@ def _same_types(node: Node, ours: Sequence[Value | None], theirs: Sequence[Value
 
 
 def _nbytes(value: Value) -> Dim | None:
-    """The bytes of a tensor of fixed-size elements whose shape is affine in `n`; None for anything else."""
+    """The bytes of a tensor of fixed-size elements whose shape is affine in `n` (`exact_affine`); None for others."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype.numpy.kind == "O":
         return None

@@ -16,10 +16,10 @@ from lathe.core.plan.plan import CutPoint
 
 
 def find_cut_points(buffers: Sequence[Buffer], times: Sequence[int]) -> tuple[CutPoint, ...]:
-    """The cut points of a tape: places between stages that exactly one buffer crosses, which holds one row per row.
+    """The cut points of a tape: places between stages that exactly one buffer crosses.
 
-    `buffers` have their offsets; `times` has the time (stage) of each step. The leading dimension of the value that
-    crosses must be the batch.
+    All values of this buffer are tensors [n, ...] with equal bytes per row. `buffers` have their offsets already;
+    `times` has the time (stage) of each step.
     """
     found = []
     for step, (before, after) in enumerate(pairwise(times), 1):

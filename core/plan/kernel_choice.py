@@ -18,7 +18,7 @@ from lathe.core.plan.windows import Window, Windows
 
 
 def is_plannable(value: Value) -> bool:
-    """Whether a value can live in the arena: a tensor of fixed-size elements whose shape is affine in `n`."""
+    """Whether a value can live in the arena: a tensor, not of strings, whose sizes `exact_affine` expresses."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
         return False
@@ -26,7 +26,7 @@ def is_plannable(value: Value) -> bool:
 
 
 def unplannable_reason(node: Node) -> str | None:
-    """Why no kernel can run the node: it reads or writes a value that cannot live in the arena. None if all can."""
+    """Why no kernel can run the node: it reads or writes a value that cannot live in the arena; None if all can."""
     awkward = next((v for v in [*node_reads(node), *node.outputs] if not is_plannable(v)), None)
     return f"%{awkward.name} is {awkward.type}, whose size only a run shows" if awkward is not None else None
 
@@ -41,9 +41,10 @@ def is_view(node: Node) -> bool:
 
 
 def choose_kernel(request: Request, choose: Selector = select) -> KernelCall | str:
-    """The kernel of a node whose values can live in the arena, or the reason, a text, why it has none.
+    """The kernel of a node whose values can live in the arena, or a text with the reason why the node has none.
 
-    `choose` selects from the catalog; it is asked only for nodes with elements that are valid for every batch size.
+    `choose` selects from the catalog. It is asked only for nodes without empty operands that are valid for every batch
+    size.
     """
     node = request.node
     label = f"{node.op} of {', '.join(_types(node))}"
@@ -68,9 +69,10 @@ class ChoiceOptions:
 
 @dataclass
 class KernelChoice:
-    """How each node of a graph runs: with a kernel (`calls`), or on its reference, for one of the `reasons`.
+    """How each node of a graph runs: with the kernel in `calls`, or on its reference for the reason in `reasons`.
 
-    Views have neither, nor have copies that `windows` made unnecessary. `bodies` has the plans of control-flow bodies.
+    Views are in neither, nor are copies that `windows` made unnecessary. `bodies` has the plans of the bodies of each
+    control-flow node that is one kernel.
     """
 
     nodes: Sequence[Node]
@@ -83,7 +85,7 @@ class KernelChoice:
         return node not in self.reasons and is_view(node)
 
     def root(self, value: Value) -> Value:
-        """The value that owns the memory of `value`, found through views and windows; `value` itself if it owns it."""
+        """The value that owns the memory of `value`, found through views and windows; `value` if it is neither."""
         while True:
             if value in self.windows:
                 value = self.windows[value].parent
@@ -112,7 +114,7 @@ class KernelChoice:
 def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: ChoiceOptions) -> KernelChoice:
     """Choose a kernel for every node that has one, and make values windows of others where all kernels allow it.
 
-    `nodes`: those of the graph, in the order in which they run.
+    `nodes`: the nodes of the graph, in the order in which they run.
     """
 
     def request(node: Node) -> Request:
@@ -144,9 +146,9 @@ def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: ChoiceOptions) ->
 
 
 def _kernel(request: Request, asked: ChoiceOptions, bodies: dict[Node, tuple[PlannedGraph, ...]]) -> KernelCall | str:
-    """The kernel of a node, or the reason why it has none; control flow is one kernel if its bodies have kernels.
+    """The kernel of a node, or the reason why it has none.
 
-    `bodies` receives the plans of the bodies.
+    On a CPU, control flow is one kernel if its bodies have kernels; then `bodies` receives the plans of the bodies.
     """
     if request.node.op not in WITH_BODIES or not isinstance(asked.target, Target) or not has_elements(request.node):
         return choose_kernel(request, asked.choose)

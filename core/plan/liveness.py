@@ -25,7 +25,8 @@ Units: TypeAlias = tuple[tuple[Dim, int], ...]  # dimensions over sizes, with co
 class Affine:
     """A number of bytes or operations, `a*n + b`, for the batch size `n` of a run.
 
-    Dynamic-shape code has no `n`: there it is `b` plus multiples of dimensions over sizes (`lathe.core.ir.dims`).
+    Dynamic-shape code has no `n`: there the number is `b` plus the sum of the `units`, which are pairs of a dimension
+    over sizes (`lathe.core.ir.dims`) and its factor.
     """
 
     a: int = 0
@@ -50,7 +51,7 @@ class Affine:
 
 
 def typical_value(dim: Dim) -> int:
-    """The value of a dimension if every size is `TYPICAL_SIZE`; 0 if that is negative or a division by zero."""
+    """The value of a dimension if each of its symbols is `TYPICAL_SIZE`; 0 if it is negative or divides by zero."""
     try:
         return max(evaluate(dim, dict.fromkeys(symbols(dim), TYPICAL_SIZE)), 0)
     except KeyError:  # a quotient by zero
@@ -68,9 +69,10 @@ def _add_units(left: Units, right: Units) -> Units:
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Bytes in the arena that hold `values` from step time `first` to `last`, both included.
+    """Bytes in the arena that hold `values` from time `first` to time `last`, both included.
 
-    `size` is rounded so that consecutive buffers are aligned for every `n`.
+    A time is the index of a stage. Scratch memory has no values. `size` is rounded up, so that consecutive buffers are
+    aligned for every `n`.
     """
 
     size: Affine
@@ -80,15 +82,15 @@ class Buffer:
     offset: Affine | None = None  # set by `arena.place`
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether the lifetimes overlap: both must exist at some time."""
+        """Whether the lifetimes overlap: both buffers are live at some time."""
         return self.first <= other.last and other.first <= self.last
 
 
 def align_size(size: Affine) -> Affine:
-    """`size` rounded up to the alignment, so that it is either constant or proportional to n (or to units).
+    """`size` rounded up to multiples of 64 bytes, and so that the result is either constant or proportional to n.
 
     If both a and b are positive, b is added to a: that is enough for every n >= 1, and each buffer can be placed by a
-    single number.
+    single number. A size with units (one unit and no constant, as from `exact_affine`) stays proportional to its unit.
     """
     if size.units:  # one unit: the size comes from `exact_affine`
         return Affine(units=tuple((unit, _round_up(count)) for unit, count in size.units))
@@ -98,7 +100,7 @@ def align_size(size: Affine) -> Affine:
 
 
 def lower_bound(buffers: list[Buffer], n: int) -> int:
-    """The most bytes that are live at one step, for a batch of `n`: no arena can be smaller."""
+    """The most bytes of `buffers` that are live at one time, for a batch of `n`: no arena can be smaller."""
     steps = {buffer.first for buffer in buffers}
     return max((sum(b.size.at(n) for b in buffers if b.first <= step <= b.last) for step in steps), default=0)
 

@@ -18,11 +18,12 @@ _MARGIN = 0.98  # the next goal is the last one times limit / arena, times this 
 def plan_within(
     graph: Graph, limit: int, plan: Callable[[Graph], PlannedGraph]
 ) -> tuple[PlannedGraph, Graph, PassResult]:
-    """A plan whose arena has at most `limit` bytes, the graph that it is for, and the result of the recompute pass.
+    """A plan whose arena has at most `limit` bytes for n = 1, the planned graph, and the result of the recompute pass.
 
-    `plan` plans a graph. `graph` itself does not change; its shapes must be known. The pass counts live bytes, while an
-    arena has gaps, and results that are computed in place. So each trial's goal follows from the arena
-    of the last one. ModelError with the smallest arena that was reached if none fits.
+    `plan` plans a graph. `graph` does not change: the result is `graph` itself if its plan fits, otherwise a copy in
+    which values are recomputed. Its shapes must be known. The pass limits the live bytes, which differ from the arena:
+    an arena has gaps, and some results are computed in place. So each trial derives its goal for the pass from the
+    arena of the trial before. ModelError, with the smallest arena that was reached, if no trial fits.
     """
     planned, changed, result, goal = plan(graph), graph, PassResult(0), limit
     reached = [planned.plan.arena.at(1)]

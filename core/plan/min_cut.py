@@ -16,10 +16,11 @@ _UNIT = 1e-9  # costs are rounded to multiples of this: with integer capacities 
 
 
 def min_cut(costs: Mapping[N, tuple[float, float]], edges: Mapping[tuple[N, N], float]) -> set[N]:
-    """The nodes on the first side of a division in two sides whose total cost is minimal.
+    """The nodes on the first side of a division into two sides whose total cost is minimal.
 
-    `costs` has for each node the cost if it is on the first side, and if it is on the second. `edges` has the cost of
-    each pair of nodes if they are on different sides. Costs are rounded to multiples of 1e-9.
+    `costs` has for each node the cost if it is on the first side, and the cost if it is on the second side. `edges` has
+    for a pair of nodes the cost if they are on different sides. Costs are not negative, and are rounded to multiples of
+    1e-9. Of several minimal divisions, the one with the smallest first side is returned.
     """
     source, sink = object(), object()
     residual: dict[object, dict[object, int]] = {source: {}, sink: {}, **{node: {} for node in costs}}

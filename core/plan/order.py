@@ -18,9 +18,10 @@ _ALLOWED_EXTRA_BYTES = 1024
 
 
 def node_order(graph: Graph) -> list[Node]:
-    """The graph's own order, or the greedy one if its peak of memory for n = 1 is lower.
+    """The nodes in the graph's own order, or in the greedy order if its peak of memory for n = 1 is lower.
 
-    Nodes that produce only strings, maps and sequences move to the end if that costs little memory.
+    Nodes that no kernel can run because they produce only strings, maps, sequences or optionals move to the end if that
+    raises the peak by at most 5 % plus 1 KiB. `graph` does not change.
     """
     given = list(graph.nodes)
     greedy = _greedy_order(graph)
@@ -30,15 +31,15 @@ def node_order(graph: Graph) -> list[Node]:
 
 
 def _strings_last(graph: Graph, nodes: list[Node]) -> list[Node]:
-    """The nodes, with those moved to the end that produce only strings, maps or sequences, read by such nodes alone.
+    """The nodes, with string nodes moved to the end: nodes with only string, map, sequence and optional outputs.
 
-    Unchanged for a graph with states. No kernel runs such nodes, and between kernels they would split the native
-    code into several segments.
+    Only other string nodes may read these outputs. The order is unchanged for a graph with states. No kernel runs
+    string nodes, and between kernels they would split the native code into several segments.
     """
     if graph.states:  # the next value of a state may overwrite the old value, which such a node reads
         return nodes
     late: set[Node] = set()
-    read: set[Value] = set()  # by the other nodes
+    read: set[Value] = set()  # by nodes that are not late
     for node in reversed(nodes):
         if not any(map(_is_kernel_readable, node.outputs)) and read.isdisjoint(node.outputs):
             late.add(node)
@@ -48,12 +49,12 @@ def _strings_last(graph: Graph, nodes: list[Node]) -> list[Node]:
 
 
 def _is_kernel_readable(value: Value) -> bool:
-    """Whether kernels can read values of this type: tensors of anything but strings."""
+    """Whether the value is a tensor of a type that kernels can read: of anything but strings."""
     return isinstance(value.type, TensorType) and value.type.dtype is not DType.STRING
 
 
 def _greedy_order(graph: Graph) -> list[Node]:
-    """List scheduling: always run the ready node that grows the live set least; ties go to the graph's own order."""
+    """List scheduling: run the ready node that grows the live set least; of several, the first in the graph's order."""
     scheduler = _GreedyScheduler(graph)
     return [scheduler.next() for _ in graph.nodes]
 
@@ -61,9 +62,8 @@ def _greedy_order(graph: Graph) -> list[Node]:
 class _GreedyScheduler:
     """The state of list scheduling; `next` returns one node after the other.
 
-    Nodes are named by their index in `graph.nodes`.
-    The growth of the live set by a node is computed when the node becomes ready, and again when it becomes the last
-    reader of a value.
+    Nodes are named by their index in `graph.nodes`. The growth of the live set by a node is computed when the node
+    becomes ready, and again when it becomes the last reader of a value.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -83,7 +83,10 @@ class _GreedyScheduler:
                 self._add_ready(index)
 
     def next(self) -> Node:
-        """The ready node that grows the live set least; one that overwrites a state still to be read comes last."""
+        """Run and return the ready node that grows the live set least.
+
+        Nodes that overwrite a state that other nodes still have to read are taken only if no other node is ready.
+        """
         postponed: list[tuple[int, int]] = []
         chosen: tuple[int, int] | None = None
         while self._heap and chosen is None:
@@ -119,7 +122,7 @@ class _GreedyScheduler:
                         self._add_ready(reader)
 
     def _add_ready(self, index: int) -> None:
-        """Add a node (by index) that is ready to the heap of ready nodes, or update the growth that it has there."""
+        """Add the ready node `index` to the heap of ready nodes, or update its growth there."""
         reads, live_outs = self._reads[index], self._live_outs
         freed = (v for v in reads if v.producer is not None and self._reads_left[v] == 1 and v not in live_outs)
         written = (v for v in self._nodes[index].outputs if v not in self._updates)
@@ -166,7 +169,7 @@ def _peak(graph: Graph, nodes: list[Node]) -> int:
 
 
 def _size(value: Value) -> int:
-    """The bytes of a value for n = 1, or for typical sizes; 0 for a value that the arena does not hold."""
+    """The bytes of a value for n = 1, or for typical sizes; 0 for a value whose size only a run shows."""
     if not isinstance(value.type, TensorType) or value.type.shape is None:
         return 0
     nbytes = value.type.nbytes

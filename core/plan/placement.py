@@ -1,8 +1,9 @@
 """Device placement: assigns nodes to devices, and partitions the graph accordingly.
 
-Nodes are assigned one by one: by pins of the caller, by memory limits, or by cost. Then the graph is cut into parts.
-A part is a graph for one device; its inputs come from other parts or the caller. Each part is planned like any other
-graph. The parts run one after the other. `explain()` lists the values that are copied between devices.
+Nodes are assigned one by one: by pins of the caller, by memory limits, or by cost. Then the graph is cut into parts. A
+part is a graph for one device; its inputs come from other parts, the caller, or states that no part owns. Each part is
+planned like any other graph. The parts run one after the other. `explain()` lists the values that are copied between
+devices.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _REFERENCE_SLOWDOWN = 30  # a node on its reference takes this many times as lon
 class DeviceSite:
     """A device to place nodes on.
 
-    `memory` is the limit in bytes (None: no limit). `flops` and `bandwidth` are its peak rates in operations and bytes
-    per second.
+    `memory` is the limit in bytes (None: no limit). `flops` and `bandwidth` are the peak rates of the device in
+    operations and bytes per second.
     """
 
     name: str
@@ -51,7 +52,8 @@ class DeviceSite:
 class Crossing:
     """A value that is copied from device `source` to `target`, for part `receiver`; `sender` is the part that makes it.
 
-    `sender` is None for an input of the model. Parts are numbered in the order in which they run.
+    `sender` is None for an input of the model, or a state that no part owns: these come from the host. `nbytes` is the
+    size of the value. Parts are numbered in the order in which they run.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """Parts in the order in which they run. `states`: those that several parts use, or that an input updates.
+    """Parts in the order in which they run. `states`: the states of the graph that no part owns (`_owner`).
 
     `crossings` are the values that are copied between devices, and `notes` lines about the placement for `explain()`.
     """
@@ -85,11 +87,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """How to assign nodes. `pins` has devices by names of nodes, and takes precedence.
+    """How to assign nodes. `pins` maps names of nodes to names of devices, and takes precedence.
 
-    With `by_cost`, the first device gets only nodes that are worth the copies. Otherwise it gets every node for which
-    it has a kernel, until its memory is full; then the next device follows. `rows` is the batch size for which memory
-    and cost are estimated.
+    A pin of a view has no effect: a view is on the device of its source. With `by_cost`, only nodes that are worth the
+    copies leave the host. Otherwise the first device gets every node for which it has a kernel, until its memory is
+    full; then the next device follows. `rows` is the batch size for which memory and cost are estimated.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
@@ -98,9 +100,10 @@ class PlacementOptions:
 
 
 def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOptions = PlacementOptions()) -> Placement:
-    """Assign the nodes of `graph` to devices and partition it. `sites` are in order of preference, the host last.
+    """Assign the nodes of `graph` to devices, and partition the graph into parts, which are copies of its nodes.
 
-    UnsupportedError for a pin that names no node or device, or a device without a kernel or memory for its node.
+    `sites` are in order of preference, and the host is the last. UnsupportedError for a pin that names no node or no
+    device, or a device that lacks a kernel or memory for the pinned node.
     """
     problem = _Problem(graph, sites, wishes)
     worth = _worth_copies(problem) if wishes.by_cost else set(problem.nodes)
@@ -150,10 +153,10 @@ class _Problem:
 
 
 def _assign_by_memory(problem: _Problem, worth: Set[Node]) -> dict[Node, str]:
-    """Assign every node in `worth` to the first device with a kernel and free memory, all others to the host.
+    """Assign every node in `worth` to the first device with a kernel and free memory, all other nodes to the host.
 
-    UnsupportedError if a pinned node does not fit its device. Once a device is full, later nodes go to the next
-    one, so that a chain of nodes crosses between them once.
+    A pinned node considers its device only; UnsupportedError if it does not fit there. Once a device is full, later
+    nodes go to the next device, so that a chain of nodes crosses between the two once.
     """
     where: dict[Node, str] = {}
     usage = {site.name: _MemoryEstimate(problem.graph, problem.wishes.rows) for site in problem.devices}
@@ -209,7 +212,7 @@ class _MemoryEstimate:
 def _worth_copies(problem: _Problem) -> set[Node]:
     """The nodes for the first device such that the estimated time of all nodes and copies is minimal (a minimum cut).
 
-    Pinned nodes are included.
+    All pinned nodes are included, whatever their device.
     """
     host = problem.sites[HOST]
     device = next((site for site in problem.devices), host)
@@ -259,7 +262,7 @@ def _port_bytes(problem: _Problem, node: Node) -> int:
 
 
 def _view_source(value: Value) -> Value:
-    """The value at the start of the chain of views that compute `value`; itself if none does."""
+    """The value at the start of the chain of views that computes `value`; `value` itself if it is not a view."""
     while value.producer is not None and unplannable_reason(value.producer) is None and is_view(value.producer):
         source = value.producer.inputs[0]
         if source is None:
@@ -275,9 +278,9 @@ def _bytes_of(value: Value, rows: int) -> int:
 
 
 def _with_views(problem: _Problem, where: dict[Node, str]) -> dict[Node, str]:
-    """The assignment with views added: on the device of the node that computes their source.
+    """The assignment with views added, each on the device of the node that computes its source.
 
-    If no node does, on that of a reader, or the host.
+    If the source is an input, state or constant, the view is on the device of its first assigned reader, or the host.
     """
     found = dict(where)
     readers = problem.graph.uses()
@@ -310,7 +313,10 @@ def _partition(graph: Graph, where: Mapping[Node, str]) -> Placement:
 
 
 def device_groups(graph: Graph, where: Mapping[Node, str]) -> Iterator[tuple[str, list[Node]]]:
-    """Yield groups of nodes, each with its device, in a topological order that changes the device when it must."""
+    """Yield groups of nodes, each with its device, in a topological order that changes the device only when it must.
+
+    `where` has a device for every node of `graph`, whose nodes are in topological order.
+    """
     remaining, available = list(graph.nodes), {value for value in graph.values() if value.producer is None}
     while remaining:
         device = where[next(node for node in remaining if _is_ready(node, available))]
@@ -342,9 +348,10 @@ def _is_ready(node: Node, available: set[Value]) -> bool:
 def _owner(
     state: State, graph: Graph, groups: Sequence[tuple[str, list[Node]]], maker: Mapping[Value, int]
 ) -> int | None:
-    """The index of the only part that reads and updates a state; None if there are several, or an input updates it.
+    """The index of the part that owns a state: the only part that reads the state and computes its next value.
 
-    A state that does not change, or becomes a constant, belongs to its only reader.
+    None if there are several such parts or none, or if the next value is an input or another state. A state that does
+    not change, or becomes a constant, belongs to its only reader.
     """
     readers = {i for i, (_, nodes) in enumerate(groups) for node in nodes if state.value in set(node_reads(node))}
     if state.update in maker:
@@ -357,8 +364,8 @@ def _owner(
 def part_graph(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value, int], states: list[State]) -> Graph:
     """The graph of part `index`, a copy of `nodes` with new values of the same names.
 
-    `home` has the index of the part that makes each value. Its outputs are what other parts read, and outputs of
-    `graph`; `states` are those that the part owns.
+    `home` has the index of the part that makes each value, and `states` are the states that this part owns. The outputs
+    of the result are the values that other parts read, outputs of `graph`, and next values of states of other owners.
     """
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}

@@ -28,7 +28,7 @@ FLAG_BYTES = 16  # the distance between flags: operands on GPUs are aligned to 1
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address `bases[base] + offset` of an operand, in bytes, where `offset` is `a*n + b`.
+    """The address `bases[base] + offset` of an operand, in bytes, where `offset` is `a*n + b` (`Affine`).
 
     A run of an empty batch uses the addresses of n = 1, because buffers of constant size are disjoint from the others
     for n >= 1 only.
@@ -184,7 +184,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class WeightItem:
-    """One array of the weight block: a constant as it is or in a kernel's layout. `make` returns the array."""
+    """One array of the weight block: a constant as it is or in a kernel's layout, or a table of a kernel.
+
+    `offset` and `nbytes` are in bytes. `make` returns the array, and may compute it at each call.
+    """
 
     offset: int
     nbytes: int
@@ -211,7 +214,10 @@ class PlannedGraph:
 
 
 def weight_chunks(planned: PlannedGraph) -> Iterator[memoryview]:
-    """Yield the weight block of `plan.weights` bytes as successive chunks; the gaps between items are zero."""
+    """Yield the weight block of `plan.weights` bytes as successive chunks; the gaps between items are zero.
+
+    ValueError if the array of an item has another size than the plan says.
+    """
     end = 0
     for item in planned.weights:
         yield memoryview(bytes(item.offset - end))
@@ -224,9 +230,9 @@ def weight_chunks(planned: PlannedGraph) -> Iterator[memoryview]:
 
 
 def estimated_affine(dim: Dim) -> Affine:
-    """A dimension as `a*n + b`, for costs; if it is not of that form, a constant: its value for n = 1.
+    """A dimension in the form of `exact_affine`, for costs; if it has none, a constant: its value for n = 1.
 
-    With other symbols than `n`, which are no sizes of dynamic-shape code, the constant is 0.
+    The constant is 0 if the dimension depends on symbols other than `n`.
     """
     if isinstance(dim, int):
         return Affine(b=dim)
@@ -235,7 +241,7 @@ def estimated_affine(dim: Dim) -> Affine:
 
 
 def exact_affine(dim: Dim) -> Affine | None:
-    """`dim` as `a*n + b` with a, b >= 0; a dimension over sizes as a multiple of one unit; None for any other.
+    """`dim` as `a*n + b` with a, b >= 0, or, over sizes, as a multiple of one unit; None for any other dimension.
 
     A unit is an expression over the sizes of dynamic-shape code, such as `size0*size1`.
     """

@@ -36,10 +36,10 @@ def make_plan(
 ) -> PlannedGraph:
     """Plan a graph whose symbols are `n` (the batch size) or sizes (`lathe.core.ir.dims`), and data-dependent ones.
 
-    `choose` returns the kernel for a request, or None if the node has to run on its reference. `winograd`: kernels may
-    use Winograd's and Strassen's algorithms, which need fewer multiplications. `supposed` are assumptions: the types of
-    the graph are right as long as none of these dimensions is negative. PlanError if plans are checked
-    (`lathe.core.check`) and this one is wrong.
+    At most `threads` threads may take part in a run of the plan. `choose` returns the kernel for a request, or None if
+    the node has to run on its reference. `winograd`: kernels may use Winograd's and Strassen's algorithms, which need
+    fewer multiplications. `supposed` are assumptions: the types of the graph are right as long as none of these
+    dimensions is negative. PlanError if plans are checked (`lathe.core.check`) and this one is wrong.
     """
     planned = _plan(graph, target, threads, choose, winograd)
     planned = replace(planned, plan=replace(planned.plan, supposed=supposed))
@@ -55,8 +55,8 @@ def make_plan(
 def placeholder_plan(graph: Graph, target: Target | GpuTarget, misfit: Node) -> Plan:
     """A placeholder for the plan of a graph with a node, `misfit`, that is valid for some batch sizes only.
 
-    It has no steps and serves no batch size, so every batch size is compiled separately. There `misfit` can have a
-    kernel.
+    It has the inputs of `graph` but no steps and outputs, and serves no batch size, so every batch size is compiled
+    separately. Code for one batch size may have a kernel for `misfit`.
     """
     nothing = make_plan(Graph(graph.name, inputs=list(graph.inputs)), target).plan
     note = f"each batch size is compiled separately: {describe(misfit)} is valid for some batch sizes only"
@@ -97,7 +97,10 @@ def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Select
 
 
 def _fallback_graph(graph: Graph, choice: KernelChoice) -> Graph:
-    """The fallback nodes in order, and the constants that they read. Other values that they read are graph inputs."""
+    """A graph of the fallback nodes themselves, in order, and the constants that they read; it has no outputs.
+
+    The values that fallback nodes read, but do not compute, are inputs.
+    """
     nodes = [node for node in choice.nodes if node in choice.reasons]
     reads = dict.fromkeys(value for node in nodes for value in node_reads(node))
     produced = {value for node in nodes for value in node.outputs}
@@ -109,7 +112,7 @@ def _fallback_graph(graph: Graph, choice: KernelChoice) -> Graph:
 def _value_addresses(
     graph: Graph, choice: KernelChoice, storage: Storage, ports: Ports
 ) -> dict[str, tuple[Address, TensorType]]:
-    """By name, address and type of each value that native code and fallbacks exchange, or that is copied at the end.
+    """The address and type, by name, of each value that fallbacks read or write, or that is copied at the end of a run.
 
     Values without memory in the plan (strings, unknown sizes) are left out.
     """

@@ -1,4 +1,4 @@
-"""Plans as JSON, for artifacts. Types and dimensions are in textual form; the fallback graph is stored as IR text."""
+"""Plans as JSON, for artifacts. Types and dimensions are in textual form; the fallback graph is stored elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_json(data: dict[str, Any], fallbacks: Graph) -> Plan:
-    """The plan that `plan_to_json` wrote, with its fallback graph. ArtifactError for another form or schema."""
+    """The plan that `plan_to_json` wrote, with `fallbacks` as its fallback graph.
+
+    ArtifactError for another schema, or malformed data.
+    """
     if data.get("schema") != SCHEMA:
         raise ArtifactError(f"plan has schema {data.get('schema')!r}, expected {SCHEMA}")
     try:

@@ -2,7 +2,7 @@
 
 A thread that finds no more work in one step continues with the next step of the stage while other threads are still
 busy. So branches of a graph run concurrently, and the threads do not wait for the last tile of every step. For
-lifetimes, all steps of a stage have the same time: no step uses memory that another step of the stage writes.
+lifetimes, all steps of a stage have the same time: no step uses bytes that another step of the stage writes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def concurrent_stages(
     """The stage of every node, counted from 0; each stage is a run of consecutive nodes.
 
     `barred` nodes (fallbacks) have a stage to themselves. Nodes that are neither in `kernels` nor in `barred` have no
-    work. `home` returns an identifier of the memory of a value: values with the same identifier may share bytes. Only
-    `parts` (windows of other values) may be written to the same memory in one stage, because they are disjoint.
+    work, and the stage of the node before. `home` returns an identifier of the memory of a value: values with the same
+    identifier may share bytes. Only `parts` (windows of other values) may be written to the same memory in one stage,
+    because they are disjoint.
     """
     found: dict[Node, int] = {}
     read: set[Hashable] = set()

@@ -7,11 +7,11 @@ from lathe.core.plan.kernel_choice import KernelChoice
 
 
 def states_updated_in_place(graph: Graph, choice: KernelChoice) -> dict[Value, State]:
-    """The states whose next value a kernel may write directly into their memory, by the value that it computes.
+    """The states whose next value a kernel may write directly into their memory, by the value that the kernel computes.
 
-    That is the next value itself, or the source of which it is a view.
-    No node may read the old value after that kernel. The kernel itself may read it, if it reads every element before it
-    writes the element with the same index.
+    That value is the next value itself, or the source of which the next value is a view. It has the type of the state,
+    and is no output. No node may read the old value after that kernel. The kernel itself may read the old value, if it
+    reads every element before it writes the element with the same index.
     """
     position = {node: at for at, node in enumerate(choice.nodes)}
     last_reads: dict[Value, int] = {}
@@ -36,7 +36,7 @@ def states_updated_in_place(graph: Graph, choice: KernelChoice) -> dict[Value, S
 def _can_update_in_place(choice: KernelChoice, new: Value, old: Value) -> bool:
     """Whether the kernel that computes `new` may overwrite its input `old`, the state's present value.
 
-    It must read each element of `old` before it writes the element with the same index.
+    The kernel must read `old`, and read each element of it before it writes the element with the same index.
     """
     node = new.producer
     if node is None or not (choice.calls[node].pointwise or new is node.output):

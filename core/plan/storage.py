@@ -25,7 +25,7 @@ _MAX_STAGE_COST = 1.05  # the arena with stages may be larger than the arena wit
 
 @dataclass(eq=False)
 class Place:
-    """Where a value's bytes are: at `offset` in the memory of base number `base`, or in a buffer of the arena."""
+    """Where a value's bytes are: at `offset` from the start of `buffer`, or if that is None of base number `base`."""
 
     base: int
     buffer: Buffer | None = None
@@ -42,7 +42,7 @@ class Place:
 
 
 class Storage:
-    """The places of all values, and the arena that they need. `times` is the stage of every node."""
+    """The places of all values, and the size of the arena that they need. `times` is the stage of every node."""
 
     def __init__(self, graph: Graph, choice: KernelChoice, ports: Ports, threads: int) -> None:
         self.graph, self.choice, self.threads = graph, choice, threads
@@ -56,7 +56,10 @@ class Storage:
         self.arena = self._store()
 
     def place(self, value: Value) -> Place:
-        """The place of a value that a kernel or fallback reads; a constant joins the weight block at its first use."""
+        """The place of a value that a kernel or fallback reads; a constant joins the weight block at its first use.
+
+        KeyError for a value without memory in the plan, such as a tensor of strings that is not an input.
+        """
         if value not in self.places and value in self.graph.constants:
             self.places[value] = Place(WEIGHTS, offset=Affine(b=self.weights.constant(value).offset))
         return self.places[value]
@@ -69,7 +72,7 @@ class Storage:
     def _store(self) -> Affine:
         """Place all values and return the size of the arena.
 
-        With several threads, nodes share stages unless that needs too large an arena.
+        With several threads, nodes share stages unless that makes the arena more than 5 % larger.
         """
         choice, separate = self.choice, separate_stages(self.choice.nodes)
         if self.threads == 1:
@@ -150,7 +153,7 @@ class Storage:
     def _inplace(self, time: int, node: Node, value: Value, last_read: Mapping[Value, int]) -> Buffer | None:
         """The buffer of an input that the kernel may overwrite with its result `value`; None if there is none.
 
-        The input has the same size, and no later node, and no other of the same time, reads its memory.
+        The input has the same size. No later node, and no other node of the same time, reads its memory.
         """
         call = self.choice.calls.get(node)
         if call is None or value is not node.output:

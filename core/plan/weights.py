@@ -13,7 +13,7 @@ from lathe.core.plan.plan import WeightItem
 
 
 class WeightBlock:
-    """Arrays one after the other, each at a multiple of the alignment. `nbytes` is their size so far."""
+    """Arrays one after the other, each at a multiple of 64 bytes. `nbytes` is the size of the block so far."""
 
     def __init__(self, constants: Mapping[Value, Array]) -> None:
         self.constants = constants
@@ -33,7 +33,7 @@ class WeightBlock:
         return self._item(value, packed.key, lambda: packed.pack(self.constants[value]), packed.nbytes)
 
     def block(self, node: Node, block: Block) -> WeightItem:
-        """The item of the block with an array that a node's kernel needs besides the node's inputs."""
+        """The item with an array that a node's kernel needs besides the node's inputs, added if it is new."""
         return self._item(node.output, block.key, lambda: block.data)
 
     def _item(self, value: Value, key: str, make: Callable[[], Array], nbytes: int | None = None) -> WeightItem:

@@ -26,7 +26,7 @@ Strides = Mapping[Value, tuple[Dim, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The location of a value inside `parent`: the offset and the strides, in elements."""
+    """The location of a value inside `parent`: the offset of the first element, and the strides, in elements."""
 
     parent: Value
     offset: Dim
@@ -42,16 +42,16 @@ class Window:
 
     @property
     def start(self) -> Affine:
-        """The offset in bytes; 0 if it depends on the batch size or on sizes."""
+        """The offset in bytes; 0 if it depends on the batch size or on sizes, which `is_fixed` excludes."""
         return Affine(b=self.offset * self.parent.dtype.itemsize) if isinstance(self.offset, int) else Affine()
 
 
 class Windows:
     """Finds the windows of a graph.
 
-    `calls` has the kernels of nodes for dense operands, and `request` makes the request of a node to the catalog. After
-    `find`, nodes in `gone` have no work left. Every window begins at a multiple of `alignment` bytes, as kernels of the
-    target assume.
+    `calls` has the kernels of nodes for dense operands, `request` makes the request of a node to the catalog, and
+    `view` says whether a node is a view. After `find`, `windows` has the windows by value, and nodes in `gone` have no
+    work left. Every window begins at a multiple of `alignment` bytes, as kernels of the target assume.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Windows:
         return found
 
     def _accept(self, found: Mapping[Value, Window], producers: Sequence[Node]) -> bool:
-        """Add the windows `found` if every kernel that reads them, and those of `producers`, support their strides.
+        """Add the windows `found` if all kernels that read them, and the kernels of `producers`, support their strides.
 
         Returns whether they were added.
         """
@@ -213,9 +213,9 @@ class Windows:
         return True
 
     def _supports(self, node: Node, strides: Strides) -> bool:
-        """Whether the catalog has a kernel for the node that supports `strides` for all operands that are in it.
+        """Whether the catalog has a kernel for the node that supports `strides` for all operands that are keys of it.
 
-        Always for a Concat, which is a copy. Never if a body of the node captures such a value.
+        Always true for a Concat, which is a copy. Never true if a body of the node captures such a value.
         """
         if node not in self.calls or any(value in strides for value in set(node_reads(node)) - set(node.inputs)):
             return False
@@ -225,9 +225,9 @@ class Windows:
         return call is not None and _supports_strides(node, call, strides)
 
     def _same_kernel(self, node: Node, strides: Strides) -> KernelCall:
-        """The call of the kernel that was chosen for the node, for operands with these strides.
+        """The call, for operands with these strides, of the kernel that was chosen for the node.
 
-        ValueError if it does not support them.
+        If the catalog no longer offers that kernel, its first kernel. ValueError if this does not support the strides.
         """
         dense = self.request(node)
         inside = replace(dense, strides=strides, inputs_in_place=self._placed.get(node, frozenset()))
@@ -244,7 +244,7 @@ class Windows:
     # -- lookups ----------------------------------------------------------------------------------------------------
 
     def window_of(self, value: Value) -> Window:
-        """The window of a value; for a value that is none, a window over the whole value that owns its memory."""
+        """The window of a value; for a value that is no window, one over all of the value that owns its memory."""
         if value in self.windows:
             return self.windows[value]
         return Window(self._root(value), 0, row_major(value.shape))

@@ -80,7 +80,10 @@ class Client:
     async def call(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[float, Response | None]:
-        """Make a call. Returns its start time and its response, None if the connection ended first."""
+        """Make a call. Returns its start time and its response; None if the connection or TIMEOUT ended first.
+
+        Waits for a server that accepts connections.
+        """
         connection = await self._connected()
         request = http_request(method, path, self.world.target.authority, body, headers)
         began = time.monotonic()
@@ -247,7 +250,7 @@ class Client:
         return found
 
     async def audit(self) -> None:
-        """Infer with every listed version, one by one.
+        """Move the alias PROBE to every listed version, one by one, and infer with it.
 
         Versions that only the server knew become known to the clients.
         """

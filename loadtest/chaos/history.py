@@ -25,9 +25,9 @@ class Operation:
     kind: str  # upload, move, rollback, delete, infer, aliases, versions, audit, start
     client: str
     invoked: float
-    completed: float | None  # None: no response came
+    completed: float | None  # None: no response came, or status 500
     outcome: Outcome
-    tried: float = 0.0  # start of the last call, if there was more than one
+    tried: float = 0.0  # start of a change's last call; 0 if the operation is no change
     model: str = ""
     status: int = 0  # of HTTP; 0 if no response came
     alias: str = ""  # the alias written; for an upload `live` if it asks for promotion
@@ -40,7 +40,7 @@ class Operation:
 
     @property
     def end(self) -> float:
-        """The time of its completion; infinite if it is unknown."""
+        """`completed`, or infinity without a response."""
         return float("inf") if self.completed is None else self.completed
 
 

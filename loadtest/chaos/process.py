@@ -68,14 +68,17 @@ class Server:
         raise RuntimeError(f"the server was not ready within {PATIENCE:g} s: {self._log_tail()}")
 
     async def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Kill the server with SIGKILL. RuntimeError if it has ended by itself."""
         process = self._running()
         process.send_signal(signal.SIGKILL)
         await process.wait()
         self._close_log()
 
     async def stop(self) -> int:
-        """Stop it with SIGTERM and return its exit status."""
+        """Stop the server with SIGTERM and return its exit status.
+
+        RuntimeError if it has ended by itself, TimeoutError if it does not end within PATIENCE.
+        """
         process = self._running()
         process.send_signal(signal.SIGTERM)
         status = await asyncio.wait_for(process.wait(), PATIENCE)
@@ -83,13 +86,13 @@ class Server:
         return status
 
     def end(self) -> None:
-        """Kill it if it runs, and close its log."""
+        """Kill the server if it runs, and close its log."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
         self._close_log()
 
     def tracebacks(self) -> int:
-        """The number of tracebacks in its log."""
+        """The number of tracebacks in the server's log."""
         return self.log.read_text(errors="replace").count("Traceback (most recent call last)")
 
     def _running(self) -> Process:

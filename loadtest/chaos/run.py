@@ -45,7 +45,10 @@ class Chaos:
     kills: int = 0
 
     async def run(self, seconds: float) -> None:
-        """Kill and restart the server until the time is over, and once more after the last client has stopped."""
+        """Kill and restart the server until the time is over, and once more after the last client has stopped.
+
+        An audit follows each restart. RuntimeError if the server ends by itself or does not become ready.
+        """
         await self.start()
         await self.fill()
         clients = [
@@ -98,7 +101,7 @@ class Chaos:
         self.world.history.append(Operation("start", "server", start.began, start.ready, "ok"))
 
     async def audit(self) -> None:
-        """Infer with every version of every model."""
+        """Infer with every version of every model (`Client.audit`)."""
         for model in MODELS:
             client = Client(self.world, f"auditor-{model}", model)
             await client.audit()

@@ -1,4 +1,4 @@
-"""Compiles ahead of time, without a GPU, every kernel of a run and every candidate of its tuner."""
+"""Compiles ahead of time, without a GPU, the kernels of a run and the candidates that its tuner would time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,11 @@ def _graph(model: Callable[[], ModelProto]) -> Graph:
 
 
 def _train(name: str, target: str, folder: str, precision: Any, optimizer: Any) -> None:
-    """Compile a training step: its first run compiles it, and then fails because there is no GPU."""
+    """Compile the kernels of a training step of model `name` for the GPU `target`, into the cache in `folder`.
+
+    The first run of the step compiles them, then raises UnsupportedError because there is no GPU. This error is
+    ignored.
+    """
     graph = lathe.load(build.build(name, training.MODELS[name]).SerializeToString())
     learner = step(graph, losses.CrossEntropy(), optimizer, device=target, precision=precision, cache_dir=folder)
     with suppress(UnsupportedError):

@@ -31,7 +31,10 @@ _HEAVIEST = 12  # number of steps whose times are recorded
 
 
 def compare(model: str, precision: str, batch: int, peers: Mapping[str, Make], bench: Bench) -> Finding:
-    """Measure all figures, in milliseconds. A peer that fails is listed with its error under `refused`."""
+    """Measure all figures of a model, with times in milliseconds, those of its slowest steps in microseconds.
+
+    A peer that fails is listed with its error under `refused`. The finding is broken if results differ.
+    """
     options = bench.options
     usable = torch_is_usable(options.device)  # PyTorch is imported first, if at all
     file = models.onnx_of(model)
@@ -105,7 +108,10 @@ def ahead_of(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def slowest_steps(session: Session, x: NDArray[Any], bench: Bench, precision: str) -> list[dict[str, Any]]:
-    """The slowest steps, each timed separately, with their shares of the GPU's peak (roofline)."""
+    """The slowest steps, each timed separately, with their shares of the GPU's peak (roofline).
+
+    A share is None if the peaks were not measured.
+    """
     most = _most(bench.known, precision)
     nodes = sorted(session.profile({"x": x}, runs=1).nodes, key=lambda node: -node.nanoseconds)
     return [
@@ -118,7 +124,7 @@ def slowest_steps(session: Session, x: NDArray[Any], bench: Bench, precision: st
 
 
 def _most(known: Mapping[str, Mapping[str, Any]], precision: str) -> Peaks | None:
-    """The peaks that the part "ceilings" measured; None if it did not."""
+    """The peaks that the part "ceilings" measured; None unless it measured both."""
     product, copy = known.get(f"ceilings/product/{precision}", {}), known.get("ceilings/copy", {})
     return Peaks(product["flops"], copy["bandwidth"]) if "flops" in product and "bandwidth" in copy else None
 

@@ -1,4 +1,4 @@
-"""PyTorch on the same GPU, tuned for the measured shape: one compiled graph, CUDA graphs, folded BatchNorm.
+"""PyTorch on the same GPU: eager, as a CUDA graph, or compiled as one graph for the measured shape.
 
 Images are channels-last, and cuDNN runs in benchmark mode.
 """
@@ -39,8 +39,8 @@ class Engine:
 def torch_is_usable(device: str) -> bool:
     """True if PyTorch is installed and runs on the GPU.
 
-    It is imported before Lathe looks for cuBLASLt, because it brings its own: users do not have two copies of the
-    library in one process.
+    PyTorch is imported before Lathe looks for cuBLASLt, because PyTorch brings its own copy: users do not have two
+    copies of the library in one process.
     """
     if not device.startswith("cuda") or find_spec("torch") is None:
         return False

@@ -26,7 +26,7 @@ class Results:
     """A results file, which is read if it exists and appended to."""
 
     def __init__(self, path: Path) -> None:
-        """Truncates an incomplete last line. ValueError if the file is no results file."""
+        """Read the file if it exists, and truncate an incomplete last line. ValueError if it is no results file."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.read_bytes() if path.exists() else b""

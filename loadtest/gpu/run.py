@@ -64,7 +64,10 @@ class Run:
         self.left_out = 0  # cache files that did not fit into the results file
 
     def run_parts(self, parts: Sequence[str], clock: Clock) -> None:
-        """Measure the parts in order. A part's share is of the whole time; unused time goes to later parts."""
+        """Measure the parts in order. A part's share is of the whole time; unused time goes to later parts.
+
+        Stops after the part "probe" if that found no device.
+        """
         begun, whole, share = clock.now(), clock.left, 0.0
         total = sum(SHARES[part] for part in parts)
         for part in parts:

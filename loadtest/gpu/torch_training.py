@@ -22,7 +22,7 @@ def graphed(name: str, narrow: bool) -> training.Step:
 
 
 def compiled(name: str, narrow: bool) -> training.Step:
-    """Forward and backward compiled as one graph. RuntimeError if PyTorch made several."""
+    """Forward and backward compiled as one graph. RuntimeError unless PyTorch made exactly one."""
     return _captured(name, narrow, compiled=True)
 
 

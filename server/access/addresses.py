@@ -1,4 +1,4 @@
-"""Identifies clients by their address, for servers without API keys."""
+"""Identifies clients by their address: for connection limits, the access log, and requests without an API key."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from urllib.parse import unquote
 
 
 def client_of(address: str) -> str:
-    """Return the client of an address: the address itself, for IPv6 its /64 network, since networks assign whole /64s.
+    """Return the client of an address: an IPv4 address itself, an IPv6 address's /64 network, such as `2001:db8::/64`.
 
-    An IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2) is that IPv4 address.
+    Networks assign whole /64s. An IPv4-mapped IPv6 address (RFC 4291, section 2.5.5.2) counts as that IPv4 address.
+    Text that is no address is returned unchanged.
     """
     found = plain_address(address)
     try:
@@ -30,7 +31,10 @@ def plain_address(address: str) -> str:
 
 
 def parse_peer(peer: str) -> tuple[str, int] | None:
-    """Parse gRPC's "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412"; None for other peers, such as Unix sockets."""
+    """Return the address (as `plain_address`) and port of a gRPC peer; None for other peers, such as Unix sockets.
+
+    A peer is text such as "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412".
+    """
     kind, _, rest = unquote(peer).partition(":")
     address, _, port = rest.rpartition(":")
     return (plain_address(address.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") else None

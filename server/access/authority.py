@@ -33,7 +33,7 @@ _UNGUARDED = frozenset({Scope.INFER, Scope.READ})  # allowed without keys on an 
 
 
 class Mode(Enum):
-    """The authorization policy of the server, which follows from its address and from whether it has keys or tokens."""
+    """The authorization policy of the server: it follows from keys and tokens, the address, and `open_management`."""
 
     OPEN = "open"  # all callers may do everything: a loopback address, or LATHE_OPEN_MANAGEMENT
     UNMANAGED = "unmanaged"  # no keys and an address that other machines reach: callers may infer and read only
@@ -42,9 +42,10 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request. `key` is None if the server has no keys; `sole`: it is the only API key of its `name`.
+    """The caller of a request. `key`: its API key, or the claims of its token as a key (`Tokens.find`).
 
-    `mode` is the server's policy, by which a caller without a key is judged.
+    `key` is None if the server has neither keys nor tokens, or if the route needs no scope. `mode` is the server's
+    policy, which decides for a caller without a key. `sole`: `key` is the only API key with its name.
     """
 
     key: Key | None = None
@@ -53,7 +54,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """The key's name for the audit log; empty without a key."""
+        """The key's name (for a token, its subject) for the audit log; empty without a key."""
         return self.key.name if self.key else ""
 
     @property
@@ -68,7 +69,10 @@ class Caller:
         return self.key is not None and self.key.allows(scope, model)
 
     def check(self, need: Scope | tuple[Scope, ...], model: str = "") -> None:
-        """Raise Forbidden unless the caller has this scope, or one of these, for the model."""
+        """Raise Forbidden unless the caller has the scope `need`, or one of these scopes, for `model`.
+
+        An empty `model` stands for all models.
+        """
         if any(self.is_allowed(scope, model) for scope in alternatives(need)):
             return
         if self.key is None:
@@ -96,10 +100,10 @@ class Authority:
         tokens: Tokens | None = None,
         open_management: bool = False,
     ) -> None:
-        """Read the keys, and choose the policy (`Mode`); raises OSError or DamagedKeys if the file cannot be read.
+        """Read the keys, and choose the policy (`Mode`); raises OSError or DamagedKeys if `keys_file` cannot be read.
 
-        Without `keys_file` and `tokens` it is OPEN if `host` is a loopback address or with `open_management`, otherwise
-        UNMANAGED.
+        The policy is KEYED with `keys_file` or `tokens`. Without both it is OPEN if `host` is a loopback address or
+        with `open_management`, otherwise UNMANAGED; for UNMANAGED a warning is logged. Sets `tokens.missed`.
         """
         self._file = keys_file
         self._tokens = tokens
@@ -124,9 +128,9 @@ class Authority:
         self._is_open = self.mode is Mode.OPEN
 
     def caller(self, authorization: str) -> Caller:
-        """Return the caller of an `Authorization` header.
+        """Return the caller of an `Authorization` header; empty: the request has none.
 
-        Raises Unauthorized if the server has keys or tokens, and the header holds no valid one.
+        Raises Unauthorized if the server has keys or tokens, and the header holds no valid key or token.
         """
         if self.mode is not Mode.KEYED:
             return self._anybody
@@ -142,7 +146,10 @@ class Authority:
         return Caller(key, self.mode, self._ring.is_sole(key))
 
     def check(self, authorization: str, need: Scope | tuple[Scope, ...], model: str) -> str:
-        """Return the id of the header's key, empty if no key is needed; raises Unauthorized or Forbidden."""
+        """Return the id of the header's key, empty if the server needs no keys.
+
+        Raises Unauthorized as `caller`, and Forbidden as `Caller.check`.
+        """
         if self._is_open:
             return ""
         caller = self.caller(authorization)
@@ -150,14 +157,14 @@ class Authority:
         return caller.key.id if caller.key else ""
 
     def quota(self, client: str) -> Quota | None:
-        """Return the rate limit of the API key with the id `client`; None if it sets none, or there is no such key."""
+        """Return the rate limit of the API key with this id; None if the key sets none, or there is no such key."""
         key = self._ring.keys.get(client)
         return None if key is None else key.quota
 
     async def refused(self, authorization: str, scope: Scope) -> ServerError:
-        """Wait until the header's key is not valid any more or has `scope` for no model; returns the error.
+        """Wait until the header's key is not valid any more, or has `scope` for no model; returns that error.
 
-        For long-lived calls. It checks at each change of the keys, and when the key expires.
+        For long-lived calls. Checks at the start, at each change of the keys, when the key expires, and every hour.
         """
         while True:
             changed = self._changed
@@ -172,9 +179,10 @@ class Authority:
                 await asyncio.wait_for(changed.wait(), timeout)
 
     async def watch(self, interval: float) -> None:
-        """Reload changed files every `interval` seconds; a file that cannot be read changes nothing.
+        """Reload changed files every `interval` seconds, on a thread; a file that cannot be read changes nothing.
 
-        A token that names an unknown key makes it reload the token keys sooner, at most once a second.
+        After a token that names an unknown key, the token keys are reloaded sooner, at most once a second. Runs until
+        its task is cancelled; returns at once if the server has neither file.
         """
         while self._file is not None or self._tokens is not None:
             await asyncio.sleep(min(interval, _LEAST))
@@ -189,7 +197,7 @@ class Authority:
     def refresh(self, *, anyway: bool = False) -> bool:
         """Reload the files that have changed, the token keys in any case if `anyway`; returns whether keys changed.
 
-        A file that cannot be read is logged, and its keys stay unchanged.
+        Blocks while it reads. An error of reading is logged, and the keys of that file stay unchanged.
         """
         changes = [self._refresh(self._refresh_ring, "keys")]
         if (tokens := self._tokens) is not None:

@@ -21,7 +21,10 @@ def origins_of(text: str) -> frozenset[str]:
 
 
 def validate_origins(text: str) -> str:
-    """Return a list of origins unchanged; raises ValueError if one is neither `*` nor text that browsers can send."""
+    """Return `text`, a list of origins separated by commas, unchanged.
+
+    Raises ValueError if an origin is neither `*` nor in the form in which browsers send origins.
+    """
     for origin in origins_of(text):
         if origin != ANY and not _ORIGIN.fullmatch(origin):
             raise ValueError(
@@ -33,9 +36,10 @@ def validate_origins(text: str) -> str:
 def check_origin(method: str, host: str, origin: str, site: str, listed: frozenset[str]) -> None:
     """Raise Forbidden for an unsafe request from a page of another origin that is not `listed` (CSRF).
 
-    `host`, `origin` and `site` are the headers Host, Origin and Sec-Fetch-Site, empty if absent. A browser sends forms
-    and plain text without a preflight request, but sets Origin or Sec-Fetch-Site, which pages cannot change. A request
-    with neither header does not come from a page.
+    `host`, `origin` and `site` are the headers Host, Origin and Sec-Fetch-Site, empty if absent. Sec-Fetch-Site says
+    whether the origin is another one; without it, Origin is compared with Host. A browser sends forms and plain text
+    without a preflight request, but sets Origin or Sec-Fetch-Site, which pages cannot change. A request with neither
+    header does not come from a page, and is allowed. `*` in `listed` allows all origins.
     """
     if method in SAFE_METHODS or ANY in listed or origin in listed:
         return

@@ -31,15 +31,17 @@ _KEY = re.compile(r"lathe_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
 class DamagedKeys(ValueError):
-    """A file of keys is malformed."""
+    """A file of API keys, or of the keys that sign tokens, is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One API key. `models` are names or patterns (`*`, `?`); times are seconds since 1970.
+    """One API key, or the claims of a token in the same form.
 
-    `name` is for people; several keys may have the same one. `rate` (rows per second) and `burst` (rows at once)
-    replace the server's rate limit for clients.
+    `name` is for people; several keys may have the same name. `digest` is the secret's SHA-256 in hexadecimal, empty
+    for a token. `models` are names or patterns (`*`, `?`, `[...]`). `created` and `expires` are seconds since 1970;
+    `expires` None: never. `rate` (rows per second) and `burst` (rows at once) replace the server's rate limit for
+    clients.
     """
 
     id: str
@@ -90,7 +92,10 @@ class KeyRing:
         return key.id in self.keys and self._names[key.name] == 1
 
     def find(self, credential: str, now: float) -> Key | None:
-        """Return the key of a credential `lathe_<id>_<secret>`; None if it is unknown, or has expired at `now`."""
+        """Return the key of a credential `lathe_<id>_<secret>`; None if it is unknown, or has expired.
+
+        `now` is in seconds since 1970.
+        """
         match = _KEY.fullmatch(credential)
         key = self.keys.get(match[1]) if match else None
         if match is None or key is None or not hmac.compare_digest(key.digest, _digest(match[2])):
@@ -106,7 +111,11 @@ def make_key(
     expires: int | None,
     quota: tuple[float | None, float | None] = (None, None),
 ) -> tuple[Key, str]:
-    """Return a new key and its credential `lathe_<id>_<secret>`, which is not stored anywhere."""
+    """Return a new key and its credential `lathe_<id>_<secret>`; neither is stored.
+
+    The credential cannot be computed from the key. `now` and `expires` are seconds since 1970; `quota` is the key's
+    `rate` and `burst`.
+    """
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires, *quota)
     return key, f"lathe_{identity}_{secret}"
@@ -131,7 +140,7 @@ def read_keys(path: Path) -> KeyRing:
 
 
 def write_keys(path: Path, keys: Iterable[Key]) -> None:
-    """Replace the file atomically and durably; it is readable by its owner only (mkstemp)."""
+    """Replace the file atomically and durably; only its owner may read it (mode 0600). Raises OSError."""
     content = json.dumps({"schema": SCHEMA, "keys": [key.to_json() for key in keys]}, indent=2) + "\n"
     replace_file(path, content.encode(), durable=True, mode=0o600)
 
@@ -157,9 +166,9 @@ def _parse(entry: object) -> Key:
 
 
 def _quota(entry: Mapping[Any, object]) -> tuple[float | None, float | None]:
-    """Return rate and burst of an entry, None for those it has not; raises ValueError for a burst without a rate.
+    """Return rate and burst of an entry, None for a missing field. Files of older versions have neither field.
 
-    Also for a rate that is not above 0, and a burst below 1. Files of older versions have neither field.
+    Raises ValueError for a burst without a rate, a rate that is not above 0, a burst below 1, and other types.
     """
     match entry.get("rate"), entry.get("burst"):
         case (None, None):

@@ -24,13 +24,13 @@ class Quota:
 
 
 class Quotas:
-    """The buckets of all clients under one quota, by the generic cell rate algorithm (ITU-T I.371).
+    """The token buckets of all clients, by the generic cell rate algorithm (ITU-T I.371).
 
-    For each client it stores only the time at which its bucket will be full again.
+    Only one number is stored per client: the time at which the client's bucket will be full again.
     """
 
     def __init__(self, quota: Quota | None, own: Callable[[str], Quota | None] = lambda _client: None) -> None:
-        """`own` returns a client's own quota; if that is None, `quota` applies. Both None: no limit."""
+        """`own` returns the quota of a client; if it returns None, `quota` applies. Both None: no limit."""
         self.quota = quota
         self._own = own
         self._full_at: dict[str, float] = {}
@@ -39,8 +39,9 @@ class Quotas:
     def take(self, client: str, rows: int, now: float, paid: int = 0) -> None:
         """Take `rows` rows out of a client's bucket, of which an earlier call took `paid` (`now`: monotonic seconds).
 
-        Raises QuotaExceeded with the time until the bucket holds the rows. A request with more rows than the bucket
-        holds is admitted when the bucket is full, so that no request is refused for ever.
+        Raises QuotaExceeded if the bucket holds too few rows, and takes none then; `retry_after` is the time in seconds
+        until it holds them. A request with more rows than a full bucket is admitted when the bucket is full, so that no
+        request is refused for ever.
         """
         quota = self._own(client) or self.quota
         if quota is None:

@@ -1,4 +1,4 @@
-"""The scope that each route needs. A route without an entry is not found; a test compares table and application."""
+"""The scope that each route needs. A route without an entry answers 404; a test compares table and application."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ def with_suggestion(error: UnknownModel, caller: Caller) -> NotFound:
 def nearest_name(error: UnknownModel, caller: Caller) -> str:
     """Return the nearest model name that the caller may read; empty if none is near.
 
-    Only names that share the first or last character and have nearly the same length are compared, and only the first
-    `_MOST` of them.
+    Compares the first `_MOST` names that share the first or last character and differ in length by at most `_APART`.
+    A name is near if the ratio of `difflib` is at least 0.7.
     """
     wanted = error.model
     if len(wanted) < 2:

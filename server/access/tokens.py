@@ -1,8 +1,8 @@
 """JSON Web Tokens (RFC 7519) of an identity provider: signed claims instead of API keys.
 
 The provider's public keys are read from a file (a JSON Web Key Set, RFC 7517), never fetched. When the file changes,
-tokens signed with keys that it no longer has are refused. The claims used are `sub` (the caller), `scope` (words such
-as `lathe:infer`) and `lathe_models` (names or patterns; default: all models).
+tokens signed with keys that it no longer has are refused. The claims used, besides `iss`, `aud` and `exp`, are `sub`
+(the caller), `scope` (words such as `lathe:infer`) and `lathe_models` (names or patterns; default: all models).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFIX = "lathe:"
 
 @dataclass(frozen=True, slots=True)
 class _KeySet:
-    """The provider's public keys, and a cache of the tokens verified with them, by the token's SHA-256."""
+    """The provider's public keys by id (`kid`), and a cache of the tokens verified with them, by their SHA-256."""
 
     keys: Mapping[str, jwt.PyJWK]
     seen: OrderedDict[bytes, Key] = field(default_factory=OrderedDict)
@@ -36,7 +36,7 @@ class _KeySet:
 class Tokens:
     """Verifies tokens of one provider (issuer) for one audience.
 
-    `find` runs on the event loop and reads no file; `refresh` reads it, on any thread.
+    `find` runs on the event loop and reads no file. `refresh` reads the file and may run on any thread.
     """
 
     def __init__(self, file: Path, issuer: str, audience: str) -> None:
@@ -63,9 +63,10 @@ class Tokens:
         return True
 
     def find(self, token: str, now: float) -> Key | None:
-        """Return a token's claims as a key; None if it is malformed or expired at `now`, or its signature is not valid.
+        """Return a token's claims as a key; None if the token is not valid at `now` (seconds since 1970).
 
-        Also None for another issuer or audience. Calls `missed` if the token names a key that the key set has not.
+        A token is not valid if it is malformed or expired, lacks `exp` or `sub`, has another issuer or audience, or is
+        not signed with a key of the key set. Calls `missed` if the token names a key that the key set has not.
         """
         current = self._set
         digest = sha256(token.encode()).digest()

@@ -98,7 +98,7 @@ class PlacedModel(LoadedModel, Protocol):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names of these devices, such as "cuda:0"."""
+        """The names of the devices besides the CPU, such as "cuda:0"; empty if there are none."""
         ...
 
     @property
@@ -180,7 +180,7 @@ def devices(model: LoadedModel) -> tuple[str, ...]:
 
 
 def lost_reason(model: LoadedModel) -> str:
-    """Return the error of a lost device, after which the model must be reloaded; empty if it works."""
+    """Return the error of a lost device, after which the model must be reloaded; empty while all devices work."""
     return model.lost if isinstance(model, PlacedModel) else ""
 
 
@@ -209,6 +209,7 @@ class Backend(Protocol):
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None]) -> LoadedModel:
         """Load the artifact in this folder; `closed` is called once, when the model has freed its memory.
 
-        Raises `lathe.server.errors.Unprocessable` if it cannot be loaded.
+        Raises an error of `lathe.server.errors`: Unprocessable if the artifact cannot be loaded, OutOfMemory if a
+        device is too small, Unavailable if a device cannot be used.
         """
         ...

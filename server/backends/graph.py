@@ -1,4 +1,4 @@
-"""Runs models on Lathe's engine. Besides `json_numbers.py` the only module of the data path that imports the engine."""
+"""Runs models on Lathe's engine. Only this module and `json_numbers.py` call native code for requests."""
 
 from __future__ import annotations
 
@@ -52,18 +52,19 @@ class GraphModel:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices, besides the CPU, that run parts of the model, as far as shapes are known."""
+        """The devices, besides the CPU, that run parts of the model, for the shapes compiled so far."""
         return self._session.devices
 
     @property
     def lost(self) -> str:
-        """Why all executions fail, after a device error; empty while they work."""
+        """Why all executions fail, after a device error; empty while all devices work."""
         return self._session.lost
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Run once; raises BadRequest if dimensions that must be equal differ.
+        """Run once; raises BadRequest if the inputs do not fit, for example dimensions that must be equal differ.
 
-        Also raises Unavailable, ExecutionInterrupted or Internal.
+        Raises Unavailable after the loss of a device, ExecutionInterrupted after `interrupt`, and Internal for other
+        errors of the engine.
         """
         try:
             return self._session.run(_aligned(inputs), self._record)
@@ -72,7 +73,7 @@ class GraphModel:
             raise
 
     def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
-        """Run once for all requests, packed; raises BadRequest if the shapes of one do not fit."""
+        """Run once for all requests, packed; raises BadRequest if the shapes of one do not fit, others as `execute`."""
         try:
             return self._session.run_packed([_aligned(inputs) for inputs in requests], self._record)
         except Exception as error:
@@ -159,10 +160,12 @@ class GraphBackend:
         return MemoryNeeds(found.weights, found.run)
 
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> GraphModel:
-        """Load an artifact, without compiling: new shapes are compiled in child processes, so that no request waits.
+        """Load an artifact, without compiling. New shapes are compiled later, in child processes.
 
-        Raises Unprocessable if it is damaged or its types cannot be served, OutOfMemory if a device is too small,
-        Unavailable if its device is unusable.
+        A request waits for such a compilation only if NumPy references would take too long.
+
+        Raises Unprocessable if the artifact is damaged or its types cannot be served, OutOfMemory if a device is too
+        small, Unavailable if its device is unusable.
         """
         import lathe
 

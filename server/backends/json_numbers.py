@@ -27,7 +27,7 @@ def parse_numbers(text: bytes, start: int, end: int, datatype: str, shape: Shape
     """Return the JSON list of numbers in `text[start:end]` as an array of this datatype and shape.
 
     None if the text is not a list of as many numbers as the shape has (flat, or nested as the shape), or if native code
-    cannot read the numbers or the datatype: the caller then parses it with a JSON library.
+    cannot read the numbers or the datatype: the caller then parses the text with a JSON library.
     """
     readers, dtype = _readers(), NUMPY_OF[datatype]
     if not readers.can_read(dtype, shape, end - start):

@@ -14,7 +14,7 @@ INTERRUPT_DELAY = 1.0  # seconds after a request's deadline before its execution
 
 
 class RunningBatches(Protocol):
-    """The batches that workers run; implemented by `dispatcher.Dispatcher`."""
+    """The batches that workers run, each with the id of its thread; implemented by `dispatcher.Dispatcher`."""
 
     running: int
 
@@ -47,7 +47,7 @@ class AbandonedRuns:
     def _interrupt(self) -> None:
         """Interrupt executions for which no caller waits, and schedule the next check while a batch runs.
 
-        That is when every request of the batch is done, or its deadline passed `INTERRUPT_DELAY` ago.
+        No caller waits for a batch if each of its requests is done, or its deadline passed `INTERRUPT_DELAY` ago.
         """
         self._is_scheduled = False
         if not self._batches.running:

@@ -47,7 +47,7 @@ class AdmissionControl:
     def admit(self, entry: Entry, now: float) -> None:
         """Count a request in, set its priority level, and start the timer of its deadline; the caller queues it.
 
-        Other clients' requests may be dropped to make room. Overloaded or DeadlineExceeded if it is refused.
+        Requests of other clients may be dropped to make room. Overloaded or DeadlineExceeded if this one is refused.
         """
         refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
         if refusal is None and not self._make_room(entry.nbytes):
@@ -96,7 +96,8 @@ class AdmissionControl:
     def expected(self, rows: int, work: float | None = None) -> float:
         """The seconds until a request of `rows` (at least 1) that is queued now would be answered.
 
-        Assumes that everything queued runs before it, in full batches of equal shapes. `work` is the request's work;
+        Assumes that all queued requests run before it in full batches, of which `instances` run at once, and adds the
+        fixed time of a batch for each further shape in the queue. 0 without measurements. `work` is the request's work;
         None: the mean work of that number of rows.
         """
         cost, queue = self._cost, self._queue
@@ -109,7 +110,7 @@ class AdmissionControl:
         return self._dispatch.remaining(monotonic()) + own
 
     def _make_room(self, nbytes: int) -> bool:
-        """Drop requests of the clients with most of the queue until `nbytes` more fit; False if they do not."""
+        """Drop requests of the clients with most of the queue until one more of `nbytes` fits; False if none fits."""
         while not self._admission.has_room(nbytes):
             missing, _ = self._admission.missing(nbytes)
             entry = self._queue.entry_to_drop(by_bytes=missing <= 0)
@@ -119,7 +120,7 @@ class AdmissionControl:
         return True
 
     def cancel(self, entry: Entry) -> None:
-        """Cancel a request whose caller left: a waiting one leaves the queue, a running one is not answered."""
+        """Cancel a request whose caller left: it leaves the queue or, once staged or running, is not answered."""
         for part in entry.parts:
             self.cancel(part)
         if entry.state is DONE:
@@ -132,7 +133,7 @@ class AdmissionControl:
             self._admission.leave(entry.nbytes)
 
     def refuse(self, entries: list[Entry], reason: Reason) -> None:
-        """Answer requests that are no longer queued with an error; they stay counted in the admission."""
+        """Answer with an error requests that are no longer queued; they stay counted in the admission."""
         for entry in entries:
             if entry.state is WAITING:
                 entry.state = STAGED  # the callback of another one may cancel it: it must not leave the queue again
@@ -144,7 +145,7 @@ class AdmissionControl:
                 entry.finish(error)
 
     def refuse_taken(self, entries: list[Entry], reason: Reason) -> None:
-        """Answer requests that were taken out of the queue with an error, and count them out."""
+        """Answer with an error requests that were taken out of the queue, and count them out."""
         self.refuse(entries, reason)
         self._admission.leave(sum([entry.nbytes for entry in entries]), len(entries))
 

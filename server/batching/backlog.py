@@ -42,7 +42,7 @@ class Backlog:
         self._clients.clear()
 
     def is_entitled(self, client: str, nbytes: int, admission: Admission) -> bool:
-        """Whether other clients have to make room for one more request of this client, with `nbytes`.
+        """Whether other clients have to make room in a full queue for a request of this client, with `nbytes`.
 
         True if, with that request, the client has at most an equal part of the bounds, and the clients that have more
         than it can give up what is missing. Staged and running requests are not counted: they cannot be dropped.

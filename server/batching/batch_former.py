@@ -20,9 +20,9 @@ RefuseEntries: TypeAlias = Callable[[list[Entry], Reason], None]
 
 
 class BatchFormer:
-    """Takes batches from a queue, as large as the nearest deadline and the latency target allow.
+    """Takes batches from a queue, as large as the nearest deadline allows, or without deadlines the latency target.
 
-    A batch whose oldest request would miss the latency target even alone is not made smaller.
+    A batch is not made smaller if its oldest request would miss the latency target even alone.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class BatchFormer:
     def form(self, wait: float) -> list[Entry]:
         """Take the next batch, which will start in `wait` seconds.
 
-        Empty if nothing waits, or if all waiting requests are refused because they cannot be answered in time.
+        Refuses requests that waited too long (load shedding) or cannot meet their deadline. Empty if no request is
+        left.
         """
         while batch := self._queue.take(
             self._preferred_rows() if self.policy.preferred else self.max_rows, monotonic()
@@ -99,7 +100,10 @@ class BatchFormer:
         return self.policy.most((entry.rows for entry in waiting), self.max_rows)
 
     def _fit_target(self, batch: list[Entry], wait: float) -> list[Entry]:
-        """Shrink a batch if that lets its oldest request meet the latency target; otherwise return it unchanged."""
+        """Shrink a batch, and put the rest back, if that lets its oldest request meet the latency target.
+
+        Otherwise return the batch unchanged.
+        """
         target = self.policy.latency_target
         if target is not None:
             left = min(entry.since for entry in batch) + target - monotonic() - wait

@@ -50,7 +50,11 @@ class Batcher:
         inline_budget: float,
         execute: Execute = run,
     ) -> None:
-        """`inline_budget`: seconds that a batch may take on the event loop's thread; 0: all run on workers."""
+        """`inline_budget`: seconds that a batch may take on the event loop's thread; 0: all run on workers.
+
+        `execute` runs the requests of a batch that come from the queue: `run`, `run_packed` or `run_each`. Needs a
+        running event loop. Takes a tenant of the pool, which `close` releases.
+        """
         cost, max_rows, tenant = CostModel(), model.max_batch if model.batchable else 1, pool.tenant(stats.ref.name)
         self.admission = admission
         self.queue = Queue()
@@ -73,7 +77,7 @@ class Batcher:
 
     @property
     def cost(self) -> CostModel:
-        """What batches take, in the time of their callers."""
+        """The cost model: the seconds from the start of a batch until the event loop has its results."""
         return self._delivery.cost
 
     @property
@@ -97,8 +101,8 @@ class Batcher:
     def submit(self, entry: Entry) -> None:
         """Queue a request, in parts if it has more rows than one batch; may run it before returning.
 
-        Overloaded or DeadlineExceeded if it cannot be admitted; then it has not run. If a part is refused, all parts
-        are cancelled, but parts before it may have run.
+        Overloaded or DeadlineExceeded if the request cannot be admitted; then it has not run. If a part is refused, all
+        parts are cancelled, but parts before it may have run.
         """
         if entry.group.rows > self._former.max_rows:
             self._submit_parts(entry)
@@ -116,9 +120,10 @@ class Batcher:
                 self._schedule()
 
     def submit_coalesced(self, requests: CoalescedBatch) -> None:
-        """Take a new coalesced batch: the next iteration of the event loop runs it unqueued, or queues its requests.
+        """Take a new coalesced batch, to run it unqueued or to queue its requests.
 
-        Its owner may add requests until then.
+        This happens in the next iteration of the event loop, until which the owner may add requests. While requests
+        come one by one (`SingleBatches`), it happens before this call returns.
         """
         self._coalesced = requests
         mode = self.mode
@@ -156,7 +161,7 @@ class Batcher:
         return self._control.expected(rows, work)
 
     def cancel(self, entry: Entry) -> None:
-        """Cancel a request whose caller left: a waiting one leaves the queue, a running one is not answered."""
+        """Cancel a request whose caller left: it leaves the queue or, once staged or running, is not answered."""
         self._control.cancel(entry)
 
     async def drained(self) -> None:
@@ -245,7 +250,10 @@ class Batcher:
                 self.mode = IDLE
 
     def _form(self, is_idle: bool) -> None:
-        """Form a batch: run it on this thread if it is expected to be short, otherwise stage it for a worker."""
+        """Form a batch: run it on this thread if it is expected to be short, otherwise stage it for a worker.
+
+        Forms none while the batching delay lasts, or while no instance is free and the next batch is not full.
+        """
         dispatch, former = self._dispatch, self._former
         if not is_idle and not self._is_next_full():
             return

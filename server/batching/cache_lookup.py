@@ -36,7 +36,10 @@ class CacheLookup:
         self._tasks = beside
 
     def submit(self, entry: Entry) -> None:
-        """Answer a request from the cache with `call_soon`, or queue it; a small request raises what `queue` raises."""
+        """Answer a request from the cache with `call_soon`, or queue it.
+
+        Raises what `queue` raises, except for requests above `INLINE_BYTES`, which are looked up in a task.
+        """
         started = monotonic()
         if entry.nbytes > INLINE_BYTES:
             entry.state = State.RUNNING  # not queued yet: cancelling must not remove it from the queue

@@ -1,4 +1,4 @@
-"""The interface of a coalesced batch: equal requests of one iteration of the event loop, which can run unqueued."""
+"""The interface of a coalesced batch: requests of one iteration of the event loop that can run without the queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CoalescedBatch(Protocol):
         ...
 
     def stack(self) -> Tensors:
-        """The inputs of all requests, stacked along the rows."""
+        """The inputs of all requests, concatenated along axis 0; raises MemoryError."""
         ...
 
     def answer(self, outputs: Tensors) -> None:

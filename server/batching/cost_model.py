@@ -1,7 +1,8 @@
 """The cost model of batches: `t(n) = a + b*n` seconds, fitted to measured executions, recent ones weighted higher.
 
-`n` is the work of a batch: its rows; for a model with further dynamic dimensions, the rows times their extents (see
-`lathe.server.batching.signature.BatchGroup`). So batches of long texts also predict batches of short texts.
+`a` is the fixed time of an execution, and `b` the time per unit of work. `n` is the work of a batch: its rows; for a
+model with further dynamic dimensions, the rows times their extents (see `BatchGroup` in signature.py). So batches of
+long texts also predict batches of short texts.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ class CostModel:
 
     @property
     def bound_factor(self) -> float:
-        """The factor from the predicted time to the bound: the second largest recent ratio, at least `HEADROOM`.
+        """The factor from the predicted time to the bound, at least `HEADROOM`.
 
-        It is `HEADROOM` before 8 executions.
+        It is the second largest ratio of measured to predicted time among the stored executions; `HEADROOM` before 8
+        executions.
         """
         if self._stretch is None:
             self._stretch = HEADROOM
@@ -85,7 +87,7 @@ class CostModel:
         return max([work for work, _ in self._recent], default=0)
 
     def mean_work(self, rows: int) -> float:
-        """The mean work of `rows` rows."""
+        """The mean work of `rows` rows; `rows` before the first execution."""
         return rows * self._sn / self._rows if self._rows else rows
 
     def is_expected_within(self, work: float, seconds: float) -> bool:

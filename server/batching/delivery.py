@@ -25,7 +25,7 @@ class Delivery:
     def __init__(
         self, stats: Statistics, cost: CostModel, budget: InlineBudget, drain: DrainRate, counts_rows: bool
     ) -> None:
-        """`counts_rows`: the work of a batch is its number of rows; otherwise the requests say what it is."""
+        """`counts_rows`: the work of a batch is its number of rows; otherwise the sum of its requests' work."""
         self.stats = stats
         self.cost = cost
         self._budget = budget
@@ -49,7 +49,8 @@ class Delivery:
     def record(self, ran: BatchResult, since: list[float], work: int | None = None, is_usual: bool = True) -> None:
         """Count a batch whose requests were queued at these times (`since`, monotonic seconds).
 
-        The cost models learn only from usual batches: others may contain a compilation.
+        `work` defaults to the rows. The cost models learn only from usual batches without failures: an unusual one may
+        contain a compilation.
         """
         stats = self.stats
         failed = 0

@@ -62,7 +62,7 @@ class Dispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether fewer than `instances` batches run."""
+        """Whether fewer than `instances` workers have a job of this model."""
         return self.running < self.instances
 
     @property
@@ -110,7 +110,7 @@ class Dispatcher:
             self._on_free()
 
     def _run_staged(self) -> Iterator[FinishedBatch]:
-        """The job of a worker: run staged batches. While other models wait for a worker, it ends after each batch."""
+        """The job of a worker: run staged batches. While other jobs want the worker, this one ends after its batch."""
         while batch := self._take_staged():
             work = sum([entry.work for entry in batch])
             self._running[id(batch)] = monotonic(), work, threading.get_ident(), batch

@@ -35,7 +35,9 @@ WAITING, STAGED, RUNNING, DONE = State  # global names: looking up a member of a
 
 
 class Entry:
-    """A request's tensors, deadline and the callback that takes its outcome (called once, on the event loop).
+    """A request's tensors, deadline and the callback that takes its outcome.
+
+    The callback is called once, on the event loop, or never if the request is cancelled.
 
     `at_once`: the callback may be called already by the call that queues the request.
     """
@@ -150,9 +152,10 @@ class DirectEntry(Entry):
 
 
 def _size(inputs: Tensors) -> int:
-    """The bytes of the inputs, without the texts of BYTES tensors: the code that made them passes their size as `text`.
+    """The bytes of the inputs; of BYTES tensors only the overhead of their elements, without the texts.
 
-    Summing the texts here would take too long, because a tensor may have many elements.
+    The decoder passes the bytes of the texts as `text`. Summing them here would take too long, because a tensor may
+    have many elements.
     """
     nbytes = 0
     for array in inputs.values():

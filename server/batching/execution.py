@@ -27,7 +27,10 @@ class RecordedKernels:
 
 @dataclass(slots=True)
 class BatchResult:
-    """The outcomes of a batch, one per entry in order, and when its steps ended (monotonic seconds)."""
+    """The outcomes of a batch, one per entry in order, with its start and the ends of its steps (monotonic seconds).
+
+    `executions` is the number of calls of the model.
+    """
 
     outcomes: list[Outcome]
     rows: int
@@ -47,7 +50,8 @@ Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], BatchResu
 def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
     """Execute requests in one batch; if that fails, each alone, so that only the requests at fault fail.
 
-    After ExecutionInterrupted all of them fail, and none runs again.
+    Errors are outcomes, never raised. After ExecutionInterrupted all requests fail, and none runs again. The outputs of
+    several requests are views of the batch's outputs.
     """
     started, working = monotonic(), thread_time()
     executions = 1
@@ -71,7 +75,7 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResu
 def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
     """Like `run`, for sequences of different lengths: they are executed together without padding.
 
-    The requests run one after the other if the model does not pack.
+    If the model does not pack, they run as in `run_each`.
     """
     packing = model if isinstance(model, PackingModel) else None
     if packing is None:

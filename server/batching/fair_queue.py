@@ -44,7 +44,7 @@ class FairQueue:
 
     @property
     def turn(self) -> float:
-        """The turn of the first entry; -inf if it is served before all others."""
+        """The turn of the first entry; -inf if this entry is served before all others, or the queue is empty."""
         return -inf if self.plain or not self._turns else self._next()[0]
 
     @property
@@ -70,7 +70,7 @@ class FairQueue:
     def pop(self, present: bool, begins: bool) -> None:
         """Remove the first entry and charge it to its client's share, unless it is served before all others.
 
-        `present`: it was not cancelled; `begins`: it is the first of a batch.
+        `present`: the entry was not cancelled, otherwise it costs nothing. `begins`: the entry is the first of a batch.
         """
         if self.plain:
             self.plain.popleft()
@@ -89,9 +89,9 @@ class FairQueue:
             del self._waiting[client]
 
     def newest(self, client: str) -> tuple[Entry | None, int]:
-        """The client's newest waiting entry outside `plain`, or None; and the number of cancelled entries removed.
+        """The client's newest waiting entry outside of `plain`, or None; and the number of cancelled entries removed.
 
-        None if it has none, or only a cancelled one at the front.
+        None if the client has no waiting entry there.
         """
         own = self._waiting.get(client)
         if own is None:

@@ -8,7 +8,7 @@ from lathe.server.scheduling.pool import WorkerPool
 
 
 class InlineBudget:
-    """The seconds that a batch may take on the event loop's thread, and what batches of one model take there.
+    """The time limit of a batch on the event loop's thread, and a cost model of one model's batches on that thread.
 
     It has a cost model of its own, because the times of a worker contain waits for the interpreter lock: small models
     would seem large and stay on the workers.
@@ -17,7 +17,7 @@ class InlineBudget:
     __slots__ = ("_cost", "_is_host_only", "_pool", "_seconds")
 
     def __init__(self, model: LoadedModel, pool: WorkerPool, seconds: float) -> None:
-        """`seconds`: the budget of a model whose runs always end and never need a compilation; others have none."""
+        """`seconds`: the limit for a model whose runs always end and never need a compilation; it is 0 for others."""
         self._seconds = seconds if has_known_shapes(model) and as_endless(model) is None else 0.0
         self._pool = pool
         self._cost = CostModel()
@@ -26,8 +26,8 @@ class InlineBudget:
     def allows(self, rows: int) -> bool:
         """Whether a batch of `rows` may run on the event loop's thread.
 
-        It may if it is expected to be short, if no worker is busy (its run could hold the compute thread pool), and if
-        no model has a configured share of the workers' time.
+        The batch must be expected to be short, no worker may be busy (a worker's run could hold the compute thread
+        pool), and no model may have a configured share of the workers' time.
         """
         pool = self._pool
         if not self._seconds or pool.busy or pool.shared:

@@ -99,7 +99,10 @@ class RequestPadding:
         return filled
 
     def cut(self, outcome: Outcome) -> Outcome:
-        """The outputs cut back to the length of the request; an error as it is."""
+        """The outputs cut back to the length of the request; an error as it is.
+
+        An output that does not have the padded length along the axis stays as it is.
+        """
         if isinstance(outcome, Exception):
             return outcome
         rule, cut = self.rule, dict(outcome)

@@ -42,7 +42,7 @@ class BatchPolicy:
         return self.max_delay > 0.0
 
     def level(self, asked: int) -> int:
-        """The level of a request that asks for this priority; the default level if it is 0 or does not exist."""
+        """The level of a request that asks for this priority; the default level if `asked` is 0 or no level."""
         return asked if 1 <= asked <= self.priority_levels else self.default_priority
 
     def is_large_enough(self, rows: int, limit: int) -> bool:
@@ -52,7 +52,7 @@ class BatchPolicy:
     def most(self, waiting: Iterable[int], limit: int) -> int:
         """The most rows of the next batch. `waiting`: the rows of each waiting request, in their order.
 
-        That is the largest preferred size that a prefix of the requests fills exactly; `limit` if none does.
+        The result is the largest preferred size that a prefix of the requests fills exactly; `limit` if none does.
         """
         sizes = takewhile(lambda rows: rows <= limit, accumulate(waiting))
         return max((rows for rows in sizes if rows in self.preferred), default=limit)

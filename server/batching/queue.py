@@ -21,8 +21,8 @@ MOST_URGENT = 1  # level
 class Queue:
     """Waiting requests: one fair queue (`FairQueue`) per priority and shapes; a batch has requests of equal shapes.
 
-    The requests of one client are served first come, first served, whatever their shapes. Between clients, the fair
-    shares (`FairShares`) decide. While all waiting requests belong to one client, shares are not computed.
+    Within a priority, the client's oldest request decides which shapes are next. Between clients, the fair shares
+    (`FairShares`) decide. While all waiting requests belong to one client, shares are not computed.
 
     `starvation`: seconds after which a request counts as most urgent, whatever its priority.
     """
@@ -114,7 +114,7 @@ class Queue:
     def entry_to_drop(self, *, by_bytes: bool) -> Entry | None:
         """The newest of the least urgent entries of the client with most of the queue.
 
-        None if that client's entries are all at the fronts of their groups, or no other client waits.
+        None if no other client waits, or if all waiting entries of that client were put back (`put_back`).
         """
         if self._client is not None or not len(self):
             return None
@@ -128,7 +128,7 @@ class Queue:
         return max(found, key=lambda entry: (entry.priority, entry.since), default=None)
 
     def forget(self, entry: Entry) -> None:
-        """Count a waiting entry as gone. It is removed when it is taken, or by a sweep when most entries are gone."""
+        """Count a waiting entry as gone; it is removed at its turn, or by a sweep when most entries are gone."""
         self.rows -= entry.rows
         self.work -= entry.work
         if self._client is None:
@@ -145,8 +145,8 @@ class Queue:
     def take(self, max_rows: int, now: float) -> list[Entry]:
         """Take the next batch: entries of the group that is next, then less urgent ones of the same shapes.
 
-        Takes entries in order while their rows fit into `max_rows`; the first is taken in any case. Empty if nothing
-        waits.
+        Takes entries in order while their rows fit into `max_rows`; the first is taken in any case. No entry of the
+        same group follows one that is never stacked (`group.rows` 0). Empty if nothing waits.
         """
         while self._groups:
             batch: list[Entry] = []

@@ -68,7 +68,10 @@ class JoinedRequest:
 
 
 def split_request(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> Iterator[Entry]:
-    """Split a request of independent rows into entries of at most `max_rows`; their outcomes answer it together."""
+    """Yield entries of at most `max_rows` for a request of independent rows; their joined outcomes answer `whole`.
+
+    Their inputs are views. After an error in one of them, `cancel` is called for all that were queued.
+    """
     rows, key, work, _ = whole.group
     starts = range(0, rows, max_rows)
     join = JoinedRequest(whole, len(starts), cancel)

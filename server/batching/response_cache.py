@@ -27,7 +27,7 @@ class ResponseCache:
         return len(self._entries)
 
     def get(self, key: bytes) -> Tensors | None:
-        """The outputs stored under this key; None if there are none."""
+        """The outputs stored under this key, not copied: they must not be changed. None if there are none."""
         outputs = self._entries.get(key)
         if outputs is not None:
             self._entries.move_to_end(key)

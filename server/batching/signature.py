@@ -58,7 +58,7 @@ class Signature:
     def group(self, shapes: Mapping[str, tuple[str, Shape]]) -> BatchGroup:
         """The group of a request with these inputs: (datatype, shape) by name.
 
-        BadRequest names the input that does not match the model.
+        BadRequest if names, datatypes, shapes or numbers of rows do not match the model; it names the input.
         """
         given = shapes.keys() & self.optional.keys() if self.optional else None
         if (shapes.keys() - given if given else shapes.keys()) != self.inputs.keys():
@@ -77,7 +77,7 @@ class Signature:
         return BatchGroup(next(iter(rows.values())), key, work)
 
     def wrong_names(self, given: Iterable[object]) -> BadRequest:
-        """The error for a request whose inputs have not the names of the model's: all names on both sides."""
+        """The error for inputs whose names are not the model's: the expected names, and at most 20 given names."""
         names = sorted(map(str, given))
         rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return BadRequest(f"inputs: expected {self.expected}, got {names[:_SHOWN]}{rest}")
@@ -88,7 +88,7 @@ class Signature:
 
     @property
     def expected(self) -> str:
-        """The inputs' names, for errors."""
+        """The names of the model's inputs as text, for errors."""
         optional = f", and if wanted {first_names(sorted(self.optional))}" if self.optional else ""
         return f"{sorted(self.inputs)}{optional}"
 
@@ -101,7 +101,10 @@ class Signature:
         return prod(shape if spec.any_rank else (shape[axis] for axis in self._dynamic_axes[spec.name]))
 
     def without_batching(self) -> Signature:
-        """The same signature without batching: the leading dimension is not a batch dimension."""
+        """The signature of the same inputs and outputs, without batching, `ragged`, `fits` and labels.
+
+        Its leading dimension is not a batch dimension.
+        """
         inputs, outputs, optional = self.inputs.values(), self.outputs.values(), self.optional.values()
         return Signature(list(inputs), list(outputs), batchable=False, optional=list(optional))
 

@@ -7,8 +7,7 @@ sequential k-sample tests that allow for optional stopping", 2024), over blocks 
 `ratio` outcomes of the stable version, with rates estimated from the earlier blocks.
 
 The evidence for a candidate is Wald's sequential probability ratio of "as good as the stable version" to "worse by
-`harm`".
-The rate in it is an estimate, so its level is measured (tests/server/canary), not proven.
+`harm`". The stable version's rate in it is an estimate, so its level is measured (tests/server/canary), not proven.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ _PRIOR_EVENTS, _PRIOR_TRIALS = 0.05, 10.0  # prior of `Rate.estimate`: a rate of
 
 @dataclass(slots=True)
 class Rate:
-    """The number of trials, and of the events in them."""
+    """The number of outcomes (`trials`), and of the bad ones among them (`events`)."""
 
     events: int = 0
     trials: int = 0
 
     def add(self, happened: bool) -> None:
-        """Count one trial."""
+        """Count one outcome; `happened`: whether it is bad."""
         self.events += happened
         self.trials += 1
 
     @property
     def estimate(self) -> float:
-        """The rate after adding the prior's `_PRIOR_EVENTS` of `_PRIOR_TRIALS`; strictly between 0 and 1."""
+        """The estimated rate of bad outcomes, (events + 0.05) / (trials + 10): strictly between 0 and 1."""
         return (self.events + _PRIOR_EVENTS) / (self.trials + _PRIOR_TRIALS)
 
 
@@ -59,8 +58,8 @@ class TwoRateTest:
     def follow(self, ratio: int) -> None:
         """Form the next blocks with `ratio` outcomes of the stable version per outcome of the candidate.
 
-        If that is another ratio, outcomes that wait for a block are dropped: one version has too many of them now, and
-        the outcomes of a block should be of the same time.
+        If the ratio changes, outcomes that wait for a block are dropped: one version has too many of them now, and the
+        outcomes of a block should be of the same time.
         """
         if ratio != self.ratio:
             self.ratio = ratio
@@ -138,5 +137,5 @@ def _log_likelihood(events: int, trials: int, rate: float) -> float:
 
 
 def _log_ratio_of_good(rate: float, worse: float) -> float:
-    """Return the logarithm of the likelihood ratio of a good outcome: at a rate of bad ones, and at a worse one."""
+    """Return log((1 - rate) / (1 - worse)): the log-likelihood ratio of a good outcome at two rates of bad outcomes."""
     return _log_likelihood(0, 1, rate) - _log_likelihood(0, 1, worse)

@@ -2,9 +2,10 @@
 
 Six tests run at once. Does the candidate fail more often? Does it answer with NaN or infinity more often? Is it slower
 than the stable version's p90, p99 or maximum, times a slack, more often (three tests)? Do its answers differ from the
-stable version's more often than tolerated? It is rolled back when one test says yes at the level `FALSE_ALARM / 6`, so
-that the probability of such a rollback of an equal version is at most `FALSE_ALARM` (Bonferroni). It is promoted when
-all tests say no, and rolled back if they are undecided after `most` requests.
+stable version's more often than tolerated? The last test runs only if answers are compared. The candidate is rolled
+back when one test says yes at the level `FALSE_ALARM / 6`, so that the probability of such a rollback of an equal
+version is at most `FALSE_ALARM` (Bonferroni). It is promoted when all tests say no, and rolled back if one is still
+undecided after `most` requests of the candidate.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Guard:
                 self.slow[quantile].add_candidate(seen.seconds > limit)
 
     def compared(self, differs: bool) -> None:
-        """Add the comparison of both versions' answers to one request."""
+        """Add the comparison of both versions' answers to one request; without `compares` it is ignored."""
         if self.differing is not None:
             self.differing.add(differs)
 
@@ -182,7 +183,7 @@ class Guard:
 
 
 def _ratio(weight: float) -> int:
-    """Return the rounded number of answers of the stable version per answer of the candidate, from 1 to 50."""
+    """Return the answers of the stable version per answer of the candidate: an integer from 1 to 50; 1 for weight 0."""
     return max(1, round(min((1 - weight) / weight, 50.0))) if weight else 1
 
 

@@ -17,11 +17,11 @@ SCHEDULED = -1  # `CanaryPlan.step` before `start_at`
 class CanaryPlan:
     """One candidate version and its share of the traffic.
 
-    `weight` is its share of the requests without a version. `shadow` is the share of the stable version's requests that
-    it answers in addition, only for comparison: two numbers agree within `atol + rtol * abs(stable)`, and a request
-    differs if any of its numbers does. `tolerated` is the share of compared requests that may differ. Without `promote`
-    a candidate that passes stays a candidate until it is promoted or cancelled by a call. `generation` is that of the
-    aliases' change that began the trial.
+    `weight` is the candidate's share of the requests without a version. `shadow` is the share of the stable version's
+    requests that the candidate answers in addition, only for comparison: two numbers agree within
+    `atol + rtol * abs(stable)`, and a request differs if any of its numbers does. `tolerated` is the share of compared
+    requests that may differ. Without `promote` a candidate that passes stays a candidate until a call promotes or
+    cancels it. `generation` is that of the aliases' change that began the trial.
 
     With `steps` the share grows with time: `weight` is that of the present `step`, which began at `since`. The
     candidate gets no requests before `start_at`. Times are RFC 3339.
@@ -70,7 +70,8 @@ class CanaryPlan:
     def asked(self) -> CanaryPlan:
         """Return the validated plan at its start: in the first step or, with `start_at`, not begun; raises BadRequest.
 
-        Without steps it gets the default steps of its weight.
+        Without steps it gets the default steps of its weight; if there are none, one step with `start_at`, otherwise
+        no steps.
         """
         plan = self.validate()
         if not plan.steps:

@@ -90,7 +90,10 @@ class Trial:
         return self.verdict is Verdict.UNDECIDED and self._shadow_sequence < self.plan.shadow
 
     def _shadow(self, inputs: Tensors, expected: Tensors) -> None:
-        """Send a request that the stable version has answered to the candidate, and compare the answers."""
+        """Send a request that the stable version has answered to the candidate, too, and compare the answers.
+
+        Does nothing while the candidate has more than 16 requests in flight, or if it refuses the request.
+        """
         start = monotonic()
 
         def compare(outcome: Outcome) -> None:

@@ -31,7 +31,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def share_parser(low: float, high: float) -> Callable[[str], float]:
-    """Return a parser of shares such as `0.1` or `10%`; it raises typer.BadParameter for others, and out of range."""
+    """Return a parser of shares from `low` to `high`, such as `0.1` or `10%`; it raises typer.BadParameter."""
 
     def parse(text: str) -> float:
         found = re.fullmatch(r"([0-9.]+(?:e-?[0-9]+)?)(%?)", text.strip())
@@ -47,7 +47,7 @@ def share_parser(low: float, high: float) -> Callable[[str], float]:
 
 
 def parse_step(text: str) -> dict[str, float]:
-    """Parse a step such as `1%:10m` or `0.01:600`; raises typer.BadParameter."""
+    """Return the weight and the seconds of a step such as `1%:10m` or `0.01:600`; raises typer.BadParameter."""
     share, _, length = text.strip().partition(":")
     found = re.fullmatch(r"([0-9.]+)([smhd]?)", length)
     try:
@@ -188,7 +188,7 @@ def cancel(server: Connection, name: Name) -> None:
 def _check_together(
     shadow: float | None, comparison: dict[str, float | None], weight: float | None, step: list[Any] | None
 ) -> None:
-    """Refuse options that would have no effect."""
+    """Raise typer.Exit for options that would have no effect, after printing which."""
     if step and weight is not None:
         raise fail("--weight: expected none together with --step, which has shares of its own")
     for option, value in comparison.items():
@@ -197,7 +197,7 @@ def _check_together(
 
 
 def _states(client: Client, name: str, state: CanaryState | None, interval: float) -> Iterator[CanaryState]:
-    """Yield a canary's states, from `state` on, until it ends."""
+    """Yield a canary's states, from `state` on, `interval` seconds apart, until it ends."""
     generation = state.generation if state else 0
     while state is not None and state.generation == generation:
         yield state

@@ -21,7 +21,7 @@ _DIFFERING = "differing"  # the test whose requests are comparisons
 
 
 def plan_facts(state: CanaryState) -> Iterator[tuple[str, str]]:
-    """Yield title and text of each line about a canary that has begun: shares, comparisons, and what ends it."""
+    """Yield title and text of each line about a new canary: its start, shares, comparisons, and what ends it."""
     if state.step < 0:
         yield "begins", local_time(state.start_at)
     yield "shares", ", then ".join(map(step_text, state.steps)) or f"{percent(state.weight)} of the requests"
@@ -65,7 +65,7 @@ def canary_view(name: str, state: CanaryState, *, is_last: bool = False) -> Grou
 
 
 def outcome(name: str, generation: int, changes: list[AuditEntry]) -> str:
-    """Return how the canary ended that started with the change of this generation."""
+    """Return the candidate of the canary that began with the change of this generation, and its end or `running`."""
     began = next(entry for entry in changes if entry.generation == generation)
     ended = next((entry for entry in changes if _ends(began, entry)), None)
     return f"{name} version {began.version}: {'running' if ended is None else _ending(ended)}"
@@ -97,7 +97,7 @@ def _ending(entry: AuditEntry) -> str:
 
 
 def _least_requests(state: CanaryState) -> str:
-    """Return after how many requests it can pass, in brackets; empty if the server has not said so."""
+    """Return after how many requests the candidate can pass, in brackets; empty if the server has not said so."""
     counts = [each.needed for each in state.evidence if each.needed is not None and each.question != _DIFFERING]
     return f" ({max(counts)} at least)" if counts else ""
 

@@ -254,7 +254,7 @@ def _refusal(result: JobResult | None) -> str:
 
 
 def _next_command(job: JobDetail, url_option: str) -> str:
-    """Return the command that makes a job's version live; empty if it is live, or if the gate refused it."""
+    """Return the command that makes a job's version live; empty without a version, if it is live, or was refused."""
     result = job.result
     if result is None or result.version is None or result.moved_alias or _refusal(result):
         return ""

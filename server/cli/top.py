@@ -108,7 +108,7 @@ def activity_cells(page: VersionCounters, old: VersionCounters, seconds: float) 
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float | None:
-    """Return the latency below which this share of the requests lies, None without requests.
+    """Return the latency in seconds below which this share of the requests lies, None without requests.
 
     `counts` maps bucket bounds to cumulative counts; inside a bucket the requests count as spread evenly, as in
     Prometheus' histogram_quantile.

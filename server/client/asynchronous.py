@@ -27,7 +27,7 @@ class AsyncClient(ModelOperations, InferenceOperations, TrainingOperations, Asyn
     """An asyncio client of one server, for one event loop, with the arguments and operations of `Client`.
 
     Operations are awaited; `job_events` is iterated with `async for`. Files are read in threads, so that the event loop
-    is not blocked.
+    is not blocked. `close` closes its connections; so does leaving it as an asynchronous context manager.
     """
 
     def __init__(

@@ -25,6 +25,8 @@ T = TypeVar("T")
 class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
     """A blocking client of one server. Threads may share it.
 
+    `close` closes its connections; so does leaving it as a context manager.
+
     `url`, `api_key`, `ca` (a file with the CA certificate that signed the server's), `cert` and `cert_key` (files of
     the client certificate) default to the variables LATHE_URL, LATHE_KEY, LATHE_CA, LATHE_CERT and LATHE_CERT_KEY.
     `timeout` (seconds) limits every wait, except for uploads and compilations, which `upload_timeout` limits. A
@@ -32,8 +34,8 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
     `verify` and `transport` are those of httpx; the variables of certificates count only if `verify` is True. Raises
     ClientError for a URL or certificates that cannot be used.
 
-    The argument `key` of an operation is its idempotency key, any text: a repetition with the same key returns the
-    first answer, and makes no second change. Without it the client makes one.
+    The argument `key` of an operation is its idempotency key, at most 255 visible ASCII characters: a repetition with
+    the same key returns the first answer, and makes no second change. Without `key` the client makes a random one.
     """
 
     def __init__(

@@ -32,7 +32,10 @@ Progress: TypeAlias = Callable[[int, int], None]  # bytes sent so far, bytes in 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A body that is opened when its request is sent. `open` may raise OSError and lathe.core.errors.ModelError."""
+    """A body that is opened when its request is sent.
+
+    `open` may raise OSError, ClientError and lathe.core.errors.ModelError.
+    """
 
     open: Callable[[], AbstractContextManager[UploadBody]]
     progress: Progress | None = None
@@ -94,7 +97,7 @@ class Sender(ABC):
 
     @abstractmethod
     def run(self, call: Call[T]) -> T:
-        """Send a call and return its result; raises ClientError."""
+        """Send a call and return its result; raises ClientError, or what `Upload.open` raises."""
 
 
 class AsyncSender(ABC):
@@ -102,7 +105,7 @@ class AsyncSender(ABC):
 
     @abstractmethod
     async def run(self, call: Call[T]) -> T:
-        """Send a call and return its result; raises ClientError."""
+        """Send a call and return its result; raises ClientError, or what `Upload.open` raises."""
 
 
 class operation(Generic[P, T]):

@@ -42,9 +42,10 @@ class Connection:
         cert_key: Path | str | None,
         verify: ssl.SSLContext | bool,
     ) -> Connection:
-        """Fill in defaults from the environment and read the certificates; raises ClientError if they are not valid.
+        """Fill in defaults from the environment and, for https, read the certificates.
 
-        Also for a URL that is not valid, or neither http nor https.
+        Raises ClientError for certificates that cannot be used, and for a URL that is not valid or neither http nor
+        https.
         """
         chosen = url or os.environ.get("LATHE_URL") or DEFAULT_URL
         try:

@@ -6,7 +6,7 @@ import httpx
 
 
 class ClientError(Exception):
-    """The request could not be sent, the server could not be reached, or its answer is malformed."""
+    """Base of the clients' errors: the request is invalid or cannot be sent, or its answer is missing or malformed."""
 
 
 class Unreachable(ClientError):
@@ -44,7 +44,7 @@ def refusal(response: httpx.Response, call: str) -> ApiError:
 
 
 def _key_message(*, was_sent: bool) -> str:
-    """Return what to do about the key, where the server speaks of the header that holds it."""
+    """Return the message that replaces the server's one about the `Authorization` header: what to do about the key."""
     if was_sent:
         return "the server does not know the API key or token, or it has expired: api_key=, LATHE_KEY"
     return "the server requires an API key or a token: api_key=, LATHE_KEY"

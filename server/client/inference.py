@@ -33,7 +33,8 @@ class InferenceOperations:
         `inputs` maps the model's input names to arrays, or to values that NumPy converts. `outputs` are the names of
         the wanted outputs, default all; as a mapping, each with its parameters of the protocol, such as
         `{"classification": 3}`. `parameters` are those of the request. With `timeout` (seconds) the server refuses a
-        request that it cannot answer in time.
+        request that it cannot answer in time, and the client waits one second longer. Raises ClientError for inputs
+        that the protocol cannot carry.
         """
         sent = dict(parameters or {})
         if timeout is not None:

@@ -46,7 +46,7 @@ class ModelOperations:
 
     @operation
     def ready(self) -> Call[bool]:
-        """Return whether the server is ready; raises ClientError if it cannot be reached."""
+        """Return whether the server is ready; raises ClientError if the server cannot be reached."""
         return Call("GET", "/v2/health/ready", lambda answer: answer.is_success, is_repeatable=False, any_status=True)
 
     @operation
@@ -96,7 +96,7 @@ class ModelOperations:
 
     @operation
     def load(self, model: str) -> Call[None]:
-        """Load a model, or reload it; returns once its versions are ready or have failed.
+        """Load a model after `unload`, a change on disk or a failure; returns once its versions are ready or failed.
 
         Raises ApiError if no version answers as live then.
         """
@@ -109,7 +109,7 @@ class ModelOperations:
 
     @operation
     def audit(self, model: str, limit: int = 1000) -> Call[list[AuditEntry]]:
-        """List the last changes of a model, oldest first."""
+        """List the last changes of a model, at most `limit`, oldest first."""
         return Call("GET", path(_MODELS, model, "audit"), parse_list(AuditEntry), {"limit": str(limit)})
 
     # versions
@@ -136,7 +136,7 @@ class ModelOperations:
         key: str | None = None,
         progress: Progress | None = None,
     ) -> Call[Published]:
-        """Upload a model file; returns once it is compiled, loaded and durable.
+        """Upload a model file; returns once the version is compiled, loaded and durable.
 
         External weights in the model's folder are uploaded with it, in an archive, and so are the files that the steps
         of a `pipeline.toml` read. Raises OSError for files that cannot be read, and lathe.core.errors.ModelError for
@@ -165,12 +165,13 @@ class ModelOperations:
         """Export a model to ONNX on this machine, and upload it; the server gets only ONNX.
 
         `content`: a torch.nn.Module with an `example` of its inputs (a tensor, a tuple of them, or a mapping by
-        name), a torch.export.ExportedProgram or the path of a .pt2 file; a fitted scikit-learn estimator; an
-        onnx.ModelProto, a lathe.Graph; or a file or bytes as for `upload`. The leading dimensions of a module's inputs
-        are the batch, unless `dynamic_shapes` (as in torch.onnx.export) says otherwise. A .pt2 file is read by
-        `python`, an interpreter that has torch, by default this one. The other arguments are those of `upload`.
+        name), a torch.export.ExportedProgram, a torch.onnx.ONNXProgram or the path of a .pt2 file; a fitted
+        scikit-learn estimator; an onnx.ModelProto, a lathe.Graph; or a file or bytes as for `upload`. The leading
+        dimensions of a module's inputs are the batch, unless `dynamic_shapes` (as in torch.onnx.export) says otherwise.
+        A .pt2 file is read by `python`, an interpreter that has torch, by default this one. The other arguments are
+        those of `upload`.
 
-        Raises ClientError for a model that cannot be exported.
+        Raises ClientError for a model that cannot be exported, and OSError and ModelError as `upload`.
         """
         options = Options(example, dynamic_shapes, input_names, output_names, python)
         body = Upload(lambda: export_model(content, options), progress)
@@ -264,7 +265,7 @@ def _move(model: str, alias: str, version: int, allow_signature_change: bool, ke
 
 
 def _change(method: str, where: str, read: Any, key: str | None, fields: Mapping[str, Any]) -> Call[Any]:
-    """Return a call with a JSON body and an idempotency key; it is long, since a version may have to be compiled."""
+    """Return a call with a JSON body and an idempotency key; `is_long`, since a version may have to be compiled."""
     body = json_arguments(fields)
     return Call(
         method,

@@ -20,7 +20,7 @@ class RetryPolicy:
     A request that `is_repeatable` is retried after a 429 or 503 with Retry-After, and after a connection that was
     closed before the answer, as a restarting server does. A refused connection is retried if the server `has_answered`
     before, since it may be restarting; nothing was sent then, so every request may be retried. A server that closes
-    connections and has never answered may be of another kind, or expect TLS: there are few retries of it.
+    connections and has never answered may be of another kind, or expect TLS: then there are at most 2 retries.
     """
 
     def __init__(self, seconds: float, *, is_repeatable: bool, has_answered: bool) -> None:
@@ -33,7 +33,7 @@ class RetryPolicy:
     def pause_before_next(self, outcome: httpx.Response | httpx.HTTPError) -> float | None:
         """Return the seconds to wait before the next attempt; None for no further attempt.
 
-        That is if the outcome is not to be retried, or if the pause would exceed what is left of `seconds`.
+        No attempt follows if the outcome is not to be retried, or if the pause would exceed the rest of `seconds`.
         """
         pause = self._pause_after(outcome)
         if pause is None or pause > self._left:

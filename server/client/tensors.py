@@ -41,7 +41,10 @@ class Answer:
 def encode(
     inputs: Mapping[str, Any], outputs: RequestedOutputs | None, parameters: Mapping[str, Parameter], id: str
 ) -> tuple[bytes, bytes]:
-    """Return the JSON head of a request and the bytes of its inputs; raises ClientError for values without encoding."""
+    """Return the JSON head of a request and the bytes of its inputs, in their order.
+
+    Raises ClientError for values that the protocol cannot carry.
+    """
     if not isinstance(inputs, Mapping):
         raise ClientError(f"inputs: expected a mapping of input names to arrays, got {type(inputs).__name__}")
     described, payloads = [], []
@@ -62,7 +65,10 @@ def encode(
 
 
 def decode(response: httpx.Response) -> Answer:
-    """Decode a response; raises KeyError, ValueError or BadRequest if it is malformed."""
+    """Decode a response; raises KeyError, ValueError or BadRequest if it is malformed.
+
+    Numeric outputs are read-only views of the response's bytes.
+    """
     length = int(response.headers.get(HEAD_LENGTH, len(response.content)))
     head = orjson.loads(response.content[:length])
     rest, outputs = memoryview(response.content)[length:], {}

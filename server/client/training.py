@@ -44,9 +44,9 @@ class TrainingOperations:
     def upload_dataset(
         self, name: str, content: Path | bytes, *, progress: Progress | None = None
     ) -> Call[DatasetDetail]:
-        """Upload a file, or a folder as an archive; returns once the server has read and checked it. Idempotent.
+        """Upload a file, its bytes, or a folder as an archive; returns once the server has read and checked it.
 
-        Raises OSError if it cannot be read.
+        Idempotent. Raises OSError if the content cannot be read.
         """
         body = Upload(lambda: dataset_body(content), progress)
         return Call("POST", path(_DATASETS, name), parse_one(DatasetDetail), upload=body, is_long=True)
@@ -76,7 +76,10 @@ class TrainingOperations:
 
     @operation
     def jobs(self, *, state: str | None = None) -> Call[list[JobSummary]]:
-        """List the newest 1000 jobs, newest first: those of the caller, or of all callers for administrators."""
+        """List the newest 1000 jobs, newest first: those of the caller, or of all callers for administrators.
+
+        `state`: only the jobs in this state, such as "running".
+        """
         return Call("GET", _JOBS, parse_list(JobSummary), {"state": state} if state else {})
 
     @operation

@@ -32,7 +32,7 @@ def dataset_body(content: Path | bytes) -> Iterator[UploadBody]:
 
 
 def write_zip(folder: Path, target: Path) -> None:
-    """Write a folder's files into a zip, without hidden files and links."""
+    """Write a folder's files into a zip, without hidden files and folders and without links; raises OSError."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(folder.rglob("*")):
             parts = path.relative_to(folder).parts

@@ -56,16 +56,16 @@ class DatasetName:
 
     @property
     def digest(self) -> str:
-        """The digest of its present content."""
+        """The digest of the name's present content."""
         return self.history[-1].digest
 
     @property
     def digests(self) -> frozenset[str]:
-        """The digests of all contents in its history; these are not deleted while the name exists."""
+        """The digests of all contents in the name's history; these are not deleted while they are in it."""
         return frozenset(naming.digest for naming in self.history)
 
     def with_entry(self, naming: NameEntry) -> DatasetName:
-        """Return the name with `naming` added to its history; unchanged if that names its present content."""
+        """Return the name with `naming` added to its history; unchanged if `naming` has the present content."""
         return self if naming.digest == self.digest else replace(self, history=(*self.history, naming))
 
     def without(self, digest: str) -> DatasetName | None:

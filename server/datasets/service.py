@@ -54,7 +54,11 @@ class HeldContent:
 
 
 class Datasets:
-    """The only writer of datasets. All methods run on the event loop; disk accesses run on threads."""
+    """The only writer of datasets. All methods run on the event loop; disk accesses run on threads.
+
+    Before `open` has succeeded and after `close`, all other methods but `name_of` raise Unavailable. They also raise it
+    if the record of a name or content is damaged.
+    """
 
     def __init__(self, store: DatasetStore, check: Check, max_bytes: int) -> None:
         self._store = store
@@ -69,7 +73,10 @@ class Datasets:
     # open and close
 
     async def open(self) -> None:
-        """Recover the store after a crash. If its folder cannot be written, only datasets are unavailable."""
+        """Open the store, and recover it after a crash.
+
+        If its folder cannot be written, the error is logged, and only datasets are unavailable.
+        """
         try:
             await asyncio.to_thread(self._store.open)
             self._unavailable_reason = ""
@@ -101,7 +108,7 @@ class Datasets:
     # reading
 
     async def list(self) -> list[Dataset]:
-        """Return all names, sorted, each with its present content."""
+        """Return all names, sorted, each with its present content; damaged records of names are omitted."""
         self._check_open()
         return await asyncio.to_thread(lambda: [self._with_content(named) for named in self._store.names()])
 
@@ -112,7 +119,10 @@ class Datasets:
 
     @asynccontextmanager
     async def hold(self, reference: str) -> AsyncIterator[HeldContent]:
-        """A context manager that holds the content of a name or a sha256: it is not removed inside; raises NotFound."""
+        """A context manager that holds the content of a name or a sha256: `remove` does not remove it inside.
+
+        Raises NotFound, and BadRequest for text that can be neither.
+        """
         self._check_open()
         async with self._lock:
             held = await asyncio.to_thread(self._resolve, reference)
@@ -134,8 +144,10 @@ class Datasets:
     async def receive(self, name: str, stream: AsyncIterable[bytes], sha256: str | None, actor: str) -> Dataset:
         """Receive an upload, check it in a child process, and move `name` to it.
 
-        Raises TooLarge, BadRequest for another digest than `sha256`, Unprocessable with file, row and column of invalid
-        data, StorageFull. After an error the name is unchanged.
+        Raises TooLarge, BadRequest for an invalid name, an empty body or another digest than `sha256` (None: any),
+        Unprocessable with file, row and column of invalid data, StorageFull, Overloaded if too many uploads wait. After
+        an error the name is unchanged. Once the body is received, check and storing go on even if the caller is
+        cancelled.
         """
         self._check_open()
         check_name(name)
@@ -159,8 +171,8 @@ class Datasets:
     async def remove(self, name: str, digest: str | None = None) -> Removed:
         """Remove a name, or only `digest` from its history; returns the digests of the contents removed with it.
 
-        Contents in the histories of other names stay. Raises NotFound, and Conflict if one of the contents is held or
-        an unfinished job needs it.
+        Contents in the histories of other names stay. Raises NotFound, BadRequest for an invalid name, and Conflict if
+        one of the contents is held or an unfinished job needs it.
         """
         self._check_open()
         check_name(name)

@@ -65,7 +65,10 @@ class DatasetStore:
     # open and close
 
     def open(self) -> None:
-        """Make the folders, and remove the remains of interrupted changes; raises OSError."""
+        """Make the folders, and remove the remains of interrupted changes.
+
+        Raises OSError, and Unavailable if another process holds the lock for `lock_timeout` seconds.
+        """
         root = self._root
         make_folders(self._fs, *reversed([parent for parent in root.parents if not parent.exists()]), root)
         make_folders(self._fs, self._contents, self._names, self._trash, root / "staging")
@@ -88,7 +91,7 @@ class DatasetStore:
         return sorted(self._readable_names(), key=lambda named: named.name)
 
     def named(self, name: str) -> DatasetName:
-        """Return the record of a name; raises NotFound, Unavailable for a damaged record."""
+        """Return the record of a name; raises NotFound, BadRequest for invalid text, Unavailable if it is damaged."""
         try:
             return _read_name(self._file(name))
         except FileNotFoundError:
@@ -118,14 +121,17 @@ class DatasetStore:
     # changes
 
     def stage(self) -> Staging:
-        """Return a staging folder for an upload; raises StorageFull if the budget is used up."""
+        """Return a new staging folder for an upload; raises StorageFull if budget or disk are full, Unavailable."""
         if self.count_stored_bytes() >= self._budget:
             raise StorageFull(f"datasets use all of the {self._budget} bytes allowed: delete some")
         with storage_errors("staging"):
             return self._staging.begin()
 
     def keep(self, name: str, staging: Staging, content: Content, naming: NameEntry) -> DatasetName:
-        """Store a staged file as a content and move `name` to it, both or none; returns the name's record."""
+        """Store a staged file as a content and move `name` to it, both or none; returns the name's record.
+
+        Raises StorageFull if the content exceeds the budget, OSError.
+        """
         staging.create(ABOUT, counts=False).write(content.dump())
         staging.settle()
         with self._lock.hold():
@@ -143,8 +149,8 @@ class DatasetStore:
     def remove(self, name: str, digest: str | None, needed: Collection[str]) -> frozenset[str]:
         """Remove a name, or only `digest` from its history; returns the digests of contents that are removed with it.
 
-        These are the contents that are in the history of no other name.
-        Raises NotFound, and Conflict if one of them is `needed`.
+        These contents are in the history of no other name. Raises NotFound for an unknown name or a digest that is not
+        in its history, Conflict if one of the contents is `needed`, and Unavailable if a record is damaged.
         """
         with self._lock.hold():
             named = self.named(name)

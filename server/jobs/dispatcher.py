@@ -104,7 +104,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Start and stop jobs after each `wake` and at least every 0.5 s; reopens the register if it is down.
 
-        Ends after `stop` is called, or when the server is about to stop; then it lets all jobs stop.
+        Ends after `stop` is called, or when the server is about to stop; then it requests all jobs to stop.
         """
         while not (self._stopping.is_set() or self._draining()):
             self._wake.clear()

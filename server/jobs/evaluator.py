@@ -37,7 +37,9 @@ class Evaluator:
     async def judge(self, job: Job, folder: Path, model: str, version: int) -> LiveMetrics:
         """Return the metrics of a version on the test rows of `job`, whose folder is `folder`.
 
-        `LiveMetrics.fault` says why a version cannot be evaluated on them. Raises NotFound, Unavailable, Internal.
+        The result is kept in the folder, and read again by a later call. `LiveMetrics.fault` says why a version cannot
+        be evaluated on these rows. Raises NotFound, Unprocessable for a version that is no ONNX model, Unavailable if
+        the evaluation was interrupted, Internal if it failed, OSError.
         """
         work = folder / "gate" / str(version)
         if not (work / RESULT).is_dir():

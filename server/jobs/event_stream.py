@@ -73,10 +73,10 @@ class EventStreams:
                 del self._open_streams[client]
 
     async def follow(self, look: Callable[[], Job], file: Path, offset: int) -> AsyncGenerator[list[StreamItem]]:
-        """Yield lists of events, from `offset` in the events file on; ends when the job or the server ends.
+        """Yield lists of lines, from `offset` in the events file on, of state changes and of heartbeats.
 
-        Also ends when `look` raises a ServerError.
-        `look` returns the job in its present state.
+        `look` returns the job in its present state. The stream ends after the job's final state, when the server is
+        about to stop, or when `look` raises a ServerError.
         """
         async for events in _follow(look, file, offset, self._stopping):
             yield events

@@ -89,7 +89,10 @@ class JobFolders:
         return (self.root / job_id).is_dir()
 
     def create(self, job: Job, fill: Callable[[Path], None] | None = None) -> None:
-        """Create a job's folder, durable on return; `fill` may add files first. Raises StorageFull, Unavailable."""
+        """Create a job's folder, durable on return; `fill` adds files to it before it appears.
+
+        Raises StorageFull, Unavailable, and the ServerErrors of `fill`; then there is no folder.
+        """
         staged = self.root / TRASH / f"new-{job.id}"
         with storage_errors("storing the job"):
             try:
@@ -107,7 +110,7 @@ class JobFolders:
                 raise
 
     def record(self, job: Job) -> None:
-        """Replace a job's job.json; durable on return."""
+        """Replace a job's job.json; durable on return. Raises StorageFull, Unavailable."""
         folder = self.root / job.id
         with storage_errors("storing the job's outcome"):
             self._write(folder / f"{JOB}.new", to_json(job))
@@ -115,7 +118,10 @@ class JobFolders:
             self._fs.sync_dir(folder)
 
     def remove(self, job_id: str) -> None:
-        """Remove a job's folder, if it exists: durably renamed into the trash, then deleted file by file."""
+        """Remove a job's folder, if it exists: durably renamed into the trash, then deleted file by file.
+
+        Raises StorageFull, Unavailable.
+        """
         trashed = self.root / TRASH / f"{job_id}-{secrets.token_hex(4)}"
         with storage_errors("removing the job"):
             try:
@@ -136,7 +142,10 @@ class JobFolders:
     # content
 
     def checkpoint(self, job_id: str) -> int:
-        """Return the number of updates of a job's newest checkpoint, 0 without one."""
+        """Return the number of steps (batches) before the newest checkpoint of a job's training; 0 without one.
+
+        Sweeps have checkpoints in the folders of their trials only, so this is 0 for them.
+        """
         try:
             names = os.listdir(self.root / job_id / CHECKPOINTS)
         except OSError:
@@ -146,7 +155,7 @@ class JobFolders:
     def remove_unfinished(self, job_id: str) -> None:
         """Remove the incomplete checkpoints and result that an ended process left.
 
-        The next attempt would remove them itself, but a job that failed because of a full disk has none.
+        A next attempt would remove them itself, but a job that failed because of a full disk has no next attempt.
         """
         for folder, names, _ in os.walk(self.path(job_id)):
             for name in [name for name in names if name.endswith(TEMPORARY_SUFFIX)]:

@@ -14,7 +14,7 @@ class HeldDataset(Protocol):
 
     @property
     def digest(self) -> str:
-        """Its sha256, in hexadecimal."""
+        """The sha256 of the dataset, in hexadecimal."""
 
     @property
     def path(self) -> Path: ...
@@ -34,7 +34,7 @@ class Parents(Protocol):
     """The model versions that jobs start from."""
 
     async def pin(self, model: str, version: str) -> ModelPin:
-        """Return the version that `version`, a number or an alias, names now; raises NotFound."""
+        """Return the version that `version`, a number or an alias, names now; raises NotFound, Unprocessable."""
 
     def link(self, pin: ModelPin, folder: Path) -> None:
         """Put the version's files into a new folder, as hard links if possible; raises NotFound, OSError."""

@@ -1,7 +1,7 @@
 """A job: its order, which never changes, and its state. Immutable values without I/O.
 
 queued -> running -> publishing -> succeeded | failed
-queued | running -> cancelled,  running -> failed | succeeded (nothing to publish)
+queued | running | publishing -> cancelled,  running -> failed | succeeded (nothing to publish)
 running -> queued: pre-empted, the server stopped, or the process crashed and is retried
 """
 
@@ -113,7 +113,7 @@ class Job:
     finished: float | None = None
     attempts: int = 0  # starts of its process
     crashes: int = 0  # consecutive, without a new checkpoint in between
-    checkpoint: int = 0  # optimizer updates of the newest checkpoint at the last crash
+    checkpoint: int = 0  # steps (batches) before the newest checkpoint at the last crash
     ran: float = 0.0  # seconds of all ended attempts
     cancelling: bool = False  # a cancellation is requested but not done
     error: str = ""  # why it failed
@@ -135,7 +135,7 @@ class Job:
         return replace(self, state=JobState.QUEUED, queued=now, ran=self.ran + ran)
 
     def end(self, state: JobState, now: float, **facts: Any) -> Job:
-        """Return the job in a final `state`, with the fields in `facts` replaced."""
+        """Return the job in a final `state` since `now`, with the fields in `facts` replaced."""
         return replace(self, state=state, finished=now, cancelling=False, **facts)
 
 

@@ -14,7 +14,7 @@ from lathe.server.jobs.register import Register
 
 
 class JobMetrics(Collector):
-    """Jobs by state, longest wait and running time; ended jobs count until retention removes them."""
+    """Whether jobs are accepted, jobs by state, longest wait, running time; ended jobs count until they are removed."""
 
     def __init__(self, register: Register) -> None:
         self._register = register

@@ -16,7 +16,7 @@ MAX_CRASHES = 3  # consecutive crashes without a new checkpoint after which a jo
 class AttemptFiles:
     """The files that an attempt left in the job's folder."""
 
-    checkpoint: int = 0  # optimizer updates of the newest checkpoint, 0 without one
+    checkpoint: int = 0  # steps (batches) before the newest checkpoint, 0 without one
     result: bool = False  # whether there is a result folder
     metrics: Mapping[str, Any] = field(default_factory=dict)
 

@@ -38,7 +38,7 @@ class RepositoryParents:
         return ModelPin(model, number, manifest.digest)
 
     def link(self, pin: ModelPin, folder: Path) -> None:
-        """Put the version's files into a new folder: as hard links, since versions never change, or else as copies.
+        """Put the version's files into a new folder: as hard links, since versions never change, otherwise as copies.
 
         Raises NotFound if the version was deleted or replaced, OSError.
         """

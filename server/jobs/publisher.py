@@ -1,7 +1,8 @@
 """Publishes the result of a job as a version, after the decision of its gate and with its lineage; idempotent.
 
 The decision is stored before it takes effect, and is part of the version's metadata. So an attempt after a crash
-publishes the same content again, and the job's id, as idempotency key, makes that the same change.
+publishes the same content again under the same idempotency key, the job's id, and the repository makes no second
+version.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Evaluator(Protocol):
     """Evaluates versions."""
 
     async def judge(self, job: Job, folder: Path, model: str, version: int) -> LiveMetrics:
-        """Return the metrics of a version on the rows that a job kept from training."""
+        """Return the metrics of a version on the test rows of a job, whose folder is `folder`; raises ServerError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class Publisher:
     async def finish(self, job: Job, folder: Path) -> Publication:
         """Publish the model in `folder/result` unless its gate discards it; idempotent. Raises ServerError.
 
-        The version of the returned `Publication` is None if the gate discarded the model.
+        The version of the returned `Publication` is None if the gate discarded the model. The gate's decision is stored
+        in `folder`. Conflict if other callers move the live alias during each of 5 attempts.
         """
         request = job.order.publish
         if request is None:

@@ -1,7 +1,8 @@
 """All jobs of this server: in memory for reading; a change is in the database and folders before it is visible.
 
 `Register.change` makes all changes of jobs, one at a time. While the database or the folder cannot be used, the
-register is down: `down_reason` says why, calls raise Unavailable (503), and the dispatcher tries to open it again.
+register is down: `down_reason` says why, changes and `all`, `get` and `check` raise Unavailable (503), and the
+dispatcher tries to open the register again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Register:
     async def _reconcile(self, in_database: Iterable[Job], in_folders: Iterable[Job], now: float) -> dict[str, Job]:
         """Return the jobs by id, merged from database and folders and stored; jobs that were running are queued again.
 
-        Jobs without a folder are removed. When the register is reopened, jobs in memory replace those of the database.
+        A job whose cancellation was requested is cancelled instead, and jobs without a folder are removed. When the
+        register is reopened, jobs in memory replace those of the database.
         """
         rows, folders = {job.id: job for job in in_database}, {job.id: job for job in in_folders}
         jobs = {}
@@ -109,7 +111,7 @@ class Register:
     # changes
 
     async def add(self, job: Job, fill: Callable[[Path], None] | None = None) -> Job:
-        """Add a job, durable on return, and return it. If a job of the same owner has the same key, that is returned.
+        """Add a job, durable on return, and return it; if a job of the same owner has the same key, return that job.
 
         `fill` adds files to the job's new folder. Raises Unavailable, StorageFull.
         """
@@ -129,7 +131,7 @@ class Register:
     async def change(self, job_id: str, change: Change) -> Job:
         """Replace a job by `change(job)`, durable on return, and return it; raises NotFound, Unavailable, StorageFull.
 
-        `change` may raise to refuse.
+        `change` may raise to refuse: the job is unchanged then, and the error passes.
         """
         async with self._change_lock:
             before = self.get(job_id)
@@ -140,7 +142,10 @@ class Register:
             return after
 
     async def remove(self, job_id: str) -> None:
-        """Remove a job and its folder, durable on return; raises NotFound. The caller checks that the job has ended."""
+        """Remove a job and its folder, durable on return; raises NotFound, Unavailable, StorageFull.
+
+        The caller checks that the job has ended.
+        """
         async with self._change_lock:
             self.get(job_id)
             await asyncio.to_thread(self.folders.remove, job_id)

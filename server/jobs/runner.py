@@ -83,7 +83,7 @@ class Attempt:
     def stop(self) -> None:
         """Request a checkpoint and the end (SIGTERM), at once or when the process starts.
 
-        After the grace `run` kills the process. A second call does nothing.
+        If the process still runs after `ResourceBounds.grace` seconds, `run` kills it. A second call does nothing.
         """
         if self._stop_requested is None:
             self._stop_requested = time.monotonic()
@@ -96,7 +96,10 @@ class Attempt:
             kill(self._process)
 
     async def run(self) -> Ending:
-        """Run the child to its end. Its whole process group is killed before this returns or raises."""
+        """Run the child to its end, with its standard error in the log; raises OSError if it cannot be started.
+
+        The child's whole process group is killed before this returns or raises.
+        """
         fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             priority = Priority.IDLE if self._bounds.idle else Priority.LOW

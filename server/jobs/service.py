@@ -69,7 +69,10 @@ class JobRequest:
 
 
 class JobService:
-    """The operations of the API. All of them raise Unavailable while the register is down."""
+    """The operations of the API.
+
+    While the register is down all of them raise Unavailable, except `run_time`, `file` and `events`.
+    """
 
     def __init__(
         self,
@@ -124,8 +127,9 @@ class JobService:
     async def submit(self, caller: Caller, request: JobRequest, key: str | None = None) -> tuple[Job, bool]:
         """Queue a job, durable on return; returns it, and whether it was submitted before under the same key.
 
-        Raises TooLarge or Unprocessable for the recipe, Unprocessable if the key was used for another request,
-        BadRequest, Forbidden, NotFound, QuotaExceeded, StorageFull.
+        Also removes the oldest ended jobs, as `tidy` does. Raises TooLarge or Unprocessable for the recipe,
+        Unprocessable for a model that is no ONNX model, or if the key was used for another request, BadRequest,
+        Forbidden, NotFound, QuotaExceeded, StorageFull.
         """
         self.register.check()
         fingerprint = request.fingerprint()
@@ -244,7 +248,10 @@ def _owns(caller: Caller, job: Job) -> bool:
 
 
 def _check_rights(caller: Caller, request: JobRequest) -> None:
-    """Raises Forbidden if the job would do what the caller may not: read or write models, promote, or take priority."""
+    """Raises Forbidden if the job would do what the caller may not: read or write models, promote, or take priority.
+
+    Raises BadRequest for an invalid name of a model or alias.
+    """
     if request.model is not None:
         caller.check(Scope.READ, request.model)
     if request.publish is not None:

@@ -133,7 +133,7 @@ class Definition(_Table):
 
     @property
     def models(self) -> frozenset[str]:
-        """The names of the models it uses."""
+        """The names of the models that its steps use."""
         return frozenset(step.model for step in self.step if step.model is not None)
 
     @property

@@ -44,8 +44,9 @@ class StepEntry(Entry):
 class PipelineRequest:
     """Starts each step when all its inputs exist (dataflow); tensors are passed on without copies.
 
-    `whole` is the caller's request, and its `parts` are the steps started so far. `ended` is called once with the
-    outcome, unless the flow is stopped or `start` raises.
+    `whole` is the caller's request; its `parts` get the entry of each step that is started. `took` is called with the
+    name and the seconds of each step that ended. `ended` is called once with `whole` and the outcome, unless `stop` is
+    called before or `start` raises.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class PipelineRequest:
         self._is_stopped = False
 
     def start(self) -> None:
-        """Start the steps that need only the inputs; raises ServerError if one of them is refused."""
+        """Start the steps that need only the inputs; raises ServerError, and stops all, if one of them is refused."""
         try:
             self._start_ready()
         except BaseException:

@@ -53,7 +53,10 @@ class PipelineRunner:
         self.policy = policy
 
     def submit(self, entry: Entry) -> None:
-        """Start a request; raises Overloaded, DeadlineExceeded, or the errors of its first steps."""
+        """Start a request; raises Overloaded, DeadlineExceeded, or the errors of its steps.
+
+        May evict a request of another client (see `_evict_for`).
+        """
         now = monotonic()
         refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
         if refusal is not None:
@@ -80,7 +83,7 @@ class PipelineRunner:
             entry.abandon()
 
     async def drained(self) -> None:
-        """Wait until no request is running."""
+        """Wait until no request is running, in the pipeline and in its built-in steps."""
         if self._flows:
             self._drained = self._drained or asyncio.Event()
             await self._drained.wait()

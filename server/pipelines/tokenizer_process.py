@@ -25,7 +25,7 @@ _PARSING_NICENESS = 5  # niceness while parsing, as for a compilation that a cli
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parse the tokenizer, report that, then answer requests until stdin is closed."""
+    """Parse the tokenizer, report success or the error, then answer requests until stdin is closed."""
     most, multiple, file = map(int, argv)
     out = os.dup(1)
     os.dup2(2, 1)  # output of the library goes to stderr, not into the frames
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
 def _parse(file: int, most: int) -> Tokenizer:
     """Parse the tokenizer in the file (a descriptor); it truncates to `most` tokens and does not pad.
 
-    A thread of its own has a higher niceness for that, since a thread cannot lower its niceness afterwards.
+    Parsing runs in a thread of its own with a higher niceness, since a thread cannot lower its niceness afterwards.
     """
     done: list[Tokenizer | BaseException] = []
 
@@ -102,7 +102,7 @@ def _pad(rows: list[list[int]], length: int, padding: int) -> array[int]:
 
 
 def _padding_id(tokenizer: Tokenizer) -> int:
-    """Return the id of the padding token, or else 0: a model that uses the mask ignores it."""
+    """Return the id of the padding token (`[PAD]` or `<pad>`), otherwise 0: a model that uses the mask ignores it."""
     found = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>"))
     return next((number for number in found if number is not None), 0)
 

@@ -36,7 +36,8 @@ _ENVIRONMENT = (
 def limited_command(memory: int, module: Sequence[str]) -> list[str]:
     """Return the command that runs `module`, its name and arguments, restricted by `lathe.server.processes.limits`.
 
-    Its address space is limited to `memory` bytes and 4 GiB more, which it may map without using them.
+    Its address space is limited to `memory` bytes and 4 GiB more, which it may map without using them; its files to
+    64 GiB each.
     """
     bounds = [str(os.getpid()), str(memory + _ADDRESS_SPACE), str(_FILE_SIZE)]
     return child_python.command("lathe.server.processes.limits", *bounds, *module)
@@ -58,7 +59,7 @@ class Child(Protocol):
     def stderr(self) -> asyncio.StreamReader | None: ...
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for its end and return the exit code, or minus the number of the signal that killed it."""
 
     def send_signal(self, number: int) -> None: ...
 
@@ -90,7 +91,7 @@ class Process:
         self.stdout, self.stderr = await open_reader(self._popen.stdout), await open_reader(self._popen.stderr)
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait for its end and return `returncode`."""
         if self._popen.poll() is None:
             await self._wait_for_end()
         return self._popen.wait()
@@ -151,10 +152,12 @@ class _UvloopPipe:
 
 
 async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, stderr: int = subprocess.PIPE) -> Process:
-    """Start a child by a command of `limited_command`; it leads a process group. `stderr` is a descriptor.
+    """Start a child by a command of `limited_command`; it leads a process group.
 
-    The child stays in the server's session: Linux gives sessions equal shares of the CPU (autogroups), whatever the
-    priorities of their processes, so a session of its own would void its low priority.
+    `stderr`: the descriptor that the child's standard error goes to; by default a pipe that `Process.stderr` reads.
+    Raises OSError if the child cannot be started. The child stays in the server's session: Linux gives sessions equal
+    shares of the CPU (autogroups), whatever the priorities of their processes, so a session of its own would void its
+    low priority.
     """
     popen = _spawn(command, stderr)
     set_priority(popen.pid, priority)
@@ -164,7 +167,7 @@ async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, st
 
 
 async def connect_or_kill(child: Child, connect: Coroutine[Any, Any, None]) -> None:
-    """Await `connect` for a started child; if the task is cancelled meanwhile, kill the child."""
+    """Await `connect` for a started child; if the task is cancelled meanwhile, kill the child and wait for its end."""
     connecting = asyncio.ensure_future(connect)
     try:
         await asyncio.shield(connecting)
@@ -191,7 +194,7 @@ def kill(process: Child) -> None:
 
 
 async def read_tail(stream: asyncio.StreamReader | None, keep: int = 1 << 16) -> bytes:
-    """Read a stream to its end, and return its last `keep` bytes."""
+    """Read a stream (not None) to its end, and return its last `keep` bytes."""
     assert stream is not None
     tail = b""
     while chunk := await stream.read(1 << 16):
@@ -200,9 +203,9 @@ async def read_tail(stream: asyncio.StreamReader | None, keep: int = 1 << 16) ->
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of children: without the server's secrets, and with BLAS and OpenMP on one thread.
+    """Return the environment of children: the variables of `_ENVIRONMENT`, and BLAS and OpenMP on one thread.
 
-    One thread per library suffices, since Lathe's own thread pool does the computing.
+    The server's secrets are not among them. One thread per library suffices, since Lathe's own thread pool computes.
     """
     passed = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     passed["PYTHONPATH"] = child_python.python_path()

@@ -9,7 +9,7 @@ import resource
 
 from lathe.server.settings import Settings
 
-SPARE_CONNECTIONS = 64  # connections accepted beyond the limit, to be answered with a refusal
+SPARE_CONNECTIONS = 64  # connections accepted beyond the limit, for health checks and to answer refusals
 RESERVED = 256  # reserved for the repository, its journals, jobs and children; starting a child takes about ten
 MAX_DESCRIPTORS = 1 << 20  # more than any server needs; some systems allow a thousand times as many
 
@@ -33,9 +33,10 @@ def raise_limit() -> int:
 
 
 def fit_connections(settings: Settings) -> Settings:
-    """Return settings with `max_connections` lowered to the descriptors available; logs a warning then.
+    """Raise the limit of descriptors, and return settings with `max_connections` lowered to what it allows.
 
-    As in PostgreSQL (set_max_safe_fds) and nginx (worker_rlimit_nofile), a low limit does not prevent the start.
+    Logs a warning if it lowers `max_connections`. As in PostgreSQL (set_max_safe_fds) and nginx (worker_rlimit_nofile),
+    a low limit does not prevent the start.
     """
     allowed = raise_limit()
     protocols = 2 if settings.grpc_port is not None else 1  # each may have `max_connections` connections

@@ -23,7 +23,7 @@ IS_SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 class ForkServerEnded(Exception):
-    """The fork server has ended, and all its tasks with it."""
+    """The fork server has ended, and all its tasks with it; or it did not start a task."""
 
 
 class Forked:
@@ -41,7 +41,7 @@ class Forked:
         self.stdout, self.stderr = await open_reader(stdout), await open_reader(stderr)
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit code; raises ForkServerEnded."""
+        """Wait for its end and return the exit code, or minus the signal; raises ForkServerEnded."""
         self.returncode = await asyncio.shield(self.ended)
         return self.returncode
 
@@ -56,7 +56,10 @@ class ForkClient:
     """Starts tasks of one module in forks of one process. Used on one event loop; must be closed."""
 
     def __init__(self, memory: int, module: Sequence[str]) -> None:
-        """Start the fork server. `memory`: the limit of each task in bytes. Raises OSError if it cannot be started."""
+        """Start the fork server; OSError if that fails. Linux only (`IS_SUPPORTED`).
+
+        `memory`: the limit of each task in bytes. `module`: its name, and arguments before those of every task.
+        """
         name, *self._prefix = module
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -73,7 +76,11 @@ class ForkClient:
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
 
     async def start(self, arguments: Sequence[str]) -> Forked:
-        """Start a task with these arguments; raises ForkServerEnded, also if the task does not start in time."""
+        """Start a task with these arguments.
+
+        Raises ForkServerEnded if the fork server has ended, if the message would exceed `LARGEST` bytes, or if the task
+        does not start within `_START_TIMEOUT` seconds; in the last two cases the fork server may still run.
+        """
         task = next(self._numbers)
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         stdout, stderr = os.fdopen(out, "rb", buffering=0), os.fdopen(err, "rb", buffering=0)

@@ -1,8 +1,9 @@
 """Runs a Python module in this process after restricting the process.
 
 Used as `python -m lathe.server.processes.limits SERVER MEMORY FILE_SIZE MODULE [ARGUMENT ...]`: with limits of address
-space and file size, no core dump, and killed when the server (a process id) dies. Its exit code says that memory or
-storage was exhausted, if the module does not handle that itself.
+space and file size, no core dump, and killed when the server (a process id) dies; the limit of address space and the
+killing are for Linux only. The exit code says that memory or storage was exhausted, if the module does not handle that
+itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from lathe.core.parent_process import die_with_parent
 
 
 def restrict(server: int, memory: int, file_size: int) -> None:
-    """Restrict this process, a child of the process `server`, and make it lead a process group; sizes in bytes."""
+    """Restrict this process, a child of the process `server`, and make it lead a process group; sizes in bytes.
+
+    On Linux it is also limited in `memory` (address space), dies with the server, and is the first to be killed when
+    the machine runs out of memory.
+    """
     os.setpgid(0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
@@ -38,7 +43,7 @@ def main() -> None:
 
 
 def run_as_program(module: str, arguments: list[str]) -> None:
-    """Run a module as a program; exits with OUT_OF_MEMORY or OUT_OF_SPACE if it raises such an error."""
+    """Run a module as a program; exits with OUT_OF_MEMORY or OUT_OF_SPACE if the module raises such an error."""
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

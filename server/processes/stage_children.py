@@ -6,7 +6,7 @@ even on a machine that is always busy. Failures of a child become errors for the
 server.
 
 At the server's start there is no traffic yet: children then run at normal priority, and are forks of one process that
-has done the imports (`lathe.server.processes.fork_client`), which take ten times as long as a small model.
+has done the imports (`lathe.server.processes.fork_client`). The imports take ten times as long as a small model.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Children:
     async def _attempt(self, task: str, arguments: list[str], priority: Priority) -> bytes:
         """Run a child to its end and return the end of its output; raises _Starved if it waited too long for the CPU.
 
-        Also raises the error of a failed child, and TooLarge beyond a limit. The child is killed in all cases.
+        Also raises the error of a failed child, TooLarge beyond a limit, and ForkServerEnded. The child is killed.
         """
         process = await self._start([task, *arguments], priority)
         answer = asyncio.gather(read_tail(process.stdout), read_tail(process.stderr), process.wait())
@@ -176,7 +176,10 @@ class Children:
 
 
 def refusal(output: bytes, arguments: Sequence[str]) -> str | None:
-    """Return the error in a child's last line of output, with paths shortened to file names; None without one."""
+    """Return the error in a child's last line of output; None without one.
+
+    The absolute paths among `arguments` are shortened to file names.
+    """
     try:
         reason = str(orjson.loads(output.splitlines()[-1])["error"])
     except (orjson.JSONDecodeError, IndexError, KeyError, TypeError):

@@ -33,7 +33,7 @@ class Alias:
 
     @property
     def version(self) -> int:
-        """The version it names."""
+        """The version that the alias names."""
         return self.history[self.position]
 
     @property
@@ -52,7 +52,11 @@ class Alias:
         return Alias(history, len(history) - 1)
 
     def with_rollback(self, to: int | None) -> Alias:
-        """Return the alias one step back, or at the nearest earlier (if none, later) `to` in it; raises Conflict."""
+        """Return the alias one step back in its history, or at the nearest entry that is `to`; raises Conflict.
+
+        Entries up to the position take precedence over later ones. Conflict at the start of the history without `to`,
+        or if `to` is not in it.
+        """
         if to is None:
             if not self.position:
                 raise Conflict(f"version {self.version} is the first of the history: there is nothing to roll back to")
@@ -101,7 +105,7 @@ class Aliases:
     def moved(self, alias: str, version: int) -> Aliases:
         """Return the aliases with `alias` moved to `version`; a new alias is added.
 
-        Without the trial if another version is live afterwards.
+        The trial is removed if another version is live afterwards.
         """
         found = self.aliases.get(alias)
         return self._with(alias, found.moved(version) if found else Alias((version,), 0))
@@ -109,7 +113,7 @@ class Aliases:
     def with_rollback(self, alias: str, to: int | None) -> Aliases:
         """Return the aliases with `alias` one step back, or at `to`; raises NotFound, Conflict.
 
-        Without the trial if another version is live afterwards.
+        The trial is removed if another version is live afterwards.
         """
         return self._with(alias, self.get(alias).with_rollback(to))
 
@@ -135,7 +139,7 @@ class Aliases:
         return replace(self, canary=plan and replace(plan, generation=self.generation + 1))
 
     def stepped(self, plan: CanaryPlan) -> Aliases:
-        """Return the aliases with `plan`, the running trial in another step."""
+        """Return the aliases with `plan` in place of the running trial's plan: the same trial in another step."""
         return replace(self, canary=plan)
 
     def _with(self, name: str, alias: Alias) -> Aliases:

@@ -59,7 +59,7 @@ def compiler_digest_at_start() -> str:
 
 
 def compiler_digest() -> str:
-    """Return a hash of the compiler and custom operators on disk, LLVM's version, and the CPU's features."""
+    """Return a hash of the compiler and custom operators on disk, llvmlite's version, CPU features and LATHE_TARGET."""
     machine = f"{platform.machine()} {_processor()} {os.environ.get('LATHE_TARGET', '')}"
     seen = hashlib.sha256(f"{machine} {metadata.version('llvmlite')}".encode())
     package = Path(__file__).parents[2] / "core"
@@ -80,7 +80,7 @@ def _processor() -> str:
 
 
 def writable_cache_folder(wanted: Path) -> Path:
-    """Return the folder if it can be written, otherwise a temporary one, which is removed at the process's end."""
+    """Make the folder and return it; if it cannot be written, a temporary one that is removed when the process ends."""
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
@@ -112,7 +112,7 @@ class ArtifactCache:
                 shutil.rmtree(work, ignore_errors=True)
 
     def begin(self) -> Path:
-        """Make a new work folder for a compilation, and return its path."""
+        """Make a new work folder for a compilation, and return its path; the caller removes it. Raises OSError."""
         work = self._root / "work" / secrets.token_hex(8)
         work.mkdir(parents=True, mode=0o700)
         return work
@@ -130,7 +130,7 @@ class ArtifactCache:
         return folder
 
     def keep(self, key: str, made: Path) -> Path:
-        """Move the result of a compilation into the cache under `key`; returns its folder. Raises OSError.
+        """Move the folder `made` of a compilation into the cache under `key`; returns the new folder. Raises OSError.
 
         If another process has stored an artifact under `key` meanwhile, that one stays and is returned.
         """
@@ -163,7 +163,10 @@ class ArtifactCache:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file by its relative path; OSError for a link, and what others own or may write."""
+    """Return the sha256 of each file except `digests.json` by its relative path.
+
+    Raises OSError for links, and for files and folders that another user owns or that others may write.
+    """
     digests = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

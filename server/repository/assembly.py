@@ -46,8 +46,8 @@ class ControlPlane:
     async def running(self, loaded: Callable[[], None]) -> AsyncIterator[None]:
         """A context manager that recovers the repository when it is entered, and unloads all models when it is left.
 
-        Inside, a background task loads the models, calls `loaded`, and watches the repository. So a server whose models
-        still compile is alive and can be stopped.
+        Inside, a background task loads the models, calls `loaded`, and watches the repository; another one advances
+        canaries. So a server whose models still compile is alive and can be stopped. Entering raises as `Store.open`.
         """
         await self.rollout.open()
         await asyncio.to_thread(self.cache.open)

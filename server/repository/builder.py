@@ -70,8 +70,9 @@ class Builder:
     ) -> BuiltModel:
         """Compile and load a model file, whose sha256 is `digest`, with the configuration of `owner`.
 
-        `loading` is called after compiling. If a cached artifact does not load, the file is compiled again.
-        Raises ServerError, such as OutOfMemory if the memory budget or a device is too small.
+        `loading` is called when the compiled code is in the cache. If a cached artifact does not load, the file is
+        compiled again. The caller must close the model. Raises ServerError, such as OutOfMemory if the memory budget or
+        a device is too small.
         """
         started = time.monotonic()
         artifact, model = await self._build(model_file, digest, owner, loading)
@@ -121,7 +122,7 @@ class Builder:
             await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
 
     def _check_compiler(self) -> None:
-        """Raises Unavailable if the sources changed since the start: artifacts of the new sources may not load here."""
+        """Raise Unavailable if the sources changed since the start: artifacts of the new sources may not load here."""
         if compiler_digest() != self._compiler:
             raise Unavailable(
                 "Lathe's program files have changed since this server started: restart the server, then try again"
@@ -156,10 +157,9 @@ def _parse_flags(model_file: Path) -> list[str]:
 
 
 def warm_up(model: LoadedModel) -> None:
-    """Run the model once on zeros, if it packs or all its inputs are of fixed shapes beyond the first dimension.
+    """Run the model once on zeros, if it packs or all inputs are numeric, with fixed sizes after the first dimension.
 
-    Inputs of type BYTES or of any rank do not count as such.
-    A BadRequest is ignored: zeros may be invalid input, for example as a shape.
+    Dynamic dimensions have size 1. A BadRequest is ignored: zeros may be invalid input, for example as a shape.
     """
     if as_packing(model) is not None or all(_is_sized(spec) for spec in model.inputs):
         with suppress(BadRequest):

@@ -79,7 +79,7 @@ class Catalog:
         return _describe(self._known(name))
 
     async def versions(self, name: str) -> list[VersionInfo]:
-        """Return a model's versions, without those deleted during the call; raises NotFound."""
+        """Return a model's versions, without those deleted during the call; raises NotFound, Unavailable as `model`."""
         found = []
         for version in self.model(name).versions:
             with suppress(NotFound):
@@ -107,7 +107,10 @@ class Catalog:
         return model
 
     async def audit(self, name: str) -> list[Record]:
-        """Return the newest changes of a model, at most `journal.MAX_REMEMBERED`, oldest first; raises NotFound."""
+        """Return the newest changes of a model, at most `journal.MAX_REMEMBERED`, oldest first.
+
+        Raises NotFound, or Unavailable if the log cannot be read.
+        """
         with storage_errors("reading the log"):
             return await asyncio.to_thread(self._store.audit, self._models.known(name).name)
 

@@ -43,7 +43,7 @@ class DiskSpace:
         return self.free is not None and self.free < self.kept
 
     def look(self) -> None:
-        """Read the free bytes into `free`; None if the folder is missing. May block."""
+        """Read the free bytes into `free`; None if they cannot be read, as of a missing folder. May block."""
         try:
             self.free = self._free_bytes(self.folder)
         except OSError:
@@ -65,7 +65,7 @@ class DiskSpace:
             log.info("%s: there is space on the disk again", self.name)
 
     def check(self) -> None:
-        """Raises StorageFull if less than the reserve is free. May block."""
+        """Raise StorageFull if less than the reserve is free. May block."""
         self.look()
         if self.is_full:
             raise StorageFull(
@@ -73,7 +73,7 @@ class DiskSpace:
             )
 
     async def watch(self, interval: float) -> None:
-        """Call `tell` every `interval` seconds."""
+        """Call `tell` every `interval` seconds, until cancelled."""
         while True:
             await asyncio.to_thread(self.tell)
             await asyncio.sleep(interval)

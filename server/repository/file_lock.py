@@ -27,7 +27,7 @@ class FileLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """A context manager that holds the lock; entering raises Unavailable after the timeout."""
+        """A context manager that holds the lock; entering raises Unavailable after the timeout, or OSError."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             self._acquire(fd)

@@ -18,15 +18,15 @@ class Fs:
     """The operating system's calls, one to one. After a failed `sync` the caller must fail: a retry may lose data."""
 
     def create(self, path: Path) -> int:
-        """Open a file that does not exist yet; returns its descriptor."""
+        """Create a file and open it for writing; returns its descriptor. FileExistsError if it exists."""
         return os.open(path, _NEW, 0o644)
 
     def replace(self, path: Path) -> int:
-        """Open a file for writing from its start, whether it exists or not; returns its descriptor."""
+        """Open an empty file for writing; returns its descriptor. An existing file loses its content."""
         return os.open(path, _REPLACE, 0o644)
 
     def append(self, path: Path) -> int:
-        """Open a file for writing at its end, whether it exists or not; returns its descriptor."""
+        """Open a file for writing at its end, and create it if it is missing; returns its descriptor."""
         return os.open(path, _APPEND, 0o644)
 
     def write(self, fd: int, data: bytes | memoryview) -> None:
@@ -48,7 +48,7 @@ class Fs:
         os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename a file or a folder atomically."""
+        """Rename a file or a folder atomically; an existing file `target` is replaced."""
         os.rename(source, target)
 
     def mkdir(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class Fs:
 
 
 def make_folders(fs: Fs, *folders: Path) -> None:
-    """Make the folders that are missing, in the order given."""
+    """Make the folders that are missing, in the order given; their parents must exist."""
     for folder in folders:
         if not folder.is_dir():
             try:

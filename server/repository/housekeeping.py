@@ -1,4 +1,4 @@
-"""Unloads versions, deletes old ones and shrinks the artifact cache when they are not needed."""
+"""Unloads versions that are not needed, deletes old versions, and shrinks the artifact cache."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Housekeeping:
         """Unload a model's unneeded versions, delete those beyond retention, shrink the artifact cache.
 
         Needed are the versions that should be in memory (`policy.versions_to_load`), that answer, or that are pinned.
+        In a read-only repository no version is deleted.
         """
         keep = {
             *policy.versions_to_load(model.aliases, model.loadable_versions, model.chosen),
@@ -44,7 +45,7 @@ class Housekeeping:
         await asyncio.to_thread(self._cache.collect, self._loader.artifacts_in_use)
 
     async def delete(self, model: LiveModel, version: int, origin: Origin) -> Outcome:
-        """Remove a version; raises NotFound, or Conflict if an alias, a trial or a pipeline names it."""
+        """Remove a version from disk and memory; raises as `Store.delete`."""
         async with model.lock:
             return await self._delete(model, version, origin)
 

@@ -50,7 +50,7 @@ class Record:
     time: str  # RFC 3339, UTC
     action: str
     state: Aliases  # the aliases after the change; their generation numbers the change
-    version: int  # the version that was published, deleted, or that the alias names now
+    version: int  # the version published, adopted, deleted, on trial, or that the alias names now
     alias: str | None = None
     digest: str | None = None  # of the model file
     staging: str | None = None  # the folder that a publish renames, relative to the staging folder
@@ -96,7 +96,10 @@ class Record:
 
 
 def last_record(path: Path) -> Record | None:
-    """Return the newest valid record of a log, without changing or locking it; None if there is none."""
+    """Return the newest valid record of a log, without changing or locking it; None if there is none.
+
+    Reads the last 256 KiB. The hash chain is not checked.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -147,7 +150,10 @@ class Journal:
         self._is_entry_durable = False  # whether the log's entry in its folder is known to be durable
 
     def snapshot(self) -> list[Record]:
-        """Return the newest changes in the log, at most `MAX_REMEMBERED`, oldest first."""
+        """Return the newest changes in the log, at most `MAX_REMEMBERED`, oldest first.
+
+        Raises OSError, or DamagedDocument if the file changes at each of 3 attempts to read it.
+        """
         with self._lock:
             return self._read_back()
 
@@ -165,7 +171,11 @@ class Journal:
             self._refresh()
 
     def append(self, record: Record) -> Record:
-        """Write `record` durably and return it with its `previous`; on OSError the log is unchanged."""
+        """Write `record` durably and return it with its `previous`.
+
+        A torn tail is cut off first, and the oldest lines may move to an archive. On OSError the written part of the
+        record is cut off again; if that fails, too, the next `refresh` reads what the file holds.
+        """
         with self._lock:
             self._refresh()
             self._cut_tail()
@@ -261,9 +271,8 @@ class Journal:
     def _read_back(self) -> list[Record]:
         """Return the newest `MAX_REMEMBERED` changes in the log, oldest first, read from the file.
 
-        DamagedDocument if the file changes at each of several attempts.
-
-        Another process may replace the log at any time: then it is read again.
+        Another process may replace the log at any time: then the file is read again, at most 3 times.
+        DamagedDocument if it changes at each attempt.
         """
         for _ in range(_READ_ATTEMPTS):
             self._refresh()

@@ -6,8 +6,8 @@
 
 An upload is verified, compiled and loaded before it has a number, so it appears as PUBLISHED and is READY at once; a
 refused upload never appears. A version found on disk starts at PUBLISHED. An uploaded version's folder exists a moment
-before the version is READY. A sync may find it then, and load it, fail, or unload it again: hence the arrows from these
-states to READY.
+before the version is READY. A sync may find the folder then, and load the version, fail, or unload it again. So
+PUBLISHED, FAILED, DRAINING and UNLOADED may be followed by READY, which the diagram leaves out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Status:
     reason: str = ""
 
     def to(self, state: State, reason: str = "") -> Status:
-        """Return the status with the next `state`; raises IllegalTransition if that may not follow the present one."""
+        """Return the status with `state`; raises IllegalTransition if `state` may not follow the present one."""
         if state not in _NEXT[self.state]:
             raise IllegalTransition(f"{self.state.value} -> {state.value}")
         return Status(state, reason)

@@ -90,7 +90,10 @@ class LiveModel:
         return Signature.of(servable.model.inputs, servable.model.outputs) if servable else None
 
     def configure(self, config: ModelConfig) -> None:
-        """Apply a configuration to the model and its loaded versions."""
+        """Apply a configuration to the model and its loaded versions.
+
+        Compiler options and `max_batch_size = 0` take effect at a rebuild (`Loader.rebuild`).
+        """
         quota = config.client_quota.quota
         if quota != (self.quotas.quota if self.quotas else None):
             self.quotas = Quotas(quota) if quota else None
@@ -99,7 +102,7 @@ class LiveModel:
             self.apply_config(servable)
 
     def apply_config(self, servable: Servable) -> None:
-        """Apply the configuration to a version; `config_error` names the fields that its model cannot follow."""
+        """Apply the configuration to a version; `config_error` names the fields that this version cannot follow."""
         queue, cache = self.config.queue, self.config.response_cache.max_bytes
         servable.configure(self.config.policy, queue.max_queue_size, queue.max_queue_bytes, cache)
         padding = self.config.padding.rule if as_packing(servable.model) is None else None
@@ -182,7 +185,7 @@ class LiveModel:
         return Trial(plan, stable, candidate, self._report_verdict)
 
     def can_run_trial(self, plan: CanaryPlan) -> bool:
-        """Whether a live version and the candidate are in memory, are different, and have equal signatures."""
+        """Whether the version that answers as live and the candidate are loaded, differ, and have equal signatures."""
         live = self.answering().get(LIVE_ALIAS)
         if live is None or live == plan.version or plan.version not in self.loaded:
             return False

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class ServableMaker(Protocol):
-    """Makes a servable, which has a queue and statistics, of a loaded model."""
+    """Makes servables: loaded models with a queue and statistics."""
 
     def make(self, ref: ModelRef, model: LoadedModel) -> Servable:
         """Return the servable; called on the event loop's thread."""
@@ -58,7 +58,10 @@ class Loader:
         return {path for paths in self._artifacts.values() for path in paths}
 
     async def ensure(self, model: LiveModel, version: int) -> Servable:
-        """Load a version if it is not in memory, and return it; raises NotFound, or the ServerError of loading."""
+        """Load a version if it is not in memory, and return it; raises NotFound, or the ServerError of loading.
+
+        Concurrent calls load it once. Loading continues if the caller is cancelled.
+        """
         if (servable := model.loaded.get(version)) is not None:
             return servable
         if version not in model.loading:
@@ -66,7 +69,10 @@ class Loader:
         return await asyncio.shield(model.loading[version])
 
     async def prepare(self, model: LiveModel, folder: Path, digest: str) -> BuiltModel:
-        """Compile and load the files of an upload, which is not a version yet; raises ServerError."""
+        """Compile and load the files of an upload, which is not a version yet; raises ServerError.
+
+        The caller must close the model unless it becomes a version (`enter`).
+        """
         try:
             return await self._build(model, folder, digest)
         except NotFound as error:  # a model that the pipeline uses
@@ -94,7 +100,7 @@ class Loader:
     async def rebuild(self, model: LiveModel, version: int) -> None:
         """Build a loaded version again with the present configuration, and switch to the new build.
 
-        Raises ServerError; then the old build continues to answer.
+        Raises ServerError, CorruptVersion or DamagedDocument; then the old build continues to answer.
         """
         before = model.loaded[version]
         folder = await asyncio.to_thread(self._store.folder, model.name, version)
@@ -137,7 +143,10 @@ class Loader:
         self._servables.forget(ModelRef(model.name, version))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a background task, which runs to its end even if the caller is cancelled."""
+        """Start a background task, which runs to its end even if the caller is cancelled; only `stop` may cancel it.
+
+        An exception of a task that no caller awaits is dropped.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)

@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 class CorruptVersion(Exception):
-    """A version's files do not match its manifest; the message names the file, never a path."""
+    """Files do not match the manifest, or cannot be a version; the message names the file, never a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, document: object) -> Manifest:
-        """Parse the document, without unknown fields; raises DamagedDocument naming the field."""
+        """Parse the document; raises DamagedDocument naming the field, also for an unknown field."""
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise DamagedDocument(f"manifest: expected schema {SCHEMA}")
         unknown = set(document) - {"schema", "created", "files", "metadata", "inputs", "outputs"}
@@ -152,7 +152,7 @@ def _parse_spec(entry: object, side: str) -> TensorSpec:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a version's manifest; raises FileNotFoundError, or DamagedDocument if it is invalid."""
+    """Read a version's manifest; raises OSError (FileNotFoundError without one), DamagedDocument if it is invalid."""
     raw = (folder / MANIFEST).read_bytes()
     try:
         document = orjson.loads(raw)
@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compare the size and sha256 of each file with the manifest; raises CorruptVersion."""
+    """Compare the size and sha256 of each file that the manifest names; raises CorruptVersion."""
     for name, expected in manifest.files.items():
         try:
             found = digest_file(folder / name)
@@ -176,9 +176,10 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 
 
 def describe_folder(folder: Path) -> dict[str, FileEntry]:
-    """Return digest and size of each file of a hand-copied version, by name.
+    """Return digest and size of each file of a hand-copied version except the manifest, by name.
 
-    Raises CorruptVersion if it is not a flat folder of plain files, exactly one of them a model or pipeline.
+    Raises CorruptVersion unless the folder is a flat one of plain files, exactly one of them a model or pipeline, and
+    OSError if a file cannot be read.
     """
     entries = {}
     for entry in list(os.scandir(folder)):

@@ -70,8 +70,9 @@ class PipelineBuilder:
     async def build(self, model: LiveModel, folder: Path, loading: Callable[[], None]) -> BuiltModel:
         """Build the pipeline in `folder`; the configuration of `model` applies to the steps that are graphs.
 
-        `loading` is called when its models and steps are in memory, before the warm-up. Raises NotFound or Unavailable
-        for a model that does not exist or is not loaded, Unprocessable for an invalid definition.
+        `loading` is called when its models and steps are in memory, before the warm-up. The caller must close the
+        pipeline, which unpins the versions. Raises NotFound or Unavailable for a model that does not exist or is not
+        loaded, the error of loading one, Unprocessable for an invalid definition, and OSError.
         """
         started = asyncio.get_running_loop().time()
         parts = _Parts(model)

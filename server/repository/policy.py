@@ -31,7 +31,8 @@ def answering_version(
 
     That is the version that the alias names. If it is not loaded, the version that answers `now` continues to answer.
     If there is none, as after a start, it is the latest loaded version before the named one in the history, unless the
-    named version is `coming` (about to be loaded), because callers would get answers of an older version for a while.
+    named version is `coming` (about to be loaded): callers would get answers of an older version for a while. KeyError
+    for an unknown alias.
     """
     named = state.aliases[alias]
     if named.version in loaded:
@@ -73,8 +74,8 @@ def unadopted_versions(state: Aliases, manifested: Mapping[int, bool]) -> list[i
     """Return the version folders that are not adopted yet, the highest number first.
 
     So the highest version of a new model goes live: the one adopted first. `manifested` maps each folder to whether it
-    has a manifest. A folder is adopted if it has one, the model has logged changes or a live alias, and the number is
-    at most `high_water`.
+    has a manifest. A folder is adopted if it has a manifest, the model has logged changes or a live alias, and the
+    number is at most `high_water`.
     """
     known = LIVE_ALIAS in state.aliases or state.generation > 0  # a gate may have kept every version from going live
     fresh = (v for v, has_manifest in manifested.items() if not (known and has_manifest and v <= state.high_water))

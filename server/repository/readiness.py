@@ -42,7 +42,8 @@ class Readiness:
     def _first(self, model: LiveModel) -> Iterator[MissingVersion]:
         """Yield the newest version of a model without a live version, if the model counts.
 
-        That is if it was found at the start and has no logged change: with changes, a gate may keep it from going live.
+        It counts if the server is still starting or found it at the start, and if it has no logged change: with
+        changes, a gate may keep it from going live.
         """
         has_changes = model.aliases.generation > 0  # then a gate may have prevented all versions from going live
         if has_changes or not model.statuses or not (self._found is None or model.name in self._found):

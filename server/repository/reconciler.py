@@ -40,10 +40,12 @@ class Reconciler:
         self._housekeeping = housekeeping
 
     async def sync(self, name: str, settled: IsSettled = always_settled) -> None:
-        """Adopt new folders, load the wanted versions, then show the aliases on disk. Failures are recorded.
+        """Adopt new folders, load the wanted versions, then show the aliases on disk; last, tidy up.
 
-        `settled` says whether a hand-copied folder is completely written; the others are left for a later sync. A model
-        whose folder is gone is forgotten. A model that a call unloaded loads nothing.
+        Also applies the configuration. Failures of adopting and loading are recorded, not raised. `settled` says
+        whether a hand-copied folder is completely written; the others are left for a later sync. A model whose folder
+        is gone is forgotten. A model that a call unloaded loads nothing. The last step unloads and deletes versions
+        that are not needed (`Housekeeping.tidy`). Raises OSError.
         """
         model = self._models.get(name)
         async with model.lock:  # without it, a list older than a visible change would revert that change

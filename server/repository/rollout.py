@@ -67,7 +67,10 @@ class PublishOptions:
     check_may_use: Callable[[str], None] = lambda model: None  # raises Forbidden for a model the caller may not run
 
     def fingerprint(self, digest: str) -> str:
-        """Return a hash of the content's `digest` and the options: equal hashes are the same request (idempotency)."""
+        """Return a hash of the content's `digest` and the caller's options: equal hashes are the same request.
+
+        The options are `promote`, `allow_signature_change`, `metadata` and `without_alias`.
+        """
         parts = [digest, self.promote, self.allow_signature_change, dict(self.metadata)]
         parts += ["withheld"] if self.without_alias else []
         return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()
@@ -82,7 +85,7 @@ class UploadLimits:
 
 
 class LiveVersionChanged(Conflict):
-    """Another version is live than the one that the new version was compared with."""
+    """The live version has changed since the new version was compared with it."""
 
 
 class _AliasMoved(Exception):
@@ -90,9 +93,10 @@ class _AliasMoved(Exception):
 
 
 class Rollout:
-    """Promotes, rolls back and deletes versions; only this class and its parts (trials, reconciler) write aliases.
+    """Publishes, promotes, rolls back and deletes versions.
 
-    All methods run on the event loop; disk accesses run on threads, compilations in child processes.
+    Only this class and its parts (trials, reconciler, housekeeping) write aliases. Changes also raise the errors that
+    `Store` names. All methods run on the event loop; disk accesses run on threads, compilations in child processes.
     """
 
     def __init__(
@@ -111,7 +115,10 @@ class Rollout:
     # start and stop
 
     async def open(self) -> None:
-        """Recover the repository after a crash; quick. Models are loaded, and known, after `load_all`."""
+        """Recover the repository after a crash; raises as `Store.open`.
+
+        It is quick. Models are known and loaded after `load_all`.
+        """
         self._models.registry.is_complete = False
         await asyncio.to_thread(self._store.open)
 
@@ -141,9 +148,9 @@ class Rollout:
     async def publish(self, name: str, stream: AsyncIterable[bytes], options: PublishOptions) -> Outcome:
         """Receive, parse, compile and load an upload, then make it a version, in one step with its promotion, if any.
 
-        It goes live if the options or the server's settings ask for that, or if no version is live. An equal upload
-        under an earlier idempotency key returns the earlier outcome. Raises BadRequest, TooLarge, Unprocessable,
-        Conflict or another ServerError; then there is no new version.
+        The version goes live if the options or the server's settings ask for that, or if no version is live, but not
+        with `without_alias`. An equal upload under an earlier idempotency key returns the earlier outcome. Raises
+        BadRequest, TooLarge, Unprocessable, Conflict or another ServerError; then there is no new version.
         """
         model = self._models.check_changeable(self._models.get(names.check_model(name)))
         CLIENT.set(options.origin.party)
@@ -151,7 +158,7 @@ class Rollout:
         return await self._loader.run_shielded(self._publish(model, upload, options))
 
     async def delete(self, name: str, version: int, origin: Origin) -> Outcome:
-        """Remove a version; raises NotFound, or Conflict if an alias, a trial or a pipeline names it."""
+        """Remove a version; raises NotFound, Unavailable while the server starts, or as `Store.delete`."""
         model = self._models.known(name)
         origin = replace(origin, fingerprint=f"delete {version}")
         return await self._loader.run_shielded(self._housekeeping.delete(model, version, origin))
@@ -222,14 +229,20 @@ class Rollout:
     async def set_alias(
         self, name: str, alias: str, version: int, origin: Origin, *, allow_signature_change: bool = False
     ) -> Outcome:
-        """Load a version and move an alias to it; raises NotFound, Conflict, or the error of loading."""
+        """Load a version and move an alias to it; raises BadRequest, NotFound, Conflict, or the error of loading.
+
+        Conflict if inputs or outputs would change without `allow_signature_change`, or after an unload call.
+        """
         names.check_alias(alias)
         model = self._models.check_changeable(self._models.known(name))
         origin = replace(origin, fingerprint=f"alias {alias} {version}")
         return await self._loader.run_shielded(self._set_alias(model, alias, version, origin, allow_signature_change))
 
     async def rollback(self, name: str, alias: str, to: int | None, origin: Origin) -> Outcome:
-        """Move an alias one step back in its history, or to the version `to` in it; raises NotFound, Conflict."""
+        """Move an alias one step back in its history, or to the version `to` in it; loads that version if necessary.
+
+        Raises BadRequest, NotFound, Conflict, or the error of loading.
+        """
         names.check_alias(alias)
         model = self._models.check_changeable(self._models.known(name))
         origin = replace(origin, fingerprint=f"rollback {alias} {to}")
@@ -273,7 +286,7 @@ class Rollout:
     def _check_signature(
         self, model: LiveModel, alias: str, state: Aliases, new: Signature, allow_signature_change: bool
     ) -> None:
-        """Raises Conflict if the alias's inputs or outputs would change, unless that is allowed or they are not known.
+        """Raise Conflict if the alias's inputs or outputs would change, unless that is allowed or they are not known.
 
         Runs on a thread, under the store's lock.
         """
@@ -330,7 +343,7 @@ class Rollout:
         """Unload all versions of a model until `load` is called; raises NotFound.
 
         Also raises Conflict if pipelines in memory name versions of it by number.
-        Returns when its memory is free, or after 10 seconds if its last requests take longer.
+        Returns when the model's memory is free, or after 10 seconds if its last requests take longer.
         """
         model = self._models.known(name)
         if users := self._models.pipelines_using(name):
@@ -380,14 +393,14 @@ def _rollback_to(alias: str, to: int | None, target: int) -> Callable[[Aliases],
 
 
 def _check_uses(folder: Path, may_use: Callable[[str], None]) -> None:
-    """Raises Forbidden if the version is a pipeline that uses a model which the uploader may not run."""
+    """Raise Forbidden if the version is a pipeline that uses a model which the uploader may not run."""
     with contextlib.suppress(BadPipeline, FileNotFoundError):  # no pipeline, or invalid: the loader reports that
         for model in sorted(read_definition(folder).models):
             may_use(model)
 
 
 def _check_load_parameters(parameters: Mapping[str, object]) -> None:
-    """Raises Unsupported for files and configurations in a load call: versions come by upload, which checks them."""
+    """Raise Unsupported for files and configurations in a load call: versions come by upload, which checks them."""
     for name in parameters:
         if name.startswith("file:") or name == "config":
             raise Unsupported(f"parameter {name[:80]!r} of the load call is not supported: upload a version instead")

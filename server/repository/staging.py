@@ -37,7 +37,7 @@ class StagedFile:
         return FileEntry(self._digest.hexdigest(), self._size)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append `data`; raises StorageFull or QuotaExceeded if the budget of uploads is used up."""
+        """Append `data`; raises StorageFull or QuotaExceeded if the budget of uploads is used up, and OSError."""
         assert self._fd is not None
         if self._claim is not None:
             self._claim.add(len(data))
@@ -73,7 +73,10 @@ class Staging:
         return {name: file.entry for name, file in self._files.items()}
 
     def create(self, name: str, *, counts: bool = True) -> StagedFile:
-        """Create a file; `counts`: its bytes count against the budget of uploads, as all uploaded bytes do."""
+        """Create a file; raises BadRequest if no file of a version may have this name.
+
+        `counts`: the bytes of the file count against the budget of uploads, as all uploaded bytes do.
+        """
         claim = self._claim if counts else None
         file = self._files[name] = StagedFile(self._fs, self.path / names.check_file(name), claim)
         return file
@@ -83,7 +86,7 @@ class Staging:
         self._claim.release()
 
     def seal(self, manifest: Manifest) -> None:
-        """Add the manifest and make everything durable."""
+        """Add the manifest, make all files durable, and close them; raises OSError."""
         self.create(MANIFEST, counts=False).write(manifest.dump())
         self.settle()
 

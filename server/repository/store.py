@@ -6,8 +6,9 @@
 
 A change is a write-ahead log entry. It has three steps, under one lock that all processes of the repository share: the
 files are made durable; the record is appended to the model's log and synced, which commits the change; the record is
-applied (folder renamed, `aliases.json` replaced). Each process that takes the lock first applies the last record if
-that is missing. Version, alias move, audit entry and idempotency key are one record, so a crash leaves all or none.
+applied (folder renamed, `aliases.json` replaced). Each process that takes the lock first applies the model's last
+record if a crash prevented that. Version, alias move, audit entry and idempotency key are one record, so a crash leaves
+all or none.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ Change = Callable[[Aliases], Aliases]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The caller that asks for a change, its idempotency key, and the namespace (`space`) of that key."""
+    """The caller that asks for a change, its idempotency key, and the namespace (`space`) of that key.
+
+    `fingerprint` identifies the content of the request: the same key with another fingerprint is refused.
+    """
 
     actor: str = ""
     key: str | None = None
@@ -87,12 +91,17 @@ class Outcome:
 
     @property
     def version(self) -> int:
-        """The version that was published, deleted, or that the alias names now."""
+        """The version that was published, adopted, deleted or put on trial, or that the alias names now."""
         return self.record.version
 
 
 class Store:
-    """One repository. Methods block; usable from several threads and processes at the same time."""
+    """One repository. Methods block; usable from several threads and processes at the same time.
+
+    Besides the errors that they name, changes raise Unavailable if the repository is read-only, locked for too long, or
+    its storage fails; StorageFull if the disk is full; Unprocessable if another request used the idempotency key; and
+    what `change` raises. An error means that nothing was changed, except if the storage fails after the commit.
+    """
 
     def __init__(
         self,
@@ -118,7 +127,11 @@ class Store:
     # start and stop
 
     def open(self) -> None:
-        """Apply or undo the changes that a crash interrupted; a repository that cannot be written opens read-only."""
+        """Apply or undo the changes that a crash interrupted; a repository that cannot be written opens read-only.
+
+        Raises FileNotFoundError if there is no folder, Unavailable if another process holds the lock for too long, and
+        OSError.
+        """
         if not self.root.is_dir():
             raise FileNotFoundError(f"model repository {self.root}: no such folder")
         try:
@@ -163,7 +176,7 @@ class Store:
         return folder
 
     def manifest(self, model: str, version: int) -> Manifest | None:
-        """Return a version's manifest, None for a hand-copied one; raises NotFound, DamagedDocument."""
+        """Return a version's manifest, None if it has none, as hand-copied ones; raises NotFound, DamagedDocument."""
         try:
             return read_manifest(self.folder(model, version))
         except FileNotFoundError:
@@ -209,7 +222,10 @@ class Store:
         return groups
 
     def audit(self, model: str) -> list[Record]:
-        """Return the changes in a model's log, oldest first; at most `journal.MAX_REMEMBERED`."""
+        """Return the newest changes in a model's log, oldest first; at most `journal.MAX_REMEMBERED`.
+
+        Raises as `Journal.snapshot`.
+        """
         return self._journal(model).snapshot()
 
     def find_key(self, model: str, origin: Origin) -> Outcome | None:
@@ -251,7 +267,7 @@ class Store:
         return self._change(model, origin, build)
 
     def adopt(self, model: str, version: int, manifest: Manifest, change: Change) -> Outcome:
-        """Adopt a hand-copied version: write its manifest if it has none, and log its number."""
+        """Adopt a hand-copied version: write its manifest if it has none, log its number, and apply `change`."""
 
         def build(state: Aliases) -> Record:
             if self.manifest(model, version) is None:
@@ -281,7 +297,8 @@ class Store:
     ) -> Outcome:
         """Apply `change`, which begins the trial of `version`, begins its next step, or ends it.
 
-        The `action` is canary, step, or one of promoted, rolled_back and cancelled.
+        The `action` is canary, step, or one of promoted, rolled_back and cancelled. Raises NotFound if the version is
+        needed afterwards and has no folder.
         """
 
         def build(state: Aliases) -> Record:
@@ -307,7 +324,7 @@ class Store:
     # details
 
     def _change(self, model: str, origin: Origin, build: Callable[[Aliases], Record]) -> Outcome:
-        """Make the change that `build` returns; none if its record has the present generation."""
+        """Make the change that `build` returns; none if its record has the present generation, or at a repetition."""
         self._check_writable()
         names.check_model(model)
         with storage_errors("writing"), self._lock.hold():
@@ -472,7 +489,7 @@ def _draft(path: Path) -> Path:
 
 
 def now_rfc3339() -> str:
-    """Return the time as RFC 3339 in UTC."""
+    """Return the present time as RFC 3339 in UTC, with milliseconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -26,7 +26,10 @@ def is_archive(start: bytes) -> bool:
 
 
 class TarUnpacker:
-    """Unpacks an archive that arrives in chunks of any size. `create` creates a file of this name in the version."""
+    """Unpacks an archive that arrives in chunks of any size, at most 64 files of `max_bytes` each.
+
+    `create` creates the file of a given name in the version.
+    """
 
     def __init__(self, create: Callable[[str], StagedFile], max_bytes: int) -> None:
         self._create = create
@@ -48,7 +51,7 @@ class TarUnpacker:
             rest = rest[self._consume(rest) :]
 
     def finish(self) -> None:
-        """Raises BadRequest if the archive ends within a file, or does not hold exactly one model or pipeline."""
+        """Raise BadRequest if the archive ends within a file, or does not hold exactly one model or pipeline."""
         if self._data_left or self._padding_left or self._header:
             raise BadRequest("archive: it ends within a file")
         if not is_version_content(self._names):

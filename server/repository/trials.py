@@ -1,4 +1,7 @@
-"""Begins and ends trials of candidates: by a call, by the guard's verdict, or when the live alias moves."""
+"""Begins, advances and ends trials of candidates, by calls and by the guard's verdict.
+
+A move of the live alias ends a trial, too: see `Aliases.moved`.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +52,17 @@ class Trials:
         return self._models.known(name).trial
 
     async def start(self, name: str, plan: CanaryPlan, origin: Origin) -> Outcome:
-        """Begin the trial of a version; raises NotFound, Conflict, or the error of loading it."""
+        """Begin the trial of a version; raises BadRequest, NotFound, Conflict, or the error of loading it.
+
+        BadRequest for a plan with values out of range; Conflict if no version is live, another trial is running, or
+        inputs or outputs differ from the live version's.
+        """
         model = self._models.check_changeable(self._models.known(name))
         origin = replace(origin, fingerprint=f"canary {plan.validate().to_json()}")
         return await self._loader.run_shielded(self._start(model, plan.asked(), origin))
 
     async def cancel(self, name: str, origin: Origin) -> Outcome:
-        """End a trial without promotion; the live version gets all requests again. Raises NotFound."""
+        """End a trial without promotion; the live version gets all requests again. Raises NotFound, Conflict."""
         model = self._models.known(name)
         origin = replace(origin, fingerprint="cancel")
         if (found := await asyncio.to_thread(self._store.find_key, name, origin)) is not None:
@@ -64,7 +71,7 @@ class Trials:
         return await self._loader.run_shielded(self._end(model, plan, "cancelled", "", origin))
 
     async def advance(self, model: LiveModel, plan: CanaryPlan, since: str, origin: Origin) -> Outcome:
-        """Begin a trial's next step, dated `since`; raises Conflict if that has happened or the trial has ended."""
+        """Begin a trial's next step, dated `since`; raises Conflict if that step has begun or the trial has ended."""
         number = plan.step + 1
 
         def change(state: Aliases) -> Aliases:

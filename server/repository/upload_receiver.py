@@ -38,7 +38,7 @@ class BodyWriter(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def finish(self) -> None:
-        """Check the end of the body; raises BadRequest if it is incomplete."""
+        """Check the end of the body; raises BadRequest if the body is incomplete or holds no valid version."""
         ...
 
 
@@ -52,7 +52,7 @@ class ModelWriter:
         self._file.write(data)
 
     def finish(self) -> None:
-        """Does nothing: a raw file has no length to check."""
+        """Do nothing: a raw file has no length to check."""
 
 
 def parse_content_digest(header: str) -> str:
@@ -68,7 +68,8 @@ async def receive_upload(store: Store, stream: AsyncIterable[bytes], max_bytes: 
 
     A body that is no tar archive becomes the model file unchecked. Raises TooLarge beyond `max_bytes`, UnsupportedMedia
     for a body that begins like another known format (zip, gzip, pickle, JSON ...), BadRequest if it is empty, no valid
-    archive, or its digest is not `sha256`, and StorageFull. After an error the staging folder is removed.
+    archive, or its digest is not `sha256`, StorageFull, QuotaExceeded or Unavailable. After an error the staging folder
+    is removed; otherwise the caller must discard it.
     """
     staging = await asyncio.to_thread(store.stage)
     try:

@@ -65,7 +65,10 @@ class Watcher:
                 log.exception("a change of the model repository could not be applied")
 
     async def poll(self) -> None:
-        """Reload versions after device faults; look once, and sync models whose folders changed or that are retried."""
+        """Reload versions after device faults; look once, and sync models whose folders changed or that are retried.
+
+        Raises OSError if the repository cannot be read.
+        """
         await self._rollout.renew()
         looks = await asyncio.to_thread(self._look)
         changed = {name for name in looks if self._looks.get(name) != looks[name]}

@@ -57,7 +57,7 @@ class WorkerPool:
             self._update_shared()
 
     def promise(self, tenant: Tenant, share: float | None) -> None:
-        """Set a model's share of the workers' time while models compete; None: an equal part of the remainder."""
+        """Set a model's share (0 to 1) of the workers' time under contention; None: an equal part of the remainder."""
         tenant.share = share
         self._update_shared()
 
@@ -69,7 +69,8 @@ class WorkerPool:
     def submit(self, job: Job, result: Result, ended: Ended, tenant: Tenant | None = None) -> None:
         """Run `job`, which yields results, on a worker thread, for a tenant (default: one of its own).
 
-        On the running event loop `result` is called with each result, and `ended` after the last one.
+        On the running event loop, `result` is called with each result, and `ended` after the last one. `job` must not
+        raise an exception.
         """
         self.busy += 1
         tenant = tenant or Tenant()

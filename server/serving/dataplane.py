@@ -28,19 +28,21 @@ class Resolver(Protocol):
     def resolve(self, model: str, version: str = "") -> Servable:
         """Return the servable of a version: "" is the live version, digits a version number, otherwise an alias.
 
-        Raises `NotFound` for an unknown model or version, `Unavailable` for one that is not loaded.
+        Raises `NotFound` for an unknown model or version, `Unavailable` for one that is not loaded (while the server
+        starts, also for an unknown model), and `BadRequest` for a malformed version.
         """
         ...
 
     def route(self, model: str, version: str = "", key: str = "") -> Servable:
         """Return the servable that answers a request: as `resolve`, but without a version it may be the candidate.
 
-        During a canary, requests with the same `key` go to the same version.
+        During a canary, requests with the same `key` (not empty) go to the same version; when the candidate's share
+        grows, further keys go to the candidate.
         """
         ...
 
     def settled(self, model: str, version: str = "") -> Servable | None:
-        """Return the servable that `route` would return, None if it depends on the request or is an error."""
+        """Return the servable that `route` would return; None if that depends on the request, or if `route` raises."""
         ...
 
     def servables(self) -> Iterable[Servable]:
@@ -97,7 +99,7 @@ class DataPlane:
         return "live versions are not in memory" if self._strict and self.missing_versions() else ""
 
     def resolve(self, model: str, version: str = "") -> Servable:
-        """Return the servable of a version or alias; raises NotFound, Unavailable, BadRequest for malformed ones."""
+        """Return the servable of a version or alias, as `Resolver.resolve`, with the same errors."""
         return self.registry.resolve(model, version)
 
     def route(self, model: str, version: str = "", *, key: str, authorization: str, address: str) -> Admitted:
@@ -113,10 +115,10 @@ class DataPlane:
             raise with_suggestion(error, self.authority.caller(authorization)) from None
 
     def route_if_overloaded(self, model: str, version: str, authorization: str) -> Admitted | None:
-        """While requests are being refused: return servable and key id, to refuse a request before reading it.
+        """While requests are being refused: return servable and key id, so that a request can be refused unread.
 
-        The id is empty if no key is needed. None: the request must be read in any case. Raises Unauthorized and
-        Forbidden.
+        The id is empty if no key is needed. None: the request must be read in any case. Raises Unauthorized or
+        Forbidden if the caller may not run the model.
         """
         if not self.refusing_ticks or self.tracing is not None:  # traces record refused requests too
             return None
@@ -125,7 +127,7 @@ class DataPlane:
         return None if servable is None else (servable, key)
 
     def is_ready(self, model: str, version: str = "") -> bool:
-        """Whether this version is loaded; raises NotFound for an unknown model or version."""
+        """Whether this version is loaded; raises NotFound for an unknown one, BadRequest for a malformed one."""
         try:
             self.registry.resolve(model, version)
         except Unavailable:
@@ -137,7 +139,11 @@ class DataPlane:
         self.refusing_ticks = max(0, self.refusing_ticks - 1)
 
     async def infer(self, request: InferRequest) -> InferResult:
-        """Answer one request; if the task is cancelled, a waiting request is taken out of its queue."""
+        """Answer one request of this process, without authorization or quotas.
+
+        Raises BadRequest for inputs or outputs that do not fit the model, and for classification, otherwise the errors
+        of `Resolver.route` and `execute`. If the task is cancelled, a waiting request is taken out of its queue.
+        """
         servable = self.registry.route(request.model, request.version, request.sticky_key)
         signature = servable.signature
         group = signature.group_of(request.inputs)
@@ -148,7 +154,11 @@ class DataPlane:
         return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
 
     def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
-        """Queue a request; raises Overloaded, DeadlineExceeded or QuotaExceeded if it is not admitted."""
+        """Charge a request to its client's quotas, queue it, and trace it; `traceparent`: that header, may be empty.
+
+        Raises QuotaExceeded, and what `Servable.submit` raises; then the request has no other outcome. The request may
+        run before this returns.
+        """
         if self.quotas is not None or servable.rules.quotas is not None:
             self.charge(servable, entry.client, entry.rows, entry.charged_rows)
         refused = self.tracing.watch(entry, servable.ref, traceparent) if self.tracing is not None else None

@@ -98,8 +98,8 @@ class Servable:
     def submit(self, entry: Entry) -> None:
         """Queue a request, or answer it from the cache; raises Overloaded or DeadlineExceeded if it is not admitted.
 
-        Raises BadRequest for padded inputs of unequal lengths. A large request that is looked up in the cache gets such
-        an error as its outcome instead.
+        Raises BadRequest for padded inputs of unequal lengths; a pipeline also raises the errors of its first steps. A
+        large request that is looked up in the cache gets such an error as its outcome instead.
         """
         if self.lookup is not None:
             self.lookup.submit(entry)
@@ -112,7 +112,10 @@ class Servable:
         self.batcher.submit(entry)
 
     def turn_away(self, group: BatchGroup, nbytes: int, timeout: float | None, client: str) -> ServerError | None:
-        """Return the error with which `submit` would refuse an unread request, and count it; None: read it."""
+        """Return the error with which `submit` would refuse an unread request, and count it; None: read it.
+
+        `nbytes`: the bytes of its inputs; `timeout` in seconds. Always None with a response cache.
+        """
         if self.lookup is not None:
             return None
         now = monotonic()
@@ -125,7 +128,10 @@ class Servable:
     def configure(
         self, policy: BatchPolicy, max_items: int | None = None, max_bytes: int | None = None, cache_bytes: int = 0
     ) -> None:
-        """Set the batching policy, the limits of the queue (None: the server's settings) and the size of the cache."""
+        """Set the batching policy, the limits of the queue (None: the server's settings) and the bytes of the cache.
+
+        0 bytes: no cache. A cache of another size starts empty.
+        """
         self.batcher.configure(policy)
         self.batcher.admission.limit(max_items, max_bytes)
         if cache_bytes != (self.lookup.cache.max_bytes if self.lookup is not None else 0):

@@ -21,7 +21,7 @@ _LONGEST = 256  # characters of a field that the client chooses
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request and its outcome; `status` is HTTP's number or gRPC's name, `seconds` the time since it was read."""
+    """A request and its outcome; `status` is HTTP's number or gRPC's name, `seconds` the duration (None: unknown)."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class ServedRequest:
 
 
 class AccessLog:
-    """Writes the access log. `share`: the sampled share of successful requests; `most`: lines per second."""
+    """Writes the access log. `share`: the sampled share, 0 to 1, of successful requests; `most`: lines per second."""
 
     def __init__(self, choice: Choice, share: float = 1.0, most: float = 100.0) -> None:
         self.every = choice == "all"

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class MonitoredDisk(Protocol):
-    """A folder's file system; `kept` bytes of it are kept free."""
+    """A folder's file system; `kept` bytes of it are kept free. `free`: the free bytes, None if unknown."""
 
     name: str
     kept: int
@@ -20,7 +20,7 @@ class MonitoredDisk(Protocol):
 
 
 class SpaceMetrics(Collector):
-    """Collects the free bytes of each folder, and whether uploads are refused."""
+    """Collects the free bytes of each folder, if known, and whether uploads are refused."""
 
     def __init__(self, spaces: Sequence[MonitoredDisk]) -> None:
         self._spaces = spaces

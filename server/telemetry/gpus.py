@@ -37,7 +37,7 @@ class GpuMetrics(Collector):
     """Collects the readings of all GPUs of the machine; nothing without NVML or a driver."""
 
     def __init__(self, nvml: Any | None = None) -> None:
-        """`nvml`: the initialized module `pynvml`, default that of `management_library`."""
+        """`nvml`: the initialized module `pynvml`, default that of `management_library`. NVMLError if a GPU is lost."""
         library = nvml or management_library()
         self._gpus = {} if library is None else dict(_gpus(library))
         self._nvml: Any = library

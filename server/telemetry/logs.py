@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")  # candidates only: `_escape` keeps p
 
 
 class Caller(NamedTuple):
-    """The ids of the request that the current task works for; empty outside of requests."""
+    """The ids of the request that the current task works for; empty outside of requests, and for inference."""
 
     request_id: str = ""
     trace_id: str = ""
@@ -47,9 +47,10 @@ def parse_trace_id(traceparent: str) -> str:
 
 
 def configure(form: LogFormat, level: str, stream: TextIO | None = None) -> None:
-    """Write all log records of this process to `stream` (default: stderr), in one format.
+    """Write all log records of this process to `stream` (default: stderr), in one format; replaces earlier handlers.
 
-    `auto` is text on a terminal, otherwise JSON. Records of other libraries are logged from level warning on.
+    `auto` is text on a terminal, otherwise JSON. `level` is a name, such as "info", for Lathe and uvicorn; records of
+    other libraries are logged from level warning on.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)

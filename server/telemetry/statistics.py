@@ -107,7 +107,7 @@ class Statistics:
     load_seconds: float = 0.0  # of the latest load; set by the loader
 
     def ran(self, batch: BatchResult, waits: list[float], failed: int) -> None:
-        """Record one batch, with the seconds that each of its requests waited, and the number of failed requests."""
+        """Record one batch. `waits`: the seconds that each request waited; `failed`: the number of failed requests."""
         requests = len(waits)
         whole = batch.scattered - batch.started
         self.execution_count += batch.executions
@@ -147,7 +147,7 @@ class Statistics:
         found.add(seconds)
 
     def refused(self, code: str) -> None:
-        """Count a request that was never executed."""
+        """Count a request that was never executed, by the code of its error."""
         self.failures[code] += 1
         self.fail.count += 1
 

@@ -1,9 +1,10 @@
 """Traces of requests for OpenTelemetry: a span per request, with child spans of queue, batch and kernels.
 
-The client's W3C `traceparent` header decides whether a request is recorded; of requests without it a share is. Spans
-are written after a request has ended, from the times that its batch notes in any case, so a request that is not
-recorded costs nothing. Only a batch with a recorded request takes times of its kernels. Kernel spans are written once
-per batch, below its first request's span; the batch spans of its other requests link to that one.
+The client's W3C `traceparent` header decides whether a request is recorded; of requests without that header, a share is
+recorded. Spans are written after a request has ended, from the times that its batch notes in any case, so a request
+that is not recorded costs little. Only a batch with a recorded request takes times of its kernels. Kernel spans are
+written once per batch, below the batch span of its first recorded request; the batch spans of the other requests link
+to that batch span.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Lowerings of ONNX Runtime's contributed operators (domain `com.microsoft`), and of Gradient, to ONNX operators."""
+"""Lowerings of ONNX Runtime's contributed operators (domain `com.microsoft`) to ONNX operators.
+
+Also of Gradient, of experimental operators that ONNX has removed, and of DynamicQuantizeLinear.
+"""
 
 from lathe.core.frontends.contrib import (
     attention,

@@ -67,6 +67,7 @@ def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Attention of queries [B,S,N*D] over keys and values, [B,L,N*D] or already split into heads, [B,N,L,D].
 
     Cached keys and values (inputs 6 and 7) are put before them; outputs 1 and 2 are the concatenations.
+    UnsupportedError if queries, keys and values are not three inputs.
     """
     if node.input(1) is None or node.input(2) is None or node.rank(0) != 3:
         raise UnsupportedError("has its queries, keys and values in one tensor, expected three", where=node.where)
@@ -85,7 +86,7 @@ def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 def _parts(e: Emitter, node: OnnxNode, x: Value) -> list[Value]:
     """Split `x` into queries, keys and values, which are concatenated along its last axis.
 
-    Their widths are the attribute `qkv_hidden_sizes`, or a third each.
+    Their widths are the attribute `qkv_hidden_sizes`, or a third each; UnsupportedError if the axis has no known width.
     """
     sizes: Any = node.attrs.get("qkv_hidden_sizes")
     if sizes is None:
@@ -133,9 +134,9 @@ def score_scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
 
 
 def _score_bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask: Value | None, bias: Value | None) -> Value | None:
-    """The sum of `mask` and causal mask (both additive) and `bias`, to add to the scores; None if all are absent.
+    """The term to add to the scores: the sum of `bias`, `mask` and a causal mask; None if all three are absent.
 
-    There is a causal mask if the attribute `unidirectional` is set.
+    Both masks become additive (`_mask_bias`). There is a causal mask if the attribute `unidirectional` is set.
     """
     terms = [] if bias is None else [bias]
     if mask is not None:
@@ -146,7 +147,7 @@ def _score_bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask: Value | No
 
 
 def _mask_bias(e: Emitter, node: OnnxNode, keep: Value, like: Value) -> Value:
-    """An additive mask of the type of `like`: 0 where `keep` is true, else `mask_filter_value` (default -10000)."""
+    """An additive mask of the type of `like`: 0 where `keep` is true, `mask_filter_value` (-10000) elsewhere."""
     filtered = constant(e, node.attrs.get("mask_filter_value", _MASKED), like)
     return e("Where", keep, constant(e, 0.0, like), filtered)
 
@@ -183,7 +184,8 @@ def _causal_mask(e: Emitter, q: Value, k: Value) -> Value:
 def _embed_layer_norm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """LayerNormalization of the sum of word, position and segment embeddings.
 
-    Output 1 is the sum of the mask for each sequence, that is its number of words; output 2 is the sum of embeddings.
+    Output 1 is the sum of the mask for each sequence, that is its number of words, or 0 without a mask; output 2 is the
+    sum of embeddings.
     """
     ids, segments = node.required(0), node.input(1)
     position_ids = node.input(8)

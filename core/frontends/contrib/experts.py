@@ -72,7 +72,10 @@ def _float_layer(node: OnnxNode, at: int) -> _Layer | None:
 
 
 def _dequantized_layer(e: Emitter, node: OnnxNode, number: int) -> _Layer | None:
-    """Layer fc1, fc2 or fc3 (`number`) of all experts, with dequantized weight; None if the node has no such layer."""
+    """Layer fc1, fc2 or fc3 (`number`) of all experts, with dequantized weight; None if the node has no such layer.
+
+    UnsupportedError unless weights and zero points are constants of 4 or 8 bits, with scales per row or block.
+    """
     at = 3 * number - 1
     weight, scales, points = node.input(at), node.input(at + 1), node.input(10 + number)
     if weight is None:
@@ -192,8 +195,8 @@ def _activation(e: Emitter, node: OnnxNode, kind: str, y: Value) -> Value:
 def _gate_and_value(e: Emitter, node: OnnxNode, first: _Layer, third: _Layer | None) -> tuple[_Layer, _Layer]:
     """The layers that compute gates and values for SwiGLU: `first` and `third`, or the two halves of `first`.
 
-    It has the rows of both if `swiglu_fusion` is 1 (alternating) or 2 (gates first). UnsupportedError if that does not
-    fit the presence of `third`.
+    Without `third`, `first` has the rows of both: alternating if `swiglu_fusion` is 1, gates first if it is 2. With
+    `third`, `swiglu_fusion` must be 0. UnsupportedError for other combinations.
     """
     fusion = node.attrs.get("swiglu_fusion", 0)
     if third is not None and fusion == 0:

@@ -59,7 +59,10 @@ def _with_name(e: Emitter, node: OnnxNode, value: Value, name: str) -> Value:
 
 
 def _heads(e: Emitter, node: OnnxNode) -> list[Value]:
-    """Queries [B,G*K,S,D], keys and values [B,K,S,D], from three inputs or from one that has all three."""
+    """Queries [B,G*K,S,D], keys and values [B,K,S,D], from three inputs or from one that has all three.
+
+    UnsupportedError if the width of a single input is not known.
+    """
     heads, shared = _head_counts(node)
     if node.input(1) is not None and node.input(2) is not None:
         given = [node.required(index) for index in range(3)]

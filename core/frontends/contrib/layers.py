@@ -114,7 +114,7 @@ def _expand_dims(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
 @lowers("FusedMatMul", "TransposeMatMul")
 def _scaled_matmul(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """alpha * A @ B, where A and B may have their last two axes transposed."""
+    """alpha * A @ B, where A and B may have their last two axes transposed; UnsupportedError for other transposes."""
     operands = [_operand(e, node, index, name) for index, name in ((0, "transA"), (1, "transB"))]
     if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
         raise UnsupportedError("transposes its batch axes", where=node.where)

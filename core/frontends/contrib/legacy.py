@@ -57,7 +57,7 @@ def _crop(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """Images [N,C,H,W] without the numbers of pixels in `border` (left, top, right, bottom).
 
     With the attribute `scale` (height, width), the result has this size and begins after left and top; right and bottom
-    are ignored.
+    are ignored. ModelError for other numbers of elements.
     """
     border: Any = node.attrs.get("border", ())
     size: Any = node.attrs.get("scale", ())

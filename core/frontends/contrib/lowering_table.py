@@ -22,13 +22,14 @@ _LOWERINGS: dict[tuple[str, str], Lowering] = {}
 def find_lowering(domain: str, op: str) -> Lowering | None:
     """The function that lowers an operator: given a node, it emits ONNX operators and returns the node's outputs.
 
-    None if the operator has no lowering.
+    None if the operator has no lowering. The function raises UnsupportedError for inputs, attributes and unknown
+    extents that it does not support, and ModelError for invalid ones.
     """
     return _LOWERINGS.get((domain, op))
 
 
 def lowered_operators() -> list[str]:
-    """The sorted names of lowered operators: those of `com.microsoft`, and of the default domain if ONNX lacks them."""
+    """The sorted names of lowered operators of `com.microsoft`, and of those of the default domain that ONNX lacks."""
     return sorted(op for domain, op in _LOWERINGS if domain == DOMAIN or (domain == "" and not onnx.defs.has(op)))
 
 

@@ -176,9 +176,9 @@ def _dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
 def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """A [..,K] times the transpose of a constant weight [N,K] of 4 or 8 bits, quantized in blocks along K, plus bias.
 
-    The weight is uint8 [N,blocks,bytes per block]; each block has a scale.
-
-    Zero points are packed like the weights, or floats. Without them, the middle of the range represents zero.
+    The weight is uint8 [N,blocks,bytes per block]; each block has a scale. Zero points are packed like the weights, or
+    floats. Without them, the middle of the range represents zero. UnsupportedError unless weight and zero points are
+    constants, `bits` is 4 or 8, and a block has at least 16 elements.
     """
     refuse_attributes(node, "weight_prepacked")
     sizes = [node.attrs.get(name) for name in ("K", "N", "bits", "block_size")]
@@ -206,6 +206,7 @@ def _bits_and_bytes_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
     Each number is the index of one of 16 floats, which is multiplied by the largest magnitude of its block: of
     `block_size` consecutive elements of the flattened weight. With `transB` 0 the weight is not transposed.
+    UnsupportedError if the weight is no constant, or for other values of `quant_type` than 0 (FP4) and 1 (NF4).
     """
     given: dict[str, Any] = {"transB": 1, **node.attrs}
     n, k, block = (given[name] for name in ("N", "K", "block_size"))

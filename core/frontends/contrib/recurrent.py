@@ -23,7 +23,8 @@ def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """DynamicQuantizeLSTM: ONNX's LSTM with quantized weights [directions,inputs,4*hidden size]; returns Y, Y_h, Y_c.
 
     ONNX Runtime quantizes the other factor of each product dynamically to uint8: X once, and the state of the whole
-    batch in every step. So the rows of a batch depend on each other.
+    batch in every step. So the rows of a batch depend on each other. UnsupportedError for `clip`, sequence lengths,
+    peepholes, activations other than an LSTM's default, and an unknown hidden size.
     """
     refuse_attributes(node, "clip")
     if node.input(4) is not None or node.input(7) is not None:

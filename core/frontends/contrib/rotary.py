@@ -57,8 +57,8 @@ def _select_streams(e: Emitter, tables: Value, stream: Any) -> Value:
 def _pair_streams(node: OnnxNode, half: int) -> Any:
     """The stream (0 to 2) of each of the `half` pairs of elements: an int64 array.
 
-    Its sections have the lengths in `mrope_section`, or the streams alternate if `mrope_layout` is 1. ModelError unless
-    the three lengths add up to `half`.
+    Each stream has one section of consecutive pairs, of its length in `mrope_section`, or the streams alternate if
+    `mrope_layout` is 1. ModelError unless the three lengths add up to `half`.
     """
     sizes: Any = node.attrs.get("mrope_section", ())
     if len(sizes) != _STREAMS or sum(sizes) != half:
@@ -72,7 +72,10 @@ def _pair_streams(node: OnnxNode, half: int) -> Any:
 
 
 def _half(node: OnnxNode) -> int:
-    """Half the number of rotated elements per head: the width of the tables of cosines and sines."""
+    """Half the number of rotated elements per head: the width of the tables of cosines and sines.
+
+    UnsupportedError if it is not known.
+    """
     width = node.required(2).shape[-1]
     if not isinstance(width, int):
         raise UnsupportedError("needs to know the size of a head", where=node.where)
@@ -80,7 +83,7 @@ def _half(node: OnnxNode) -> int:
 
 
 def _heads(e: Emitter, node: OnnxNode) -> Value:
-    """The first input as [B,N,S,D]. If only a part of each head is rotated, the attribute `num_heads` is required."""
+    """The first input as [B,N,S,D]. ModelError if only a part of each head is rotated and `num_heads` is absent."""
     x, heads = node.required(0), node.attrs.get("num_heads", 0)
     if node.rank(0) != 3:
         return x

@@ -80,7 +80,7 @@ def _copy_pixel(k: Kernel, spec: AmxSpec, pixel: Pointer, place: Pointer) -> Non
 
 
 def _split(k: Kernel, values: Val, count: int) -> list[Val]:
-    """`count` vectors of bfloat16 pairs, as words, that add up to the float32 `values`."""
+    """`count` vectors of bfloat16 pairs, as words, whose sum approximates the float32 `values`."""
     parts = []
     for number in range(count):
         narrow = k.ops.cast(values if number else _clamped(k, values), DType.BFLOAT16)

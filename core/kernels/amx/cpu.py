@@ -90,8 +90,8 @@ class _Amx:
     def _shapes(self) -> list[Shape]:
         """The shapes of all tiles: 2 x 2 tiles of sums (0 to 3), the left factor's (4, 5), the right factor's (6, 7).
 
-        A matrix with fewer rows than a block gets smaller tiles. A larger one ends with a block that overlaps the block
-        before.
+        A matrix that is read in place and has fewer rows than a block gets smaller tiles. A larger one ends with a
+        block that overlaps the block before.
         """
         k, step = self.kernel, self.spec.step
         upper: Val | int = TILE
@@ -172,7 +172,7 @@ class _Amx:
         def block(first: Val, height: int) -> None:
             """Emit the block of `height` rows of tiles from result `first` of the band on.
 
-            If it would exceed the last row of a matrix, its tiles begin further up, if rows suffice.
+            If that block would exceed the last row of a matrix, its tiles begin further up, if rows suffice.
             """
             stop, place = k.ops.min(first + BLOCK, band.size), first
             if not self.spec.copies:
@@ -223,7 +223,10 @@ class _Amx:
     def _step(
         self, left: list[list[Pointer]], row_step: Val | int, panel: _Panel, block: _Block, number: Val, width: int
     ) -> None:
-        """Add the products of at most two tiles of the left factor by at most two of the weights, part by part."""
+        """Add the products of at most two tiles of the left factor by at most two of the weights, part by part.
+
+        Meanwhile some lines of the next panel of weights are prefetched.
+        """
         k, spec = self.kernel, self.spec
         weights = panel.weights.at(number * (spec.parts * width * spec.tile_words))
         loaded: dict[int, Pointer] = {}

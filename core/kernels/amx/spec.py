@@ -4,8 +4,9 @@ A block is 32 rows by 32 columns of results in four tile registers. Each step do
 factor and two of the weights, and multiplies each pair. This keeps the multiplier busy, and loads take half of its
 time. Weights are packed tile after tile in the order in which a block reads them.
 
-The rows of a matrix product are read in place. A convolution first copies a band of its image in the layout
-`FlatImages`: for each place of the window, the pixels of a tile's rows are then evenly spaced.
+The rows of a matrix product are read in place, unless they are float32: these are copied, split as described below. A
+convolution first copies a band of its image in the layout `FlatImages`: for each place of the window, the pixels of a
+tile's rows are then evenly spaced.
 
 A float32 is split into a sum of three bfloat16 numbers, x = x0 + x1 + x2, each with the next 8 bits. Six products make
 one of float32: x0 y0, x1 y0, x0 y1, x2 y0, x1 y1, x0 y2. The omitted ones are below 2^-24 |x y| (Henry, Tang and
@@ -58,8 +59,9 @@ class AmxSpec(KernelSpec):
     """Y = finish(A B).
 
     A has `rows` rows of `depth` words, `row_step` words apart. With windows, A consists of images with `depth` words
-    per pixel, and `rows` counts images. With more than one of `parts`, A and B are float32, each split into that many
-    bfloat16 numbers: a word then stands for two float32, and A is always copied.
+    per pixel; `rows` counts images, and `row_step` is their distance. With more than one of `parts`, A and B are
+    float32, each split into that many bfloat16 numbers. Then a word of `depth` stands for two float32, `row_step`
+    counts float32, and A is always copied.
 
     A task computes a band for all panels of weights: `band` rows, or the lines of a `FlatImages`.
     """
@@ -148,10 +150,10 @@ class Tap(NamedTuple):
 class FlatImages:
     """The layout of copied images: one sequence of pixels, with padding pixels between lines and images.
 
-    A stride s gives up to s x s planes, one for each pair of remainders of the two coordinates. For the result at (y,
-    x), place (i, j) of the window reads line y + i', column x + j' of its plane. Lines are `pitch` pixels apart, and
-    padding on the right of a line is also that on the left of the next line. A band has `lines` lines of results of one
-    image, or all lines of several images.
+    A stride s gives up to s x s planes, one for each pair of remainders, modulo s, of the padded coordinates of pixels.
+    For the result at (y, x), place (i, j) of a window with dilation d reads line y + i*d // s, column x + j*d // s of
+    the plane with the remainders of i*d and j*d. Lines are `pitch` pixels apart. Padding on the right of a line is also
+    that on the left of the next line. A band has `lines` lines of results of one image, or all lines of several images.
     """
 
     windows: tuple[Window, ...]
@@ -191,7 +193,7 @@ class FlatImages:
 
     @property
     def plane_pixels(self) -> int:
-        """Pixels per plane, with a block more, since the last block may read beyond the last result."""
+        """Pixels per plane, with a line of padding and a block more: the last block may read beyond the last result."""
         lines = (self.images - 1) * self.image_pitch + (self.image_lines + 1) * self.pitch
         return lines + BLOCK
 
@@ -250,7 +252,7 @@ def _shared(window: Window) -> int:
 
 
 def words_per_step(depth: int) -> int | None:
-    """The largest divisor of `depth` up to 16, as the words per tile; None if it is below 8."""
+    """The words of the depth that a tile covers: the largest divisor of `depth` up to 16; None if it is below 8."""
     return next((words for words in range(min(depth, TILE), _LEAST_WORDS - 1, -1) if depth % words == 0), None)
 
 
@@ -310,8 +312,9 @@ def _call(request: Request) -> KernelCall | None:
 def _spec(plain: KernelSpec, request: Request) -> AmxSpec | None:
     """The AMX spec of the product that `plain`, a spec for vector registers, computes.
 
-    None if tiles cannot compute it, or the machine's tiles do not take its element type. float32 is split only if
-    the request allows algorithms other than the definition.
+    None if tiles cannot compute it, if the machine's tiles do not take its element type, or if a float32 product would
+    mostly read weights (`_is_streamed`). float32 is split only if the request allows algorithms other than the
+    definition.
     """
     whole = _unsplit_spec(plain)
     if whole is None:
@@ -335,9 +338,9 @@ def _is_streamed(whole: AmxSpec) -> bool:
 
 
 def _unsplit_spec(plain: KernelSpec) -> AmxSpec | None:
-    """The AMX spec of the product or convolution that `plain` computes, with the smallest band and unsplit elements.
+    """The AMX spec of the product or convolution that `plain` computes, with unsplit elements.
 
-    None if tiles cannot compute it.
+    Its band is one block of rows, or one image. None if tiles cannot compute the node.
     """
     match plain:
         case GemmSpec(packed=True, a_step=1, y_step=1, nest=nest) if not any(nest.strides[1]):
@@ -410,7 +413,7 @@ def _row_bytes(whole: AmxSpec, nbytes: int) -> int:
 
 
 def _order(node: Node) -> tuple[int, ...] | None:
-    """The permutation that makes a product's weights [..., K, N]; empty if they are already, None for a convolution."""
+    """The permutation that makes a product's weights [..., K, N]; empty if none is needed, None for a convolution."""
     return None if "Conv" in node.op else perm_attribute(node, "perm_b") or ()
 
 

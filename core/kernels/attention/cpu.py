@@ -1,7 +1,7 @@
 """Attention with a query per lane: a task is a block of queries of one head, with scores in scratch as [keys][queries].
 
-The maximum and the sum of a softmax need no operation across lanes. Keys and values are read in place; only the block
-of queries is packed.
+The maximum and the sum of a softmax need no operation across lanes. The block of queries is packed. Keys and values are
+read in place, except that contiguous float16 keys are first converted to float32 in scratch, a tile at a time.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Block:
         )
 
     def _words(self, place: Pointer) -> Pointer:
-        """The address `place` of elements of K as an address of packed words of the first product."""
+        """The address `place` of elements of Q or K as an address of words of the first product."""
         return place if self.spec.element is F32 else place.view(word_dtype(self.spec.element))
 
     def _apply_epilogue(self, score: Val, key: Val, v: int) -> Val:

@@ -1,4 +1,4 @@
-"""Attention on a GPU: a program keeps its queries in registers and reads the keys once.
+"""Attention on a GPU: a program keeps its queries in registers and reads keys and values once.
 
 Sums are rescaled whenever a greater score appears (T. Dao et al. 2022, "FlashAttention").
 """

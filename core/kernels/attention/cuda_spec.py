@@ -74,7 +74,7 @@ class AttentionSpec(KernelSpec):
 
 
 def attention(request: Request) -> KernelCall | None:
-    """Selector of attention of floats whose depth and columns are numbers of at most 256.
+    """Selector of attention of float32, float16 and bfloat16 whose depth and columns are numbers of at most 256.
 
     None also if no tile fits the GPU's shared memory.
     """
@@ -125,7 +125,7 @@ def _calls(request: Request) -> Iterator[KernelCall]:
 def tiles(
     target: GpuTarget, queries: Dim, keys: Dim, depth: int, columns: int, dtype: DType
 ) -> tuple[AttentionTile, ...]:
-    """The tiles to offer, preferred ones first: those that fit shared memory and exceed neither queries nor keys.
+    """At most three tiles, preferred ones first: they fit shared memory and exceed neither queries nor keys.
 
     Numbers of queries and keys are padded to powers of two for this comparison.
     """

@@ -1,8 +1,8 @@
 """Attention with a row of scores for each query: a task is a block of queries of one head.
 
 A vector holds scores of adjacent keys, so no lane is empty however few queries there are, and extras for each pair of
-query and key are contiguous. All queries of a block are multiplied by a few keys while those are in the first-level
-cache, so keys are read from memory once.
+query and key are contiguous. All queries of a block are multiplied by a few keys while these keys are in the
+first-level cache, so each block reads the keys from memory once.
 """
 
 from __future__ import annotations

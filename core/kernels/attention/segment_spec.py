@@ -25,12 +25,14 @@ _USUAL_LENGTH = 64  # of a sequence, assumed for costs, since lengths are data
 
 @dataclass(frozen=True)
 class SegmentAttentionSpec(KernelSpec):
-    """Attention as in AttentionSpec; the queries and keys of sequence s are tokens `offsets[s]` to `offsets[s + 1]`.
+    """Attention as in AttentionSpec; the queries and keys of sequence s are its own tokens.
 
-    The operands of `batch` are Q, K, V, the extras and Y. Steps are strides between tokens; Q, K, V and Y are
-    contiguous along a token's columns. Pairs of `extra_steps` are strides along (query, key). `scores` are the register
-    tiles of the first product for blocks of 1, 2, ... vectors of queries: their rows are keys. `values` is the tile of
-    the second product: its rows are queries. If `guarded`, queries whose weights are NaN get zeros.
+    These are the tokens from `offsets[s]` up to, but without, `offsets[s + 1]`, where `offsets` is input 3 of the
+    operator SegmentAttention. The operands of `batch` are Q, K, V, the extras and Y. Steps are strides between tokens;
+    Q, K, V and Y are contiguous along a token's columns. Pairs of `extra_steps` are strides along (query, key).
+    `scores` are the register tiles of the first product for blocks of 1, 2, ... vectors of queries: their rows are
+    keys. `values` is the tile of the second product: its rows are queries. If `guarded`, queries whose weights are NaN
+    get zeros.
     """
 
     family: ClassVar[str] = "segment_attention"
@@ -60,7 +62,7 @@ class SegmentAttentionSpec(KernelSpec):
 
     @property
     def scratch_parts(self) -> tuple[Dim, Dim]:
-        """Elements of scratch: packed queries with a number per query, and scores of the longest possible sequence."""
+        """Float32 elements of scratch: packed queries with a number per query, and scores of the longest sequence."""
         return (self.depth + 1) * self.block, symbol("n") * self.block
 
 

@@ -65,9 +65,9 @@ class AttentionSpec(KernelSpec):
 
     @property
     def element(self) -> DType:
-        """The element type in words of the first product: bfloat16 if pairs are adjacent, otherwise float32.
+        """The element type in words of the first product: bfloat16 if it can read adjacent pairs, otherwise float32.
 
-        float16 is converted to float32 where it is packed.
+        Other narrow floats are converted to float32 where they are packed or loaded.
         """
         paired = self.depth % 2 == self.q_steps[0] % 2 == self.k_steps[0] % 2 == 0
         return self.dtype if self.dtype is BF16 and paired and self.q_steps[1] == self.k_steps[1] == 1 else F32
@@ -88,7 +88,10 @@ class AttentionSpec(KernelSpec):
 
     @property
     def scratch_parts(self) -> tuple[int, Dim, int, int]:
-        """Elements of scratch: packed queries, scores, one number per query of a block, and widened keys."""
+        """Float32 elements of scratch: packed queries, scores, one number per query of a block, and widened keys.
+
+        TypeError if the number of keys is dynamic.
+        """
         columns = self.scores.columns
         widened = self.scores.rows * row_pitch(self.depth, self.scores) if self.widens else 0
         return self.depth * columns, self.known_keys * columns, columns, widened
@@ -155,7 +158,7 @@ class QueryRowsSpec(AttentionSpec):
 
     @property
     def scratch_parts(self) -> tuple[int, Dim, int, int]:
-        """Elements of scratch: copied queries, scores, a panel of keys, and one number per query."""
+        """Float32 elements of scratch: copied queries, scores, a panel of keys, and one number per query."""
         copied = self.block * self.depth if self.copies else 0
         panel = self.depth * self.scores.columns if self.repacks else 0
         return copied, self.block * self.key_pitch, panel, self.block
@@ -173,10 +176,10 @@ def whole_vectors(count: int, tile: Tile) -> int:
 
 
 def attention(request: Request) -> KernelCall | None:
-    """Selector of attention of float32, bfloat16 or float16 with contiguous V and Y.
+    """Selector of attention of float32, bfloat16 or float16 whose V and Y are contiguous along the columns.
 
-    Depth, columns and strides must be numbers, but not the strides of extras between queries. The number of keys may be
-    dynamic if keys are contiguous; the number of queries may be dynamic in dynamic-shape code.
+    Depth, columns and strides within a head must be numbers, but not the strides of extras between queries. The number
+    of keys may be dynamic if each key is contiguous; the number of queries may be dynamic in dynamic-shape code.
     """
     node = request.node
     if not _is_covered(node):
@@ -262,7 +265,7 @@ def _is_covered(node: Node) -> bool:
 
 
 def operand_of(request: Request, index: int, perm: str) -> Matrices:
-    """Input `index` as matrices, with the permutation in attribute `perm`. ValueError if the node lacks it."""
+    """Input `index` as matrices, with the permutation in attribute `perm`. ValueError if that input is absent."""
     node, value = request.node, request.node.required_input(index)
     return Matrices.of(value, perm_attribute(node, perm), request.strides_of(value))
 

@@ -23,8 +23,9 @@ BASE, MASK, RESULT = 0, 1, 2  # operands; the sources follow
 class RowSource:
     """An input that the body reads by rows.
 
-    `operand` is its index, `nbytes` the size of a row, `rows` the offset in scratch of the gathered rows. If
-    `is_per_place`, it has a row for each element of the mask [places, rows], otherwise one for each row of the result.
+    `operand` is the index of its operand, `nbytes` the size of a row, `rows` the offset in scratch of the gathered
+    rows. If `is_per_place`, the input has a row for each element of the mask [places, rows], otherwise one for each row
+    of the result.
     """
 
     operand: int

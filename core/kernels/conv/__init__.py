@@ -1,1 +1,1 @@
-"""Convolutions as implicit matrix products, in batches, and in chains."""
+"""Convolutions as implicit matrix products and of batch-last images, and their gradients."""

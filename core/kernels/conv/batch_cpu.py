@@ -107,7 +107,7 @@ class _BatchConv:
 
 @dataclass(frozen=True)
 class Taps:
-    """The taps `first` to `last` of a window that lie in the image.
+    """The taps of a window that lie in the image: `first` up to, but without, `last`.
 
     Tap t reads pixel `source + t*step`, and belongs to place `origin + t*spread` of the weights.
     """

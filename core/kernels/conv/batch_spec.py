@@ -31,10 +31,11 @@ _LONGEST = 7  # places of a window line whose sums fit the registers
 class BatchConvSpec(KernelSpec):
     """Y[m, i.., n] = epilogue(sum over c, k.. of W[m, c, k..] * X[c, i*s + k*d - p.., n], extras[m, i.., n]).
 
+    s, d and p are the stride, the dilation and the padding before each axis. `rows` is the number of batch rows n.
     `channels` and `outputs` are those of one of `groups`. `steps` are the strides of W along m, c and the axes of the
-    window (negative for mirrored windows), `origin` is its first element. With `spreads` above 1 the pixels of X are
-    that far apart, with zeros between them. `extra_steps` are the strides of each extra along the outputs and along the
-    batch rows. A tile has `together` outputs m by `vectors` vectors of batch rows n.
+    window (negative for mirrored windows), `origin` is the index of W's element at the window's place 0. With `spreads`
+    above 1 the pixels of X are that far apart, with zeros between them. `extra_steps` are the strides of each extra
+    along the outputs and along the batch rows. A tile has `together` outputs m by `vectors` vectors of batch rows n.
     """
 
     family: ClassVar[str] = "conv_batch"
@@ -63,7 +64,8 @@ class BatchConvSpec(KernelSpec):
 class BatchWeightSpec(KernelSpec):
     """dW[m, c, k..] = sum over i.., n of dY[m, i.., n] * X[c, i*s + k*d - p.., n].
 
-    `channels` and `outputs` are those of one of `groups`. A task computes `across` places of each line of the window
+    s, d and p are as in BatchConvSpec, and `rows` is the number of batch rows n. `channels` and `outputs` are those of
+    one of `groups`. A task computes `across` places of each line of the window
     for `together` outputs m and `chunk` channels c; its sums are vectors over batch rows n.
     """
 
@@ -120,8 +122,8 @@ def batch_conv(request: Request) -> KernelCall | None:
 def batch_conv_transpose(request: Request) -> KernelCall | None:
     """Selector of transposed convolutions of batch-last float32 images, as convolutions with a mirrored window.
 
-    Padding lets the window reach every pixel. None if a stride and a dilation of an axis have a common divisor, or the
-    node has an `output_shape`.
+    Padding lets the window reach every pixel. None if the stride and the dilation of an axis have a common divisor
+    above 1, or the node has an `output_shape`.
     """
     node = request.node
     x, w = node.inputs[:2]
@@ -181,8 +183,9 @@ def _spec(
     epilogue: Graph | None,
     extra_steps: tuple[tuple[int, int], ...],
 ) -> BatchConvSpec:
-    """The spec with its tile: up to four vectors of rows, and as many outputs as the remaining registers hold.
+    """The spec with its tile: up to four vectors of rows (two if the CPU has fewer than 32 vector registers).
 
+    The tile has as many outputs as the remaining registers hold.
     `sizes` are the channels of a group, and the outputs of all groups.
     """
     target, groups, rows = request.cpu, _groups(request.node), _sizes(request.node.output)[-1]

@@ -85,9 +85,10 @@ class _Conv:
         for_each_panel(k, k.index(1), spec.columns * spec.groups, spec.pixels, spec.tile, panel, in_blocks)
 
     def _scratch(self, index: int) -> None:
-        """Set the addresses of scratch operand `index`: rows for gathered windows if the spec gathers.
+        """Set the addresses in scratch operand `index`: rows for gathered windows if the spec gathers.
 
-        Otherwise it is the table of runs, followed by a run of `fill`, which this writes if the image is padded.
+        Otherwise the operand holds the table of runs, followed by a run of `fill`. If the image is padded, this
+        function generates the code that writes that run.
         """
         k, spec = self.kernel, self.spec
         if spec.gathers:
@@ -236,7 +237,8 @@ class _Conv:
     def _sum_gathered(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
         """`grid` plus the products of a tile of pixels from `pixel` on.
 
-        Windows that lie inside the image, on one line of results, are read in place; others are copied first.
+        Windows of one or two axes that lie inside the image, on one line of results, are read in place; others are
+        copied first.
         """
         if len(self.spec.windows) > 2:
             return self._sum_copied(place, grid, pixel)

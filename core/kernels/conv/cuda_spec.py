@@ -95,25 +95,29 @@ class ConvSpec(KernelSpec):
 
 
 def conv(request: Request) -> KernelCall | None:
-    """Selector of convolutions of floats or bytes whose image and window sizes are numbers.
+    """Selector of convolutions whose spatial sizes are numbers.
 
-    None for depthwise convolutions of floats, which have a kernel of their own.
+    It covers float32, float16 and bfloat16, and uint8 by constant int8 weights (FusedConv). None for depthwise
+    convolutions of floats, which have a kernel of their own.
     """
     return next(_convolutions(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same convolution with every candidate tile and precision, the selector's own included."""
+    """Offers of the same convolution with up to four tiles for each precision, the selector's own included."""
     return _convolutions(request)
 
 
 def transposed(request: Request) -> KernelCall | None:
-    """Selector of transposed convolutions of floats whose image and window sizes are numbers."""
+    """Selector of transposed convolutions of float32, float16 and bfloat16 whose spatial sizes are numbers.
+
+    None for depthwise ones, which have a kernel of their own.
+    """
     return next(_transposed(request), None)
 
 
 def other_tiles_of_transposed(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same transposed convolution with every candidate tile and precision, the selector's own too."""
+    """Offers of the same transposed convolution with up to four tiles for each precision, the selector's own too."""
     return _transposed(request)
 
 
@@ -215,9 +219,10 @@ def _by_channels(tile: ProductTile, channels: int, least: int) -> ProductTile:
 
 
 def is_covered(node: Node) -> bool:
-    """Whether the node is a convolution of floats with known sizes, padded (if at all) with zeros.
+    """Whether the node is a convolution of floats, padded (if at all) with zeros, whose weights have a known shape.
 
-    The weights have the image's type, or float32 for an image of narrow floats.
+    The weights have the image's type, or float32 for an image of narrow floats. Generated code must be able to compute
+    all dimensions of the node, and a GPU kernel must be able to run its epilogue.
     """
     x, w = node.inputs[:2]
     padded = node.op == "FusedConv" and attribute(node, "pad_value")
@@ -227,7 +232,7 @@ def is_covered(node: Node) -> bool:
 
 
 def _are_bytes(request: Request) -> bool:
-    """Whether the node is a FusedConv of uint8 by constant int8 weights with known sizes, as ConvInteger becomes."""
+    """Whether the node is a FusedConv of uint8 by constant int8 weights, into which a pass turns ConvInteger."""
     node, (x, w) = request.node, request.node.inputs[:2]
     if node.op != "FusedConv" or x is None or w is None or (x.dtype, w.dtype) != (DType.UINT8, I8):
         return False
@@ -246,7 +251,7 @@ def is_depthwise(node: Node, weight: Value) -> bool:
 
 
 def sizes_of(value: Value) -> list[int]:
-    """The shape of a value as ints; the caller makes sure that it has no symbols."""
+    """The shape of a value as ints. KeyError if it has symbols."""
     return [evaluate(dim, {}) for dim in value.shape]
 
 
@@ -265,8 +270,8 @@ def _pack_bytes(weight: Array) -> Array:
 
 
 def _offsets(weight: Array) -> Array:
-    """The int32 number per output channel to add to its sums, because the image is multiplied less `SHIFT`.
+    """The int32 number per output channel to add to its sums, because `SHIFT` is subtracted from the image.
 
-    It is `SHIFT` times the sum of the channel's weights.
+    The number is `SHIFT` times the sum of the channel's weights.
     """
     return SHIFT * weight.reshape(len(weight), -1).sum(1, dtype=np.int32)

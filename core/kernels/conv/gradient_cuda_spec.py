@@ -60,12 +60,12 @@ class ConvGradientSpec(KernelSpec):
 
 
 def conv_gradient(request: Request) -> KernelCall | None:
-    """Selector of weight gradients of float convolutions with known sizes."""
+    """Selector of weight gradients of float32, float16 and bfloat16 convolutions whose spatial sizes are numbers."""
     return next(_calls(request), None)
 
 
 def other_tiles(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same gradient with every candidate tile and precision, the selector's own included."""
+    """Offers of the same gradient with up to four tiles for each precision, the selector's own included."""
     return _calls(request)
 
 

@@ -141,7 +141,7 @@ class ConvSpec(KernelSpec):
 
     @property
     def run(self) -> int:
-        """The number of elements in a run, to which one entry of the table points."""
+        """The number of words in a run, to which one entry of the table points."""
         return self.row if self.has_whole_rows else self.channels
 
     @property
@@ -151,7 +151,7 @@ class ConvSpec(KernelSpec):
 
     @property
     def row_elements(self) -> int:
-        """Elements of scratch for one gathered window: the last run may write a whole vector beyond its end."""
+        """Words of scratch for one gathered window: the copy of its last line may write a whole vector too many."""
         return (-(-self.depth // self.tile.lanes) + 1) * self.tile.lanes
 
     @property
@@ -195,7 +195,8 @@ class DynamicConvSpec(ConvSpec):
 def implicit_gemm(request: Request) -> KernelCall | None:
     """Selector of channels-last convolutions with constant weights and image sizes that are numbers.
 
-    A 1x1 convolution without stride and padding becomes a matrix product over pixels.
+    A 1x1 convolution without stride, padding and groups becomes a matrix product over pixels, if these are evenly
+    spaced in memory.
     """
     node = request.node
     weight = request.constant(1)
@@ -236,7 +237,10 @@ def implicit_gemm(request: Request) -> KernelCall | None:
 
 
 def pointwise(request: Request) -> KernelCall | None:
-    """Selector of 1x1 convolutions over images whose size is not a number, such as those with `n` as a spatial axis."""
+    """Selector of 1x1 convolutions over images whose size is not a number, such as those with `n` as a spatial axis.
+
+    None with strides, padding or groups.
+    """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node) or windows_of(node) is not None:
         return None
@@ -313,8 +317,8 @@ def _product(request: Request, weight: Array, element: DType, channels: int) -> 
 def groups_per_vector(groups: int, channels: int, columns: int, target: Target) -> int:
     """The number of groups that fill a vector side by side.
 
-    1 unless groups have as many input as output channels, that number divides the vector's lanes, and the number of
-    `groups` is a multiple of the result.
+    1 unless a group has as many input channels (`channels`) as output channels (`columns`), at least two, that number
+    divides the vector's lanes, and the number of `groups` is a multiple of the result.
     """
     count = target.lanes // columns
     fits = channels == columns > 1 and target.lanes % columns == 0 and groups % max(count, 1) == 0
@@ -348,7 +352,7 @@ def _scratch_bytes(spec: ConvSpec, target: Target) -> int:
 
 
 def table_lanes(tile: Tile) -> int:
-    """Entries per run in the table: the tile's rows, rounded up to a power of two."""
+    """Entries per run in the table: the tile's rows, rounded up to a power of two; at least 2."""
     return 1 << max(tile.rows - 1, 1).bit_length()
 
 
@@ -419,7 +423,7 @@ def extra_indices(node: Node) -> list[int]:
 def strided_operands(request: Request) -> tuple[In | Out, ...]:
     """The bias, the extras and the output, if the channels of each are contiguous; otherwise an empty tuple.
 
-    Then their pixels may have any strides, so these operands may lie inside other tensors.
+    If they are contiguous, their pixels may have any strides, so these operands may lie inside other tensors.
     """
     node = request.node
     values = [node.output, *(node.required_input(i) for i in extra_indices(node))]

@@ -37,8 +37,9 @@ class Product:
 class ConvChainSpec(KernelSpec):
     """A task computes some lines of one image, `band` lines at a time.
 
-    First `widen` computes the missing lines that the band needs, in a ring buffer of `ring` lines. Then follow the
-    depthwise convolution and `narrow`.
+    First `widen`, a 1x1 convolution, computes the missing lines that the band needs, in a ring buffer of `ring` lines.
+    Then follow the depthwise convolution and `narrow`, another 1x1 convolution. `widen` or `narrow` is None if the
+    chain lacks it; without `widen`, the depthwise convolution reads the input.
     """
 
     family: ClassVar[str] = "conv_chain"
@@ -71,12 +72,12 @@ class ConvChainSpec(KernelSpec):
 
     @property
     def wide_elements(self) -> int:
-        """Elements of the ring buffer."""
+        """Float32 elements of the ring buffer; 0 without `widen`."""
         return self.ring * self.windows[1].size * self.channels if self.widen else 0
 
     @property
     def scratch_elements(self) -> int:
-        """Elements of scratch: the ring buffer, and a band of the depthwise convolution's results."""
+        """Float32 elements of scratch: the ring buffer, and with `narrow` a band of the depthwise results."""
         return self.wide_elements + (self.band * self.windows[1].count * self.channels if self.narrow else 0)
 
     @property
@@ -185,7 +186,7 @@ def _body(node: Node) -> Graph:
 def _parts(body: Graph) -> tuple[Node | None, Node, Node | None]:
     """The nodes of a chain: the 1x1 convolution before the depthwise one, the depthwise one, the 1x1 one after it.
 
-    The first and the last are None if the chain has none.
+    The first and the last are None if the chain lacks them.
     """
     at = next(i for i, node in enumerate(body.nodes) if _is_depthwise(node))
     before: Sequence[Node] = body.nodes[:at]

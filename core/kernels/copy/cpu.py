@@ -141,7 +141,7 @@ class _Row:
 
 
 def _planes(piece: Piece, axis: int) -> int:
-    """The extent of the last loop if it is at most 4 and the target is contiguous over `axis` and it; otherwise 0.
+    """The extent of the last loop if the target is contiguous over `axis` and that loop; 0 if it is not, or above 4.
 
     An example is an image whose colour planes are interleaved.
     """

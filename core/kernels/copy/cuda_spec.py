@@ -47,7 +47,7 @@ def copy(request: Request) -> KernelCall | None:
 
 
 def other_tilings(request: Request) -> Iterable[KernelCall]:
-    """Offers of the same copy with every candidate tiling, the selector's own included."""
+    """Offers of the same copy with up to three tilings of each piece, the selector's own included."""
     return _calls(request)
 
 

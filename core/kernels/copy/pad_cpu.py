@@ -89,7 +89,8 @@ class _Line:
 def _source_place(k: Kernel, mode: str, place: Val, axis: PadAxis) -> Val:
     """The index in x along `axis` from which the result at index `place`, which may lie outside of x, is read.
 
-    `mode` is "edge", "reflect" or "wrap"; `place` 0 is the first element of x.
+    `mode` is "edge", "reflect" or "wrap"; "constant" gives a valid index, too, as "edge" does. `place` 0 is the first
+    element of x.
     """
     extent, ops = k.dim(axis.extent), k.ops
     if mode == "wrap":

@@ -50,7 +50,7 @@ _LONG_ROW = 1 << 14  # elements; a task takes several shorter rows
 class CopySpec(KernelSpec):
     """Copies elements of `itemsize` bytes. `fill` is the bit pattern that pieces without a source write.
 
-    `numbers` is the index of the operand with run-time numbers.
+    `numbers` is the index of the operand with run-time numbers, if the dimensions have any.
     """
 
     family: ClassVar[str] = "copy"
@@ -368,8 +368,8 @@ def fill_bits(request: Request) -> int | None:
 def _segments(mode: str, before: int, after: int, extent: Dim) -> list[_Segment] | None:
     """The segments of a padded axis in order, without empty ones; negative widths crop the axis.
 
-    None if a single reflection or repetition cannot fill it, if a crop might exceed its extent, or if an axis that a
-    mode other than "constant" pads is also cropped or has a symbolic extent.
+    None if a single reflection or repetition cannot fill the axis, if a crop might exceed its extent, or if an axis
+    that a mode other than "constant" pads is also cropped or has a symbolic extent.
     """
     remaining = extent + min(before, 0) + min(after, 0)
     if min(before, after) < 0 and not (isinstance(remaining, int) and remaining >= 0):

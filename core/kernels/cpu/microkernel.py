@@ -147,8 +147,8 @@ def for_each_panel(
     """Split products into tasks: `emit(entry, panel, columns, start, stop, first)` computes some rows of one panel.
 
     `entry` is the number of the product, below `entries`, and `panel` that of the panel; the `columns` passed to `emit`
-    are the panel's width, and `start` to `stop` the rows. `first` is true where a thread reads its panels for the first
-    time, None without `in_blocks`.
+    are the panel's width, and `start` to `stop` the rows. `first` is true in the first blocks of rows, one for each
+    thread, where a thread usually reads its panels for the first time; None without `in_blocks`.
 
     A single thread takes all rows of a panel at once; several threads share them in blocks of whole tiles, several
     blocks per thread. With `in_blocks`, for weights that stay in the cache, a block of few rows goes through all panels
@@ -211,7 +211,7 @@ def prefetch_of(
     panel: Pointer, further: int | Val, columns: int, tile: Tile, number: Val, tiles: int, depth: int | Val,
     first: Val | None = None,
 ) -> Prefetch:  # fmt: skip
-    """The prefetches of tile `number` of a panel: its share of the panel `further` words after this one.
+    """The prefetches of tile `number` of a panel: the tile's share of the panel `further` words after this one.
 
     The first `tiles` tiles of a panel share them evenly, so that memory, which is slower than the products, is busy all
     the time. If `first` is false, the panel is in the cache already: a tile then fetches only the lines that it reads.

@@ -134,5 +134,5 @@ def _tail(k: Kernel, done: Val, size: Val, body: Step, lanes: int, masks: bool) 
 
 
 def unsigned_type(itemsize: int) -> DType:
-    """The unsigned integer type with this many bytes, for moving elements of any type."""
+    """The unsigned integer type with this many bytes (1, 2, 4 or 8), for moving elements of any type."""
     return {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}[itemsize]

@@ -27,7 +27,10 @@ class Part:
 
 
 def parts_of(k: Kernel, length: int, lanes: int = 0) -> list[Part]:
-    """The vectors that cover `length` elements, the last one with a mask if it is incomplete."""
+    """The vectors that cover `length` elements, the last one with a mask if it is incomplete.
+
+    `lanes` are the elements per vector; 0 stands for `k.lanes`.
+    """
     lanes = lanes or k.lanes
     return [
         Part(start, lanes, None if start + lanes <= length else k.lane_mask(length - start, lanes))

@@ -67,7 +67,9 @@ class ResultWriter:
         """Prefetch the extra inputs of a tile that is about to be computed.
 
         An extra such as the first term of a residual sum was written several steps ago and has left the cache. Extras
-        that are the same in every row, such as a bias, stay in the cache and are skipped. `rows`: as for `store`.
+        that are the same in every row, such as a bias, stay in the cache and are skipped, and so are extras that are
+        not contiguous along the columns. If the epilogue is deferred or staged, nothing is prefetched. `rows`: as for
+        `store`.
         """
         if self.deferred or self.stage is not None:
             return

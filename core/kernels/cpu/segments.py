@@ -11,7 +11,8 @@ _HALVINGS = 40  # no run has 2**40 tokens
 def segment_count(k: Kernel, offsets: Pointer) -> Val:
     """The number of sequences that begin before token n, the end of all tokens.
 
-    A binary search for the first of `offsets`, the first token of each sequence in order, that is n or more.
+    A binary search for the first of the n + 1 `offsets` that is n or more: the offset of sequence s is its first token,
+    and the offsets after the last sequence are n.
     """
     with k.fold(0, _HALVINGS, [k.index(0), k.n]) as fold:
         low, high = fold.values

@@ -35,7 +35,7 @@ def generate(spec: KernelSpec, target: GpuTarget) -> Source:
 def binary_for(spec: KernelSpec, target: GpuTarget, cache: ObjectCache | None = None) -> Binary:
     """The binary of `spec`: from the cache, or compiled and then stored there.
 
-    UnsupportedError if it must be compiled and Triton is not installed.
+    UnsupportedError if it must be compiled and Triton is not installed, RuntimeError if it does not compile.
     """
     found = cached(spec, target, cache) if cache is not None else None
     if found is not None:
@@ -49,7 +49,10 @@ def binary_for(spec: KernelSpec, target: GpuTarget, cache: ObjectCache | None = 
 
 
 def cached(spec: KernelSpec, target: GpuTarget, cache: ObjectCache) -> Binary | None:
-    """The cached binary of `spec`: that of the installed Triton, otherwise that of another tested version, or None."""
+    """The cached binary of `spec`: that of the installed Triton, otherwise that of another tested version, or None.
+
+    ArtifactError if the cached bytes are no binary.
+    """
     for version in dict.fromkeys((triton_version(), *TESTED)):
         data = cache.get(binary_key(spec, target, version))
         if data is not None:

@@ -40,7 +40,7 @@ class Binary:
 
     @staticmethod
     def from_bytes(data: bytes) -> Binary:
-        """The binary that `to_bytes` wrote. ArtifactError for malformed bytes."""
+        """The binary that `to_bytes` wrote. ArtifactError if the magic number or the sizes are wrong."""
         if len(data) < _HEAD.size or not Binary.is_one(data):
             raise ArtifactError("GPU kernel: the data are not a binary of a GPU kernel")
         _, facts, cubin, ptx = _HEAD.unpack_from(data)

@@ -20,7 +20,11 @@ GREATEST, LEAST = "tl.standard._elementwise_max", "tl.standard._elementwise_min"
 
 @dataclass(frozen=True, slots=True)
 class LineChunk:
-    """A chunk of elements [1, columns] of a program's lines."""
+    """A chunk of elements [1, columns] of a program's lines.
+
+    `index` is the variable of the elements' numbers in a line, `place` holds their indices in the nest along the line,
+    and `mask` is true for elements that exist (None: all).
+    """
 
     index: str
     place: Place
@@ -28,7 +32,10 @@ class LineChunk:
 
 
 class LineWriter:
-    """Generates code for the lines of one program. Lines that fit into registers are read once."""
+    """Generates code for the lines of one program. Lines that fit into registers are read once.
+
+    If `parts` is above 1, that many programs along the second axis of the grid share each line.
+    """
 
     def __init__(self, w: Writer, lines: Lines, parts: int = 1) -> None:
         self.w, self.e, self.lines, self.parts = w, Algebra(w), lines, parts
@@ -42,7 +49,10 @@ class LineWriter:
 
     @contextmanager
     def pieces(self) -> Iterator[LineChunk]:
-        """Code written inside runs for each chunk of the lines: once without a loop if a whole line is one chunk."""
+        """Code written inside runs for each chunk of the lines, or of this program's part of the lines.
+
+        It runs once, without a loop, if a whole line is one chunk.
+        """
         if self._piece is not None:
             yield self._piece
             return
@@ -65,7 +75,8 @@ class LineWriter:
     def load(self, pointer: str, operand: int, dtype: DType, piece: LineChunk) -> Reg:
         """The elements of operand `operand` of the lines' nests at this chunk, in their register type.
 
-        `dtype` is their type in memory. Lines that are one chunk are loaded only once.
+        `dtype` is their type in memory. Elements outside the lines are undefined. Lines that are one chunk are loaded
+        only once.
         """
         if piece is self._piece and (pointer, operand) in self._loaded:
             return self._loaded[pointer, operand]

@@ -19,8 +19,8 @@ class CumulativeSpec(KernelSpec):
     """Each element becomes the sum, or the product, of all elements up to it along an axis.
 
     The element itself is left out if `exclusive`; the sum runs from the end if `reverse`. A known axis is the middle
-    one of three `extents`. Otherwise the second operand is the axis, an integer of type `axis`; an invalid one sets
-    `Status.AXIS_OUT_OF_RANGE`.
+    one of three `extents`, and `axis` is None. Otherwise `extents` are those of all axes, and the second operand is the
+    axis, an integer of type `axis`; an invalid one sets `Status.AXIS_OUT_OF_RANGE`.
     """
 
     family: ClassVar[str] = "cumulative"
@@ -39,7 +39,7 @@ class CumulativeSpec(KernelSpec):
 
 
 def cumulative(request: Request) -> KernelCall | None:
-    """Selector of CumSum and CumProd of float32, float64, int32 and int64."""
+    """Selector of CumSum and CumProd of float32, float64, int32 and int64; not for scalars."""
     node, axis, y = request.node, integers(request.node, "axis"), request.node.output
     fed = node.input(1)
     if (axis is None) == (fed is None) or not has_plannable_types(node) or y.dtype not in _DTYPES or not y.shape:

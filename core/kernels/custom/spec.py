@@ -37,10 +37,10 @@ class CustomSpec(KernelSpec):
 
 
 def register_kernels(op: registry.OpDef) -> None:
-    """Add the kernels of a newly registered operator to all devices' tables; they replace those of an earlier one.
+    """Add the kernels of a newly registered operator to all devices' tables, in place of an earlier operator's.
 
-    On CPUs these are its own kernel, if it has one, and the elementwise kernel, if it is elementwise; on NVIDIA GPUs
-    the latter only; on simulated devices none.
+    On CPUs these are the operator's own kernel, if it has one, and the elementwise kernel, if it is elementwise; on
+    NVIDIA GPUs only the elementwise kernel; on simulated devices none.
     """
     own = (_own_kernel,) if op.has_kernel else ()
     add_row(op.name, Row((*own, elementwise) if op.is_elementwise else own))

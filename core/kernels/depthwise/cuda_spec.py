@@ -54,7 +54,10 @@ class DepthwiseSpec(KernelSpec):
 
 
 def depthwise(request: Request) -> KernelCall | None:
-    """Selector of depthwise and transposed depthwise convolutions of floats with known sizes."""
+    """Selector of depthwise and transposed depthwise convolutions of floats whose spatial sizes are numbers.
+
+    The floats are float32, float16 and bfloat16.
+    """
     return next(_calls(request), None)
 
 

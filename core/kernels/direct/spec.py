@@ -38,10 +38,10 @@ _VECTORS = 2  # vectors along a line per register tile
 
 @dataclass(frozen=True)
 class DirectSpec(KernelSpec):
-    """A task computes `band` lines of one image.
+    """A task computes `band` lines of the result of one image.
 
-    It first copies the image lines that it needs to scratch, channel by channel and with padding. A register tile has
-    `lines` x `vectors` x `together` accumulators.
+    The task first copies the image lines that it needs to scratch, channel by channel and with padding. A register tile
+    has `lines` x `vectors` x `together` accumulators.
     """
 
     family: ClassVar[str] = "direct"

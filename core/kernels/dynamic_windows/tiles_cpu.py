@@ -21,7 +21,7 @@ def channel_tiles(writer: Writer, line: Line, low: Val, high: Val) -> Val:
 
 
 def _results_per_tile(writer: Writer) -> int:
-    """The number of results per tile, limited by registers.
+    """The number of results per tile, limited by registers and by the length of the unrolled code.
 
     A pool needs one accumulator per image column that the tile reads, a convolution one per result.
     """

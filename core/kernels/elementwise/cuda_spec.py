@@ -53,7 +53,7 @@ def other_tilings(request: Request) -> Iterable[KernelCall]:
 def tiled(call: KernelCall) -> Iterable[KernelCall]:
     """The call of an elementwise CPU kernel, converted for a GPU: one call for each candidate tiling, preferred first.
 
-    TypeError if the call has another spec.
+    The first iteration raises TypeError if the call has another spec.
     """
     if not isinstance(call.spec, on_cpu.ElementwiseSpec):
         raise TypeError(f"spec: expected an elementwise kernel, got {call.spec.key}")

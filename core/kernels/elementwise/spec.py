@@ -91,7 +91,7 @@ def call_of(request: Request, can_compute: Callable[[Graph], bool]) -> KernelCal
 
 
 def _are_contiguous(nest: Nest) -> bool:
-    """Whether each operand has stride 1 along the last loop, or stride 0: one value for all of it."""
+    """Whether each operand has stride 1 along the last loop, or stride 0: one value for the whole loop."""
     return all(stride in (0, 1) for stride in nest.loop(nest.rank - 1))
 
 

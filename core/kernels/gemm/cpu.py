@@ -1,4 +1,4 @@
-"""Matrix products: the outer loop runs over panels of B, the inner one over tiles of rows; each panel is read once."""
+"""Matrix products: a task multiplies rows of A, tile by tile, by panels of B (`for_each_panel` defines the order)."""
 
 from __future__ import annotations
 

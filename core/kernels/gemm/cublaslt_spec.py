@@ -50,7 +50,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class TunedAlgorithm:
-    """An algorithm of the library, in its opaque encoding, for batches of `n`; `workspace` is its size in bytes."""
+    """An algorithm of the library, in its opaque encoding, for batches of `n`, and the bytes of workspace it needs."""
 
     n: int
     algorithm: str  # 64 bytes, hexadecimal
@@ -98,7 +98,10 @@ class LibrarySpec(KernelSpec):
         return replace(self, ways=())
 
     def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:
-        """`call` with a further algorithm for batches of `n`; `way` is the text `algorithm/workspace`."""
+        """`call` with a further algorithm for batches of `n`; `way` is the text `algorithm/workspace`.
+
+        A malformed `way` adds none.
+        """
         return self._with((*self.ways, *_ways(f"{n}:{way}")), call)
 
     def recalled(self, call: KernelCall, added: str) -> KernelCall:

@@ -1,4 +1,4 @@
-"""Matrix products on a GPU: `FusedMatMul` of floats, batched, with strided operands and an epilogue."""
+"""Matrix products on a GPU: MatMul and FusedMatMul of floats or bytes, batched, with strides and an epilogue."""
 
 from __future__ import annotations
 
@@ -79,12 +79,15 @@ class GemmSpec(KernelSpec):
 
 
 def gemm(request: Request) -> KernelCall | None:
-    """Selector of products of float32, float16, bfloat16, or uint8 by a constant int8 matrix."""
+    """Selector of products of float32, float16, bfloat16, or uint8 by a constant int8 matrix.
+
+    Narrow floats may be multiplied by float32, which is rounded to their type.
+    """
     return next(_calls(request), None)
 
 
 def other_kernels(request: Request) -> Iterator[KernelCall]:
-    """Further kernels for the tuner: cuBLASLt first, since it needs no compilation, then other tiles."""
+    """Offers of other kernels: cuBLASLt first, since it needs no compilation, then other tiles and precisions."""
     calls = _calls(request)
     for first in islice(calls, 1):
         library = cublaslt_gemm(first, first.spec, request) if isinstance(first.spec, GemmSpec) else None
@@ -93,7 +96,7 @@ def other_kernels(request: Request) -> Iterator[KernelCall]:
 
 
 def _calls(request: Request) -> Iterator[KernelCall]:
-    """The calls of the kernel with each candidate precision and tile, the preferred one first."""
+    """The calls of the kernel with up to four tiles for each candidate precision, the preferred one first."""
     node = request.node
     element = _element(request)
     if element is None:
@@ -177,9 +180,9 @@ def _transpose(array: Array, perm: Perm | None) -> Array:
 
 
 def _offsets(array: Array, perm: Perm | None) -> Array:
-    """The int32 number per column of B to add to its sums, because left factors are multiplied less `SHIFT`.
+    """The int32 number per column of B to add to its sums, because `SHIFT` is subtracted from the left factors.
 
-    It is `SHIFT` times the sum of the column.
+    The number is `SHIFT` times the sum of the column.
     """
     return SHIFT * _matrix(array, perm).sum(0, dtype=np.int32)
 

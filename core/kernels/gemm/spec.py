@@ -1,4 +1,4 @@
-"""Matrix products: `FusedMatMul` of float32 or words, batched, with strided operands and an epilogue."""
+"""Matrix products: MatMul and FusedMatMul of float32 or words, batched, with strided operands and an epilogue."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class GemmSpec(KernelSpec):
     def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
         """The spec of code that reads the depth, and the stride of A along its rows, at run time; and both numbers.
 
-        None unless B is packed, one loop walks the rows, A is contiguous along the depth and no float16, the stride is
-        a number, and the depth is at least `_DEEP`. `place`, the index of the operand with the numbers, is not used: it
-        is always the last one.
+        None unless B is packed, one loop walks the rows, A is contiguous along the depth and not float16, the stride is
+        a number, and the depth is at least `_DEEP`. `place`, the index of the operand with the numbers, is not used:
+        that operand is always the last one.
         """
         step = self.nest.strides[0][-1]
         plain = self.packed and self.nest.rank == 1 and not self.widened_words and self.a_step == 1
@@ -120,7 +120,7 @@ class GemmSpec(KernelSpec):
 
     @property
     def repacks(self) -> bool:
-        """Whether every task first gathers its panel of B, whose rows are not contiguous or not words yet."""
+        """Whether every task first gathers its panel of B: the rows of B are not contiguous, or not words yet."""
         return not self.packed and (self.element is not F32 or (self.b_steps[1] != 1 and self.columns > 1))
 
     @property
@@ -137,9 +137,10 @@ class GemmSpec(KernelSpec):
 
 
 def gemm(request: Request) -> KernelCall | None:
-    """Selector of products whose depth and width are numbers, of float32, bfloat16, float16, or uint8 x int8.
+    """Selector of products whose depth and width are numbers.
 
-    Bytes need a constant B. None also for dimensions or strides that code cannot compute.
+    The types of A x B are float32, bfloat16 or float16 x float32, or uint8 x int8; bytes need a constant B. None also
+    for dimensions or strides that code cannot compute.
     """
     node = request.node
     element = _element(request)
@@ -249,7 +250,7 @@ def _in_words(a: Matrices, element: DType) -> Matrices | None:
 
 
 def operand_of(request: Request, index: int) -> Matrices:
-    """Input 0 (A) or 1 (B) as matrices. ValueError if the node lacks it."""
+    """Input 0 (A) or 1 (B) as matrices. ValueError if that input is absent."""
     node, value = request.node, request.node.required_input(index)
     return Matrices.of(value, perm_attribute(node, ("perm_a", "perm_b")[index]), request.strides_of(value))
 
@@ -272,6 +273,6 @@ def rows_last(nest: Nest) -> Nest:
 
 
 def can_be_replaced(node: Node, index: int) -> bool:
-    """Whether elements of the output are as large as those of input `index`, so that it may reuse that memory."""
+    """Whether the output's elements are as large as those of input `index`, whose memory the output may then reuse."""
     value = node.inputs[index]
     return value is not None and value.dtype.itemsize == node.output.dtype.itemsize

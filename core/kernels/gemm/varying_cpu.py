@@ -26,7 +26,7 @@ def generate(spec: VaryingGemmSpec, target: Target) -> Kernel:
 
 
 def multiply(k: Kernel, spec: VaryingGemmSpec) -> None:
-    """Generate the code of the product in kernel `k`, whose operands are those of the spec, in its order."""
+    """Generate the code of the product in kernel `k`, whose first operands are A, B, the extras and Y."""
     dtypes = (F32, F32, *spec.extra_dtypes, spec.dtype)
     operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
     write = _along_columns if spec.b_steps[1] == 1 else _along_depth

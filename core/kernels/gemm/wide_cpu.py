@@ -1,4 +1,4 @@
-"""Products of dynamic sizes: a task copies a panel of B and multiplies rows of A by it, in register tiles."""
+"""Products of dynamic sizes: a task multiplies rows of A by a panel of B, in register tiles; B may be copied first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def generate(spec: WideGemmSpec, target: Target) -> Kernel:
 
 
 def multiply(k: Kernel, spec: WideGemmSpec) -> None:
-    """Generate the code of the product in kernel `k`, whose operands are those of the spec, in its order."""
+    """Generate the code of the product in kernel `k`, whose operands are A, B, the extras, Y and scratch, if any."""
     _WideGemm(k, spec)
 
 

@@ -31,7 +31,8 @@ def generate(spec: GatherSpec, target: GpuTarget) -> Source:
 def check_index(w: Writer, index: str, extent: Dim, inside: str) -> tuple[str, str]:
     """The names of the indices from the front as int32, and of a mask of those that are `inside` and valid.
 
-    Negative indices count from the end of `extent`. An invalid index `inside` sets the status flag.
+    `inside` is a mask. Negative indices count from the end of `extent`. An invalid index where `inside` is true sets
+    the status flag.
     """
     wrapped = w.let(f"tl.where({index} < 0, {index} + {text_of(extent)}, {index})", "index")
     good = w.let(f"({wrapped} >= 0) & ({wrapped} < {text_of(extent)})", "good")

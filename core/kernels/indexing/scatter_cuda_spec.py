@@ -20,7 +20,7 @@ class ScatterRowsSpec(on_cpu.ScatterRowsSpec):
     """ScatterND with the fields of the CPU's spec; the last operand is the status flag.
 
     A program owns `columns` elements of each of `rows` rows. It holds them in registers while it reads all indices, so
-    that updates of a row are added in a fixed order.
+    that updates of a row are combined in a fixed order.
     """
 
     rows: int

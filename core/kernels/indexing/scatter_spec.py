@@ -20,8 +20,9 @@ class ScatterRowsSpec(KernelSpec):
     """y = x [extents.., inner]; then y[indices[i]] is combined with updates[i] by `reduction`, in order of i.
 
     `indices` holds one coordinate for each of `extents`; negative coordinates count from the end. A coordinate out of
-    range sets `Status.INDEX_OUT_OF_RANGE`. A task owns some rows of y and reads all indices, so that the order of
-    updates does not depend on the number of threads. If `cleared`, x is all zeros and not an operand.
+    range sets `Status.INDEX_OUT_OF_RANGE`, and its update is skipped. A task owns some rows of y and reads all indices,
+    so that the order of updates does not depend on the number of threads. If `cleared`, x is all zeros and not an
+    operand.
     """
 
     family: ClassVar[str] = "scatter"
@@ -44,7 +45,8 @@ class ScatterRowsSpec(KernelSpec):
 class ScatterElementsSpec(KernelSpec):
     """y = x [outer, extent, inner]; then y[o, indices[o, c, i], i] is combined with updates[o, c, i] by `reduction`.
 
-    This happens for c < `count` in order. If `cleared`, x is all zeros and not an operand.
+    This happens for c < `count` in order. Negative indices count from the end. An index out of range sets
+    `Status.INDEX_OUT_OF_RANGE`, and its update is skipped. If `cleared`, x is all zeros and not an operand.
     """
 
     family: ClassVar[str] = "scatter_elements"

@@ -41,7 +41,7 @@ class NormSpec(KernelSpec):
 
 
 def norm(request: Request) -> KernelCall | None:
-    """Selector of layer, RMS, group and instance normalisation of floats."""
+    """Selector of layer, RMS, group and instance normalisation of float32, float16 and bfloat16."""
     return next(_calls(request), None)
 
 

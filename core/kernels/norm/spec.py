@@ -73,8 +73,8 @@ def layer_norm(request: Request) -> KernelCall | None:
 def layer_call_of(request: Request, is_covered: Callable[[Node], bool]) -> KernelCall | None:
     """The call of a layer or RMS normalisation with a CPU spec, from which the selectors of all devices start.
 
-    None if scale and bias do not have the length of a line, that is not a number, x and y differ in type, or
-    `is_covered` is false for the node.
+    None if scale or bias does not have as many elements as a row, if that length is not a number, if x and y differ in
+    type, or if `is_covered` is false for the node.
     """
     node = request.node
     x = node.required_input(0)
@@ -105,8 +105,8 @@ def group_norm(request: Request) -> KernelCall | None:
 def group_call_of(request: Request, is_covered: Callable[[Node], bool]) -> KernelCall | None:
     """The call of a group or instance normalisation with a CPU spec, from which the selectors of all devices start.
 
-    None if scale and bias do not have one element per channel, the channels are not a number, or `is_covered` is false
-    for the node.
+    None if scale and bias do not have one element per channel, if the number of channels is symbolic, if the rank is
+    below 2, or if `is_covered` is false for the node.
     """
     node = request.node
     x = node.required_input(0)

@@ -92,7 +92,7 @@ def _result(
 def _each_block(k: Kernel, spec: PoolSpec, emit: Callable[[_Channels], None]) -> None:
     """Generate calls of `emit` that cover all channels: `_MOST_VECTORS` vectors at a time, then the rest.
 
-    If the number of channels is dynamic, it is one masked vector at a time.
+    A dynamic number of channels is covered by one masked vector at a time.
     """
     if spec.channels == 1:
         emit(_Channels(k.index(0), (None,), 1))
@@ -168,7 +168,10 @@ def _taps_before(k: Kernel, window: Window, start: Val, limit: int) -> Val:
 
 
 def _divisor(k: Kernel, spec: PoolSpec, starts: Sequence[Val]) -> Val:
-    """The divisor of an average: the number of the window's places in the image or, with `include_pad`, its padding."""
+    """The divisor of an average: the number of the window's places in the image.
+
+    With `include_pad`, places in the padding count too.
+    """
     count = k.index(1)
     for window, start in zip(spec.windows, starts, strict=True):
         if spec.include_pad:

@@ -46,7 +46,10 @@ class PoolSpec(KernelSpec):
 
 
 def pool(request: Request) -> KernelCall | None:
-    """Selector of pools without indices, of floats or (MaxPool only) bytes, with known image sizes."""
+    """Selector of pools without indices whose spatial sizes are numbers.
+
+    The types are float32, float16 and bfloat16, for MaxPool also int8 and uint8.
+    """
     return next(_calls(request), None)
 
 

@@ -1,4 +1,7 @@
-"""The gradient of MaxPool for windows that do not overlap: the first maximum gets it, the other places get zero."""
+"""The gradient of MaxPool for windows that do not overlap.
+
+The first maximum of a window gets the gradient of the window's result, the other places get zero.
+"""
 
 from __future__ import annotations
 

@@ -37,9 +37,10 @@ def generate(spec: PoolGradientSpec, target: GpuTarget) -> Source:
 def _first_greatest(
     w: Writer, spec: PoolGradientSpec, size: ProductTile, tile: ProgramTile, window: tuple[str, ...], mask: str | None
 ) -> str:
-    """The variable of a block of the row-major places in the window of its first maximum. NaN exceeds all numbers.
+    """The variable of a block with the row-major place of the first maximum in each window. NaN exceeds all numbers.
 
-    `window` are the batch index and the window's number along each axis, `mask` is true where there is a window.
+    The place is -1 where there is no window. `window` are the batch index and the window's number along each axis,
+    `mask` is true where there is a window.
     """
     image, shape = spec.image, f"({size.rows}, {size.columns})"
     best = w.let(f'tl.full({shape}, float("-inf"), tl.float32)', "best")

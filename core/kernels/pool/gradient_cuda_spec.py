@@ -40,7 +40,7 @@ class PoolGradientSpec(KernelSpec):
 
 
 def pool_gradient(request: Request) -> KernelCall | None:
-    """Selector of MaxPool gradients of floats, with known image sizes."""
+    """Selector of MaxPool gradients of float32, float16 and bfloat16 whose spatial sizes are numbers."""
     return next(_calls(request), None)
 
 

@@ -58,7 +58,10 @@ class PoolSumSpec(KernelSpec):
 
 
 def pool_gradient(request: Request) -> KernelCall | None:
-    """Selector of MaxPool gradients of float32 images of known size, not channels-first."""
+    """Selector of MaxPool gradients of float32 images, not channels-first.
+
+    The spatial sizes and the number of channels must be numbers.
+    """
     node = request.node
     x, dy = node.inputs
     if x is None or dy is None or not has_plannable_types(node) or x.dtype is not F32 or len(x.shape) < 3:

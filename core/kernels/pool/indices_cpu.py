@@ -101,5 +101,5 @@ class _Columns:
 
 
 def _lanes(spec: PoolIndicesSpec, target: Target) -> int:
-    """The number of results per vector: as many as fit one of the elements and one of their int32 indices."""
+    """The number of results per vector: a vector of elements and a vector of int32 indices must both hold them."""
     return max(target.vector_bytes // max(spec.dtype.itemsize, I32.itemsize), 1)

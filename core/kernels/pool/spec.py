@@ -48,7 +48,11 @@ class PoolSpec(KernelSpec):
 
 
 def pool(request: Request) -> KernelCall | None:
-    """Selector of pools without indices, of floats or (MaxPool only) bytes, with known image sizes."""
+    """Selector of pools without indices whose spatial sizes are numbers.
+
+    The types are float32, float16 and bfloat16, for MaxPool also int8 and uint8. None if the pixels of x or y are not
+    evenly spaced in memory.
+    """
     node = request.node
     x = node.inputs[0]
     if x is None or not has_plannable_types(node) or len(node.outputs) > 1 or x.dtype not in _DTYPES[node.op]:

@@ -130,7 +130,10 @@ class _Recurrent:
         self._each_vector(task, copy)
 
     def _initial_state(self, entry: Val, state: Val) -> Val:
-        """The vector `state` of batch row `entry`, or zero if its sequence has no steps, which keeps it to the end."""
+        """The vector `state` of batch row `entry`, or zero if the row's sequence has no steps.
+
+        Such a sequence keeps this state to the end.
+        """
         if self.lengths is None:
             return state
         empty = self.lengths.load(entry).equals(0)

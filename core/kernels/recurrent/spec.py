@@ -34,11 +34,13 @@ _BLOCK = 32  # rows that a task runs through time: their state and sums stay in 
 class Recurrence(KernelSpec):
     """`steps` time steps of the rows of a batch with `hidden` units.
 
-    `backwards` has an item for each direction: whether it runs from the last time to the first.
+    `backwards` has an item for each direction: whether it runs from the last time to the first. `activations` has a
+    body for each activation of a direction.
 
-    The operands are G (the input's contributions to the gates), packed weights, then bias, lengths, initial h, initial
-    c and peepholes as far as they are present, Y, the final h, an LSTM's final c, and scratch. `stages` are groups of
-    gates whose products must be complete before the cell can continue.
+    The operands are G (the input's contributions to the gates, [steps, batch, directions * gates * hidden]), packed
+    weights, then bias, lengths, initial h, initial c and peepholes as far as they are present, Y, the final h, an
+    LSTM's final c, and scratch. `stages` are groups of gates whose products must be complete before the cell can
+    continue.
     """
 
     family: ClassVar[str] = "recurrent"

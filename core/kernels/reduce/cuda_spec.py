@@ -19,7 +19,7 @@ SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumS
 
 @dataclass(frozen=True)
 class ReduceSpec(KernelSpec):
-    """The reduction `kind` (the operator's name) of each line of the first operand into one element of the second.
+    """The reduction `kind` (as on the CPU) of each line of the first operand into one element of the second.
 
     If there are few lines, `parts` programs share each line.
     """
@@ -54,7 +54,10 @@ class ArgReduceSpec(KernelSpec):
 
 
 def reduce(request: Request) -> KernelCall | None:
-    """Selector of reductions over known axes, global pooling included, for the element types in `_DTYPES`."""
+    """Selector of reductions over known axes, global pooling included.
+
+    The types are float64, float32, float16, bfloat16, int64 and int32.
+    """
     return next(_reductions(request), None)
 
 
@@ -96,7 +99,10 @@ def _parts(nest: Nest, loops: tuple[int, ...]) -> Nest:
 
 
 def arg_reduce(request: Request) -> KernelCall | None:
-    """Selector of ArgMax and ArgMin of tensors that are no scalars, for the element types in `_DTYPES`."""
+    """Selector of ArgMax and ArgMin of tensors that are no scalars.
+
+    The types are float64, float32, float16, bfloat16, int64 and int32.
+    """
     return next(_arg_reductions(request), None)
 
 

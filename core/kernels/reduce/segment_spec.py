@@ -15,9 +15,10 @@ _DTYPES = (DType.FLOAT32, DType.INT64, DType.INT32)
 
 @dataclass(frozen=True)
 class SegmentReduceSpec(KernelSpec):
-    """Y[s, c] = the reduction of X[t, c] over t from `offsets[s]` to `offsets[s + 1]`; X and Y are row-major.
+    """Y[s, c] = the reduction of X[t, c] over the tokens t of sequence s; X and Y are row-major.
 
-    `mode` is that of the operator SegmentReduce.
+    These are the tokens from `offsets[s]` up to, but without, `offsets[s + 1]`, at least one; `offsets` is the second
+    operand. `mode` is that of the operator SegmentReduce.
     """
 
     family: ClassVar[str] = "segment_reduce"
@@ -32,7 +33,7 @@ class SegmentReduceSpec(KernelSpec):
 
 
 def segment_reduce(request: Request) -> KernelCall | None:
-    """Selector of SegmentReduce along the outermost axis, with a known number of columns.
+    """Selector of SegmentReduce of float32, int64 and int32 along the outermost axis, with a known number of columns.
 
     None for a mean of integers.
     """

@@ -30,9 +30,9 @@ _SAME_AS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
 @dataclass(frozen=True)
 class ReduceSpec(KernelSpec):
-    """The reduction `kind` (the operator's name) over the loops of `nest` along which the output does not move.
+    """The reduction `kind` over the loops of `nest` along which the output does not move.
 
-    The operands of the nest are input and output.
+    `kind` is the name of a Reduce operator, also for global pools. The operands of the nest are input and output.
     """
 
     family: ClassVar[str] = "reduce"
@@ -86,7 +86,10 @@ class ArgReduceSpec(KernelSpec):
 
 
 def reduce(request: Request) -> KernelCall | None:
-    """Selector of reductions over known axes, for the element types in `KINDS`."""
+    """Selector of reductions over known axes, global pooling included, for the element types in `KINDS`.
+
+    ReduceMean, ReduceMax and global pools also take float16 and bfloat16.
+    """
     return call_of(request, _is_covered)
 
 
@@ -114,7 +117,7 @@ def call_of(request: Request, is_covered: Callable[[str, DType], bool]) -> Kerne
 
 
 def arg_reduce(request: Request) -> KernelCall | None:
-    """Selector of ArgMax and ArgMin of float32, float64, int32 and int64."""
+    """Selector of ArgMax and ArgMin of float32, float64, int32 and int64; not for scalars."""
     return arg_call_of(request, NUMBERS)
 
 

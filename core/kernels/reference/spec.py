@@ -1,7 +1,7 @@
 """Kernels of a simulated device: the calls of CUDA kernels, computed by the NumPy references.
 
 If a CUDA kernel covers a node, a reference kernel covers it too, with the same values as operands. So plans have the
-same steps, lifetimes, in-place results and values inside others. Only constants are not packed.
+same steps, lifetimes, in-place results and values inside others. One thing differs: constants are not packed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def simulated_call(call: KernelCall, request: Request) -> KernelCall:
 
 
 def single_node_graph(node: Node) -> Graph:
-    """A graph of this node alone. Its values are named by position, so that equal nodes give equal graphs."""
+    """A graph of this node alone.
+
+    Values are named by position: equal nodes give graphs of equal text, so equal keys.
+    """
     inputs = [Value(f"x{i}", v.type) if v is not None else None for i, v in enumerate(node.inputs)]
     twin = Node(node.op, list(inputs), [], dict(node.attrs))
     twin.outputs = [Value(f"y{i}", v.type, twin) for i, v in enumerate(node.outputs)]

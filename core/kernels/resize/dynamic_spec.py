@@ -50,7 +50,10 @@ class DynamicResizeSpec(KernelSpec):
 
 
 def dynamic_resize(request: Request) -> KernelCall | None:
-    """Selector of linear and nearest Resize of float32 images, if only the two spatial axes change and are dynamic."""
+    """Selector of linear and nearest Resize of float32 images, if only the two spatial axes change.
+
+    At least one spatial extent, of the image or of the result, must be dynamic.
+    """
     node = request.node
     x = node.inputs[0]
     if x is None or not has_plannable_types(node) or x.dtype is not DType.FLOAT32 or len(x.shape) != 4:

@@ -72,7 +72,7 @@ def _sum(k: Kernel, source: Pointer, around: list[Tap]) -> Val:
 def _pixel(k: Kernel, spec: GridSampleSpec, taps: tuple[Tap, ...], mask: Val) -> Tap:
     """One pixel around each sample, given one neighbour along each axis; its place is row-major in the channel.
 
-    Its weight is the product of theirs. `mask` is true for the samples that exist.
+    The weight of the pixel is the product of the neighbours' weights. `mask` is true for the samples that exist.
     """
     dtype = _place_type(spec)
     place, inside, weight = k.zeros(dtype, k.lanes), mask, None

@@ -18,7 +18,7 @@ class RoiAlignSpec(KernelSpec):
     """Float32 images [batch, channels, *sizes], regions [R, 4] and the image index of each; bins [R, channels, *bins].
 
     A region with an invalid image index, or with more samples than the reference allows, sets
-    `Status.INDEX_OUT_OF_RANGE`.
+    `Status.INDEX_OUT_OF_RANGE`, and its bins are not written.
     """
 
     family: ClassVar[str] = "roi_align"

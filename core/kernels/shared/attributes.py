@@ -24,6 +24,7 @@ def integers(node: Node, name: str) -> tuple[Any, ...] | None:
     """Attribute `name`, or its default, as a flat tuple of integers or dimensions; None if there is neither.
 
     The attribute may be a number, a list or an array, or a parameter that was an input and became an attribute.
+    ModelError as for `attribute`.
     """
     value = node.attrs.get(name)
     if value is None:

@@ -26,7 +26,7 @@ _COSTS = {
 
 
 def single_body(node: Node) -> Graph:
-    """A body with the single elementwise operator of `node`. Absent inputs of the node stay absent."""
+    """A body with the single elementwise operator of `node`, on scalars. Absent inputs of the node stay absent."""
     inputs = [Value(f"x{i}", _scalar(v)) if v is not None else None for i, v in enumerate(node.inputs)]
     twin = Node(node.op, list(inputs), [], dict(node.attrs))
     twin.outputs = [Value(f"y{i}", _scalar(v), twin) for i, v in enumerate(node.outputs)]
@@ -34,7 +34,7 @@ def single_body(node: Node) -> Graph:
 
 
 def canonical(body: Graph, known: Mapping[int, Array]) -> Graph:
-    """A copy with names by position, so that equal bodies have equal text.
+    """A copy with names by position, so that bodies that differ only in names have equal text.
 
     The inputs in `known` (index -> array of one element) become constants of the copy.
     """
@@ -83,7 +83,7 @@ def _number(values: Sequence[Value], prefix: str) -> None:
 def with_bias(body: Graph | None, dtype: DType) -> Graph:
     """A body (epilogue) that first adds its new second input, the bias, to its first input, and then does as `body`.
 
-    If `body` is None, the sum is the result. `dtype` is the type of sum and bias.
+    If `body` is None, the sum is the result. `dtype` is the type of both inputs and of the sum.
     """
     scalar = TensorType(dtype, ())
     value, bias = Value("x", scalar), Value("bias", scalar)

@@ -83,7 +83,7 @@ def strided_image(request: Request, value: Value, windows: tuple[Window, ...]) -
 
 
 def results_of(request: Request, extras: Sequence[int]) -> tuple[Nest, Results]:
-    """The nest of output pixels over the extra inputs and Y, and the epilogue.
+    """The nest of output pixels [batch, spatial ...], whose operands are the extra inputs and Y, and the `Results`.
 
     `extras` are the indices of the extra inputs. Input 2 is a bias and is added first, if it is among them.
     """

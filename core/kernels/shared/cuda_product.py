@@ -32,7 +32,7 @@ LEAST = 16  # smallest rows, columns and depth of other tensor core products
 class ProductTile:
     """The tile of one program: `rows` x `columns` sums, to which each step adds `depth` products.
 
-    `warps` of 32 threads run it, and loads are pipelined in `stages`. All sizes are powers of two.
+    `warps` of 32 threads run it, and loads are pipelined in `stages`. All numbers but `stages` are powers of two.
     """
 
     rows: int
@@ -89,8 +89,9 @@ def ranked_tiles(
 ) -> tuple[ProductTile, ...]:
     """Tiles that fit into shared memory and the product's size, in the order in which they should be tried.
 
-    First the tile with the least total regret (its cost relative to the best tile) over some batch sizes, then the best
-    tile for each of these sizes, then the rest. `batch` is the number of products.
+    First the tile with the least total regret (its cost relative to the best tile) over the batch sizes 1, 8, 32 and
+    128, then the best tile for each of these sizes, then the rest. `batch` is the number of products. The depth of a
+    tile is reduced to that of a shallow product.
     """
     sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]
     most = [max(_power(max(size[axis] for size in sizes)), LEAST) for axis in (0, 1)]
@@ -127,7 +128,7 @@ def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: 
 
 
 def _parts(target: GpuTarget, tile: ProductTile, count: int, depth: int) -> int:
-    """The number of parts of the depth that gives each multiprocessor two programs, if there are `count` tiles.
+    """The number of parts of the depth with which `count` tiles give each multiprocessor about two programs.
 
     Each part has at least `_LEAST_STEPS` steps, and there are at most `_MOST_PARTS` parts and at least one.
     """
@@ -138,7 +139,8 @@ def _parts(target: GpuTarget, tile: ProductTile, count: int, depth: int) -> int:
 def parts_of(target: GpuTarget, tile: ProductTile, programs: Dim, depth: Dim) -> int:
     """The number of parts into which to split the depth (split-K) of a product with too few tiles to fill the GPU.
 
-    1 if there are enough tiles, or if their number depends on the batch.
+    `programs` is the number of tiles. The result is 1 if there are enough tiles, or if their number depends on the
+    batch.
     """
     return _parts(target, tile, programs, _at(depth, _TYPICAL)) if isinstance(programs, int) else 1
 
@@ -158,7 +160,7 @@ def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operan
 
 
 def cast_array(array: Array, element: DType) -> Array:
-    """The array converted to the NumPy type of `element`."""
+    """A copy of the array, converted to the NumPy type of `element`."""
     return array.astype(element.numpy)
 
 

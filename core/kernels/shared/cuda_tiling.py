@@ -42,7 +42,7 @@ def tilings(nest: Nest) -> tuple[Tiling, ...]:
     """Tilings of a nest; the one expected to be fastest comes first.
 
     Adjacent threads should read and write adjacent elements. If an operand is contiguous along a loop other than the
-    last, a square tile of both loops is read along one of them and written along the other.
+    last, a tile of both loops is read along one of them and written along the other.
     """
     flat = tuple(Tiling((), (size,), warps) for size, warps in ((_BLOCK, 4), (_BLOCK // 2, 4), (2 * _BLOCK, 8)))
     across = _across(nest)
@@ -54,7 +54,10 @@ def tilings(nest: Nest) -> tuple[Tiling, ...]:
 
 
 def _across(nest: Nest) -> int | None:
-    """A loop before the last along which an operand is contiguous that is not so along the last loop, or None."""
+    """The loop before the last along which an operand has stride 1, while it has neither 0 nor 1 along the last loop.
+
+    None if there is no such operand.
+    """
     for strides in nest.strides:
         if strides[-1] in (0, 1):
             continue

@@ -79,9 +79,10 @@ def row_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 def broadcast_strides(
     shape: Sequence[Dim], to: Sequence[Dim], strides: tuple[Dim, ...] | None = None
 ) -> tuple[Dim, ...]:
-    """The strides of an array of `shape` when it is broadcast to the shape `to`: 0 along repeated axes.
+    """The strides of an array of `shape` when it is broadcast to the shape `to`.
 
-    `strides` are those of the array itself; by default they are row-major.
+    They are 0 along axes that the array lacks and along its axes of extent 1. `strides` are those of the array itself;
+    by default they are row-major.
     """
     dense = (0,) * (len(to) - len(shape)) + (row_major(shape) if strides is None else strides)
     padded = (1,) * (len(to) - len(shape)) + tuple(shape)

@@ -119,6 +119,8 @@ def prefetch_tiles(rows: Dim, tile: Tile, in_blocks: bool) -> int:
     """The number of row tiles over which the prefetch of the next panel is spread.
 
     0 (no prefetch) if a batch of one has few tiles: then reading panels is bound by memory, and prefetches compete.
+    `in_blocks`: whether rows go through the panels in blocks of `BLOCK_TILES` tiles; the result is at most a block
+    then.
     """
     form = affine(rows, "n")
     tiles = sum(form) // tile.rows if form is not None else BLOCK_TILES
@@ -126,7 +128,7 @@ def prefetch_tiles(rows: Dim, tile: Tile, in_blocks: bool) -> int:
 
 
 def fits_l2(target: Target, depth: int, columns: int) -> bool:
-    """Whether all panels of weights [depth, columns] fit the share of the second-level cache that is meant for them."""
+    """Whether all panels of weights [depth, columns], counted in words, fit half of the second-level cache."""
     return depth * columns * WORD_BYTES <= target.l2_bytes * _WEIGHTS
 
 
@@ -136,7 +138,7 @@ def packed_size(depth: int, columns: int, tile: Tile) -> int:
 
 
 def pack_panels(matrix: Array, tile: Tile) -> Array:
-    """A matrix [..., K, N] as panels; the last axis of the result holds all panels of one matrix."""
+    """A matrix [..., K, N] as panels, [..., `packed_size` elements]: the last axis holds all panels of one matrix."""
     *batch, depth, columns = matrix.shape
     flat = matrix.reshape(-1, depth, columns)
     packed = np.empty((flat.shape[0], packed_size(depth, columns, tile)), matrix.dtype)
@@ -152,8 +154,9 @@ def pack_panels(matrix: Array, tile: Tile) -> Array:
 def is_deferred(epilogue: Graph | None, dtype: DType, step: int) -> bool:
     """Whether an epilogue runs over a finished block of rows instead of inside each tile: a long one does.
 
-    This needs one copy of its code only. Meanwhile the sums lie in the output, so no other value may share that buffer:
-    its type `dtype` must be float32 like the sums, and `step`, its stride along the columns, 1.
+    Then the code of the epilogue exists only once. Until the epilogue runs, the sums lie in the output, so no other
+    value may share that buffer. The output's type `dtype` must be float32 like the sums, and its stride along the
+    columns, `step`, must be 1.
     """
     return _is_long(epilogue) and step == 1 and _can_hold_sums(epilogue, dtype)
 
@@ -161,8 +164,8 @@ def is_deferred(epilogue: Graph | None, dtype: DType, step: int) -> bool:
 def is_staged(epilogue: Graph | None, dtype: DType, step: int) -> bool:
     """Whether a long epilogue runs tile by tile over a copy of the sums in scratch.
 
-    That is so if the output cannot hold the sums (its type `dtype` or theirs is not float32), but has the stride
-    `step` 1 along the columns.
+    That is so if the output cannot hold the sums (its type `dtype` or the type of the sums is not float32), but its
+    stride along the columns, `step`, is 1.
     """
     return _is_long(epilogue) and step == 1 and not _can_hold_sums(epilogue, dtype)
 
@@ -195,7 +198,7 @@ def _row_choices(target: Target) -> RowChoices:
 def _panel_vectors(total: int, widths: Iterable[int]) -> int:
     """The panel width, one of `widths` in vectors, for a matrix of `total` vectors.
 
-    It is chosen so that the last panel is as full as possible, with wide panels preferred to those of one or two.
+    It is chosen so that the last panel is as full as possible; panels of more than two vectors are preferred.
     """
     if total in widths:
         return total

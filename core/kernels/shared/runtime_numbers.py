@@ -1,7 +1,7 @@
 """Numbers that code reads at run time, so that kernels that differ in nothing else are compiled once.
 
-In the spec of such code, symbols stand for the numbers: `RuntimeNumbers` makes symbol `i` for number `i` of the call.
-The call passes the values in a `Block`, its last operand.
+In the spec of such code, symbols stand for the numbers: `RuntimeNumbers` makes the symbols `number0`, `number1`, ... in
+order. The call passes the values in the same order, as int64 in a `Block`, its last operand.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class RuntimeNumbers:
         self.values: list[int] = []
 
     def take(self, dim: Dim) -> Dim:
-        """The dimension with each coefficient replaced by a new symbol, whose number is added to `values`.
+        """The dimension, a polynomial in `n`, with each coefficient replaced by a new symbol.
 
-        It must be a polynomial in `n`.
+        The coefficients are added to `values`.
         """
         if not isinstance(dim, SymDim):
             return self._symbol(dim)
@@ -44,7 +44,7 @@ class RuntimeNumbers:
         return total
 
     def of_nest(self, nest: Nest) -> Nest | None:
-        """The nest with symbols for its numbers, except for strides of 0 and 1, which select the code.
+        """The nest with new symbols for its numbers, except for strides of 0 and 1, which select the code.
 
         The extents of the loops between the first and the last stay numbers as well: the code finds a row by dividing
         by them, and dividing by a number that is read at run time is slow. None if generated code cannot compute a
@@ -83,7 +83,7 @@ def with_runtime_numbers(call: KernelCall, target: Target) -> KernelCall | None:
 
 
 def share_code(calls: Sequence[KernelCall], target: Target) -> list[KernelCall]:
-    """The calls in order, with general code where more than `_FEW` different kernels can share it.
+    """The calls in order, with general code where more than three different kernels can share it.
 
     These kernels differ only in numbers, which the general code reads at run time.
     """

@@ -24,7 +24,7 @@ class Window:
 
     @property
     def inside(self) -> tuple[int, int]:
-        """The range [first, last) of results whose window lies completely inside the image."""
+        """The range [first, last) of results whose window lies completely inside the image; may be empty."""
         reach = (self.kernel - 1) * self.dilation
         first = -(-self.before // self.stride)
         last = (self.size - 1 - reach + self.before) // self.stride + 1
@@ -32,9 +32,10 @@ class Window:
 
 
 def windows_of(node: Node, spatial: Sequence[Dim], results: Sequence[Dim]) -> tuple[Window, ...] | None:
-    """The window of a pooling node along each spatial axis, for an image and results of these extents.
+    """The window along each spatial axis of a node with a `kernel_shape`: a pool, or the gradient of one.
 
-    None unless all extents are numbers and the node has a `kernel_shape`.
+    The weight gradient of a convolution is such a node, too. `spatial` are the extents of the image, `results` those of
+    the results. None unless all extents are numbers and the node has a `kernel_shape`.
     """
     kernel = integers(node, "kernel_shape")
     sizes = [size for size in (*spatial, *results) if isinstance(size, int)]

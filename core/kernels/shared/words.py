@@ -26,7 +26,10 @@ _ELEMENTS = {
 
 
 def element_of(left: DType, right: DType) -> DType | None:
-    """The element type in the words of a product's left operand; None for types that no kernel multiplies."""
+    """The element type in the words of a product's left operand, given the types of both operands.
+
+    None for pairs of types that the kernels of words do not multiply.
+    """
     return _ELEMENTS.get((left, right))
 
 
@@ -56,14 +59,17 @@ def accumulator_dtype(element: DType) -> DType:
 
 
 def word_of(value: int, element: DType) -> int:
-    """The 32-bit word, as a signed integer, whose elements all have the value `value`."""
+    """The 32-bit word, as a signed integer, whose elements all have the value `value`.
+
+    ValueError for float16, which does not fill a word, unless the value is 0.
+    """
     if value == 0:
         return 0
     return int(np.full(elements_per_word(element), value, element.numpy).view(np.int32)[0])
 
 
 def count_in_words(count: Dim, element: DType) -> Dim | None:
-    """The number of words that hold `count` elements; None unless `count` is a multiple of the word for every `n`."""
+    """The number of words that hold `count` elements; None unless each coefficient of `count` fills whole words."""
     size = elements_per_word(element)
     if isinstance(count, int):
         return count // size if count % size == 0 else None
@@ -73,14 +79,15 @@ def count_in_words(count: Dim, element: DType) -> Dim | None:
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """The type in which kernels compute with elements of this type: float32 for float16 and bfloat16, else the same."""
+    """The type of elements of this type in registers: float32 for float16 and bfloat16, otherwise the type itself."""
     return DType.FLOAT32 if dtype in NARROW else dtype
 
 
 def pack_words(matrix: Array, element: DType, size: int | None = None) -> Array:
     """A right operand [..., K, N] as words [..., ceil(K / size), N], padded with zeros along K.
 
-    `size` is the number of elements per word; by default that of vector kernels.
+    `size` is the number of elements per word; by default that of vector kernels. Words of several elements are int32,
+    other words have the type `element`. A matrix that needs no conversion is returned itself.
     """
     size = size or elements_per_word(element)
     narrow = matrix.astype(element.numpy if element.is_float else np.int8, copy=False)

@@ -58,15 +58,15 @@ def _finish(k: Kernel, spec: SoftmaxSpec, values: Sequence[Val], total: Val) -> 
 
 
 def _last_operand(k: Kernel, spec: SoftmaxSpec, total: Val) -> Val:
-    """The last argument of `_result`, given the sum `total` of the exponentials: its logarithm if `spec.log`.
+    """The last argument of `_result`, given `total`, the sum of the exponentials.
 
-    Otherwise its inverse.
+    It is the logarithm of the sum if `spec.log`, otherwise the inverse of the sum.
     """
     return k.ops.log(total) if spec.log else 1.0 / total
 
 
 def _result(k: Kernel, spec: SoftmaxSpec, value: Val, last: Val) -> Val:
-    """The result for the exponential `value` (for LogSoftmax its exponent), given what `_last_operand` returns.
+    """The result for the exponential `value` (for LogSoftmax its exponent), given the result `last` of `_last_operand`.
 
     If any exponential is NaN, so is the sum, and with it each result; a guarded softmax gives 0 instead.
     """

@@ -54,8 +54,8 @@ def _online(w: Writer, lines: LineWriter, spec: SoftmaxSpec, x: str) -> tuple[st
 
 
 def _finite(w: Writer, greatest: str) -> str:
-    """The variable of what is subtracted from each line: its maximum, or 0 if all elements are minus infinity.
+    """The variable of the number to subtract from each line: its maximum, or 0 if all elements are minus infinity.
 
-    The sum is 0 then, so that results become NaN.
+    In that case the sum is 0, so that results become NaN.
     """
     return w.let(f"tl.where({greatest} == {_NONE}, 0.0, {greatest})", "greatest")

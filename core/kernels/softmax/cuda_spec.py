@@ -33,7 +33,7 @@ class SoftmaxSpec(KernelSpec):
 
 
 def softmax(request: Request) -> KernelCall | None:
-    """Selector of softmax of floats along any axis."""
+    """Selector of softmax of float32, float16 and bfloat16 along any axis."""
     return next(_calls(request), None)
 
 

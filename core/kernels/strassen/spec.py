@@ -49,9 +49,10 @@ class StrassenSpec(KernelSpec):
     """Y = finish(A B), where `rows` rows of A and of Y belong to each of the samples.
 
     Row i of a sample's first half is paired with row i of its second half, tile by tile, and panel 2 j with panel 2 j +
-    1. A task computes the left factors of `block` tiles and multiplies them by all panels. A tile goes through the
-    seven products of a pair of panels at once. With `in_turn`, for panels that would leave the first-level cache
-    meanwhile, each product runs for all tiles before the next product.
+    1. A task computes the left factors of at most `block` tiles and multiplies them by all panels, or by a part of the
+    panels if there are few tiles. A tile goes through the seven products of a pair of panels at once. With `in_turn`,
+    each product runs for all tiles before the next product: that is for panels that would leave the first-level cache
+    otherwise.
     """
 
     family: ClassVar[str] = "strassen"
@@ -108,7 +109,10 @@ class StrassenSpec(KernelSpec):
 
     @property
     def kept_words(self) -> int:
-        """Words of saved register tiles: two that several results need, and with `in_turn` the accumulators."""
+        """Words of saved register tiles: two that several results need.
+
+        With `in_turn`, these two and the accumulators, for each tile of the block.
+        """
         return (3 * self.block if self.in_turn else 2) * self.tile.rows * self.tile.columns
 
     @property
@@ -159,7 +163,11 @@ def _call(spec: StrassenSpec, plain: KernelCall, node: Node, weight: Array) -> K
 
 
 def _variant(plain: KernelSpec, request: Request) -> StrassenSpec | None:
-    """The Strassen spec of the product that `plain` computes; None if it is no such product or too small to gain."""
+    """The Strassen spec of the product that `plain` computes.
+
+    None if `plain` is no float32 product of a constant matrix, if its rows or sizes do not fit the tiles, or if the
+    product is too small to gain.
+    """
     found, rows = _product(plain), _rows(request.node)
     if found is None or rows is None or found.finish.dtype is not F32 or found.finish.staged:
         return None
@@ -257,7 +265,10 @@ def _pack(weight: Array, order: tuple[int, ...], tile: Tile) -> Array:
 
 
 def pack(matrix: Array, tile: Tile) -> Array:
-    """The right factors of the seven products of a matrix [K, N], as [pair of panels][product][depth][columns]."""
+    """The right factors of the seven products of a matrix [K, N], float32, in one flat array.
+
+    Their order is [pair of panels][product][K/2][columns of a panel].
+    """
     depth, columns = matrix.shape
     shape = (2, depth // 2, columns // (2 * tile.columns), 2, tile.columns)
     (b11, b12), (b21, b22) = matrix.reshape(shape).transpose(0, 3, 2, 1, 4)

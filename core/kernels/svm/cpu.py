@@ -200,7 +200,7 @@ class _Machine:
             self._set(self.square, place, self._get(self.square, place) + part * part)
 
     def _round(self, present: Val) -> None:
-        """One iteration over all classes for rows that have not converged. If all have, it clears the loop's flag."""
+        """One iteration over all classes for rows that have not converged; the flag is cleared if there are none."""
         k, classes, ops = self.k, self.spec.classes, self.k.ops
         zero = k.zeros(_F64, self.wide)
         with k.fold(0, classes, [zero]) as outer:

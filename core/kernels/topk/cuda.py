@@ -1,6 +1,6 @@
 """TopK on a GPU: the first elements of lines, in order.
 
-Elements are compared as integers in the same order, and equal ones by their indices, so that the order is total.
+Elements are compared as integers that have the same order, and equal ones by their indices, so that the order is total.
 """
 
 from __future__ import annotations

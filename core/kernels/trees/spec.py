@@ -1,4 +1,4 @@
-"""Sums over decision trees, walked without branches: each walk of a tree takes as many steps as its deepest leaf."""
+"""Sums over decision trees, walked without branches: each walk takes the steps to the deepest leaf of its tree."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _MOST_NODES = (1 << 31) // WORDS - 1
 class TreesSpec(KernelSpec):
     """y[rows, targets] = base + the sum over `trees` trees (a multiple of WALKERS) of the weights of the row's leaf.
 
-    The operands are x, the nodes (int32 [nodes, WORDS], links in words), the trees (int32 [trees, 2]: root, depth), the
-    depth of each WALKERS trees, the weights of leaves [nodes, targets] if there are several targets, the base, y.
+    The operands are x, the nodes (int32 [nodes, WORDS], links in words), the trees (int32 [trees, 2]: root in words,
+    depth), the greatest depth of each WALKERS trees (int32), the weights of leaves (float32 [nodes, targets], read only
+    if there are several targets), the base (float32 [targets]), and y.
     """
 
     family: ClassVar[str] = "trees"

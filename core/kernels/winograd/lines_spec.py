@@ -42,8 +42,8 @@ LINES = Form(4, (1 / 2, -1 / 2, 1.0, -1.0, 7 / 4, -7 / 4), stride=2, taps=7)
 class WinogradLinesSpec(KernelSpec):
     """A task computes `form.output` lines of results of one image.
 
-    Its scratch holds the transformed lines [line_products][line_words], their products [evaluations][result_words], and
-    a line of zeros.
+    The scratch of a task holds the transformed lines [line_products][line_words], their products
+    [evaluations][result_words], and a line of zeros.
     """
 
     family: ClassVar[str] = "winograd_lines"

@@ -54,9 +54,9 @@ class Form:
 
     Most points other than 0 come in pairs p and -p, which lets transforms share sums.
 
-    A stride of 2 takes two convolutions of half the image: its even places with every other tap from the first on, and
-    its odd places with the other taps. These are one tap fewer and need no value at infinity. The two are added before
-    the inverse transform: at a finite point they form one product of twice the depth.
+    A stride of 2 takes two convolutions of half the image: the even places of the image with every other tap from the
+    first on, and the odd places with the other taps. The second has one tap fewer and needs no value at infinity. The
+    two are added before the inverse transform: at a finite point they form one product of twice the depth.
     """
 
     output: int  # results of a tile along an axis
@@ -116,21 +116,29 @@ class Form:
 
     @property
     def image(self) -> Matrix:
-        """The transform of a line of one image part: row p holds the polynomial that is 0 at all other points."""
+        """The transform of a line of one image part, [evaluations, evaluations]; the constant coefficient comes first.
+
+        The row of a point holds the monic polynomial that is 0 at all other finite points. The last row, for infinity,
+        holds the one that is 0 at all finite points.
+        """
         rows = [(*with_zeros(self._others(p)), 0.0) for p in self.points]
         return (*rows, with_zeros(self.points))
 
     @property
     def result(self) -> Matrix:
-        """The inverse transform of a line of products: row i holds the powers p**i, scaled."""
+        """The inverse transform of a line of products, [output, evaluations]: row i holds the powers p**i, scaled.
+
+        The last column, for infinity, is 1 in the last row and 0 in the others.
+        """
         last = self.output - 1
         return tuple((*(p**i * self.scale(p) for p in self.points), float(i == last)) for i in range(self.output))
 
     @property
     def weight(self) -> Matrix:
-        """The transform of a line of weights: a row per point and part of the image.
+        """The transform of a line of weights, [line_products, taps]: a row per point and part of the image.
 
-        Each row is divided by the value of its point's polynomial at that point.
+        Each row is divided by the value of its point's polynomial at that point. The last row, for infinity, takes the
+        last tap.
         """
         last = (*(0.0 for _ in range(self.taps - 1)), 1.0)
         return (*(self._weight(p, part) for p in self.points for part in range(self.stride)), last)
@@ -140,7 +148,7 @@ class Form:
         return tuple(point ** taps.index(i) / own if i in taps else 0.0 for i in range(self.taps))
 
     def own(self, point: float) -> float:
-        """The value at `point` of the polynomial that is 0 at all other points."""
+        """The value at `point` of the monic polynomial that is 0 at all other finite points."""
         return float(np.prod([point - other for other in self._others(point)]))
 
     def _others(self, point: float) -> list[float]:
@@ -269,7 +277,10 @@ class WinogradSpec(KernelSpec):
 
     @property
     def tiles_ahead(self) -> int:
-        """The number of row tiles that share the prefetch of the next panel: those of a block in a small batch."""
+        """The number of row tiles that share the prefetch of the next panel, at most those of a block.
+
+        They are the tiles of one image, or of 2 * `many` images if there is a `part`.
+        """
         tiles = prod(axis.tiles for axis in self.covers)
         rows = tiles * max(2 * self.many, 1) if self.part is not None else tiles
         return max(min(rows, self.block) // self.tile.rows, 1)
@@ -421,8 +432,8 @@ def for_slow_memory(request: Request) -> Iterator[KernelCall]:
 def without_winograd(request: Request) -> Iterator[KernelCall]:
     """Offer of the kernel that would run without Winograd's algorithm.
 
-    On machines with slow memory the larger weights may not pay. The tuner drops the offer if that kernel is preferred
-    anyway.
+    On machines with slow memory the larger weights may not pay. If that kernel is preferred anyway, `choose.candidates`
+    drops the repetition.
     """
     plain = request.select_with(winograd=False)
     if plain is not None:

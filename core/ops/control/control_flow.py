@@ -41,7 +41,10 @@ def common_type(c: Infer, label: str, a: ValueType, b: ValueType) -> ValueType:
 
 @register
 class If(OpDef):
-    """The outputs of graph `then_branch` if `cond` is true, otherwise of `else_branch`; they have no inputs."""
+    """The outputs of graph `then_branch` if `cond`, of one element, is true, otherwise those of `else_branch`.
+
+    The two graphs have no inputs.
+    """
 
     inputs = "cond"
     outputs = "*outputs"
@@ -95,7 +98,8 @@ def _taken_branch(c: Infer) -> Graph | None:
 def _valid_branches(branches: Sequence[Graph], known: Mapping[Value, Array]) -> list[Graph]:
     """Those branches that pass type inference, which also sets their types; `known` are known values around them.
 
-    Exporters leave branches for other ranks or sizes, which are never taken. ModelError if no branch passes.
+    Exporters leave branches for other ranks or sizes, which are never taken. ModelError, that of the first branch, if
+    no branch passes.
     """
     found: list[Graph] = []
     refused: list[ModelError] = []
@@ -112,10 +116,11 @@ def _valid_branches(branches: Sequence[Graph], known: Mapping[Value, Array]) -> 
 
 @register
 class Loop(OpDef):
-    """Runs `body` at most M times (no limit if absent) while its condition holds.
+    """Runs `body` at most M times (without limit if M is absent) while the condition holds.
 
-    The body maps (iteration number, condition, carried values) to (condition, carried values, scan outputs). Scan
-    outputs are stacked over the iterations.
+    The body maps (iteration number, condition, carried values) to (condition, carried values, scan outputs). `cond`
+    decides about the first iteration (true if absent), the body's condition about the next. Outputs: the carried values
+    after the loop, then the scan outputs, stacked over the iterations along a new axis 0.
     """
 
     inputs = "M?, cond?, *v_initial"
@@ -160,7 +165,11 @@ class Loop(OpDef):
         return iter(count() if limit is None else range(int(limit.reshape(()))))
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """A Loop over the recorded carried values, from the last iteration to the first."""
+        """A Loop over the recorded carried values, from the last iteration to the first.
+
+        Adds outputs to the node and its body (`Backward.record`). UnsupportedError if the type of a carried value
+        before the loop differs from its type in the body.
+        """
         body: Graph = g.attr("body")
         carried = [g.x(2 + i) for i in range(len(g.node.inputs) - 2)]
         for term, entering in zip(carried, body.inputs[2:], strict=True):
@@ -217,12 +226,12 @@ class Loop(OpDef):
 
 
 def _type_after_loop(carried: ValueType, result: ValueType) -> ValueType:
-    """The type of a carried value after the loop: the body's `result` if `carried` is optional, else `carried`."""
+    """The type of a carried value after the loop: the body's `result` if `carried` is optional, otherwise `carried`."""
     return result if isinstance(carried, OptionalType) else carried
 
 
 def trip_count(c: Infer) -> Dim | None:
-    """The trip count of a Loop if it is known and no condition can end the loop earlier; otherwise None."""
+    """The trip count of a Loop if M is known and no condition can end the loop earlier; otherwise None."""
     limit, body = c.value(0), c.attr("body")
     if limit is None or limit.size != 1 or not _always_true(c, c.node.input(1)):
         return None
@@ -253,7 +262,8 @@ def fixed_point(
 
     `initial` are their types before the loop. Each round of inference only widens the types, so that the search ends
     after at most two widenings per axis. `before` and `after` are the types of the body's inputs around the carried
-    ones; `skip` is the number of its outputs before them. The types of all values in the body are set.
+    ones; `skip` is the number of its outputs before them. The types of all values in the body are set. ModelError if
+    an iteration changes the element type or kind of a carried value, or if inference of the body fails.
     """
     carried = list(initial)
     while True:

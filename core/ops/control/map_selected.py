@@ -12,17 +12,17 @@ from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ops.opdef.inference import forget_types, infer_graph
 from lathe.core.ops.opdef.registry import Call, Infer, MixesRows, OpDef, Required, RowAxis, register
 
-SELECTED = symbol("_selected")  # in the body: the number of elements of the mask that are not zero
+SELECTED = symbol("_selected")  # in the body: the number of true elements of the mask
 
 
 @register
 class MapSelected(OpDef):
     """The rows of `base`, to which a body's results for the selected elements of a mask are written or added.
 
-    base is [T, ...]; mask, bool [P, T], has P elements for each row. A source is [T, ...], or [P, T, ...] where the
-    attribute `per_place` is 1. For the S true elements [p, t] of the mask, in row-major order, the body is given row t,
-    or row [p, t], of each source, as [S, ...]; it computes one result [S, ...], row by row. Each row of the result
-    replaces row t of the output, or is added to it if `adds` is 1.
+    base is [T, ...]; mask, bool [P, T], has P elements for each row. A source is [T, ...], or [P, T, ...] if its
+    element of the attribute `per_place` is 1. For the S true elements [p, t] of the mask, in row-major order, the body
+    is given row t, or row [p, t], of each source, as [S, ...]; it computes one result [S, ...], row by row. Each row of
+    the result replaces row t of a copy of base, or is added to it if `adds` is 1.
     """
 
     domain = "lathe"

@@ -19,9 +19,11 @@ from lathe.core.ops.opdef.type_rules import normalize_axis
 
 @register
 class Scan(OpDef):
-    """Runs `body` for each slice: it maps (states, one slice of each scan input) to (states, one of each scan output).
+    """Runs `body` once for each slice of the scan inputs.
 
-    Directions are 0 (forward) or 1 (backward): the order of reading inputs, and of storing outputs.
+    The body maps (states, one slice of each scan input) to (states, one slice of each scan output). Outputs: the last
+    states, then the scan outputs, with the slices stacked along new axes. The axes are 0 by default. Directions are 0
+    (forward, the default) or 1 (backward): the order of reading inputs, and of storing outputs.
     """
 
     inputs = "*initial_state_and_scan_inputs"
@@ -74,7 +76,10 @@ class Scan(OpDef):
         return (*final, *outputs)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """A Scan over the recorded states and the same slices, in the opposite order."""
+        """A Scan over the recorded states and the same slices, in the opposite order.
+
+        Adds outputs to the node and its body (`Backward.record`).
+        """
         body, states = _body(g, len(g.node.inputs))
         for name in ("scan_output_axes", "scan_output_directions"):
             if g.attr(name) is not None:
@@ -173,7 +178,10 @@ def _number_at(c: NodeView, name: str, index: int) -> int:
 
 
 def _run_body(c: Call, body: Graph, states: list[Any], scanned: Sequence[Any]) -> tuple[list[Any], list[Array]]:
-    """Run `body` for each slice in turn: the final states, and the scan outputs stacked along a new axis 0."""
+    """Run `body` for each slice along axis 0: the final states, and the scan outputs stacked along a new axis 0.
+
+    FeedError if the scan inputs have different numbers of slices.
+    """
     if len({len(slices) for slices in scanned}) > 1:
         c.fail(f"scan inputs have {[len(slices) for slices in scanned]} slices, expected one number")
     rows = []

@@ -42,7 +42,7 @@ def _fresh_extent(c: Infer, dim: Dim, label: str) -> Dim:
 
 
 def _position(c: Call, position: Array, low: int, high: int) -> int:
-    """The single element of `position` as a number; FeedError unless it lies in [low, high]."""
+    """The single element of `position` as a number; FeedError unless there is exactly one, in [low, high]."""
     if position.size != 1:
         c.fail(f"position has {position.size} elements, expected 1")
     index = int(position.item())
@@ -103,7 +103,7 @@ class SequenceAt(OpDef):
 
 @register
 class SequenceInsert(OpDef):
-    """The sequence with one more element before `position`, or at its end."""
+    """The sequence with one more element before `position`, or at the end if `position` is absent."""
 
     inputs = "input_sequence, tensor, position?"
     outputs = "output_sequence"
@@ -160,8 +160,8 @@ class SequenceLength(OpDef):
 class SplitToSequence(OpDef):
     """Parts of a tensor along `axis`.
 
-    `split` is the extent of every part (the last may be smaller), or a vector of the extents of all parts. Without it,
-    every part has extent 1, and loses the axis unless `keepdims`.
+    `split` is a scalar, the extent of every part (the last may be smaller), or a vector of the extents of all parts.
+    Without it, every part has extent 1, and loses the axis if `keepdims` is 0.
     """
 
     inputs = "input, split?"
@@ -236,7 +236,7 @@ class ConcatFromSequence(OpDef):
 class SequenceMap(OpDef):
     """Runs `body` on the elements at each position of all input sequences, which have equal lengths.
 
-    Inputs that are tensors are given to every run. The outputs are sequences of its results.
+    Inputs that are tensors are given to every run. Each output is the sequence of one result of all runs.
     """
 
     inputs = "input_sequence, *additional_inputs"
@@ -275,7 +275,7 @@ class SequenceMap(OpDef):
 
 @register
 class Optional(OpDef):
-    """The input as an optional; without one, an absent value of `type`."""
+    """The input as an optional; without an input, an absent value of the type `type`."""
 
     inputs = "input?"
     outputs = "output"
@@ -302,7 +302,7 @@ def _content(c: NodeView) -> ValueType:
 
 @register
 class OptionalGetElement(OpDef):
-    """The content of an optional; any other value is returned as it is."""
+    """The content of an optional, FeedError if it is empty; any other value is returned as it is."""
 
     inputs = "input"
     outputs = "output"

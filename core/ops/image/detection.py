@@ -78,7 +78,7 @@ def _best(corners: Any, scores: Any, most: int, overlap: float, least: float | N
 
 
 def _intersection_over_union(box: Any, others: Any) -> Any:
-    """The intersection over union of one box [2, 2] with others [K, 2, 2]; 0 where they do not overlap."""
+    """The intersection over union [K] of one box [2, 2] with others [K, 2, 2]; 0 where they do not overlap."""
     common = np.minimum(box[1], others[:, 1]) - np.maximum(box[0], others[:, 0])
     shared = np.prod(np.maximum(common, 0), axis=-1)
     areas = np.prod(others[:, 1] - others[:, 0], axis=-1)
@@ -90,7 +90,8 @@ def _intersection_over_union(box: Any, others: Any) -> Any:
 class MaxRoiPool(OpDef):
     """The maximum of each of `pooled_shape` bins of every region; 0 for a bin outside the image.
 
-    rois [R, 5] are image, x1, y1, x2, y2; `spatial_scale` converts these coordinates to pixels.
+    X is [N, C, H, W]; rois [R, 5] are image, x1, y1, x2, y2; `spatial_scale` converts these coordinates to pixels. The
+    result is [R, C, *pooled_shape].
     """
 
     agreeing = True

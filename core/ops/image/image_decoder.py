@@ -17,7 +17,10 @@ _LUMA = np.array([19595, 38470, 7471])  # ITU-R BT.601, in 65536ths
 
 @register
 class ImageDecoder(OpDef):
-    """An image file decoded to uint8 [height, width, 3], or [height, width, 1] in gray: PNG, BMP, PNM or plain TIFF."""
+    """An image file decoded to uint8 [height, width, 3], or [height, width, 1] in gray: PNG, BMP, PNM or plain TIFF.
+
+    FeedError for a damaged file, UnsupportedError for other formats (`image_files.py`).
+    """
 
     inputs = "encoded_stream"
     outputs = "image"

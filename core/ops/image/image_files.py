@@ -1,6 +1,7 @@
 """Decoders of image files to uint8 pixels [height, width, 3] in RGB order: PNG, BMP, PNM and uncompressed TIFF.
 
-ValueError for a damaged file; NotImplementedError for a format that is not supported.
+ValueError for a damaged file or more than 2**26 pixels; NotImplementedError for other formats, and for other depths,
+compressions and interlacing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MOST_PIXELS = 1 << 26
 def decode(data: bytes) -> Pixels:
     """The pixels of an image file [height, width, 3]. The format follows from its first bytes.
 
-    ValueError for a damaged file, NotImplementedError for another format.
+    ValueError for a damaged file or too many pixels, NotImplementedError for a format or variant that is not read.
     """
     for signature, reader in _READERS.items():
         if data.startswith(signature):
@@ -70,7 +71,7 @@ def _png(data: bytes) -> Pixels:
 
 
 def _undo_filters(rows: Any, step: int) -> Any:
-    """The samples of PNG rows, each of which begins with the number of its filter.
+    """The samples of PNG rows, each of which begins with the number of its filter. ValueError for an unknown filter.
 
     In a filtered row, bytes are differences from a guess: a function of the left (a), upper (b) and upper left (c)
     neighbours, where left is `step` bytes before.
@@ -112,7 +113,10 @@ def _bmp(data: bytes) -> Pixels:
 
 
 def _pnm(data: bytes) -> Pixels:
-    """Binary PGM (P5) or PPM (P6): header numbers with comments between them, one blank, then the samples."""
+    """Binary PGM (P5) or PPM (P6): header numbers with comments between them, one blank, then the samples.
+
+    Only samples of 8 bits are read: the greatest sample must be given as 255.
+    """
     numbers, position = list[int](), 2
     while len(numbers) < 3:
         if data[position : position + 1] == b"#":
@@ -132,7 +136,7 @@ _SIZE_TAGS = {256: "ImageWidth", 257: "ImageLength"}
 
 
 def _tiff(data: bytes) -> Pixels:
-    """The first image of a TIFF file with 8-bit samples in uncompressed strips."""
+    """The first image of a TIFF file with 8-bit samples in uncompressed strips; NotImplementedError for others."""
     order = "<" if data[:2] == b"II" else ">"
     tags = _tiff_tags(data, order)
     width, height = _check_size(tags[256][0], tags[257][0])

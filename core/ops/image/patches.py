@@ -104,7 +104,10 @@ class Col2Im(OpDef):
         ]
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """The columns of dY (its windows), by a convolution with one output channel per block element."""
+        """The columns of dY (its windows), by a convolution with one output channel per block element.
+
+        UnsupportedError for parameters that are not known.
+        """
         image, block = g.param("image_shape"), g.param("block_shape")
         if image is None or block is None:
             g.unsupported("image_shape and block_shape must be known to differentiate it")
@@ -119,7 +122,8 @@ class Col2Im(OpDef):
 class MaxUnpool(OpDef):
     """The partial inverse of MaxPool: elements of X are written to indices I of the flattened output; others are zero.
 
-    A larger `output_shape` adds zeros at the end of the axes.
+    The indices count in the default output shape, that of the smallest image whose pooling has the shape of X. A larger
+    `output_shape` adds zeros at the end of the axes.
     """
 
     agreeing = True
@@ -158,7 +162,10 @@ class MaxUnpool(OpDef):
         return np.pad(y, [(0, size - own) for size, own in zip(wanted, natural, strict=True)])
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """A ScatterElements into zeros. Negative indices, which MaxPool never returns, become indices out of range."""
+        """A ScatterElements into zeros. Negative indices, which MaxPool never returns, become indices out of range.
+
+        UnsupportedError if it is not known by how much `output_shape` exceeds the default output shape.
+        """
         x, indices, out = g.x(0), g.x(1).cast(DType.INT64), g.node.output.shape
         own = self._natural(g, x.shape)
         size = product(own)

@@ -211,7 +211,7 @@ def _common_scale(c: NodeView, dims: Sequence[int], sizes: Params) -> float:
 
 
 def _axes(c: Call, shape: tuple[int, ...]) -> list[Axis]:
-    """The resizing of each axis of an input of this shape."""
+    """The resizing of each axis of an input of this shape. FeedError if neither scales nor sizes are given."""
     axes, roi = resized_axes(c, len(shape)), c.param("roi") or ()
     scales, sizes = c.param("scales"), c.param("sizes")
     if not scales and not sizes:
@@ -291,7 +291,10 @@ def _asymmetric(x: Any, a: Axis) -> Any:
 
 
 def _tf_half_pixel_for_nn(x: Any, a: Axis) -> Any:
-    """The input positions of outputs `x`, without the shift by half a pixel: a mode of opset 11 only."""
+    """The input positions (x + 0.5) / scale of outputs `x`: `half_pixel` without its last term, -0.5.
+
+    Of opset 11 only.
+    """
     return (x + _HALF) / a.scale
 
 
@@ -342,9 +345,8 @@ def _clamp_to_border(indices: Any, axis: Axis) -> Any:
 def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
     """The first tap's distance from the position rounded down, and the weights of the taps, [out, taps].
 
-    `ratio` is the fractional part of each position, [out].
-
-    With `antialias` the filter is stretched by 1/scale when the axis shrinks.
+    `ratio` is the fractional part of each position, [out]. With `antialias` the filter is stretched by 1/scale when the
+    axis shrinks.
     """
     reach, shrink = _check_reach(c, float(axis.scale))
     first = int(np.floor(-reach / shrink)) + 1

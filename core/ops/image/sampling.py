@@ -191,8 +191,9 @@ def _batch_rows_of_both(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] 
 class RoiAlign(OpDef):
     """Each region of interest resampled to output_height x output_width bins, from bilinear samples within each bin.
 
-    rois [R, 4] are x1, y1, x2, y2; batch_indices [R] are the images of the regions. A bin is the mean of its samples.
-    In mode "max" it is the greatest product of a pixel and its bilinear weight among all samples, as ONNX defines.
+    rois [R, 4] are x1, y1, x2, y2; batch_indices [R] are the images of the regions. Along each axis, a bin has
+    `sampling_ratio` samples; 0 means its extent in pixels, rounded up. A bin is the mean of its samples. In mode "max"
+    it is the greatest product of a pixel and its bilinear weight among all samples, as ONNX defines.
     """
 
     agreeing = True
@@ -225,7 +226,10 @@ class RoiAlign(OpDef):
         return y.astype(x.dtype)
 
     def _region(self, c: Call, image: Any, region: Any, bins: tuple[int, int]) -> Any:
-        """The bins [C, H, W] of one region of an image [C, H, W]."""
+        """The bins [C, output_height, output_width] of one region of an image [C, H, W].
+
+        FeedError for more than `MOST_SAMPLES` samples along an axis.
+        """
         half = 0.5 if c.attr("coordinate_transformation_mode") == "half_pixel" else 0.0
         x1, y1, x2, y2 = region * np.asarray(c.attr("spatial_scale"), region.dtype) - np.asarray(half, region.dtype)
         positions, counts = [], []

@@ -17,7 +17,7 @@ from lathe.core.ops.opdef.type_rules import ANY, INDEX, check_kind, untouched_ro
 
 @register
 class ArrayFeatureExtractor(OpDef):
-    """X[..., Y]: the columns along the last axis with indices Y; a vector X is one row of a matrix."""
+    """X[..., Y]: the columns along the last axis with indices Y, flattened; a vector X is one row of a matrix."""
 
     no_gradient = FITTED
     inputs = "X, Y"
@@ -69,7 +69,7 @@ class Binarizer(OpDef):
 
 @register
 class Scaler(OpDef):
-    """(X - offset) * scale, with one number per feature, or one for all."""
+    """(X - offset) * scale as float32; offset and scale have one number per feature (last axis), or one for all."""
 
     no_gradient = FITTED
     inputs = "X"
@@ -105,7 +105,7 @@ _NORMS: Mapping[str, Callable[[Array], Array]] = {
 
 @register
 class Normalizer(OpDef):
-    """Each row divided by its maximum ("MAX"), or its L1 or L2 norm; a row with divisor zero is unchanged."""
+    """Each row divided by its maximum ("MAX"), or its L1 or L2 norm, as float32; a divisor of zero becomes 1."""
 
     no_gradient = FITTED
     inputs = "X"
@@ -171,7 +171,10 @@ class Imputer(OpDef):
 
 @register
 class FeatureVectorizer(OpDef):
-    """The inputs [N,C] concatenated as float32, each cut or zero-padded to its entry of `inputdimensions`."""
+    """The inputs [N,C] or [C] (one row) concatenated along C as float32.
+
+    Each input is cut or zero-padded to its number of columns in `inputdimensions`.
+    """
 
     no_gradient = FITTED
     inputs = "*X"

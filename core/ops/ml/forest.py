@@ -59,7 +59,10 @@ class Forest:
 
 
 def check_forest(c: NodeView, forest: Forest, targets: int) -> int:
-    """Checks a forest of `targets` targets; returns its depth. ModelError for links out of range, and for cycles."""
+    """Checks a forest of `targets` targets; returns its depth.
+
+    ModelError for a forest without trees, nodes or targets out of range, negative feature indices, and cycles.
+    """
     nodes = len(forest.mode)
     if not len(forest.roots) or np.any(_outside(forest.roots, nodes)):
         c.fail(f"its trees begin at {forest.roots[:8].tolist()}, expected nodes below {nodes}")
@@ -88,10 +91,11 @@ def _depth(c: NodeView, forest: Forest) -> int:
 
 
 def scores(forest: Forest, x: Array, targets: int, how: int) -> Array:
-    """Scores [rows, targets] in float64: the weights of the leaves that each row reaches in all trees.
+    """Scores [rows, targets] in float64 for the rows `x` [rows, features].
 
-    They are aggregated by `how`: `SUM`, `AVERAGE` (the sum divided by the number of trees), `MIN` or `MAX`. A target
-    without weights gets 0.
+    The weights of the leaves that a row reaches in all trees are aggregated by `how`: `SUM`, `AVERAGE` (the sum divided
+    by the number of trees), `MIN` or `MAX`. A target without weights gets 0, as does one whose `MIN` or `MAX` is
+    infinite.
     """
     step = max(1, _WALKERS // max(len(forest.roots), 1))
     parts = [_scores(forest, x[at : at + step], targets, how) for at in range(0, len(x), step)]

@@ -54,7 +54,11 @@ class LabelEncoder(OpDef):
         return [TensorType(DType.from_numpy(values.dtype), c.shape(0))]
 
     def table(self, c: NodeView) -> tuple[Array, Array, Array]:
-        """The keys, the values, and the default, as arrays, from whichever attributes the node has."""
+        """The keys, the values, and the default, as arrays, from the attributes that the node has.
+
+        Of several attributes for the keys or for the values, the first of `_tensor`, `_int64s`, `_strings` and
+        `_floats` counts. ModelError if there is none.
+        """
         (_, keys), (kind, values) = self._present_attribute(c, "keys"), self._present_attribute(c, "values")
         default = c.attr(f"default_{kind}")
         if default is None:
@@ -127,9 +131,9 @@ class CategoryMapper(OpDef):
 
 @register
 class OneHotEncoder(OpDef):
-    """One-hot vectors along a new last axis; numbers are compared as integers.
+    """One-hot vectors, float32, along a new last axis; numbers are truncated to int64 and compared as integers.
 
-    An element of no category gives zeros, or an error if `zeros` is 0.
+    An element of no category gives zeros, or FeedError if `zeros` is 0.
     """
 
     zero_gradient = "its input is categorical"

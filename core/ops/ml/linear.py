@@ -35,7 +35,10 @@ class _Linear(OpDef):
     domain = DOMAIN
 
     def weights(self, c: NodeView, columns: int) -> tuple[Array, Array]:
-        """Coefficients [columns, features] and intercepts [columns] as float32."""
+        """Coefficients [columns, features] and intercepts [columns] as float32; zeros if there are no intercepts.
+
+        ModelError if their numbers do not fit `columns`.
+        """
         coefficients, intercepts = floats(c.attr("coefficients")), floats(c.attr("intercepts"))
         if columns < 1 or not coefficients.size or coefficients.size % columns:
             c.fail(f"has {coefficients.size} coefficients for {columns} columns, expected a multiple of the columns")
@@ -64,7 +67,7 @@ class _Linear(OpDef):
 
 @register
 class LinearRegressor(_Linear):
-    """X times `coefficients` plus `intercepts`, one column per target."""
+    """X times `coefficients` plus `intercepts`, one column per target, then the post-transform."""
 
     outputs = "Y"
     attrs = {"coefficients": Required("numbers"), "intercepts": None, "post_transform": "NONE", "targets": 1}
@@ -82,9 +85,9 @@ class LinearRegressor(_Linear):
 class LinearClassifier(_Linear):
     """The label of the largest score, and the scores.
 
-    If there is one intercept for two classes, there is a single score, that of the second class. The class wins if it
-    is above 0. The first class gets 1 minus the score, which is taken after the post-transform LOGISTIC, if set; other
-    post-transforms are ignored then.
+    If there is one intercept for two classes, there is a single score, that of the second class. The second class wins
+    if this score is above 0. Then LOGISTIC is applied if it is the post-transform (other post-transforms are ignored),
+    and the first class gets 1 minus the score.
     """
 
     outputs = "Y, Z"
@@ -98,7 +101,7 @@ class LinearClassifier(_Linear):
     }
 
     def columns(self, c: NodeView, classes: int) -> int:
-        """The number of computed scores: the number of intercepts, or that of classes if there are no intercepts."""
+        """The number of computed scores: the number of intercepts, or `classes` if there are no intercepts."""
         return len(c.attr("intercepts") or ()) or classes
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

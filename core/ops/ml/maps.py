@@ -88,7 +88,7 @@ def _zip_rows(labels: list[Any], rows: list[list[float]]) -> list[dict[Any, floa
 
 @register
 class DictVectorizer(OpDef):
-    """The values of a map in the order of a vocabulary, [1, keys]; 0 or "" for missing keys."""
+    """The values of a map in the order of a vocabulary, [1, keys]; 0 or "" for keys that the map lacks."""
 
     no_gradient = "maps have no gradient"
     inputs = "X"
@@ -123,9 +123,10 @@ _CASTS: Mapping[str, tuple[DType, Callable[[Any], Any]]] = {
 
 @register
 class CastMap(OpDef):
-    """The values of a map from integers, in the order of their keys: [1, values].
+    """The values of a map from integers, converted by `cast_to`, in the ascending order of their keys: [1, values].
 
-    With map_form SPARSE, the key of a value is its index in a row of `max_map` elements.
+    With map_form SPARSE, the key of a value is its index in [1, `max_map`], where other elements are 0 or ""; FeedError
+    for a key out of range.
     """
 
     no_gradient = "maps have no gradient"

@@ -34,7 +34,7 @@ def softmax_zero(scores: Array) -> Array:
 
 
 def probit(scores: Array) -> Array:
-    """The quantile function of the normal distribution; NaN outside (0, 1)."""
+    """The quantile function of the standard normal distribution; NaN outside (0, 1)."""
     quantile = NormalDist().inv_cdf
     items: list[Any] = [quantile(float(p)) if 0 < p < 1 else np.nan for p in scores.ravel()]
     return np.array(items, scores.dtype).reshape(scores.shape)
@@ -75,12 +75,12 @@ def matrix_rows(c: Infer) -> Dim | None:
 
 
 def as_rows(x: Array, dtype: Any = np.float32) -> Array:
-    """X as a matrix [rows, features] of floating-point numbers."""
+    """X as a matrix [rows, features] of type `dtype`; a vector is one row."""
     return np.atleast_2d(x).astype(dtype)
 
 
 def class_labels(c: NodeView, integers: str = "classlabels_ints") -> Array:
-    """The class labels, integers or strings, whichever attribute is present. ModelError for both or neither."""
+    """The class labels, int64 or strings, from the attribute that is present. ModelError for both or neither."""
     found = [c.attr(integers), c.attr("classlabels_strings")]
     if bool(found[0]) == bool(found[1]):
         c.fail(f"has {len(found[0] or ())} {integers} and {len(found[1] or ())} classlabels_strings, expected one kind")
@@ -96,7 +96,7 @@ def classifier_types(c: Infer, labels: Array, columns: int) -> list[TensorType]:
 
 
 def both_classes(score: Array, complement: bool) -> Array:
-    """Scores [rows, 2] from those of the second class; the first gets 1 minus it (`complement`), or its negative."""
+    """Scores [rows, 2] from `score` [rows] of the second class: the first gets 1 - score (`complement`) or -score."""
     return np.stack([1 - score if complement else -score, score], axis=1)
 
 

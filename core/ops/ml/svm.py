@@ -39,10 +39,10 @@ class _Parameters(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Support vectors [vectors, features] grouped by class, `sizes` of each class.
+    """Support vectors [vectors, features] grouped by class; `sizes` are the numbers of vectors of the classes.
 
-    Weights are [classes - 1, vectors], and each decision has an offset. A regressor has one class, so one row of
-    weights.
+    Weights are [classes - 1, vectors]; `rho` has the offset of each decision. A regressor has one class, with one row
+    of weights and one decision.
     """
 
     vectors: Array
@@ -92,7 +92,7 @@ _KERNELS: Mapping[str, Callable[[Array, Array, _Parameters], Array]] = {
 
 
 class _Svm(OpDef):
-    """Family base: a kernel between rows and support vectors, or linear coefficients if there are none."""
+    """Family base: a kernel between rows and support vectors, or between rows and coefficients if there are none."""
 
     no_gradient = FITTED
     inputs = "X"
@@ -107,14 +107,17 @@ class _Svm(OpDef):
     }
 
     def vectors(self, c: NodeView, count: int, name: str = "support_vectors") -> Array:
-        """The attribute `name` as `count` vectors of equal length, float64. ModelError if it does not divide evenly."""
+        """The attribute `name` as float64 [count, length]. ModelError if it is empty or does not divide evenly."""
         values = floats(c.attr(name), np.float64)
         if count < 1 or not values.size or values.size % count:
             c.fail(f"{name} has {values.size} numbers, expected {count} vectors of equal length")
         return values.reshape(count, -1)
 
     def kernel(self, c: Call, x: Array, vectors: Array) -> Array:
-        """The kernel (`kernel_type`) of each row of x and each vector: [rows, vectors]."""
+        """The kernel (`kernel_type`) of each row of x and each vector: float64 [rows, vectors].
+
+        FeedError if rows and vectors have different numbers of features.
+        """
         rows = as_rows(x, np.float64)
         if rows.shape[1] != vectors.shape[1]:
             c.fail(f"X has {rows.shape[1]} features, expected {vectors.shape[1]}")
@@ -137,7 +140,10 @@ class _Svm(OpDef):
 
 @register
 class SVMRegressor(_Svm):
-    """The weighted sum of kernels plus `rho`; with `one_class`, 1 if it is positive, otherwise -1."""
+    """The weighted sum of kernels plus `rho`, then the post-transform: float32 [N, 1].
+
+    With `one_class` there is no post-transform: 1 if the sum is positive, otherwise -1.
+    """
 
     outputs = "Y"
     attrs = {**_Svm.attrs, "n_supports": 0, "one_class": 0}
@@ -164,11 +170,12 @@ class SVMRegressor(_Svm):
 
 @register
 class SVMClassifier(_Svm):
-    """The label, and scores per class (linear model or probabilities), otherwise per pair of classes.
+    """The label, and scores: one per class without support vectors or with `prob_a`, otherwise one per pair of classes.
 
-    A single pair has two scores: the decision's negative and the decision. With support vectors, the label is the class
-    that wins most pairs, the first one if several do, even if another class has a larger probability. Probabilities
-    come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in LIBSVM.
+    A single pair without `prob_a` has two scores: the decision's negative and the decision. With support vectors, the
+    label is the class that wins most pairs, the first one if several do, even if another class has a larger
+    probability. Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in
+    LIBSVM.
     """
 
     outputs = "Y, Z"
@@ -223,7 +230,7 @@ class SVMClassifier(_Svm):
         return Machine(self.vectors(c, sum(sizes)), tuple(sizes), self.vectors(c, classes - 1, "coefficients"), rho)
 
     def _pair_scores(self, c: Call, decisions: Array) -> Array:
-        """Scores without probabilities: decisions of the pairs after `post_transform`, float32.
+        """Scores without probabilities: `decisions` [rows, pairs] after `post_transform`, float32.
 
         A single pair has two scores, the negative of the decision and the decision; with LOGISTIC they are 1 minus its
         sigmoid and its sigmoid, and other post-transforms are ignored.
@@ -237,7 +244,10 @@ class SVMClassifier(_Svm):
 
 
 def _votes(decisions: Array, classes: int) -> Array:
-    """The number of pairs that each class wins, [rows, classes]; the first of a pair wins positive decisions."""
+    """The number of pairs that each class wins, [rows, classes].
+
+    The first class of a pair wins a positive decision, the second any other.
+    """
     votes = np.zeros((len(decisions), classes), np.int64)
     for column, (i, j) in enumerate(combinations(range(classes), 2)):
         first = decisions[:, column] > 0
@@ -247,7 +257,10 @@ def _votes(decisions: Array, classes: int) -> Array:
 
 
 def _pair_probabilities(c: Call, decisions: Array) -> Array:
-    """The probability that the first class of each pair wins: Platt scaling, the sigmoid of -(a * decision + b)."""
+    """The probability [rows, pairs] that the first class of each pair wins, clamped to [LEAST, 1 - LEAST].
+
+    Platt scaling: the sigmoid of -(a * decision + b), with `prob_a` and `prob_b`.
+    """
     a, b = floats(c.attr("prob_a"), np.float64), floats(c.attr("prob_b"), np.float64)
     return np.clip(logistic(-(a * decisions + b)), LEAST, 1 - LEAST)
 

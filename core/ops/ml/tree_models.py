@@ -139,7 +139,8 @@ class _NamedTrees(Trees):
     ) -> tuple[Array, Array, Array]:
         """The arrays `first`, `target` and `weight` of `Forest`, with weights sorted by leaf.
 
-        `keys` has the name of each node as a number, tree * `span` + node. ModelError for weights of other nodes.
+        `names` are the distinct numbers of the trees. `keys` has the name of each node as a number: the index of its
+        tree in `names`, times `span`, plus its own number. ModelError if a weight is not that of a leaf.
         """
         trees, ids, targets = (integers(c.attr(f"{self.leaves}_{part}")) for part in ("treeids", "nodeids", "ids"))
         weights = self.numbers(c, f"{self.leaves}_weights")
@@ -169,7 +170,7 @@ _AGGREGATES = {"AVERAGE": AVERAGE, "SUM": SUM, "MIN": MIN, "MAX": MAX}
 
 @register
 class TreeEnsembleRegressor(_NamedTrees):
-    """The leaf weights of all trees, aggregated per target, plus `base_values`."""
+    """The leaf weights of all trees, aggregated per target, plus `base_values`, then the post-transform."""
 
     outputs = "Y"
     leaves = "target"
@@ -205,9 +206,10 @@ class TreeEnsembleRegressor(_NamedTrees):
 class TreeEnsembleClassifier(_NamedTrees):
     """The label of the largest score, and the scores.
 
-    If all leaves of a model of two classes weigh one class, the score of this class decides: the threshold is 0.5 if no
-    weight is negative, otherwise 0. Without a post-transform, the other class gets 1 minus the score, or its negative
-    if a weight is negative; it gets 0 if the weighted class is the second.
+    If all leaves of a model of two classes weigh one class, the second label wins if the score of that class is above
+    0.5, or above 0 if a weight is negative. Without a post-transform, the scores are then as in ONNX Runtime:
+    [0, score] if the leaves weigh the second class. If they weigh the first class, [1 - score, score], or
+    [-score, score] if a weight is negative.
     """
 
     outputs = "Y, Z"
@@ -247,7 +249,7 @@ class TreeEnsembleClassifier(_NamedTrees):
     def _binary(self, c: Call, labels: Array, score: Array, is_second: bool) -> tuple[Array, Array]:
         """The labels and scores if the leaves weigh only one of two classes, of which `score` [rows] is the score.
 
-        `is_second`: whether it is the second class. The post-transforms follow ONNX Runtime.
+        `is_second`: whether the leaves weigh the second class. The post-transforms follow ONNX Runtime.
         """
         positive = bool(self.forest(c).weight.min() >= 0)
         label = labels[(score > (0.5 if positive else 0)).astype(np.intp)]

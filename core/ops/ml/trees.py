@@ -26,14 +26,14 @@ class Trees(OpDef):
     domain = DOMAIN
 
     def forest(self, c: NodeView) -> Forest:
-        """The forest of a node, built at the first call."""
+        """The forest of a node, built and checked at the first call; ModelError if its attributes define none."""
         if c.node not in _FORESTS:
             forest = self.read(c)
             _FORESTS[c.node] = replace(forest, depth=check_forest(c, forest, self.targets(c)))
         return _FORESTS[c.node]
 
     def read(self, c: NodeView) -> Forest:
-        """The forest from the attributes, with unchecked links; subclasses define it."""
+        """The forest from the attributes, with unchecked links and depth 0; subclasses define it."""
         raise NotImplementedError
 
     def targets(self, c: NodeView) -> int:
@@ -67,9 +67,10 @@ _TRANSFORMS = tuple(POST_TRANSFORMS.values())
 
 @register
 class TreeEnsemble(Trees):
-    """Scores of each row of X: in each tree, the row reaches a leaf, which adds its weight to its target.
+    """Scores [N, targets] of the rows of X: in each tree, a row reaches one leaf, which has a weight for one target.
 
     A node compares one feature with its split (or tests its membership in a set) and selects the next node or leaf.
+    `aggregate_function` combines the weights of each target over the trees, then the post-transform is applied.
     """
 
     outputs = "Y"
@@ -108,7 +109,7 @@ class TreeEnsemble(Trees):
         return [TensorType(dtype, (shape[0], c.attr("n_targets")))]
 
     def read(self, c: NodeView) -> Forest:
-        """The forest from the attributes: inner nodes first, then leaves."""
+        """The forest from the attributes: inner nodes first, then leaves. ModelError if attributes differ in length."""
         nodes, leaves = len(c.attr("nodes_modes")), len(c.attr("leaf_weights"))
         for name in _PER_NODE:
             if len(c.attr(name)) != nodes:

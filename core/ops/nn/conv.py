@@ -45,7 +45,7 @@ _FEW_CHANNELS, _FEW_OUTPUTS, _LONGEST_LINE = 4, 8, 11  # limits of `has_few_chan
 
 @register
 class Conv(OpDef):
-    """Cross-correlation of X (N, C, D1..) with W (M, C/group, K1..), plus B (M)."""
+    """Cross-correlation of X (N, C, D1..) with W (M, C/group, K1..), plus B (M); images are as `layout` says."""
 
     agreeing = True
     rounds_freely = True
@@ -75,7 +75,8 @@ class Conv(OpDef):
         """For weights that are computed in the run: im2col and one matrix product per group.
 
         A depthwise convolution is a sum of shifted images instead, one for each of up to 49 elements of the kernel.
-        UnsupportedError for constant weights, which kernels cover, and for unknown extents of the weights.
+        UnsupportedError for constant weights, which kernels cover, for channels last, and if extents of the weights,
+        the padding, or the equality of the numbers of channels are not known.
         """
         x, w, bias, out = g.x(0), g.x(1), g.x_or_none(2), g.node.output.shape
         if w.value in g.writer.known:
@@ -214,7 +215,7 @@ class ConvChain(OpDef):
 
 @register
 class ConvTranspose(OpDef):
-    """The transpose of a convolution: X (N, C, D1..), W (C, M/group, K1..), B (M)."""
+    """The transpose of a convolution: from X (N, C, D1..), W (C, M/group, K1..) and B (M) to Y (N, M, O1..)."""
 
     agreeing = True
     rounds_freely = True
@@ -242,7 +243,11 @@ class ConvTranspose(OpDef):
         return batch_rows(c, axes)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """The image and the result exchange their roles: dX is a convolution of dY, dW that gradient for dY and X."""
+        """The image and the result of a convolution exchange their roles.
+
+        dX is the convolution of dY with W. dW is ConvWeightGradient with dY in place of its X, and X in place of its
+        dY.
+        """
         x, w, dy = g.x(0), g.x(1), g.dy()
         pads, attrs = self._cut_widths(g, x.shape, w.shape[2:], dy.shape), shared_attrs(g)
         dx = dy.op("Conv", w, **attrs, pads=flat_pads(pads))
@@ -284,7 +289,10 @@ def has_few_channels(c: NodeView, weight: Sequence[int]) -> bool:
 
 
 def conv_shape(c: Infer) -> tuple[Dim, ...] | None:
-    """The output shape of a convolution node, in its layout; None if a rank is not known. ModelError for a wrong B."""
+    """The output shape of a convolution node, in its layout; None if a rank is not known.
+
+    ModelError if X, W and B do not fit each other.
+    """
     shape, w = convolved_shape(c, c.shape(0), c.shape(1)), c.shape(1)
     if w is not None:
         expect_shape(c, 2, w[:1])
@@ -318,6 +326,7 @@ def conv_pads(c: Infer) -> Pads | None:
     """The explicit padding of a convolution, with `auto_pad` resolved.
 
     None if the extents of the kernel are not known, or if `auto_pad` needs extents of the image that are not known.
+    UnknownRankError if the rank of X or W is not known.
     """
     kernel = kernel_of(c, c.tensor(1).dims)
     if kernel is None:
@@ -417,7 +426,7 @@ def transposed_cuts(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) -> 
 
 
 def _transposed_cuts(c: NodeView, window: Window, lost: Sequence[int]) -> list[int]:
-    """The number of elements cut off the start of the full output, per axis, from the total number, `lost`."""
+    """The number of elements cut off the start of the full output, per axis; `lost` is the number cut off both ends."""
     if window.pads is not None and c.attr("output_shape") is None:
         return [before for before, _ in window.pads]
     totals = [max(each, 0) for each in lost]

@@ -36,7 +36,7 @@ def product_dtype(c: Infer) -> DType:
 def as_product_operands(left: Array, right: Array) -> tuple[Any, Any]:
     """Both operands in the element type of their product, the right one rounded before as the table says.
 
-    Operands whose types are not in the table are returned unchanged.
+    Operands of one type are returned unchanged.
     """
     wider = _WIDER.get((DType.from_numpy(left.dtype), DType.from_numpy(right.dtype)))
     if wider is None:

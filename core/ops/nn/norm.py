@@ -21,7 +21,11 @@ _EPSILON = 1e-5  # the default of the ONNX schemas
 
 @register
 class BatchNormalization(OpDef):
-    """(X - mean) / sqrt(var + epsilon) * scale + B per channel; in training mode with the batch's own statistics."""
+    """(X - mean) / sqrt(var + epsilon) * scale + B per channel.
+
+    In training mode, mean and variance are those of the batch, and there are two more outputs: each running statistic
+    times `momentum`, plus the batch's times 1 - momentum.
+    """
 
     agreeing = True
     rounds_freely = True
@@ -358,7 +362,7 @@ def _trailing(c: NodeView, x: Array) -> tuple[int, ...]:
 
 
 def _in_stash_type(c: NodeView, x: Array) -> Any:
-    """The input in the type of its statistics: half precision as float32 if `stash_type` is 1, else unchanged."""
+    """The input in the type of its statistics: half precision as float32 if `stash_type` is 1, otherwise unchanged."""
     return as_summed(x) if c.attr("stash_type") == 1 else x
 
 

@@ -291,7 +291,10 @@ def _window_max(c: Call, x: Any) -> Any:
 
 
 def _window_argmax(c: Call, x: Any) -> tuple[Any, Any]:
-    """The maxima of the windows of a channels-first x, and their row-major indices within the image."""
+    """The maxima of the windows of a channels-first x, and their row-major indices within the image.
+
+    The first of equal maxima counts.
+    """
     window, out = _window_and_output(c, x.shape)
     padded = window.padded(x, out, _lowest(x.dtype))
     position: Any = np.arange(int(np.prod(x.shape[2:]))).reshape(1, 1, *x.shape[2:])

@@ -52,7 +52,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float | None, 
 
 @dataclass(frozen=True)
 class Cell:
-    """The parameters of one direction, with the gates side by side: r [H, G*H], bias [G*H]."""
+    """The parameters of one direction, with the gates side by side: r [H, G*H], bias [G*H] of the product with r."""
 
     r: Any
     bias: Any
@@ -88,7 +88,10 @@ class Recurrent(OpDef):
     states: ClassVar[int] = 1
 
     def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
-        """The next states from the input's part of the gates, x [B, G*H], and the current states."""
+        """The next states [B, H] from the current states and the input's part of the gates, x [B, G*H].
+
+        The input's part is the product of X and W plus the input's bias.
+        """
         raise NotImplementedError
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -115,7 +118,7 @@ class Recurrent(OpDef):
         return [TensorType(dtype, y), *[TensorType(dtype, state)] * self.states]
 
     def _hidden_size(self, c: Infer, found: Dim) -> Dim:
-        """The hidden size: `found` (of R), or the attribute if that is no number. ModelError if they differ."""
+        """The hidden size: `found` (of R), or the attribute if `found` is symbolic. ModelError if they differ."""
         declared = c.attr("hidden_size")
         if declared is not None and not c.agree(found, declared):
             c.fail(f"hidden_size is {declared}, R has {found}")
@@ -148,8 +151,9 @@ class Recurrent(OpDef):
     ) -> tuple[Any, ...]:
         """Y [T, D, B, H] and the final states [D, B, H], by running all time steps of each direction.
 
-        `given` is the input's part of the gates, [T, B, G*H] for each direction, with the input's bias; `bias` is that
-        of the state's product. `starts` are the initial states.
+        `given` has for each direction the product of X and W plus the input's bias, [T, B, G*H]. `bias` [D, G*H] is
+        that of the products of the states and `r` [D, G*H, H]. `starts` are the initial states, [D, B, H] each.
+        `peepholes` [D, 3*H] are those of an LSTM or None, `lengths` [B] is None if every sequence has T steps.
         """
         backwards = _backwards(c)
         functions = _activations(c, self.defaults, len(backwards))
@@ -168,7 +172,8 @@ class Recurrent(OpDef):
     ) -> tuple[Any, States]:
         """The hidden states [T, B, H] of one direction, zero after the end of a sequence, and the final states [B, H].
 
-        `data` is the input's part of the gates, `states` the initial states.
+        `data` [T, B, G*H] is the product of X and W of this direction plus the input's bias. `states` are the initial
+        states, [B, H] each. `lengths` [B] is None if every sequence has T steps.
         """
         order = range(len(data))
         y = np.zeros((len(data), *states[0].shape), data.dtype)
@@ -262,8 +267,10 @@ class LSTM(Recurrent):
 class RecurrentSteps(OpDef):
     """The steps of a recurrent layer whose product of X and W has been computed for all steps before.
 
-    `cell` names the operator; G [T, B, D*G*H] is X times W with the input's biases; R [D, G*H, H]; B [D, G*H] holds the
-    biases of the state's products; Y [T, D, B, H]. The rest is as in the operator itself.
+    `cell` names the operator: RNN, GRU or LSTM, with g gates. The input G [T, B, D*g*H] is X times W plus the input's
+    biases; R [D, g*H, H]; B [D, g*H] holds the biases of the state's products. Y [T, D, B, H] and the final states
+    [D, B, H] are the same for both layouts; `layout` concerns the initial states only. The rest is as in the operator
+    itself.
     """
 
     agreeing = True

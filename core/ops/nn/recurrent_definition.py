@@ -25,7 +25,7 @@ _OPS = {
 
 @dataclass(frozen=True)
 class Layer:
-    """One direction of a recurrent layer, with weights as products need them: [I, G*H] and [H, G*H]."""
+    """One direction of a recurrent layer, with the weight `r` as products need it: [H, G*H]."""
 
     g: Rewrite
     writer: Writer
@@ -50,8 +50,9 @@ class Layer:
 def define(g: Rewrite, defaults: Sequence[str], states: int, step: Callable[..., list[Term]]) -> list[Term]:
     """Y and the final states of a recurrent layer, in the node's layout, as terms.
 
-    `step(layer, x, *states)` returns the next states; x [B, G*H] is the input's part of the gates. `defaults` are the
-    activations of one direction, `states` is the number of states.
+    `step(layer, x, *states)` returns the next states; x [B, G*H] is the product of X and W plus the input's bias.
+    `defaults` are the activations of one direction, `states` is the number of states. UnsupportedError if the hidden
+    size is not a number.
     """
     directions = {"forward": [False], "reverse": [True]}.get(g.attr("direction"), [False, True])
     x, lengths = g.x(0), g.x_or_none(4)

@@ -84,7 +84,7 @@ _OVER = {
 class SegmentReduce(OpDef):
     """One row per sequence: Y[s, ...] is the sum, mean, max, min, first or last (`mode`) of its tokens along `axis`.
 
-    Y has n rows; those after the last sequence are undefined.
+    Y has n rows, and the other axes of x after them; rows after the last sequence are undefined.
     """
 
     domain = "lathe"
@@ -112,7 +112,7 @@ class SegmentReduce(OpDef):
 
 @register
 class SegmentAttention(FusedAttention):
-    """FusedAttention in which a query meets only the keys of its own sequence; `offsets` follows K and V.
+    """FusedAttention in which a query meets only the keys of its own sequence; the input `offsets` comes after V.
 
     Queries and keys are the same n tokens. Extras broadcast to scores [..., n, n], of which only the diagonal blocks
     are computed. `guarded`: see SegmentSoftmax.

@@ -38,7 +38,7 @@ def channels_last(c: NodeView) -> bool:
 
 
 def first_shape(c: NodeView, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The shape of an activation, given in the node's layout, as N, C, D1.."""
+    """The shape of an activation, given in the node's layout, as N, C, D1.. ModelError for a rank below 2."""
     if len(shape) < 2:
         c.fail(f"has rank {len(shape)}, expected at least 2 (batch and channels)")
     match layout_of(c):
@@ -92,7 +92,7 @@ def as_summed(array: Array) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sliding window over the spatial axes: its extents, strides, dilations and padding (before, after) per axis."""
+    """A sliding window: kernel extents, strides, dilations and padding (before, after) of each spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -106,7 +106,7 @@ class Window:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     def pads_for(self, spatial: Sequence[int]) -> Pads:
-        """The padding for an input of this spatial shape: `pads`, or if None, for ceil(size / stride) outputs."""
+        """The padding of an input of this spatial shape: `pads`; if that is None, for ceil(size / stride) outputs."""
         if self.pads is not None:
             return self.pads
         totals = (
@@ -127,7 +127,7 @@ class Window:
             yield (..., *tap), (..., *where)
 
     def padded(self, x: Any, out: Sequence[int], fill: Any = 0) -> Any:
-        """`x` (N, C, D1..), padded with `fill` as an output of spatial shape `out` needs."""
+        """`x` (N, C, D1..) padded with `fill` as an output of spatial shape `out` needs; `x` itself for no padding."""
         widths = [(0, 0), (0, 0)]
         pads = self.pads_for(x.shape[2:])
         for size, (before, _), count, stride, extent in zip(
@@ -138,7 +138,10 @@ class Window:
 
 
 def window_of(c: NodeView, kernel: Sequence[int], *, strides_default: Sequence[int] | None = None) -> Window:
-    """The window that the node's attributes describe, for a kernel of these extents. ModelError if they do not fit."""
+    """The window that the node's attributes describe, for a kernel of these extents. ModelError if they do not fit.
+
+    A node without `strides` has `strides_default`, or strides of 1.
+    """
     rank = len(kernel)
     strides = _positive(c, "strides", c.attr("strides") or strides_default or (1,) * rank, rank)
     dilations = _positive(c, "dilations", c.attr("dilations") or (1,) * rank, rank)
@@ -183,15 +186,18 @@ def fresh_spatial(c: Infer, rank: int) -> tuple[Dim, ...]:
 
 
 def window_output(c: Infer, window: Window, spatial: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The spatial output shape for an input of this spatial shape. ModelError if a window does not fit in."""
+    """The spatial output shape for an input of this spatial shape.
+
+    ModelError if a window is larger than the padded input, or if the numbers of spatial axes differ.
+    """
     return tuple(_output_dim(c, window, axis, size, False) for axis, size in _sizes(c, window, spatial))
 
 
 def pool_output(c: Infer, window: Window, spatial: Sequence[Dim], *, ceil_mode: bool) -> tuple[Dim, ...]:
     """Like `window_output`, but a window may be larger than the padded input if ONNX's formula gives 0 or more outputs.
 
-    `ceil_mode` rounds the number of outputs up. It is also a ModelError if the formula gives no window but ONNX Runtime
-    returns one, as it rounds the quotient towards 0.
+    `ceil_mode` rounds the number of outputs up. ModelError also where the formula gives 0 outputs but ONNX Runtime
+    returns one, because it rounds the quotient towards 0.
     """
     dims = []
     for axis, size in _sizes(c, window, spatial):

@@ -32,7 +32,8 @@ def assumptions(graph: Graph, known: dict[Value, Array], given: Collection[str])
 def node_assumptions(node: Node, known: dict[Value, Array]) -> Iterator[Dim]:
     """Yield the dimensions that must be 0 or more for the types of a node, and of nodes in its bodies, to be right.
 
-    Many are never negative.
+    Dimensions that can never be negative are included. Sets the types in the bodies; a body that fails inference is
+    left out.
     """
     op = registry.get(node.op)
     yield from op.supposes(registry.Infer(op, node, known))
@@ -72,7 +73,7 @@ class _MeetingExtents(registry.Infer):
 def _equal_for(op: registry.OpDef, node: Node, known: Mapping[Value, Array]) -> Iterator[Dim]:
     """Yield the dimensions that must be 0 or more for pairs of extents of a node to be equal, if one has a maximum.
 
-    The pairs are extents that must be equal, and extents that broadcast. No run succeeds with other extents, except
+    The pairs are extents that must be equal, and extents that broadcast. No run succeeds with unequal extents, except
     where one of two broadcast extents is 1.
     """
     if not _has_maxima(node, known):
@@ -85,7 +86,10 @@ def _equal_for(op: registry.OpDef, node: Node, known: Mapping[Value, Array]) -> 
 
 
 def may_repeat(node: Node, known: Mapping[Value, Array]) -> bool:
-    """Whether an extent with a maximum, such as min(n, 64), broadcasts but may be 1 in some runs and not in others."""
+    """Whether an extent with a maximum broadcasts, but may be 1 in some runs and not in others.
+
+    A minimum is an expression with a maximum: min(n, 64) is n + 64 - max(n, 64).
+    """
     if not _has_maxima(node, known):
         return False
     pairs = [pair for pair in _meeting_extents(registry.get(node.op), node, known).pairs() if any(map(maxima, pair))]

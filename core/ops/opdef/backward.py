@@ -42,11 +42,11 @@ class Rewrite(Infer):
 
     @property
     def terms(self) -> list[Term]:
-        """All inputs, for operators without optional inputs."""
+        """All inputs as terms, for operators without optional inputs; ModelError if one is absent."""
         return [self.x(i) for i in range(len(self.node.inputs))]
 
     def again(self, *inputs: Term | None, outputs: int = 1, **attrs: Attr) -> list[Term]:
-        """Emits the same operator on other inputs, with attributes updated by `attrs`; returns `outputs` outputs."""
+        """Emits the node's operator on other inputs, its attributes updated by `attrs`; returns `outputs` outputs."""
         values = [None if term is None else term.value for term in inputs]
         return [
             Term(self.writer, value)
@@ -99,7 +99,7 @@ class Backward(Rewrite):
         return [value for value in found if self._wanted(value)]
 
     def seed(self, index: int) -> Value | None:
-        """Like `dy`, but as a value, and None instead of zeros."""
+        """The gradient with respect to output `index`; None if the loss does not depend on it or the node lacks it."""
         return self._gradients.get(self.node.outputs[index]) if index < len(self.node.outputs) else None
 
     def record(self, body: Graph, values: Sequence[Value]) -> list[Term]:
@@ -115,7 +115,10 @@ class Backward(Rewrite):
         return [Term(self.writer, value) for value in self.node.outputs[first:]]
 
     def capture(self, value: Value, gradient: Value) -> None:
-        """Adds `gradient` to the gradients with respect to `value`, which a nested graph captures (`captured`)."""
+        """Records in `captured` that `gradient` is a summand of the gradient with respect to `value`.
+
+        A body of the node captures `value`.
+        """
         self.captured.append((value, gradient))
 
 
@@ -127,9 +130,10 @@ def is_differentiable(value: Value) -> bool:
 def nested_gradients(
     g: Backward, writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
 ) -> list[Value]:
-    """The gradients with respect to `targets` in the nested graph of `writer`, from those of `results`, the `seeds`.
+    """The gradients with respect to `targets`, computed by new nodes in the nested graph of `writer`.
 
-    A seed of None means zero; a target on which no result depends gets zeros.
+    `seeds` are the gradients with respect to `results`; None means zero. A target on which no result depends gets
+    zeros.
     """
     found = g.differentiate(writer, results, seeds, targets)
     return [
@@ -139,7 +143,11 @@ def nested_gradients(
 
 
 def scatter_along(dy: Term, indices: Term, axis: int, extent: Dim) -> Term:
-    """The gradient of a Gather at `indices` along `axis` of extent `extent`: slices gathered twice add up."""
+    """The gradient with respect to the data of a Gather, from the gradient `dy` with respect to its result.
+
+    Gather reads slices at `indices` along `axis` (0 or more), which has extent `extent` in the data. The gradients of a
+    slice that is gathered twice add up.
+    """
     ranks = range(axis + indices.rank, dy.rank)
     moved = dy.transpose(*range(axis, axis + indices.rank), *range(axis), *ranks)
     others = [*dy.shape[:axis], *dy.shape[axis + indices.rank :]]

@@ -17,10 +17,11 @@ _SHAPE_TYPES = (DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32)
 
 
 def infer_graph(graph: Graph, known: dict[Value, Array] | None = None) -> dict[Value, Array]:
-    """Sets the type of every node output. Returns the known values: numbers, or object arrays with dimensions.
+    """Sets the type of every node output. Returns the known elements of values.
 
-    `known` are values that are known beforehand; it is extended in place. ModelError, naming the node, if the inputs of
-    an operator do not fit.
+    These are arrays of numbers, or object arrays with dimensions or ratios. `known` has the elements that are known
+    beforehand; it is extended in place and returned. ModelError, naming the node, if the inputs of an operator do not
+    fit; UnsupportedError for an unknown operator.
     """
     known = {} if known is None else known
     known.update(graph.constants)
@@ -32,7 +33,7 @@ def infer_graph(graph: Graph, known: dict[Value, Array] | None = None) -> dict[V
 def infer_node(node: Node, known: dict[Value, Array]) -> None:
     """Sets the types of a node's outputs, and adds their elements to `known` if they are small and can be computed.
 
-    ModelError, naming the node, if the inputs do not fit.
+    ModelError, naming the node, if the inputs do not fit; UnsupportedError for an unknown operator.
     """
     op = registry.get(node.op)
     check_arity(node, op)
@@ -48,10 +49,11 @@ def infer_node(node: Node, known: dict[Value, Array]) -> None:
 
 
 def _without_negative(view: registry.Infer, index: int, inferred: ValueType) -> ValueType:
-    """The inferred type of output `index`, with new symbols for extents that are negative, or may be in a run.
+    """The inferred type of output `index`, with new symbols for extents that are or may be negative.
 
-    A node with a negative extent cannot run, but may be in a branch that is never taken. If it is reached, its
-    reference raises an error, or computes what ONNX defines.
+    These are negative numbers, and data-dependent extents that are not known to be 0 or more. An extent such as n - 2
+    of an input's n stays: `assumptions` lists it. A node with a negative extent cannot run, but may be in a branch that
+    is never taken. If it is reached, its reference raises an error, or computes what ONNX defines.
     """
     if not isinstance(inferred, TensorType) or inferred.shape is None:
         return inferred
@@ -108,9 +110,9 @@ def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> 
 
 
 def _has_known_numbers(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> bool:
-    """Whether all inputs of a pure node are small known arrays of numbers, without symbols.
+    """Whether a pure node without bodies has inputs, and all of them are small known arrays of numbers.
 
-    Then its reference can compute the value, although the operator does not support shape arithmetic.
+    Then its reference can compute the outputs, although the operator does not support shape arithmetic.
     """
     if not op.pure or node.subgraphs or not node.inputs:
         return False
@@ -136,7 +138,10 @@ def dims_array(dims: tuple[object, ...]) -> Array:
 
 
 def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> list[Array]:
-    """The outputs of the reference, all of them or none: none if it fails, as a comparison of symbols does."""
+    """The outputs of the reference, or [] if it fails, as a comparison of symbols does.
+
+    [] also if an output is not of its declared element type (`_normalize`).
+    """
     try:
         with np.errstate(all="ignore"):
             result = op.reference(registry.Call(op, node, inputs), *inputs)

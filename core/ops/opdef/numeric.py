@@ -50,7 +50,11 @@ def truncated_div(a: Array, b: Array) -> Array:
 
 
 def int_pow(x: Array, y: Array) -> Array:
-    """x ** y for integers x, in their type. If an exponent is negative or y is float, float64 is used and truncated."""
+    """x ** y for integers x, in the type of x.
+
+    If y is float or an exponent is negative, the power is computed in float64 and converted (`convert`). Otherwise
+    results that overflow wrap around.
+    """
     if y.dtype.kind in "iu" and not np.any(np.less(y, 0)):
         return np.power(x, y.astype(x.dtype)).astype(x.dtype)
     return convert(np.power(x.astype(np.float64), y.astype(np.float64)), DType.from_numpy(x.dtype))
@@ -59,10 +63,11 @@ def int_pow(x: Array, y: Array) -> Array:
 def convert(x: Array, dtype: DType, saturate: bool = True, round_mode: str = "up") -> Array:
     """`x` converted to another element type, as by ONNX Cast.
 
-    Strings are parsed. Floats are truncated towards zero to integers and saturate at the ends of the range (types of
-    less than a byte wrap around, as ONNX defines); NaN becomes 0. Integers wrap around. `saturate` clamps numbers that
-    overflow an 8-bit float, including infinities, to its greatest finite value. `round_mode` ("up", "down", "nearest")
-    applies to float8e8m0 only.
+    Strings are parsed; ValueError for text that is no number. Floats are truncated towards zero to integers and
+    saturate at the ends of the range (types of less than a byte wrap around, as ONNX defines); NaN becomes 0. Integers
+    wrap around. `saturate` clamps numbers that overflow a float of at most 8 bits, including infinities, to its
+    greatest or lowest finite value. `round_mode` ("up", "down", "nearest"; ValueError for others) applies to float8e8m0
+    only. The result is a new array.
     """
     if x.dtype == object or x.dtype.kind in "US":
         return _from_strings(x, dtype)
@@ -81,7 +86,8 @@ def convert(x: Array, dtype: DType, saturate: bool = True, round_mode: str = "up
 def _power_of_two(x: Any, saturate: bool, round_mode: str) -> Array:
     """float32 as float8e8m0, which holds the exponent alone: the sign is dropped, infinities and NaN become NaN.
 
-    `round_mode` is that of `convert`. With `saturate`, the greatest exponent is not rounded up to NaN.
+    `round_mode` is that of `convert`; ValueError for an unknown one. With `saturate`, the greatest exponent is not
+    rounded up to NaN.
     """
     if round_mode not in ("up", "down", "nearest"):
         raise ValueError(f"round_mode is {round_mode!r}, expected up, down or nearest")
@@ -118,7 +124,10 @@ def _from_strings(x: Array, dtype: DType) -> Array:
 
 
 def _text(item: Any) -> str:
-    """A number as text. ONNX defines "NaN" and "INF"; eight digits, and 0 and 1 for booleans, follow ONNX Runtime."""
+    """A number as text. ONNX defines "NaN", "INF" and "-INF".
+
+    Eight significant digits, and "0" and "1" for booleans, follow ONNX Runtime.
+    """
     if isinstance(item, float):
         return f"{item:.8g}" if math.isfinite(item) else {"nan": "NaN"}.get(text := str(item), text.upper())
     return str(int(item))

@@ -11,9 +11,9 @@ Conventions
   compile time, the pipeline moves it into the attribute of that name and drops the input. `Infer.param` and
   `Call.param` read either place. Only parameters listed in `symbolic` may hold symbolic dimensions in an attribute. Any
   other parameter with a symbol counts as unknown and stays an input.
-- Every operator declares how it is differentiated (`slopes`, `gradient` or `definition`), or why it is not
-  (`zero_gradient`, `no_gradient`). These functions return graph nodes, never arrays, so that gradients can be
-  differentiated again.
+- Every operator outside ai.onnx.ml declares how it is differentiated (`slopes`, `gradient` or `definition`), or why it
+  is not (`zero_gradient`, `no_gradient`). These functions add nodes to a graph and never compute with arrays, so that
+  gradients can be differentiated again.
 - `shape_arithmetic = True`: the reference also computes on object arrays of dimensions. So the result of a shape
   computation is known at compile time as an expression of symbols.
 """
@@ -68,7 +68,10 @@ class NodeView:
         self.node = node
 
     def attr(self, name: str) -> Any:
-        """The attribute's value, or its declared default. ModelError if a required attribute is missing."""
+        """The value of attribute `name`, or its declared default; None if the operator declares no such attribute.
+
+        ModelError (`fail`) if a required attribute is missing.
+        """
         if name in self.node.attrs:
             return self.node.attrs[name]
         default = self.op.attrs.get(name)
@@ -80,7 +83,7 @@ class NodeView:
         return self.node.input(index) is not None
 
     def agree(self, one: Dim, other: Dim) -> bool:
-        """Whether two extents that must be equal can be equal: two numbers if they are, a symbol always.
+        """Whether two extents that must be equal can be equal: two numbers if they are equal, otherwise always.
 
         Type rules compare extents by this method, so that `lathe.core.ops.opdef.equal_extents` can record which extents
         an operator needs to be equal.
@@ -88,10 +91,10 @@ class NodeView:
         return one == other or not (isinstance(one, int) and isinstance(other, int))
 
     def broadcast(self, dims: Sequence[Dim]) -> None:
-        """Called by type rules for extents that must broadcast (be equal, or 1); subclasses record them."""
+        """Called by type rules for extents that must broadcast (be equal, or 1): a hook for subclasses."""
 
     def fail(self, message: str) -> NoReturn:
-        """Raises a ModelError that names the node."""
+        """Raises a ModelError that names the node. Views of a run raise FeedError instead (`Call`, `_RunInfer`)."""
         raise ModelError(message, where=describe(self.node))
 
     def unsupported(self, message: str) -> NoReturn:
@@ -99,9 +102,9 @@ class NodeView:
 
 
 class Infer(NodeView):
-    """The view of a node for `OpDef.infer` and `OpDef.rows`: the types of the inputs, and values that are known.
+    """The view of a node for `OpDef.infer` and `OpDef.rows`: the types of the inputs, and elements that are known.
 
-    `row_symbol` is the symbol of the number of rows in a batch.
+    `known` maps values to their elements (`infer_graph`). `row_symbol` is the symbol of the number of rows in a batch.
     """
 
     def __init__(self, op: OpDef, node: Node, known: Mapping[Value, Array], row_symbol: str = "n") -> None:
@@ -122,11 +125,14 @@ class Infer(NodeView):
         return self.tensor(index).dtype
 
     def shape(self, index: int) -> tuple[Dim, ...] | None:
-        """The shape of input `index`, or None if the rank is not known. ModelError unless it is a tensor."""
+        """The shape of input `index`, None if its rank is not known. ModelError unless it is present and a tensor."""
         return self.tensor(index).shape
 
     def value(self, index: int) -> Array | None:
-        """The elements of input `index` if known, as numbers or an object array with dimensions; otherwise None."""
+        """The elements of input `index`, as numbers or an object array with dimensions.
+
+        None if the input is absent, its elements are not known, or one of them is a ratio.
+        """
         array = self.ratios(index)
         return None if array is None or has_ratios(array) else array
 
@@ -138,7 +144,8 @@ class Infer(NodeView):
     def param(self, name: str) -> tuple[Any, ...] | None:
         """The operator's parameter `name`, from the attribute or a known input, as a flat tuple.
 
-        None if it is absent or not known.
+        None if it is absent or not known, or if a known input contains symbols that the operator does not accept
+        (`OpDef.param_of`).
         """
         if self.node.attrs.get(name) is not None:
             return _flat(self.node.attrs[name])
@@ -150,7 +157,10 @@ class Infer(NodeView):
         return self.node.attrs.get(name) is not None or self.has_input(self.op.params[name])
 
     def fresh_dim(self, label: str) -> Dim:
-        """A symbol for a data-dependent dimension, named after the node and `label`: the same at every inference."""
+        """A symbol for a data-dependent dimension: the same at every inference.
+
+        It is named after the node's first output and `label`.
+        """
         return symbol(f"{DATA_DEPENDENT_PREFIX}{_identifier(self.node.outputs[0].name)}_{label}")
 
 
@@ -175,7 +185,8 @@ def check_run_inputs(op: OpDef, node: Node, inputs: Sequence[RuntimeValue]) -> N
     """Runs `infer` on the inputs of a run, to check extents that the types leave open, and computed parameters.
 
     A symbol in a type may be any number in a run, and NumPy would silently broadcast some wrong ones. FeedError if the
-    inputs do not fit the operator. Operators that need no check (no `params`, not `agreeing`) are skipped.
+    inputs do not fit the operator. `infer` runs only if an input holds a parameter, or if the operator is `agreeing`
+    and the shape of an input is not exactly its type's.
     """
     if not op.params and not op.agreeing:
         return
@@ -204,7 +215,8 @@ class Call(NodeView):
     ) -> None:
         """`check` raises when the run must stop; open-ended operators call it repeatedly.
 
-        `fed`: some inputs depend on the feeds of the run.
+        `run_graph` returns the outputs of a nested graph for its inputs; None where no graph can run. `symbols` has the
+        values of symbols, empty in inference. `fed`: some inputs depend on the feeds of the run.
         """
         super().__init__(op, node)
         self._fed = fed
@@ -227,7 +239,11 @@ class Call(NodeView):
         return _CallInfer(self)
 
     def param(self, name: str) -> tuple[int, ...] | None:
-        """A parameter, from attribute or input, as a flat tuple of numbers; None if it is absent."""
+        """A parameter, from attribute or input, as a flat tuple of numbers; None if it is absent.
+
+        In inference, where symbols have no values, it may contain dimensions. In a run, FeedError (`fail`) if a symbol
+        has no value.
+        """
         if self.node.attrs.get(name) is not None:
             flat = _flat(self.node.attrs[name])
             try:
@@ -250,7 +266,10 @@ class Call(NodeView):
             return None
 
     def run_graph(self, body: Graph, inputs: Sequence[RuntimeValue]) -> list[RuntimeValue]:
-        """The outputs of a nested graph for these inputs; captured values are bound already."""
+        """The outputs of a nested graph for these inputs; captured values are bound already.
+
+        An error (`fail`) where the caller of the reference cannot run graphs, as in inference.
+        """
         if self._run_graph is None:
             return self.fail("this operator cannot run here: it has a nested graph")
         return self._run_graph(body, inputs)
@@ -270,7 +289,7 @@ class _CallInfer(Infer):
 class OpDef:
     """One operator: a subclass sets the class attributes, overrides methods, and is marked with `@register`.
 
-    Instances hold no state.
+    Instances hold no state. Methods without a default raise NotImplementedError unless a subclass overrides them.
     """
 
     name: ClassVar[str] = ""
@@ -293,7 +312,7 @@ class OpDef:
     no_gradient: ClassVar[str] = ""  # the reason why no gradient is implemented
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        """The types of the outputs. ModelError (through `c.fail`) if the inputs do not fit."""
+        """The types of all outputs, of which a node may have fewer. ModelError (`c.fail`) if the inputs do not fit."""
         raise NotImplementedError(f"{self.name} has no type inference")
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
@@ -312,7 +331,10 @@ class OpDef:
         return None
 
     def reference(self, c: Call, *inputs: RuntimeValue) -> RuntimeValue:
-        """The outputs for NumPy inputs (None where absent): one array, or a tuple for several outputs."""
+        """The outputs for NumPy inputs (None where absent): one array, or a tuple for several outputs.
+
+        They may be views of the inputs, also read-only ones. Errors are raised by `c.fail`, or as Python's errors.
+        """
         raise NotImplementedError(f"{self.name} has no reference")
 
     def quickly(self, c: NodeView) -> Callable[..., RuntimeValue] | None:
@@ -426,7 +448,10 @@ _OpClass = TypeVar("_OpClass", bound=type[OpDef])
 
 
 def register(cls: _OpClass) -> _OpClass:
-    """Class decorator: registers an operator, by default under the class's name. ValueError for a duplicate."""
+    """Class decorator: registers an operator, by default under the class's name. ValueError for a duplicate.
+
+    Rounds the float defaults of its attributes to float32, as ONNX files store attributes.
+    """
     if "name" not in cls.__dict__:
         cls.name = cls.__name__
     if cls.name in _REGISTRY:

@@ -44,7 +44,7 @@ def with_sign_of(e: ScalarOps, size: Operand, x: Operand) -> Operand:
 
 
 def log1p(e: ScalarOps, x: Operand) -> Operand:
-    """log(1 + x), exact for small x: the rounding error of 1 + x cancels (W. Kahan)."""
+    """log(1 + x), accurate for small x too: the rounding error of 1 + x cancels (W. Kahan)."""
     one_plus = e.add(x, 1.0)
     rounded = e.sub(one_plus, 1.0)
     tiny = e.eq(rounded, 0.0)
@@ -73,7 +73,7 @@ def cosh(e: ScalarOps, x: Operand) -> Operand:
 
 
 def asinh(e: ScalarOps, x: Operand) -> Operand:
-    """asinh(x), with the sign of x: log1p(a + a*a/(1 + sqrt(a*a + 1))) for a = |x|; log(2a) for large a."""
+    """asinh(x), with the sign of x: log1p(a + a*a/(1 + sqrt(a*a + 1))) for a = |x|; log(2a) for a of at least 1e9."""
     size = e.abs(x)
     capped = e.min(size, 1e9)
     square = e.mul(capped, capped)
@@ -83,7 +83,7 @@ def asinh(e: ScalarOps, x: Operand) -> Operand:
 
 
 def acosh(e: ScalarOps, x: Operand) -> Operand:
-    """acosh(x): log1p(t + sqrt(t) sqrt(t + 2)) for t = x - 1; log(2x) for large x. NaN for x below 1."""
+    """acosh(x): log1p(t + sqrt(t) sqrt(t + 2)) for t = x - 1; log(2x) for x of at least 1e9. NaN for x below 1."""
     t = e.sub(e.min(x, 1e9), 1.0)
     near = log1p(e, e.add(t, e.mul(e.sqrt(t), e.sqrt(e.add(t, 2.0)))))
     return e.select(e.lt(x, 1e9), near, e.add(e.log(x), log(2.0)))

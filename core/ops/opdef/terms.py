@@ -1,6 +1,6 @@
 """Graph construction in Python syntax: `Writer` appends nodes, and a `Term` is a value with Python's operators.
 
-Gradients and definitions of operators, losses and optimizers are written with it. Shapes may be symbolic: parameters
+Gradients and definitions of operators, losses and optimizers are written with them. Shapes may be symbolic: parameters
 such as Reshape's shape are attributes, which may hold dimensions.
 """
 
@@ -35,7 +35,7 @@ class Writer:
         self.scope = ""  # a prefix of the names of new nodes
 
     def nested(self, graph: Graph) -> Writer:
-        """A writer for `graph`, nested in this one's graph, with the same set of taken names."""
+        """A writer for `graph`, a body in this writer's graph: it shares the set of taken names."""
         inner = Writer(graph, self.known, self._names)
         inner.scope = self.scope
         return inner
@@ -58,7 +58,7 @@ class Writer:
     def emit(
         self, op: str, inputs: Sequence[Value | None], attrs: dict[str, Attr] | None = None, outputs: int = 1
     ) -> list[Value]:
-        """Appends a node; returns its `outputs` outputs. ModelError if the inputs do not fit the operator."""
+        """Appends a node; returns its `outputs` outputs. ModelError, without a new node, if the inputs do not fit."""
         present = list(inputs)
         while present and present[-1] is None:
             present.pop()
@@ -70,7 +70,10 @@ class Writer:
         return node.outputs
 
     def inline(self, body: Graph, arguments: Sequence[Value]) -> list[Value]:
-        """Appends a copy of a nested graph's nodes, on `arguments` as inputs; returns its outputs."""
+        """Appends a copy of a nested graph's nodes, on `arguments` as inputs; returns the outputs of the copy.
+
+        Infers the types of the whole graph again; ModelError if `arguments` do not fit.
+        """
         copy = body.clone()
         for value in copy.values():
             value.name = self.fresh(value.name)
@@ -81,7 +84,10 @@ class Writer:
         return copy.outputs
 
     def array(self, array: object, dtype: DType | None = None, name: str = "c") -> Term:
-        """Adds a constant with the elements of `array`, anything that `np.array` accepts."""
+        """Adds a constant with a copy of the elements of `array`, anything that `np.array` accepts.
+
+        `dtype` is that of `np.array(array)` by default.
+        """
         data = np.array(array, dtype.numpy if dtype else None)
         data.setflags(write=False)
         value = Value(self.fresh(name), TensorType(DType.from_numpy(data.dtype), data.shape))
@@ -285,7 +291,10 @@ class Term:
         return self if not over else self.op(op, axes=over, keepdims=int(keepdims))
 
     def count(self, axes: Sequence[int]) -> Operand:
-        """The number of elements that a reduction over `axes` combines: a float, or a term if extents are symbolic."""
+        """The number of elements that a reduction over `axes` combines.
+
+        A float, or if extents are symbolic, a term of rank 0 of this term's element type.
+        """
         extents = [self.shape[axis] for axis in axes]
         numbers = [extent for extent in extents if isinstance(extent, int)]
         if len(numbers) == len(extents):

@@ -81,7 +81,7 @@ def fits(shape: Sequence[Dim], expected: Sequence[Dim | str]) -> bool:
 
 
 def agree(c: NodeView, shape: Sequence[Dim], expected: Sequence[Dim | str]) -> bool:
-    """Like `fits`, but records through `c.agree` which extents must be equal."""
+    """Like `fits`, but compares by `c.agree`, in which subclasses of NodeView record the extents that must be equal."""
     pairs = zip(shape, expected, strict=False)
     return len(shape) == len(expected) and all(c.agree(a, b) for a, b in pairs if not isinstance(b, str))
 
@@ -97,7 +97,7 @@ def expect_shape(c: Infer, index: int, expected: Sequence[Dim | str]) -> None:
 
 
 def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
-    """The common element type of the inputs at `indices`, without absent ones. ModelError if they differ."""
+    """The common element type of the present inputs at `indices`. ModelError if they differ or all are absent."""
     found = {i: c.dtype(i) for i in indices if c.has_input(i)}
     if not found:
         c.fail("has no inputs, expected at least 1")
@@ -110,9 +110,9 @@ def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
 def broadcast_shapes(c: Infer, shapes: Sequence[Shape | None]) -> Shape | None:
     """The broadcast of several shapes; None if a rank is unknown. ModelError for numbers that do not broadcast.
 
-    A symbol and a number above 1 give the number. Two different symbols give a new symbol, since either may be 1,
-    unless they are assumed equal because of a maximum in one of them (`supposed_equal`). Symbols that do not broadcast
-    are an error of the run.
+    A symbolic extent and a number other than 1 give the number. Two different symbolic extents give a new symbol, since
+    either may be 1, unless they are assumed equal because of a maximum in one of them (`supposed_equal`). Symbolic
+    extents that do not broadcast are an error of the run.
     """
     if any(shape is None for shape in shapes):
         return None
@@ -161,9 +161,10 @@ def supposed_for(one: Dim, other: Dim) -> tuple[Dim, ...]:
 
 
 def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
-    """A shape of new symbols whose rank is the length of a vector of extents with the shape `lengths`.
+    """The shape of a tensor whose extents are the unknown elements of a vector: one new symbol for each element.
 
-    None if that length is not known. ModelError above `MAX_RANK`.
+    `lengths` is the shape of that vector. None if it does not give the number of elements. ModelError for more than
+    `MAX_RANK` elements.
     """
     if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int):
         return None
@@ -197,7 +198,8 @@ def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
 def untouched_rows(c: Infer, axes: Sequence[RowAxis], touched: Collection[int]) -> Sequence[RowAxis] | MixesRows:
     """The rule for batch rows (`OpDef.rows`) of operators that keep their first input's axes and mix along `touched`.
 
-    Rows may lie along any other axis of the first input; the other inputs may have none.
+    Rows may lie along any other axis of the first input; the other inputs may have none. `touched` holds axes as
+    numbers from 0 on.
     """
     first, rest = axes[0], axes[1:]
     if any(axis is not None for axis in rest):
@@ -216,7 +218,7 @@ def normalize_axes(c: NodeView, axes: Iterable[int], rank: int) -> tuple[int, ..
 
 
 def unique_axes(c: NodeView, axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """The axes as non-negative numbers, without duplicates.
+    """The axes as non-negative numbers, without duplicates. ModelError if one is out of range.
 
     For operators that treat all axes alike, ONNX does not forbid duplicates, and ONNX Runtime ignores them.
     """

@@ -44,8 +44,9 @@ SCALE = Kind("a type of scales", FLOAT.members | {DType.FLOAT8E8M0})
 class QuantizeLinear(OpDef):
     """saturate(round(x / y_scale) + y_zero_point), halves to even.
 
-    Types of floats are not rounded to integers. The division is computed in type `precision`, by default in the scale's
-    type.
+    Results of a float type are not rounded to integers. The division is computed in type `precision`, by default in the
+    scale's type, but in that of x for float8e8m0. The result has the zero point's type, otherwise `output_dtype`,
+    otherwise uint8.
     """
 
     agreeing = True
@@ -86,7 +87,10 @@ class QuantizeLinear(OpDef):
 
 @register
 class DequantizeLinear(OpDef):
-    """(x - x_zero_point) * x_scale, computed in float32, or in float64 for scales of that type."""
+    """(x - x_zero_point) * x_scale, computed in float32, or in float64 for scales of that type.
+
+    The result has the type `output_dtype`, by default the scale's.
+    """
 
     agreeing = True
     inputs = "x, x_scale, x_zero_point?"
@@ -141,7 +145,10 @@ def integer_range(dtype: DType) -> tuple[int, int]:
 
 
 def _check_scale(c: Infer) -> None:
-    """ModelError unless scale and zero point have one number, one per index of `axis`, or one per block of it."""
+    """ModelError unless scale and zero point have one number, or one per index of `axis`.
+
+    For blocks only their rank is checked: it must be the input's.
+    """
     if c.attr("block_size") < 0:
         c.fail(f"block_size is {c.attr('block_size')}, expected at least 0")
     for index, name in ((1, "scale"), (2, "zero point")):
@@ -167,7 +174,10 @@ def _is_one_number(shape: Sequence[Any]) -> bool:
 
 
 def _spread(c: NodeView, values: Any, shape: tuple[int, ...]) -> Any:
-    """Scales or zero points, reshaped or repeated so that they broadcast to the input's shape."""
+    """Scales or zero points, reshaped or repeated so that they broadcast to the input's shape.
+
+    FeedError if blocks do not cover the input.
+    """
     if _is_one_number(values.shape):
         return values.reshape(())
     axis = normalize_axis(c, c.attr("axis"), len(shape))

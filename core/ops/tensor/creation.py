@@ -181,7 +181,7 @@ class EyeLike(OpDef):
 
 @register
 class Shape_(OpDef):
-    """The extents from axis `start` to axis `end`, as int64."""
+    """The extents from axis `start` to before axis `end` (by default all), as int64."""
 
     name = "Shape"
     inputs = "data"

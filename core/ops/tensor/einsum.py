@@ -87,7 +87,10 @@ class Einsum(OpDef):
         return [define([Labelled.of(*pair) for pair in zip(labels, g.terms, strict=True)], result)]
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """Each input's gradient is the Einsum of dY and the other inputs, expanded along the axes that only it has."""
+        """Each input's gradient is the Einsum of dY and the other inputs, expanded along axes that only this input has.
+
+        UnsupportedError if a term has a letter twice: a diagonal.
+        """
         terms, output = self.terms(g)
         names = _letters(g, terms, output)
         labels = [_with_letters(term, x.rank, names) for term, x in zip(terms, g.terms, strict=True)]
@@ -142,7 +145,10 @@ def _labels(c: NodeView, term: str, rank: int) -> list[Label]:
 
 
 def _common_extent(c: Infer, label: Label, x: Dim, y: Dim) -> Dim:
-    """The common extent of a label with extents x and y; an extent of 1 broadcasts. ModelError if they differ."""
+    """The common extent of a label with extents x and y; an extent of 1 broadcasts. ModelError for different numbers.
+
+    Two different symbolic extents give a new symbol.
+    """
     c.broadcast([dim for dim in (x, y) if dim != 1])
     if isinstance(x, int) and isinstance(y, int) and x != y and 1 not in (x, y):
         c.fail(f"axis '{label}' of equation '{c.attr('equation')}' is {x} in one input and {y} in another")

@@ -33,7 +33,10 @@ class Labelled:
 
     @classmethod
     def of(cls, labels: Labels, term: Term) -> Labelled:
-        """The tensor `term` with these labels; of axes with the same label, the diagonal is taken."""
+        """The tensor `term` with these labels; of axes with the same label, the diagonal becomes the last axis.
+
+        UnsupportedError if the extents of a diagonal are not known to be equal.
+        """
         found, own = list(labels), term
         for label in dict.fromkeys(labels):
             while found.count(label) > 1:
@@ -141,7 +144,10 @@ def _should_exchange(a: Labelled, b: Labelled, last: Label) -> bool:
 
 
 def _drop_broadcast(a: Labelled, b: Labelled) -> tuple[Labelled, Labelled]:
-    """Both operands, without axes of extent 1 that broadcast to an axis of the other operand."""
+    """Both operands, without axes of extent 1 that broadcast to an axis of the other operand.
+
+    UnsupportedError for shared axes of other extents that are not known to be equal.
+    """
     single: tuple[list[Label], list[Label]] = ([], [])
     for label in (label for label in a.labels if label in b.labels):
         own, other = a.extent(label), b.extent(label)

@@ -164,7 +164,11 @@ class Div(Binary):
 
 
 def _rounded_down(a: Dim, b: Dim) -> Dim:
-    """a // b of dimensions. TypeError if that may differ from truncation towards zero, ZeroDivisionError if b is 0."""
+    """a // b of dimensions. ZeroDivisionError if b is 0.
+
+    TypeError if a or b is a negative number and the division is not exact: truncation towards zero may then differ.
+    That a symbolic a or b is not negative is an assumption (`Div.supposes`).
+    """
     if b == 0:
         raise ZeroDivisionError(f"{a} divided by zero")
     quotient = floor_div(a, b)
@@ -200,7 +204,7 @@ class Mod(Binary):
 
 @register
 class Pow(Elementwise):
-    """X ** Y, in the element type of X; Y may have another. Integer powers wrap around."""
+    """X ** Y, in the element type of X; Y may have another. Integers: see `int_pow`."""
 
     accepts = NUMBER
     inputs = "X, Y"
@@ -249,7 +253,7 @@ class Sum(Variadic):
 
 @register
 class Mean(Variadic):
-    """The mean of n inputs: their sum times a rounded 1 / n, as in ONNX Runtime, so that of 41 ones is less than 1."""
+    """The mean of n inputs: their sum times a rounded 1 / n, as in ONNX Runtime; the mean of 41 ones is less than 1."""
 
     accepts = FLOAT
     outputs = "mean"

@@ -1,4 +1,7 @@
-"""Gather, scatter and related operators. An index out of range is an error; negative indices count from the end."""
+"""Gather, scatter and related operators. Negative indices count from the end.
+
+An index out of range is an error, except in OneHot.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def normalize_indices(c: NodeView, indices: Array, extent: int, axis: int) -> An
 
 @register
 class Gather(OpDef):
-    """The slices of `data` at `indices` along `axis`; the axes of `indices` replace it in the result."""
+    """The slices of `data` at `indices` along `axis`; the axes of `indices` replace this axis in the result."""
 
     inputs = "data, indices"
     outputs = "output"
@@ -326,7 +329,7 @@ class ScatterND(Scattering):
 
 @register
 class OneHot(OpDef):
-    """One-hot vectors along a new axis of extent `depth`: `on` at the index, else `off`, where `values` is [off, on].
+    """One-hot vectors along a new axis of extent `depth`: `on` at the index, `off` elsewhere, for `values` [off, on].
 
     An index out of range gives `off` everywhere.
     """
@@ -412,7 +415,10 @@ class NonZero(OpDef):
 
 @register
 class Compress(OpDef):
-    """Slices along `axis` (elements of the flattened input if absent) whose condition is true."""
+    """Slices along `axis` (elements of the flattened input if absent) whose condition is true.
+
+    Slices beyond the end of a shorter condition are left out.
+    """
 
     inputs = "input, condition"
     outputs = "output"

@@ -218,7 +218,7 @@ class BitwiseNot(Unary):
 
 @register
 class BitShift(Elementwise):
-    """X shifted by Y bits; by at least its width gives 0, or -1 for a negative number shifted right."""
+    """X shifted by Y bits; a shift by at least the width of X gives 0, or -1 for a negative number shifted right."""
 
     accepts = INTEGER
     inputs = "X, Y"

@@ -44,7 +44,10 @@ class SameElements(OpDef):
     shape_arithmetic = True
 
     def target(self, c: Infer | Call, shape: Shape) -> Shape | None:
-        """The output shape for an input shape; None if it depends on values that are not known."""
+        """The output shape for an input shape; None if it depends on values that are not known.
+
+        An error (`c.fail`) if no such shape exists.
+        """
         raise NotImplementedError
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -53,7 +56,7 @@ class SameElements(OpDef):
         return [TensorType(type_.dtype, target)]
 
     def unknown(self, c: Infer) -> Shape | None:
-        """The output shape if the input's rank is not known; None, the default, if that is not known either."""
+        """The output shape if the input's rank is not known; None, the default, if the output's is not known either."""
         return None
 
     def reference(self, c: Call, x: Array, *_: RuntimeValue) -> Array:
@@ -78,9 +81,9 @@ class SameElements(OpDef):
 def row_axis_after_reshape(old: Shape, axis: int, new: Shape, row_symbol: str) -> int | None:
     """The axis of `new` along which rows lie after a reshape, or None if rows are spread over several axes.
 
-    Rows lie along `axis` of `old`. It is the axis of `new` with the same number of elements outside it (before it), if
-    a row is a whole number of indices along it; or an index is a whole number of rows, and the extent depends on
-    `row_symbol`, the number of rows, so that every caller brings whole indices.
+    Rows lie along `axis` of `old`. The extents before the axis of `new` must have the same product as those before
+    `axis`. Each row must be a whole number of indices along the new axis, or each index a whole number of rows. In the
+    second case the extent must depend on `row_symbol`, the number of rows, so that every caller brings whole indices.
     """
     outside = product(old[:axis])
     for candidate, extent in enumerate(new):
@@ -90,7 +93,7 @@ def row_axis_after_reshape(old: Shape, axis: int, new: Shape, row_symbol: str) -
 
 
 def _divides_rows(old: Dim, new: Dim, row_symbol: str) -> bool:
-    """Whether each boundary between rows of different callers along an axis of extent `old` is one along `new`."""
+    """Whether an axis of extent `old` can become one of extent `new` without mixing the rows of different callers."""
     steps_per_row = _exact_quotient(new, old)
     if steps_per_row is not None:
         return row_symbol not in symbols(steps_per_row)
@@ -130,7 +133,7 @@ class Reshape(SameElements):
         return [side - other for other in maximum.sides]
 
     def _requested_shape(self, c: Infer | Call, shape: Shape) -> Shape | None:
-        """The parameter `shape` with zeros replaced by the input's extents (not -1); None if it is not known."""
+        """The parameter `shape`, None if not known. Zeros become the input's extents unless `allowzero`; -1 stays."""
         wanted = c.param("shape")
         if wanted is None or c.attr("allowzero"):
             return wanted
@@ -380,7 +383,7 @@ class Split(OpDef):
 
 @register
 class Expand(OpDef):
-    """The input broadcast with `shape`: to it, or further where the input's extent is larger than 1."""
+    """The input broadcast with `shape`: where `shape` has extent 1 or no axis, the input's extent stays."""
 
     inputs = "input, shape"
     outputs = "output"
@@ -503,7 +506,8 @@ class Blocks(OpDef):
 class DepthToSpace(Blocks):
     """Channels moved into blocks of `blocksize` x `blocksize` pixels: [N, C, H, W] -> [N, C/b/b, H*b, W*b].
 
-    `mode` is the order within the channels: "DCR" (block row, block column, depth) or "CRD" (depth first).
+    `mode` is the order within the channels: "DCR" (block row, block column, depth) or "CRD" (depth, block row, block
+    column).
     """
 
     attrs = {**Blocks.attrs, "mode": "DCR"}

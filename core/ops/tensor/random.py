@@ -21,7 +21,10 @@ _SEED = {"seed": None}
 
 
 def generator(c: NodeView) -> np.random.RandomState:
-    """A new random number generator, seeded with the node's `seed`, or from the system if that is absent."""
+    """A new random number generator, seeded with the node's `seed`, or from the system if that is absent.
+
+    The seed is truncated to an integer and taken modulo 2**32.
+    """
     seed = c.attr("seed")
     return np.random.RandomState(None if seed is None else int(seed) % (1 << 32))
 
@@ -132,7 +135,7 @@ class Dropout(OpDef):
     """In inference: the data unchanged, and a mask of true.
 
     If `training_mode` is true, each element becomes zero with probability `ratio` (0.5 by default), and the others are
-    divided by 1 - ratio; the mask is true for the latter.
+    divided by 1 - ratio. The mask is true for the elements that are not dropped.
     """
 
     inputs = "data, ratio?, training_mode?"
@@ -162,7 +165,10 @@ class Dropout(OpDef):
         return c.has_param("training_mode") and any(c.param("training_mode") or (True,))
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """dY / (1 - ratio) where the mask, an output of the node, is true, zero elsewhere; dY itself in inference."""
+        """dY / (1 - ratio) where the mask, an output of the node, is true, zero elsewhere; dY itself in inference.
+
+        UnsupportedError in training if `ratio` is not known or the node does not return its mask.
+        """
         if not self._may_train(g):
             return [g.dy()]
         ratio = (g.param("ratio") or (0.5,))[0] if not g.has_input(1) or g.param("ratio") else None

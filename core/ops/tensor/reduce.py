@@ -31,7 +31,7 @@ Axes = tuple[int, ...]
 
 
 class Reduce(OpDef):
-    """Family base: a reduction over `axes`; if absent or empty, over all, or none with `noop_with_empty_axes`."""
+    """Family base: a reduction over `axes`; without any, over all axes, or over none with `noop_with_empty_axes`."""
 
     accepts: ClassVar[Kind] = NUMBER
     inputs = "data, axes?"

@@ -22,15 +22,16 @@ MOST_WORK = 1024
 
 
 def has_products(dtype: DType) -> bool:
-    """Whether matrix products of this element type have kernels."""
+    """Whether matrix products of this float type have kernels: of all but float64."""
     return dtype is not DType.FLOAT64
 
 
 @register
 class DFT(OpDef):
-    """The discrete Fourier transform along `axis` of [.., 1 or 2], zero-padded or cut to `dft_length`.
+    """The discrete Fourier transform along `axis` of [.., 1 or 2], zero-padded or cut to `dft_length`: [.., 2].
 
-    `onesided` keeps the first half of a real signal's spectrum; with `inverse` it takes this half and returns [.., 1].
+    `onesided` keeps the first dft_length // 2 + 1 elements of a real signal's spectrum; with `inverse` it takes these
+    and returns the signal [.., 1].
     """
 
     agreeing = True
@@ -55,14 +56,17 @@ class DFT(OpDef):
         return [TensorType(dtype, tuple(dims))]
 
     def supposes(self, c: Infer) -> Sequence[Dim]:
-        """In dynamic-shape code, `MOST_WORK` minus each symbolic length: longer ones would make slow products."""
+        """In dynamic-shape code, `MOST_WORK` minus each symbolic length: longer transforms would make slow products."""
         shape = c.shape(0)
         if shape is None or not has_products(c.dtype(0)) or (c.has_param("axis") and c.param("axis") is None):
             return ()
         return [MOST_WORK - extent for extent in dict.fromkeys(self.extents(c)) if has_only_sizes(extent)]
 
     def extents(self, c: Infer) -> tuple[Dim, ...]:
-        """The transform's length twice, for the two extents that `STFT.extents` gives, and the extent of the input."""
+        """The transform's length, the same length again, and the extent of the input.
+
+        The lengths stand where `STFT.extents` has the elements of all frames and of one frame.
+        """
         shape = c.tensor(0).dims
         size = shape[self._axis(c, len(shape))]
         length: Dim = self._length(c, size)
@@ -100,7 +104,8 @@ class DFT(OpDef):
     def definition(self, g: Rewrite) -> Sequence[Term]:
         """Matrix products with tables of cosines and sines, which are constants if the lengths are known.
 
-        UnsupportedError for an unknown axis, or lengths that depend on symbols other than sizes of dynamic-shape code.
+        UnsupportedError for an unknown axis or last extent, or if neither the input's extent nor the transform's length
+        consists of sizes of dynamic-shape code, and not both are numbers.
         """
         x = g.x()
         if x.shape[-1] not in (1, 2) or (g.has_param("axis") and g.param("axis") is None):
@@ -154,7 +159,7 @@ class STFT(OpDef):
         return [TensorType(dtype, (shape[0], frames, length // 2 + 1 if c.attr("onesided") else length, 2))]
 
     def extents(self, c: Infer) -> tuple[Dim, ...]:
-        """The number of elements of all frames together, and of one frame."""
+        """The number of elements of all frames of a signal together, and of one frame; zeros if it is not known."""
         length, frames = self._frame_length(c), c.node.output.shape[1]
         return (0, 0) if length is None else (frames * length, length)
 

@@ -29,9 +29,9 @@ _Range = tuple[Any, Any, int]
 class Slice(OpDef):
     """Python's slicing along `axes` (the first ones when absent), clamped to the input.
 
-    If the extent or a bound is symbolic, the type may assume that the bounds lie within the extent (`supposes`). If
-    the end is a number counted from the start, as in models that clamp a length, the result gets a new symbol; in
-    dynamic-shape code its extent is the minimum of the end and the extent.
+    If the extent or a bound is symbolic, the type may assume that the bounds lie within the extent (`supposes`). If the
+    extent is symbolic and the end is a number above 1, as in models that clamp a length, the result gets a new symbol.
+    In dynamic-shape code, the minimum of the end and the extent takes the place of the end.
     """
 
     inputs = "data, starts, ends, axes?, steps?"
@@ -41,7 +41,10 @@ class Slice(OpDef):
     shape_arithmetic = True
 
     def ranges(self, c: Infer | Call, rank: int) -> dict[int, _Range] | None:
-        """Start, end and step of each axis that is cut, by axis; None if they are not known."""
+        """Start, end and step of each axis that is cut, by axis; None if they are not known.
+
+        ModelError if their numbers differ, a step is 0, or an axis is out of range or occurs twice.
+        """
         starts, ends = c.param("starts"), c.param("ends")
         if starts is None or ends is None or (isinstance(c, Infer) and self._has_unknown_axes(c)):
             return None
@@ -174,7 +177,10 @@ def slice_length(extent: Dim, start: Dim, end: Dim, step: int) -> SliceLength | 
 
 
 def _clamps(extent: Dim, end: Dim) -> bool:
-    """Whether a slice clamps a symbolic extent: its end is a number, from the start, beyond the first element."""
+    """Whether a slice clamps a symbolic extent: its end is a number above 1, counted from the start.
+
+    A number from `_FAR` on means the end of the axis.
+    """
     return isinstance(end, int) and 1 < end < _FAR and not isinstance(extent, int)
 
 
@@ -219,7 +225,10 @@ class Pad(OpDef):
     symbolic = ("pads",)
 
     def widths(self, c: Infer | Call, rank: int) -> list[tuple[Any, Any]] | None:
-        """The numbers of elements to add before and after, per axis; None if they are not known."""
+        """The numbers of elements to add before and after, per axis; None if they are not known.
+
+        ModelError if `pads` does not have two elements per axis, or an axis is out of range or occurs twice.
+        """
         pads, given = c.param("pads"), c.param("axes")
         if pads is None or (given is None and isinstance(c, Infer) and c.has_param("axes")):
             return None
@@ -248,7 +257,7 @@ class Pad(OpDef):
     def supposes(self, c: Infer) -> Sequence[Dim]:
         """Each padded extent less its crops (negative widths), and minus 1 unless the mode is "constant".
 
-        The other modes repeat elements, so one must be left. Kernels rely on both.
+        The other modes repeat elements, so one must be left. Kernels rely on these assumptions.
         """
         shape = c.shape(0)
         widths = None if shape is None else self.widths(c, len(shape))
@@ -397,9 +406,10 @@ class ReverseSequence(OpDef):
 
 
 def _dilated_gradient(dy: Term, axis: int, first: Dim, step: int) -> tuple[Term, Dim]:
-    """The gradient of a slice with zeros between its elements, `step` - 1 each, and the index of its first element.
+    """The gradient `dy` of a slice with `step` - 1 zeros after each element along `axis`, and the slice's least index.
 
-    For a negative step it is reversed before, so that the result is in the order of the input.
+    `first` is the first index of the slice, in the input. For a negative step, `dy` is reversed before, so that the
+    result is in the order of the input.
     """
     count = dy.shape[axis]
     if step < 0:
@@ -411,7 +421,10 @@ def _dilated_gradient(dy: Term, axis: int, first: Dim, step: int) -> tuple[Term,
 
 
 def _first_index(c: Infer, extent: Dim, start: Dim, end: Dim, step: int) -> Dim:
-    """The first index of a slice, from the start of the axis. UnsupportedError for symbols and a negative step."""
+    """The first index of a slice, from the start of the axis.
+
+    UnsupportedError for a negative step if the extent or a bound is symbolic.
+    """
     if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
         return slice(start, end, step).indices(extent)[0]
     if step < 0:
@@ -420,7 +433,10 @@ def _first_index(c: Infer, extent: Dim, start: Dim, end: Dim, step: int) -> Dim:
 
 
 def _fold_padding_gradient(dy: Term, shape: Shape, widths: Sequence[tuple[Any, Any]], mode: str) -> Term:
-    """The gradient of a padding that repeats elements: each output adds to the element that it copies."""
+    """The gradient of a padding that repeats elements: each output adds to the element that it copies.
+
+    UnsupportedError for a padded axis of symbolic extent.
+    """
     for axis, (width, extent) in enumerate(zip(widths, shape, strict=True)):
         if width == (0, 0):
             continue

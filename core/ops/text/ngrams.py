@@ -22,9 +22,10 @@ Gram: TypeAlias = tuple[Any, ...]
 class TfIdfVectorizer(OpDef):
     """The count of each n-gram of a pool in a row of tokens.
 
-    The pool lists all 1-grams, then all 2-grams, and so on. `ngram_counts` holds the start of each length in the pool,
+    X is [C] or [N,C]; the result is float32, with the largest of `ngram_indexes` plus 1 as its last extent. The pool
+    lists all 1-grams, then all 2-grams, and so on. `ngram_counts` holds the start of each length in the pool,
     `ngram_indexes` the output index of each n-gram. `mode` IDF returns the weight of each n-gram that occurs, TFIDF its
-    weight times its count. Weights are indexed by output position, as in ONNX Runtime.
+    weight times its count. Weights are indexed by output position, as in ONNX Runtime, and are 1 by default.
     """
 
     inputs = "X"
@@ -91,7 +92,7 @@ def _lengths(c: NodeView) -> range:
 
 
 def _pool(c: NodeView) -> dict[Gram, int]:
-    """The n-grams of the requested lengths, with their numbers, which count the n-grams of all lengths in the pool."""
+    """The n-grams of the requested lengths, each with its number among the n-grams of all lengths in the pool."""
     pool, starts = c.attr("pool_int64s") or c.attr("pool_strings"), [*c.attr("ngram_counts")]
     places: dict[Gram, int] = {}
     number = 0

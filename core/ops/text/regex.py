@@ -1,10 +1,10 @@
-"""Regular expressions with RE2's syntax, matched in time linear in the text, for any pattern.
+"""Regular expressions with RE2's syntax, except scripts (`\\p{Greek}`) and bytes (`\\C`), matched without backtracking.
 
 ONNX requires RE2 (https://github.com/google/re2/wiki/Syntax). Python's `re` has another syntax, and backtracks: a
 pattern in an uploaded model could take exponential time while holding the interpreter lock. Here a pattern becomes a
-nondeterministic automaton (NFA). The sets of states that texts reach are cached as states of a deterministic automaton
-(Thompson, 1968). Whole strings are matched, or the longest parts of a text that begin as early as possible. So
-greediness makes no difference, and groups capture nothing.
+nondeterministic automaton (NFA), so that one match takes time linear in the text for any pattern. The sets of states
+that texts reach are cached as states of a deterministic automaton (Thompson, 1968). Whole strings are matched, or the
+longest parts of a text that begin as early as possible. So greediness makes no difference, and groups capture nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_NFA_STATES = 1_000_000  # the most NFA states in all cached deterministic 
 
 
 class BadPattern(ValueError):
-    """The text is no valid pattern; the message says why."""
+    """The text is no valid pattern, or its automaton is too large; the message says why."""
 
 
 # A set of characters: those in any of the ranges (both ends included), or accepted by any of the tests.
@@ -50,7 +50,7 @@ class Chars:
 
 
 def _forms(char: str) -> set[str]:
-    """A character with its lower and upper case, and theirs, without those of several characters."""
+    """A character, its lower and upper case, and the lower and upper case of these; only single characters."""
     first = {char, char.lower(), char.upper()}
     return {form for one in first for form in (one, one.lower(), one.upper()) if len(form) == 1}
 
@@ -75,7 +75,7 @@ _CATEGORIES = {"C": "cfos", "L": "lmotu", "M": "cen", "N": "dlo", "P": "cdefios"
 
 @dataclass(frozen=True)
 class Assertion:
-    """A zero-width assertion: "A"/"z" start/end of the text, "^"/"$" of a line, "b" a word boundary, "B" none."""
+    """A zero-width assertion: "A"/"z" start/end of the text, "^"/"$" of a line, "b"/"B" a word boundary or none."""
 
     kind: str
 
@@ -462,8 +462,9 @@ class Pattern:
     def spans(self, text: str, check: Callable[[], object] = bool) -> Iterator[tuple[int, int]]:
         """The starts and ends of the matches in a text, from left to right and without overlaps.
 
-        Each match begins as early as possible, and is the longest one from there (RE2 with `longest_match`). `check` is
-        called regularly, and may raise to stop the search.
+        Each match begins as early as possible, and is the longest one from there (RE2 with `longest_match`); it may be
+        empty. To find one, the search may read the text to its end. `check` is called regularly, and may raise to stop
+        the search.
         """
         at, checks = 0, _Checks(check)
         while at <= len(text) and (found := self._first_span(text, at, checks)) is not None:

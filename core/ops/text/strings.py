@@ -47,7 +47,8 @@ class StringConcat(OpDef):
 class StringSplit(OpDef):
     """The parts of each string between delimiters, along a new last axis padded with "", and the number of parts.
 
-    Without a delimiter, runs of white space separate parts, and surrounding white space is dropped.
+    Without a delimiter, runs of white space separate parts, and surrounding white space is dropped. Each string is cut
+    at most `maxsplit` times, if that is given.
     """
 
     inputs = "X"
@@ -106,7 +107,8 @@ _CHANGES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "U
 class StringNormalizer(OpDef):
     """The strings that are not in `stopwords`, optionally in lower or upper case; one empty string if none remains.
 
-    `locale` has no effect: case follows the Unicode tables.
+    Stopwords are compared without case unless `is_case_sensitive`. `locale` has no effect: case follows the Unicode
+    tables.
     """
 
     agreeing = True

@@ -82,8 +82,8 @@ def _fuse(
 def _epilogue(editor: Editor, scores: list[Node]) -> tuple[Attr, list[Value | None]]:
     """The scalar body (a Graph) that computes a score from the product's sum, and the further values that it reads.
 
-    It is the epilogue of the product, which is the first node of `scores`, followed by the other, elementwise nodes.
-    None if the product has no epilogue and no node follows.
+    The body is the epilogue of the product, which is the first node of `scores`, followed by the other, elementwise
+    nodes; None if the product has no epilogue and no node follows.
     """
     product, *rest = scores
     old, extras = product.attrs.get("epilogue"), product.inputs[2:]
@@ -149,7 +149,7 @@ def _changes_leading_axes(source: Value, value: Value) -> bool:
 
 
 def _product_before(editor: Editor, softmax: Node) -> list[Node] | None:
-    """The product that computes the scores, followed by the elementwise nodes from it to the softmax; None if none.
+    """The product that computes the scores, followed by the elementwise nodes up to the softmax; None if there is none.
 
     `FuseEpilogue` did not fuse these nodes, such as boolean masks. No other node may read a value between them.
     """

@@ -1,8 +1,8 @@
 """Fuses elementwise nodes after a convolution or matrix product into its epilogue, which works on registers.
 
-The nodes are biases, activations, scales, masks and residuals. A node is fused if it is the only reader of the product
-and keeps its shape and type. The epilogue may read at most one tensor of the product's own size: the residual, which
-may be computed before the product.
+The nodes are biases, activations, scales, masks and residuals. A node is fused if it is the only reader of the product,
+and its result has the product's shape and type, or another of the types of quantized products. The epilogue may read at
+most one tensor of the product's own shape: the residual, which may be computed before the product.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ def _body(editor: Editor, product: Node, reader: Node) -> Body:
 def _widening_nodes(editor: Editor, value: Value | None, reader: Node) -> list[Node]:
     """The elementwise nodes, in order, that compute `value` from a value of its shape with fewer bytes per element.
 
-    That is the narrowest value in a chain of nodes, each read by the next alone, and `value` by `reader` alone. Empty
-    if no value in the chain is narrower. With these nodes in the epilogue, it reads the narrower value, such as bytes.
+    The chain of nodes is followed backwards while each value has one reader (`reader`, for `value`), up to its
+    narrowest value. Empty if no value in the chain is narrower than `value`. With these nodes in the epilogue, the
+    kernel reads the narrower value, such as bytes.
     """
     nodes: list[Node] = []
     best, narrowest = 0, value.dtype.itemsize if value is not None else 0

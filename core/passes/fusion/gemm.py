@@ -1,4 +1,4 @@
-"""Rewrites all matrix products as FusedMatMul, and fuses transposes of their operands and results into them."""
+"""Rewrites matrix products as FusedMatMul where shapes provably fit; fuses transposes of operands and results."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def _from_integers(editor: Editor, node: Node) -> None:
 def _from_computed_integers(editor: Editor, node: Node) -> None:
     """Rewrites a MatMulInteger of int8 or uint8 operands with zero points s (one number) and t (one, or per column).
 
-    sum((a - s) * (b - t)) = sum(a * b) - s * sum(b) - t * sum(a) + depth * s * t. The kernel multiplies uint8 by int8,
-    so A and B are converted by adding or subtracting 128, and their zero points with them.
+    sum((a - s) * (b - t)) = sum(a * b) - s * sum(b) - t * sum(a) + depth * s * t, for sums of `depth` terms. The kernel
+    multiplies uint8 by int8, so A and B are converted by adding or subtracting 128, and their zero points with them.
     """
     (a, b), (s, t) = node.inputs[:2], (node.input(2), node.input(3))
     left, right = shape_of(a), shape_of(b)

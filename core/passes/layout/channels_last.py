@@ -259,7 +259,7 @@ def _reshape(walk: _Walk, node: Node) -> None:
 def _pixels(walk: _Walk, node: Node) -> bool:
     """Rewrites a Reshape of images to lists of pixels, N, C, D1*D2, as a channels-last Reshape to N, D1*D2, C.
 
-    Returns whether it is one.
+    Returns whether the node is such a Reshape.
     """
     x, shape = node.inputs[0], node.output.shape
     if x is None or len(node.inputs) != 1 or len(shape) != 3 or len(x.shape) < 4 or shape[:2] != x.shape[:2]:
@@ -272,7 +272,7 @@ def _pixels(walk: _Walk, node: Node) -> bool:
 def _shuffle(walk: _Walk, split: Node) -> bool:
     """Rewrites a channel shuffle (ShuffleNet: Reshape, Transpose, Reshape) that begins at `split`, channels-last.
 
-    The three nodes then split, swap and merge the last axis. Returns whether it is one.
+    The three nodes then split, swap and merge the last axis. Returns whether `split` begins a channel shuffle.
     """
     x, swap = split.inputs[0], walk.editor.only_reader(split.output)
     merge = walk.editor.only_reader(swap.output) if swap is not None else None

@@ -30,8 +30,8 @@ _TRANSFORMS = {"NONE": None, "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}
 class ExpandClassicML:
     """Rewrites models and transforms of numeric rows [N,C], and label lookups of any rank.
 
-    There is a rule per operator, which returns the values that replace the node's outputs; a node whose rule returns
-    none stays as it is.
+    There is a rule per operator, which returns the values that replace the node's outputs; a node whose rule returns an
+    empty list stays as it is.
     """
 
     name: str = "classic_ml"
@@ -123,8 +123,8 @@ def _binarizer(at: _Writer) -> list[Value]:
 def _index_in(at: _Writer, x: Value, table: Array, least: int) -> Value:
     """The indices (int64, shape of x) of the elements of x in a table for the integers from `least` on.
 
-    x is int64 or float32.
-    The last element of the table is the default: numbers outside the range, or with a fraction, get its index.
+    x is int64 or float32. The last element of the table is the default: numbers outside the range, or with a fraction,
+    get its index.
     """
     default = len(table) - 1
     first, last = (np.array(number, x.dtype.numpy) for number in (least, least + default - 1))
@@ -264,7 +264,7 @@ def _both_scores(at: _Writer, score: Value, is_second: bool, positive: bool) -> 
 
     `is_second`: that is the second class. Then the scores are 0 and s, transformed by `post_transform`. Otherwise they
     are sigmoid(-s) and sigmoid(s) for LOGISTIC; other transforms are not applied, and the scores are 1 - s and s if
-    `positive` (no weight of the trees is negative), else -s and s.
+    `positive` (no weight of the trees is negative), otherwise -s and s.
     """
     if is_second:
         return at.post_transform(at("Pad", score, pads=(0, 1, 0, 0)))

@@ -1,4 +1,4 @@
-"""Runs the pipeline on the bodies of If, Loop and Scan, each as a graph of its own."""
+"""Runs the pipeline on the bodies of If, Loop, Scan and MapSelected, each as a graph of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OptimizeBodies:
 
 
 def _drop_unread_outputs(graph: Graph) -> int:
-    """Removes scan outputs of Loop and Scan that no node reads and that are no outputs; returns their number."""
+    """Removes scan outputs of Loop and Scan that no node reads and that are no graph outputs; returns their number."""
     read = {*graph.uses(), *graph.live_outs()}
     return sum(_drop_outputs(node, read) for node in graph.nodes)
 

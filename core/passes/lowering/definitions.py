@@ -38,7 +38,7 @@ class ExpandDefinitions:
 
     `most_work`: the most multiplications per element of a Fourier transform by products. `for_kernels`: the result is
     compiled, so operators that only kernels need defined are included; otherwise a proof analyses it. `only`: the
-    operators to define; empty for all of these.
+    operators to define; empty for all operators of this module but those in `CONVOLUTIONS`.
     """
 
     most_work: int = MOST_WORK

@@ -90,7 +90,7 @@ def _gathered(graph: Graph, gather: Node) -> tuple[Array, Value] | None:
 
 
 def _is_below(index: Value, limit: int) -> bool:
-    """Whether all elements are from 0 to `limit` - 1, as TopK or an ArgMax found them on an axis of that extent."""
+    """Whether all elements are from 0 to `limit` - 1: TopK, ArgMax or ArgMin found them on an axis of that extent."""
     node = index.producer
     while node is not None and node.op in _VIEWS:
         if not _can_hold(node.output.dtype, limit):

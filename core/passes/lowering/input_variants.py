@@ -18,8 +18,9 @@ from lathe.core.ops.opdef.inference import forget_types, infer_graph
 def with_default_inputs(graph: Graph, names: Collection[str]) -> Graph:
     """A copy of `graph` in which the defaults of these names are additional inputs, after all others.
 
-    They keep the graph's order and have the types of `graph.defaults`. The copy has no further defaults. ValueError for
-    a name that is no default. All types are inferred again, as some may have followed from a default's value.
+    They keep the graph's order and have the types of `graph.defaults`. The copy has no further defaults. All types are
+    inferred again, as some may have followed from a default's value. ValueError for a name that is no default;
+    ModelError if a node does not accept the types.
     """
     copy = graph.clone()
     fed = {value: type_ for value, type_ in copy.defaults.items() if value.name in names}
@@ -35,7 +36,10 @@ def with_default_inputs(graph: Graph, names: Collection[str]) -> Graph:
 
 
 def with_constants(graph: Graph, values: Mapping[str, Array]) -> Graph:
-    """A copy of `graph` in which these inputs are constants, by name. ModelError if a node does not take the values."""
+    """A copy of `graph` in which the inputs named in `values` are constants with copies of these arrays.
+
+    Other names are ignored. All types are inferred again. ModelError if a node does not accept the values.
+    """
     copy = graph.clone()
     for value in [value for value in copy.inputs if value.name in values]:
         copy.inputs.remove(value)
@@ -59,8 +63,8 @@ def with_types(graph: Graph, types: Mapping[str, ValueType]) -> Graph:
 def with_ranks(graph: Graph, ranks: Mapping[str, int]) -> Graph:
     """A copy of `graph` whose inputs of these names have these ranks, with a new symbol for each dimension.
 
-    ModelError if some node does not accept the rank. UnsupportedError for a graph with state, since the state belongs
-    to one compiled executable.
+    Inputs that are no tensors keep their types. ModelError if some node does not accept the rank. UnsupportedError for
+    a graph with state, since the state belongs to one compiled executable. KeyError for a name that is no input.
     """
     if graph.states:
         raise UnsupportedError("a model with state needs inputs of declared rank: its state belongs to one executable")

@@ -31,7 +31,7 @@ def length_inputs_of(inputs: Mapping[str, ValueType]) -> LengthInputs:
 
 
 def with_length_inputs(graph: Graph) -> Graph:
-    """A copy in which numbers are replaced with lengths of added shadow inputs; `graph` itself if none needs one.
+    """A copy in which numbers are replaced with lengths of added shadow inputs; `graph` itself if no number needs one.
 
     Only Max of a known size and a number is rewritten: there a negative number has the same effect as the length 0.
     """
@@ -73,7 +73,7 @@ class _ShadowPass:
         self._editor.set_inputs(node, [size, length] if place else [length, size])
 
     def _number_input(self, value: Value | None) -> Value | None:
-        """The graph input, one int32 or int64, whose number a value has unchanged; None if there is none."""
+        """The graph input of one int32 or int64 element whose number `value` has unchanged; None if there is none."""
         while value is not None and value.producer is not None and value.producer.op in _SAME_NUMBER:
             value = value.producer.inputs[0]
         if value is None or value.name not in self._inputs or not isinstance(value.type, TensorType):

@@ -206,7 +206,8 @@ def root(value: Value) -> Value:
 def _sole_producer(value: Value) -> Node | None:
     """A node that computes this value and no other; None if there is none that may run twice.
 
-    Random and control-flow nodes must not. For a fused node with several outputs it is a new node with one of them.
+    Random and control-flow nodes must not run twice. For a FusedElementwise with several outputs, the result is a new
+    node with one of them; None for other nodes with several outputs.
     """
     node = value.producer
     if node is None or not registry.get(node.op).pure or node.op in _CONTROL:
@@ -265,7 +266,7 @@ def _drop(graph: Graph, lives: _Lives, drop: _Drop, names: set[str]) -> list[Nod
 
 
 def _fresh(names: set[str], base: str) -> str:
-    """`base` with the first suffix `_2`, `_3`, ... that is not in `names`, to which it is added."""
+    """The first of `base_2`, `base_3`, ... that is not in `names`; adds it to `names`."""
     number = next(n for n in range(2, len(names) + 3) if f"{base}_{n}" not in names)
     names.add(f"{base}_{number}")
     return f"{base}_{number}"

@@ -114,7 +114,8 @@ def _group(node: Node) -> int:
 def _phases(weight: Array, axes: Sequence[_Axis], groups: int) -> Array:
     """The weights [C, M/g, K..] rearranged by phase: [g, s.., M/g, C/g, reach..], zeros where a phase has no tap.
 
-    There are g groups, and along each axis s phases (the stride).
+    C and M are the numbers of input and output channels, K the extents of the kernel. There are g groups, and along
+    each axis s phases (the stride).
     """
     channels, columns = weight.shape[:2]
     strides, reaches = [axis.stride for axis in axes], [axis.reach for axis in axes]
@@ -133,7 +134,8 @@ def _as_product(
 ) -> Value:
     """All results, computed from channels-last `x` by one matrix product, for windows that do not overlap.
 
-    [n, h, 1, w, C] times [sh, C, sw*M] is [n, h, sh, w, sw*M]: the pixels in row-major order. sh and sw are strides.
+    [n, h, 1, w, C] times [sh, C, sw*M] is [n, h, sh, w, sw*M]: the pixels in row-major order. The images of `x` have h
+    times w pixels and C channels; sh and sw are the strides, M the number of output channels.
     """
     channels, columns = weight.shape[:2]
     phases = _phases(weight, axes, 1).reshape(*(axis.stride for axis in axes), columns, channels)
@@ -152,7 +154,7 @@ def _as_convolution(
 ) -> Value:
     """All results, computed from channels-last `x` by a convolution with output channels [g, s.., M/g].
 
-    They are rearranged to [n, steps, s, .., g, M/g], the pixels in row-major order.
+    They are rearranged to [n, steps, s, .., g, M/g], the pixels in row-major order; the letters are those of `_phases`.
     """
     groups, rank, columns, strides = _group(node), len(axes), weight.shape[1], tuple(axis.stride for axis in axes)
     phases = _phases(weight, axes, groups)

@@ -110,8 +110,8 @@ def _fits(editor: Editor, value: Value, chosen: set[Value], dtype: DType) -> boo
 def _is_bounded(editor: Editor, node: Node, chosen: set[Value]) -> bool:
     """Whether a node's result grows at most linearly with its float16 inputs, so that float16 can hold it.
 
-    A product is judged by its epilogue. Without one, and for nodes that move or pool elements, it does; not for other
-    elementwise nodes. `chosen`: the values that are float16.
+    The epilogue decides for a product. True for a product without an epilogue, and for nodes that are not elementwise,
+    such as those that move or pool elements; false for elementwise nodes. `chosen`: the values that are float16.
     """
     body = node.attrs.get("epilogue")
     if node.op not in _FIRST_EXTRA or not isinstance(body, Graph):
@@ -122,7 +122,7 @@ def _is_bounded(editor: Editor, node: Node, chosen: set[Value]) -> bool:
 
 
 def _degree(editor: Editor, value: Value, chosen: set[Value]) -> float:
-    """The degree of an epilogue's input: 0 for constants that float16 can hold, 1 for float16 values, else infinity."""
+    """The degree of an epilogue's input: 0 for constants that float16 holds, 1 for float16 values, or infinity."""
     array = editor.array(value)
     if array is not None:
         return 0.0 if fits_float16(array) else inf

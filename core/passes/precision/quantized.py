@@ -75,9 +75,8 @@ class Quantized:
 def _expand_qlinear(editor: Editor, node: Node) -> None:
     """Rewrites QLinearConv and QLinearMatMul as a product of numbers dequantized with scale 1, times one factor.
 
-    The result is quantized with scale 1. The product becomes one of integers in a later step.
-    As in ONNX Runtime the factor is x_scale * w_scale / y_scale. Separate factors would round twice, which can give
-    another integer.
+    The result is quantized with scale 1. A later step makes the product one of integers. As in ONNX Runtime the factor
+    is x_scale * w_scale / y_scale. Separate factors would round twice, which can give another integer.
     """
     if node.op not in ("QLinearConv", "QLinearMatMul") or not _has_full_bias(node, node.input(8)):
         return
@@ -139,7 +138,7 @@ def _plus_offset(zero: Array) -> Array:
 
 
 def _move(editor: Editor, node: Node) -> None:
-    """Moves a DequantizeLinear after `node` if that only moves elements; cancels one if `node` is its inverse."""
+    """Moves a DequantizeLinear after `node` if `node` only moves elements; cancels one if `node` is its inverse."""
     if node.op == "QuantizeLinear":
         _cancel(editor, node)
     elif node.op in MOVING and len(node.outputs) == 1:
@@ -197,7 +196,7 @@ def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
 def _fits_kernel(node: Node, x: Value, weight: Array) -> bool:
     """Whether kernels cover `x`, the left operand of a product: its rank is at least 2, its depth that of the weight.
 
-    Both must be known; for a Conv, only the rank.
+    Rank and depth must be known. For a Conv, only the rank is checked.
     """
     shape = shape_of(x)
     if shape is None or len(shape) < 2:
@@ -237,7 +236,7 @@ def _has_full_bias(node: Node, bias: Value | None) -> bool:
 
 
 def _per_channel(node: Node, values: Any) -> Array:
-    """A number, or numbers per output channel, reshaped to broadcast to the output of the convolution or product."""
+    """One number, or one per output channel, reshaped to broadcast to the output of the convolution or product."""
     values = np.asarray(values)
     if not node.op.endswith("Conv") or values.ndim == 0:
         return values
@@ -289,9 +288,9 @@ def _constant_weight(editor: Editor, value: Value | None, swapped: bool) -> tupl
 
 
 def _minus_zero_point(array: Array, zero: Array, axis: int) -> Array | None:
-    """Bytes minus their zero point, one number or one per index of `axis`, as int8; None if a difference exceeds int8.
+    """Bytes minus `zero`, one zero point or one per index of `axis`, as int8; None if a difference exceeds int8.
 
-    None also if the array is not of bytes.
+    None also if the array is neither int8 nor uint8.
     """
     if array.dtype not in (np.int8, np.uint8):
         return None

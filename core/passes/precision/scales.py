@@ -71,9 +71,10 @@ def dequantization_of(editor: Editor, node: Node) -> Dequantized | None:
 
 
 def lower(editor: Editor, node: Node) -> None:
-    """Rewrites a QuantizeLinear or DequantizeLinear as elementwise nodes, which can be fused; no others.
+    """Rewrites a QuantizeLinear or DequantizeLinear as elementwise nodes, which can be fused; other nodes stay.
 
-    Left as they are: nodes of constants, and nodes with blocked scales or computed scales of several numbers.
+    Nodes of constants stay as well, and nodes with blocked scales, computed scales of several numbers, or element types
+    other than float32 and integers of 8, 16 and 32 bits.
     """
     if node.op not in ("QuantizeLinear", "DequantizeLinear") or editor.array(node.inputs[0]) is not None:
         return

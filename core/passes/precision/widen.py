@@ -51,14 +51,17 @@ class Widen:
 
 
 def product_dtype(graph: Graph) -> DType | None:
-    """The narrow type of all matrix products and convolutions of a model; None if they differ, or there are none."""
+    """The narrow type of the first inputs of all products of a model (`_PRODUCTS`), also in bodies.
+
+    None if these types differ or are not narrow, or there is no product.
+    """
     found = {_dtype(node.input(0)) for node in _products(graph)}
     dtype = found.pop() if len(found) == 1 else None
     return dtype if dtype in NARROW else None
 
 
 def _products(graph: Graph) -> Iterator[Node]:
-    """Yield all matrix products and convolutions of a graph and its nested graphs."""
+    """Yield all nodes of a graph and its nested graphs with an operator in `_PRODUCTS`."""
     for node in graph.nodes:
         if node.op in _PRODUCTS:
             yield node
@@ -126,7 +129,7 @@ class _Walk:
         return self.editor.emit_many(node, node.op, inputs, len(node.outputs), node.attrs)
 
     def _as_float32(self, node: Node, value: Value | None) -> Value | None:
-        """The float32 value from which a narrow value was rounded, or else a Cast of it; any other value as it is."""
+        """The float32 value from which a narrow value was rounded, otherwise a Cast of it; any other value as it is."""
         if value is None or not _is_narrow(value):
             return value
         if value not in self.wide:

@@ -2,8 +2,9 @@
 
     sum (a - za) * (b - zb)  =  sum (a - za) * b'  -  r * sum (a - za),    where b - zb = b' - r and b' is int8
 
-Usually b - zb fits int8, and r is 0. Otherwise the second sum is computed as a product with ones. A zero point of A
-that is known only in a run is subtracted by `lathe.core.passes.fusion.gemm`, that of an image by this module.
+Here a are elements of the left operand A, za is its zero point, b are weights, and zb is their zero point. Usually
+`b - zb` fits int8, and r is 0. Otherwise the second sum is computed as a product with ones. A zero point of A that is
+known only in a run is subtracted by `lathe.core.passes.fusion.gemm`, that of an image by this module.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def minus_zero_point(array: Array, zero: Array) -> Array | None:
 
 
 def to_unsigned(editor: Editor, anchor: Node, value: Value) -> Value:
-    """The output of new nodes before `anchor` that add 128 to an int8 value; uint8."""
+    """An int8 value plus 128 as uint8, computed by new nodes before `anchor`."""
     wide = editor.emit(anchor, "Cast", value, attrs={"to": DType.INT32.onnx_code})
     shifted = editor.emit(anchor, "Add", wide, editor.constant(np.array(OFFSET, np.int32), "offset"))
     return editor.emit(anchor, "Cast", shifted, attrs={"to": DType.UINT8.onnx_code})

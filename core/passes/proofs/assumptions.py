@@ -24,9 +24,9 @@ from lathe.core.passes.simplify.indexed_views import extents_to_equate
 
 
 def assume_one_batch(graph: Graph) -> tuple[Graph, BatchInfo]:
-    """The graph to compile, and the proof whether its rows (batch elements) are independent.
+    """The graph to compile, and the result of the proof that its rows (batch elements) are independent.
 
-    The graph is `graph` itself, or a copy in which some input symbols are replaced by others. If a run's dimensions
+    The first is `graph` itself, or a copy in which some input symbols are replaced by others. If a run's dimensions
     agree with the copy, then its rows are independent, or at least gathers read whole tensors and the operands of
     elementwise operators have equal extents.
     """
@@ -55,7 +55,7 @@ def _simplified(graph: Graph) -> Graph:
 
 
 def _where_leads_meet(graph: Graph) -> Graph:
-    """A copy of the graph in which leading dimensions that some node combines are one symbol; itself if none are."""
+    """A copy of `graph` in which leading dimensions that some node combines are one symbol; `graph` if none are."""
     while env := _meeting_leads(graph):
         substituted = _substituted(graph, env)
         if substituted is None:
@@ -65,7 +65,7 @@ def _where_leads_meet(graph: Graph) -> Graph:
 
 
 def _meeting_leads(graph: Graph) -> dict[str, Dim]:
-    """One pair of leading symbols that a node combines: the later one by name, with the earlier one as its value.
+    """A substitution of one leading symbol by another that a node combines with it, and that an earlier input has.
 
     A node combines two extents if, once they are equal, it gathers from a whole tensor, or is elementwise on equal
     extents. Empty if there is no such pair.
@@ -92,7 +92,7 @@ def _joined_extents(graph: Graph) -> list[tuple[Dim, Dim]]:
 
 
 def _equal_leads(graph: Graph) -> dict[str, Dim]:
-    """A substitution of every leading symbol of the inputs by the first input's.
+    """A substitution of every leading symbol of the inputs by the leading symbol of the first input.
 
     Empty if an input has no leading symbol, all are equal, or the graph has state.
     """
@@ -106,8 +106,8 @@ def _equal_leads(graph: Graph) -> dict[str, Dim]:
 def _substituted(graph: Graph, env: Mapping[str, Dim]) -> Graph | None:
     """A copy with the symbols of `env` replaced; None if type inference then fails, or if attributes have the symbols.
 
-    For inputs that break the assumption the session undoes the replacement in the types of the inputs, from which those
-    of all other values follow; attributes would keep it.
+    For inputs that break the assumption the session undoes the replacement in the types of the inputs. The types of all
+    other values follow from these, but attributes would keep the replacement.
     """
     if any(not attr_symbols(node).isdisjoint(env) for node in graph.nodes):
         return None

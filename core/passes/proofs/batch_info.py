@@ -9,10 +9,11 @@ from lathe.core.ir.types import Dim
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Whether rows of different callers may share a run, and why (not).
+    """Whether rows of different callers may share a run, and the reason for either answer.
 
-    `symbol`: the name of the leading dimension. `supposed`: the code for all batch sizes is right only while none of
-    these dimensions is negative; for any other size a session compiles code of its own.
+    `symbol`: the name of the leading dimension; None if no proof found one. `supposed`: the code for all
+    batch sizes is right only while none of these dimensions is negative; for any other size a session compiles code of
+    its own.
     """
 
     batchable: bool

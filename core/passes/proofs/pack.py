@@ -67,8 +67,8 @@ def _pack(graph: Graph) -> Packed:
 def _symbols(graph: Graph) -> tuple[str | None, str]:
     """The symbols of the batch (None if all inputs have a leading extent of 1) and of the sequence length.
 
-    ProofFailed if the model keeps state, its rows are not independent, or it has more or fewer dynamic dimensions. Also
-    if an input has no known rank, or a name that packing reserves for inputs of its own.
+    ProofFailed if the model keeps state, its rows are not independent, or it has more or fewer dynamic dimensions.
+    ProofFailed also if an input has no known rank, or a name that packing reserves for inputs of its own.
     """
     if graph.states:
         raise ProofFailed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
@@ -97,11 +97,12 @@ def _flow_of_input(value: Value) -> Flow:
 
 
 def _sequence_graph(whole: Graph, batch: str | None, pooled: set[str], pools: Iterable[str]) -> Graph | None:
-    """The part of a model (`whole`) after its pools, values with one row per sequence, which become its inputs.
+    """The part of a model (`whole`) after its pools, which become inputs of the part.
 
-    `pools` names them, and `pooled` all values with one row per sequence. `batch` stays a symbol. None if no output of
-    the model has one row per sequence. ProofFailed if the part reads inputs of tokens, if an input with one row per
-    sequence is an output of the model, or if `batch` is None.
+    Pools are the first values with one row per sequence. `pools` has their names, and `pooled` the names of all values
+    with one row per sequence. `batch` stays a symbol. None if no output of the model has one row per sequence.
+    ProofFailed if the part reads inputs of tokens, if an input with one row per sequence is an output of the model, or
+    if `batch` is None.
     """
     graph = whole.clone()
     graph.outputs = [value for value in graph.outputs if value.name in pooled]

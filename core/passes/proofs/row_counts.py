@@ -33,7 +33,7 @@ def depends(dim: object, rows: str) -> bool:
 
 
 def steps_per_row(dim: Dim, rows: str) -> Dim | None:
-    """The factor k of a dimension k*n, with n the symbol `rows`; None unless k is free of n and at least 1."""
+    """The factor k of a dimension k*n, with n the symbol `rows`; None if k contains n, or is a number less than 1."""
     if not depends(dim, rows):
         return None
     quotient = floor_div(dim, symbol(rows))
@@ -43,7 +43,7 @@ def steps_per_row(dim: Dim, rows: str) -> Dim | None:
 
 
 class Counts:
-    """The counts of a graph, values that contain the number of rows, and the check of their uses.
+    """The counts of a graph (values whose elements contain the number of rows), and the check of their uses.
 
     `known` holds the values that inference knows. `rows` is the symbol; `label` is the noun in error messages.
     """
@@ -58,7 +58,7 @@ class Counts:
     def check(self, node: Node) -> None:
         """ProofFailed if the node uses a count in a way that `_USES` does not allow.
 
-        Also if it takes the Shape or Size of a value whose shape is not known.
+        ProofFailed also for a Shape or Size of a value whose shape is not known.
         """
         op = registry.get(node.op)
         if op.shape_arithmetic and all(output in self.known for output in node.outputs):

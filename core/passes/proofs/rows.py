@@ -114,7 +114,10 @@ def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], b
 
 
 def _check_steps(node: Node, axes: dict[Value, RowAxis]) -> None:
-    """ProofFailed unless all inputs have the same number of steps per row: n and 2*n would broadcast for n = 1."""
+    """ProofFailed unless all inputs have the same number of steps per row: n and 2*n would broadcast for n = 1.
+
+    Nodes with bodies are not checked: the nodes in the bodies are.
+    """
     given = [(value, axes.get(value)) for value in node.inputs if value is not None and not is_maps(value)]
     extents = {value.shape[axis] for value, axis in given if axis is not None}
     if len(extents) > 1 and not node.subgraphs:
@@ -197,8 +200,8 @@ def _if_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Seque
 def _loop_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Sequence[RowAxis]:
     """The row axes of a Loop's outputs; ProofFailed unless all rows iterate equally often.
 
-    Each iteration must keep the row axes of the carried values. Scan outputs get a new leading
-    axis, so their row axes move by one.
+    Each iteration must keep the row axes of the carried values. Scan outputs get a new leading axis, so their row axes
+    move by one.
     """
     carried = list(given[2:])
     condition, *results = body_rows(node.subgraphs[0], [None, None, *carried])
@@ -209,9 +212,9 @@ def _loop_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Seq
 
 
 def _scan_rows(node: Node, given: Sequence[RowAxis], body_rows: BodyRows) -> Sequence[RowAxis]:
-    """The row axes of a Scan's outputs; ProofFailed if an input is sliced along its row axis.
+    """The row axes of a Scan's outputs.
 
-    Also if an iteration moves the row axis of a state.
+    ProofFailed if an input is sliced along its row axis, or an iteration moves the row axis of a state.
     """
     view = registry.NodeView(registry.get(node.op), node)
     states = len(given) - view.attr("num_scan_inputs")

@@ -27,7 +27,10 @@ _OF_SIZES = frozenset(
 
 
 def size_inputs(graph: Graph) -> tuple[str, ...]:
-    """The names of the size inputs, in the graph's order: numbers of rank 0 or 1. The types of the graph are set."""
+    """The names of the size inputs, in the graph's order: inputs of numbers, of rank 0 or 1.
+
+    Empty for a graph with state. Side effect: the types of the graph are inferred again, if it has candidates.
+    """
     candidates = [value for value in graph.inputs if _may_hold_sizes(value)]
     if not candidates or graph.states:
         return ()

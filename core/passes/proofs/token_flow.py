@@ -72,7 +72,7 @@ SAME, POOLED = Flow(), Flow(pooled=True)
 class TokenFlow:
     """Visits each node once, records every value's flow, and rewrites nodes that read other tokens of a sequence.
 
-    `run` raises ProofFailed for a graph that cannot be packed.
+    `run` edits the graph in place, and raises ProofFailed for a graph that cannot be packed.
     """
 
     def __init__(self, graph: Graph, inputs: dict[Value, Flow]) -> None:
@@ -401,9 +401,9 @@ class TokenFlow:
         return self._replace(node, emit(node, "Where", mask, node.required_input(0), zero), flow)
 
     def _cumulative_sum(self, node: Node, flow: Flow) -> bool | None:
-        """Rewrites a CumSum of integers as that over all sequences, minus the sum before the token's own sequence.
+        """Rewrites a CumSum of integers as the CumSum over all sequences, minus the sum before the token's sequence.
 
-        That is exact for integers only. True if it did; None, without a change, for floats and reversed sums.
+        The difference is exact for integers only. True if it did; None, without a change, for floats and reversed sums.
         """
         view, axis, x = self._view(node), flow.axes[0], node.required_input(0)
         along = view.param("axis") if "axis" in view.op.params else view.value(1)
@@ -421,7 +421,8 @@ class TokenFlow:
     def _window(self, node: Node, flow: Flow) -> bool | None:
         """Rewrites a convolution along the tokens, or a Slice and a Pad that together shift the tokens by one.
 
-        The Slice gets the flow of its input; the rewrite of the Pad replaces both. True if it did, otherwise None.
+        The output of the Slice gets the flow of its input; the rewrite of the Pad replaces both nodes. True if `node`
+        is one of these nodes, otherwise None.
         """
         axis, view = flow.axes[0], self._view(node)
         if node.op == "Slice":
@@ -475,9 +476,9 @@ def refuse(node: Node, reason: str) -> NoReturn:
 
 
 def _pairs(node: Node, given: Sequence[Flow]) -> Flow | None:
-    """The flow of the output of a MatMul that is one of the two products of attention; None for any other.
+    """The flow of the output of a MatMul that is one of the two products of attention; None for any other MatMul.
 
-    They are tokens by tokens, and weights of pairs (zero between sequences) by tokens.
+    The two are tokens by tokens, and weights of pairs (zero between sequences) by tokens.
     """
     a, b = (_negative_axes(value, flow) for value, flow in zip(node.inputs, given, strict=True))
     rank = len(shape_of(node.output) or ())

@@ -35,7 +35,7 @@ class TokenIndices:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A shift of `tokens`: each is replaced with that `offset` further on, or `fill` if its sequence has none there."""
+    """A shift of `tokens`: each becomes the token `offset` places further on in its sequence, or `fill` without one."""
 
     tokens: Value
     offset: int
@@ -43,10 +43,11 @@ class Shift:
 
 
 def packed_convolution(editor: Editor, c: Infer, axis: int, places: Callable[[], TokenIndices]) -> Value | None:
-    """A convolution of one sequence along `axis`, rewritten for packed sequences; None if it cannot be, or should not.
+    """A convolution `c` of one sequence along `axis`, rewritten for packed sequences; None if it stays as it is.
 
-    It must give one result per token (stride 1, same padding), with batch extent 1 and channels first. If the kernel is
-    large compared with the number of output channels, copying the windows would take longer than the products.
+    The convolution must give one result per token (stride 1, same padding), with batch extent 1 and channels first. It
+    stays if the kernel is large compared with the number of output channels: copying the windows would take longer than
+    the products. `places` is called only if the convolution is rewritten.
     """
     x, *parameters = c.node.inputs
     kernel, shape = kernel_of(c, c.tensor(1).dims), shape_of(x)
@@ -92,7 +93,7 @@ def shift_of(c: Infer, axis: int) -> Shift | None:
 
 
 def _removed_tokens(c: Infer, cut: Node, axis: int) -> tuple[int, int] | None:
-    """The numbers of tokens that a Slice removes at the start and at the end; None unless one token in all.
+    """The numbers of tokens that a Slice removes at the start and at the end; None unless it removes one token in all.
 
     More than one would exceed sequences of one token.
     """
@@ -119,7 +120,7 @@ def packed_shift(editor: Editor, node: Node, axis: int, shift: Shift, places: To
 def _windows(
     editor: Editor, node: Node, x: Value, axis: int, offsets: Sequence[int], places: TokenIndices, fill: float
 ) -> Value:
-    """The windows [n, offsets, the axes of x without `axis`]: for each token those at `offsets` from it, or `fill`."""
+    """The windows [n, offsets, axes of x without `axis`]: for each token the tokens at `offsets` from it, or `fill`."""
     rest = [i for i in range(len(x.shape)) if i != axis]
     tokens = editor.emit(node, "Transpose", x, attrs={"perm": (axis, *rest)})
     n, *extents = tokens.shape

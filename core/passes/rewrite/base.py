@@ -42,7 +42,7 @@ def shape_of(value: Value | None) -> tuple[Dim, ...] | None:
 
 
 def has_ranks(node: Node) -> bool:
-    """Whether the rank of every tensor that the node reads or writes is known."""
+    """Whether the rank of every tensor among the node's inputs and outputs is known."""
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     return all(shape_of(value) is not None for value in values if isinstance(value.type, TensorType))
 
@@ -66,7 +66,7 @@ def is_view_node(node: Node | None) -> bool:
 def is_shape_only_declared(graph: Graph, node: Node) -> bool:
     """Whether inference cannot derive the rank of the node's first output, so that any known shape is only declared.
 
-    Only the node's own reference checks a shape in a run that the model declares, so passes must not replace such a
+    In a run, only the node's own reference checks the shape that the model declares. So passes must not replace such a
     node.
     """
     op = registry.get(node.op)
@@ -98,7 +98,7 @@ def view_source(value: Value) -> Value:
 
 
 def input_symbols(graph: Graph) -> frozenset[str]:
-    """Symbols that are whole dimensions of the graph's inputs: every run knows their values from its feeds.
+    """Names of symbols that are whole dimensions of the graph's inputs: every run knows their values from its feeds.
 
     Inputs of a nested graph may also have symbols for unknown dimensions (prefix `DATA_DEPENDENT_PREFIX`). These are
     left out: inference renames them when another node produces the value, so no attribute may hold one.

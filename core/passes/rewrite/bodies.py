@@ -16,7 +16,7 @@ FUSED = "FusedElementwise"
 
 
 class Body:
-    """Builds a scalar body from elementwise nodes of a graph.
+    """Builds a scalar body, `graph`, from elementwise nodes of an outer graph; the caller sets the body's outputs.
 
     `inner` maps values of the outer graph to their scalars in the body. `arguments` lists the outer values that the
     body reads, in the order of its inputs; None is the element that an epilogue starts from, such as a product's sum.
@@ -69,7 +69,7 @@ class Body:
         return array is None or array.size != 1
 
     def inline(self, body: Graph, inputs: Sequence[Value | None]) -> list[Value]:
-        """Adds the nodes of another body, applied to these inputs, to this one; returns its outputs here."""
+        """Adds the nodes of `body`, applied to `inputs`, to this body; returns the values of its outputs here."""
         env = dict(zip(body.inputs, inputs, strict=True))
         env.update({value: self._literal(array) for value, array in body.constants.items()})
         for node in body.nodes:
@@ -78,7 +78,7 @@ class Body:
         return [value for outer in body.outputs if (value := env[outer]) is not None]
 
     def apply(self, op: str, inputs: Sequence[Value | None], attrs: Mapping[str, Attr] | None = None) -> Value:
-        """Adds a node to the body; returns its output."""
+        """Adds a node with one output to the body; returns the output."""
         node = Node(op, _canonical_order(op, inputs), [], dict(attrs or {}))
         result = Value(f"v{self._count}", TensorType(DType.FLOAT32, ()), node)
         self._count += 1
@@ -88,7 +88,7 @@ class Body:
         return result
 
     def number(self, value: float, dtype: DType) -> Value:
-        """A literal of the body; equal literals are shared."""
+        """A literal of the body with this value and element type; equal literals are shared."""
         return self._literal(np.array(value, dtype.numpy))
 
     def _literal(self, array: Array) -> Value:

@@ -20,7 +20,8 @@ from lathe.core.passes.rewrite.pattern import Match, Rule
 def reaches_discontinuity(editor: Editor, value: Value, inside: bool = False) -> bool:
     """Whether a discontinuous operator may read `value`, directly or through others, across updates of states.
 
-    `inside`: the graph is a body, and unknown nodes of the outer graph read its outputs: then these count as well.
+    `inside`: the graph is a body, and unknown nodes of the outer graph read its outputs. Then each output counts as
+    read by a discontinuous operator.
     """
     updates = {state.update: state.value for state in editor.graph.states}
     pending, seen = [value], {value}

@@ -1,4 +1,4 @@
-"""`Editor`: edits a graph while a pass walks over it, and keeps uses, value names and liveness consistent."""
+"""`Editor`: edits a graph while a pass walks over it, and tracks the readers, names and liveness of values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _UNTYPED = TensorType(DType.FLOAT32, None)
 
 
 class Editor:
-    """Edits one graph during one pass.
+    """Edits one graph in place during one pass.
 
-    A node that loses its last reader is dead: `nodes` and `readers` skip it at once, and `finish` removes it.
+    A node that loses its last reader is dead: `nodes` and `readers` skip it at once, and `finish` removes it. `changed`
+    counts the calls of `replace` and `set_inputs`; `notes` become those of the pass result. The editor does not see
+    edits of the graph that bypass its methods.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -29,7 +31,7 @@ class Editor:
         self._dead: set[Node] = set()
 
     def finish(self) -> PassResult:
-        """Removes dead nodes and returns the result of the pass."""
+        """Removes dead nodes and unread constants, and returns the result of the pass."""
         self.graph.remove_dead()
         return PassResult(self.changed, tuple(self.notes))
 
@@ -50,12 +52,12 @@ class Editor:
         return value in self.graph.live_outs()
 
     def only_reader(self, value: Value) -> Node | None:
-        """The single node that reads `value`; None if there are no or several readers, or it is an output as well."""
+        """The single node that reads `value`; None if there are no or several readers, or `is_output(value)`."""
         readers = self.readers(value)
         return readers[0] if len(readers) == 1 and not self.is_output(value) else None
 
     def constant(self, array: Array, name: str = "c") -> Value:
-        """A new constant of the graph with this array, which is not copied; `name` gets a suffix if it is taken."""
+        """A new constant of the graph: a read-only view of `array`, no copy; `name` gets a suffix if it is taken."""
         array = array.view()
         array.setflags(write=False)
         value = Value(self._fresh(name), TensorType(DType.from_numpy(array.dtype), array.shape))
@@ -91,7 +93,10 @@ class Editor:
         return node.outputs
 
     def splice(self, anchor: Node, body: Graph) -> list[Value]:
-        """Copies nodes and constants of `body`, a graph without inputs, before `anchor`; returns the copied outputs."""
+        """Copies nodes and constants of `body`, a graph without inputs, before `anchor`; returns the copied outputs.
+
+        Values that `body` captures are read from the graph. The copies get names that are free in the graph.
+        """
         body = body.clone()
         for value in body.values():
             value.name = self._fresh(value.name)
@@ -104,9 +109,10 @@ class Editor:
         return body.outputs
 
     def replace(self, old: Value, new: Value) -> None:
-        """Makes every reader of `old` read `new` instead. Nodes that only `old` needed die. Outputs keep their names.
+        """Makes every reader of `old` read `new` instead, updates of states and outputs included.
 
-        VerifyError if the two have different ranks or different known extents.
+        Nodes that only `old` needed die. An output of the graph keeps its name: `new` takes it, or an Identity of `new`
+        where `renamable(new)` is false. VerifyError if the two have different ranks or different known extents.
         """
         self.changed += 1
         _check_shapes(old, new)
@@ -150,7 +156,7 @@ class Editor:
         self.graph.outputs = [new if value is old else value for value in self.graph.outputs]
 
     def _release(self, node: Node | None) -> None:
-        """Marks a node as dead if nothing needs it, and then its producers."""
+        """Marks a node as dead if nothing reads its outputs, and then each producer of its inputs likewise."""
         pending = [node]
         while pending:
             node = pending.pop()
@@ -177,7 +183,7 @@ class Editor:
 
 
 def without_trailing_absent(inputs: Sequence[Value | None]) -> list[Value | None]:
-    """The inputs without trailing absent ones (None)."""
+    """A list of the inputs without absent inputs (None) at its end."""
     result = list(inputs)
     while result and result[-1] is None:
         result.pop()

@@ -31,7 +31,7 @@ class Var:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A pattern that matches a constant whose array passes `test`; binds it to `name` unless that is empty."""
+    """A pattern that matches a constant whose array passes `test`, and binds the constant to `name` unless it is ""."""
 
     name: str
     test: Callable[[Array], bool]
@@ -39,9 +39,10 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A pattern of a node's output: its operator is in `ops`, its inputs match, and the node passes `test`.
+    """A pattern that matches the first output of a node with an operator in `ops`.
 
-    `name`: the name by which `Match.node` returns the node.
+    The node must have as many inputs as `inputs`, each of which matches, and pass `test`. `name`: the name by which
+    `Match.node` returns the node.
     """
 
     ops: tuple[str, ...]
@@ -66,7 +67,7 @@ class Match:
         return self.values[name]
 
     def node(self, name: str) -> Node:
-        """The node that a named operator pattern matched."""
+        """The node that the operator pattern of this name matched. KeyError if there is none."""
         return self.named[name]
 
     def bind(self, name: str, value: Value) -> Match | None:
@@ -123,7 +124,7 @@ def is_close(value: float, expected: float, tolerance: float = 1e-5) -> bool:
 
 
 def match(pattern: Op, root: Node, editor: Editor) -> Match | None:
-    """The first match of `pattern` whose last node is `root`, or None.
+    """The first match of `pattern` in which `root` is the node whose output the whole pattern matches, or None.
 
     No node outside the match may read a value inside it, except the output of `root`.
     """

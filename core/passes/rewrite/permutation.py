@@ -16,7 +16,10 @@ Parts = list[list[int]]
 
 
 def perm_of(node: Node) -> Perm | None:
-    """The permutation of a Transpose, by default the reversal of axes; None for other nodes, or an unknown rank."""
+    """The permutation of a Transpose, by default the reversal of axes; None for other nodes.
+
+    None also if a Transpose has neither the attribute `perm` nor a known rank.
+    """
     if node.op != "Transpose":
         return None
     perm, shape = perm_attribute(node, "perm"), shape_of(node.inputs[0])
@@ -50,9 +53,9 @@ def is_view(perm: Sequence[int], shape: Sequence[Dim]) -> bool:
 
 
 def split_axes(source: Sequence[Dim], target: Sequence[Dim]) -> list[list[int]] | None:
-    """For each axis of `source`, the axes of `target` that a view splits it into; None if the view joins axes.
+    """For each axis of the shape `source`, the axes of the shape `target` that a view splits it into.
 
-    None also if `source` has no axes.
+    None if the view joins axes, or `source` has no axes.
     """
     parts: list[list[int]] = []
     at = 0

@@ -24,8 +24,9 @@ _UNBOUNDED = frozenset({"Tan", "Reciprocal", "Pow"})
 def polynomial_degree(body: Graph, given: Mapping[Value, float]) -> float:
     """The degree of a polynomial that bounds the first output of a scalar body for large inputs.
 
-    `given` holds the degrees of the body's inputs. Infinity where no polynomial bounds the output, or where it depends
-    on a constant beyond the range of float16.
+    `given` holds the degrees of the body's inputs: 0 for constants, 1 for the inputs whose growth counts, infinity for
+    inputs of unknown growth. The result is infinity if no polynomial bounds the output, or the output depends on a
+    constant beyond the range of float16.
     """
     degrees = {**given, **{value: 0.0 if fits_float16(array) else inf for value, array in body.constants.items()}}
     constant = {value for value, found in degrees.items() if found == 0}

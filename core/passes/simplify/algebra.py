@@ -63,9 +63,9 @@ def _is_float(array: Array) -> bool:
 
 
 def _is_invertible(array: Array) -> bool:
-    """Whether every element of a float constant, and its reciprocal, is finite, not 0 and not denormal.
+    """Whether `array` is a float constant whose elements, and their reciprocals, are far from overflow and denormals.
 
-    Division by it is then multiplication by the reciprocal, up to one rounding.
+    Division by the constant is then multiplication by its reciprocal, up to one rounding.
     """
     if not _is_float(array):
         return False
@@ -75,7 +75,7 @@ def _is_invertible(array: Array) -> bool:
 
 
 def _is_moderate(array: Array) -> bool:
-    """Whether the magnitudes of a float constant lie in [1e-4, 1e4], so that two such factors do not overflow."""
+    """Whether the magnitudes of a float constant lie in [1e-4, 1e4], so that two factors do not overflow in float32."""
     return _is_float(array) and bool(np.all((np.abs(array) >= 1e-4) & (np.abs(array) <= 1e4)))
 
 
@@ -94,7 +94,7 @@ def _as(operator: str) -> Rewrite:
 
 
 def _keep(name: str) -> Rewrite:
-    """A rewrite of a match to the value of its variable `name`, if that has the type of the output."""
+    """A rewrite of a match to the value of its variable `name`, if the value has the type of the output."""
     return lambda e, m: m[name] if _can_keep(e, m, name) else None
 
 
@@ -300,9 +300,9 @@ def _flattened_rows(node: Node) -> Value | None:
 
 
 def _plain_weight(editor: Editor, node: Node) -> Value | None:
-    """The matrix by which a Gemm or MatMul multiplies, if it does nothing else, or only adds a row; otherwise None.
+    """The matrix by which a Gemm or MatMul multiplies, if besides the node at most adds a row; otherwise None.
 
-    With `transB` it must be constant: the result is a new constant, transposed.
+    With `transB` the matrix must be constant: the result is a new constant, transposed.
     """
     weight, bias = node.inputs[1], shape_of(node.input(2))
     if any(node.attrs.get(name, 1.0) != 1.0 for name in ("alpha", "beta")) or len(shape_of(weight) or ()) != 2:

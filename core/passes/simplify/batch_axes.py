@@ -104,9 +104,10 @@ def _move_behind(editor: Editor, node: Node, moved: set[Value]) -> Value | None:
 
 
 def _split(editor: Editor, anchor: Node, value: Value | None, joined: Dim, batch: Shape) -> Value | None:
-    """A value reshaped so that it broadcasts to tensors with the batch axes `batch` in place of the axis `joined`.
+    """A value reshaped so that it broadcasts to tensors with the batch axes `batch` in place of the leading axis.
 
-    A value of less than three axes stays as it is. None if the shape cannot be expressed.
+    `joined` is the extent of that axis. A value of fewer than three axes stays as it is. None for an absent value, and
+    if a Reshape cannot express the shape.
     """
     shape = shape_of(value)
     if value is None or shape is None or len(shape) < 3:

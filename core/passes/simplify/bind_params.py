@@ -44,7 +44,10 @@ def _bind(node: Node, known: dict[Value, Array], allowed: frozenset[str]) -> int
 
 
 def _known_param(node: Node, name: str, known: dict[Value, Array], allowed: frozenset[str]) -> Attr:
-    """The value of parameter `name` as a flat tuple; None if it is no input, unknown, or has a symbol not `allowed`."""
+    """The value of parameter `name` as a flat tuple; None if it is not an input, not known, or has other symbols.
+
+    `allowed` has the symbols that the value may have.
+    """
     op = registry.get(node.op)
     array = registry.Infer(op, node, known).value(op.params[name])
     items = None if array is None else op.param_of(name, array)

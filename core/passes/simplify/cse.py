@@ -35,7 +35,8 @@ class CommonSubexpressions:
 def _can_merge(editor: Editor, node: Node, twin: Node) -> bool:
     """Whether the outputs of a node can be replaced with those of its twin, which computes the same.
 
-    Not if both are outputs of the model, which must stay two values.
+    False if an output of the node and the same output of the twin are both outputs of the model, which must stay two
+    values. False also for different numbers of outputs.
     """
     if len(node.outputs) != len(twin.outputs):
         return False
@@ -78,7 +79,7 @@ def _attr_key(attr: Attr) -> Hashable:
 
 
 def _sample(array: Array) -> Hashable:
-    """A cheap key of about 16 elements, equal for equal arrays: most different constants differ in it already."""
+    """A cheap key from about 16 elements, equal for equal arrays; most different constants have different keys."""
     step = max(array.size // 16, 1)
     return str(array.dtype), array.shape, array.flat[::step].tobytes() if array.dtype != object else b""
 

@@ -1,4 +1,4 @@
-"""Removes nodes that return an input unchanged, and dead nodes."""
+"""Removes nodes that return an input unchanged, dead nodes, and empty operands of Concat."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Eliminate:
 def _can_replace(editor: Editor, node: Node, source: Value) -> bool:
     """Whether `source` can replace the first output of a node: equal types, and no other output is in use.
 
-    If the output is one of the graph, the source must be able to take its name. False if only the node checks a
-    declared shape.
+    If the output is an output of the graph, the source must be able to take its name. False if only the node checks a
+    declared shape (`is_shape_only_declared`).
     """
     unused = all(not editor.readers(v) and not editor.is_output(v) for v in node.outputs[1:])
     nameable = node.output not in editor.graph.outputs or editor.renamable(source)
@@ -59,7 +59,7 @@ def _same_type(editor: Editor, node: Node) -> Value | None:
 
 @_NO_OPS.add("Dropout")
 def _dropout(editor: Editor, node: Node) -> Value | None:
-    """The input, unless the mode is training, or not constant; then None."""
+    """The input, if the mode is a constant and not training; otherwise None."""
     training = node.input(2)
     if training is not None:
         mode = editor.array(training)
@@ -100,10 +100,7 @@ def _single(editor: Editor, node: Node) -> Value | None:
 
 @_NO_OPS.add("Concat")
 def _concat(editor: Editor, node: Node) -> Value | None:
-    """The only operand of a Concat that is left after those of extent 0 along the axis are dropped from the node.
-
-    None if several are left: these then are the node's inputs.
-    """
+    """Drops operands of extent 0 along the axis from a Concat; returns the one that is left, or None for several."""
     _drop_empty_operands(editor, node)
     return node.inputs[0] if len(node.inputs) == 1 else None
 
@@ -147,7 +144,7 @@ def _no_bounds(editor: Editor, node: Node) -> Value | None:
 def _slice_all(editor: Editor, node: Node) -> Value | None:
     """The input of a Slice that takes every axis whole; otherwise None.
 
-    An equal type is no proof: it may assume that no end is clamped.
+    An equal type is no proof: the type may assume that no end is clamped.
     """
     return node.inputs[0] if is_whole_slice(registry.Infer(registry.get(node.op), node, {})) else None
 
@@ -175,7 +172,7 @@ def _where_constant(editor: Editor, node: Node) -> Value | None:
 
 
 def _unless(editor: Editor, node: Node, neutral: Callable[[Array], bool], commutes: bool) -> Value | None:
-    """The other operand if the second (or, if the operator `commutes`, any) is a neutral constant; otherwise None."""
+    """The operand beside a neutral constant, which must be the second one unless the operator `commutes`; or None."""
     x, y = node.inputs
     if _is(editor, y, neutral):
         return x

@@ -64,7 +64,7 @@ def _fold(editor: Editor, linear: Node) -> None:
 
 
 def _has_integral_weights(editor: Editor, linear: Node) -> bool:
-    """Whether all weights are integers, as in a quantized product: its sums are exact, but not with scaled weights."""
+    """Whether all weights are integers, as in a quantized product, whose sums are exact; scaled weights round them."""
     weight = editor.array(linear.inputs[1])
     return weight is not None and bool(np.all(weight == np.rint(weight)))
 
@@ -159,9 +159,10 @@ def _fold_gemm(editor: Editor, gemm: Node, anchor: Node, affine: Affine) -> Valu
 
 
 def _fold_matmul(editor: Editor, matmul: Node, anchor: Node, affine: Affine) -> Value | None:
-    """A new MatMul with a factor folded into its constant matrix; None if there is an offset, or it does not fit.
+    """A new MatMul with a factor folded into its constant matrix; None if there is an offset.
 
-    `FuseEpilogue` fuses an offset later.
+    `FuseEpilogue` fuses an offset later. None also unless the matrix is float32, and the factor one number or one for
+    each column of the result.
     """
     weight = editor.array(matmul.inputs[1])
     shape = shape_of(matmul.output)
@@ -179,7 +180,7 @@ _FOLDERS = {"Conv": _fold_conv, "ConvTranspose": _fold_transposed, "Gemm": _fold
 
 
 def _is_plain(editor: Editor, node: Node, weight: Array) -> bool:
-    """Whether `weight`, that of the node, is float32, and the node's bias (third input) absent or constant."""
+    """Whether the node's weights, `weight`, are float32, and its bias (third input) is absent or constant."""
     bias = node.input(2)
     return weight.dtype == np.float32 and (bias is None or editor.array(bias) is not None)
 
@@ -193,7 +194,7 @@ def _offset(bias: Array | None, affine: Affine) -> Channel:
 
 
 def _rebuild(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: Channel) -> Value:
-    """Emits the node with new weights, and with a bias if the node had one or the offset is not zero."""
+    """Emits the node with new weights; with the bias `offset` if the node had a bias, or `offset` is not zero."""
     new_weight = editor.constant(weight.astype(np.float32), "weight")
     has_bias = node.input(2) is not None or bool(np.any(offset))
     bias = editor.constant(offset.astype(np.float32), "bias") if has_bias else None
@@ -201,9 +202,9 @@ def _rebuild(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: 
 
 
 def _factor_after(e: Editor, m: Match) -> Value | None:
-    """The product of a match without the scalar factor of an operand, times that factor; None if it does not fit.
+    """The product of a match without the scalar factor of an operand, times that factor.
 
-    The product's epilogue can then include the factor. Operands must be computed and of rank 2 or more.
+    The product's epilogue can then include the factor. None unless both operands are computed and of rank 2 or more.
     """
     factor = e.graph.constants[m["c"]]
     shapes = shape_of(m["a"]), shape_of(m["b"])
@@ -251,7 +252,10 @@ def _split_factor(editor: Editor, node: Node) -> tuple[Value | None, Array | Non
 
 
 def _scale_inputs(linear: Node, weight: Array, factor: Array) -> Array | None:
-    """The weights of a linear node, multiplied by `factor`, that of its input; None if that is not one per channel."""
+    """The weights of a linear node, multiplied by `factor`, by which a Mul multiplies the node's input.
+
+    None unless the factor is one float32, or one for each channel over which the node sums.
+    """
     x = linear.inputs[0]
     shape = shape_of(x)
     found = _channels_of(factor.astype(np.float64), len(shape)) if shape is not None else None

@@ -1,4 +1,7 @@
-"""Constant folding: replaces nodes whose inputs are all constants with the results of their references."""
+"""Constant folding: replaces nodes whose inputs are all constants with the results of their references.
+
+Values that type inference knows, such as the Shape of a tensor with known extents, become constants, too.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,12 @@ _REPEATING = ("Expand", "Tile")
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Folds nodes of constants; these are the limits on the size of folded results.
+    """Folds nodes of constants; the fields limit the size of folded results.
 
-    A result larger than its inputs is folded up to `limit_bytes`. The limit is `limit_copies` for Expand and Tile:
-    repeating in the run reads less memory. Conversions to wider types may grow by `growth`. All results together are at
-    most `growth` times the larger of `limit_bytes` and the graph's constants, so that folding cannot exhaust memory.
+    A result larger than its inputs is folded up to `limit_bytes`. The limit is `limit_copies` bytes for Expand and
+    Tile: repeating in the run reads less memory. Conversions to wider types may have `growth` times the bytes of their
+    inputs. All results together have at most `growth` times the larger of `limit_bytes` and the bytes of the graph's
+    constants, so that folding cannot exhaust memory.
     """
 
     limit_bytes: int = 1 << 26
@@ -54,7 +58,7 @@ class FoldConstants:
         return editor.finish()
 
     def _evaluate(self, editor: Editor, node: Node, left: int) -> Sequence[Array | None]:
-        """The node's outputs, at most `left` bytes, by its reference; [None] if it cannot or should not be folded."""
+        """The node's outputs, at most `left` bytes, by its reference; [None] for a node that is not folded."""
         inputs = [editor.array(value) for value in node.inputs]
         if any(a is None and v is not None for a, v in zip(inputs, node.inputs, strict=True)):
             return [None]
@@ -77,7 +81,7 @@ def _is_foldable(node: Node) -> bool:
 
 
 def _is_quick(node: Node) -> bool:
-    """Whether the reference is known to be fast. Operators on strings are not: regular expressions have no bound."""
+    """Whether the reference is known to be fast; never for strings, as regular expressions have no bound in time."""
     types = [value.type for value in node.inputs if value is not None]
     tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
     if any(type_.dtype is DType.STRING for type_ in tensors):

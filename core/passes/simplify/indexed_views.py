@@ -46,7 +46,10 @@ class IndexedViews:
 
 
 def extents_to_equate(graph: Graph) -> list[tuple[Dim, Dim]]:
-    """Pairs of different extents: if they were equal, a gather would read all elements along an axis in order."""
+    """Pairs of different dimensions: if the two were equal, a gather would read all elements along an axis in order.
+
+    Sets the types of the graph (`infer_graph`).
+    """
     finder = PositionFinder(infer_graph(graph))
     pairs: list[tuple[Dim, Dim]] = []
     for node in graph.nodes:
@@ -129,7 +132,7 @@ def _gather_elements(editor: Editor, finder: PositionFinder, node: Node) -> None
 
 
 def _broadcast_vector(data: Value, axis: int) -> Value | None:
-    """The vector along `axis` that `data` repeats along all other axes; None if it does not."""
+    """The tensor, of extent 1 along all axes but `axis`, that `data` repeats along these; None if `data` does not."""
     producer = data.producer
     source = producer.inputs[0] if producer is not None and producer.op == "Expand" else data
     shape, full = shape_of(source), shape_of(data)
@@ -188,7 +191,7 @@ def _gather_rows(editor: Editor, node: Node, axes: Sequence[int | None]) -> None
 def _scatter_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
     """Rewrites a ScatterND that overwrites one contiguous part along an axis, as in `x[..., :2] = y`, as a Concat.
 
-    It joins the slice before the part, the updates, and the slice after it.
+    The Concat joins the slice before the part, the updates, and the slice after the part.
     """
     data, updates = node.inputs[0], node.inputs[2]
     shape, coordinates = shape_of(data), _coordinates(finder, node.input(1))
@@ -219,7 +222,7 @@ def _scatter_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
 
 
 def _range_of(found: Positions | None, axis: int, axes: int) -> tuple[int, Dim] | None:
-    """The first of the coordinates `found`, and their number, if they count up by 1 along `axis` alone; or None."""
+    """The first of the coordinates `found`, and their number; None unless they count up by 1 along `axis` alone."""
     if found is None or len(found.shape) != axes or not isinstance(found.offset, int) or found.offset < 0:
         return None
     steps = tuple(int(each == axis and found.shape[axis] != 1) for each in range(axes))
@@ -265,7 +268,7 @@ def _reshape(editor: Editor, node: Node, shape: Sequence[Dim]) -> None:
 
 
 def _at_least(editor: Editor, finder: PositionFinder, node: Node) -> None:
-    """Rewrites `positions >= bound` as true, and `positions < bound` as false, if the smallest position is >= bound."""
+    """Rewrites `positions >= bound` as true and `positions < bound` as false, if no position is less than `bound`."""
     found, bound = finder.of(node.input(0)), finder.number(node.input(1))
     lowest, shape = found.lowest() if found is not None else None, shape_of(node.output)
     if lowest is None or not isinstance(bound, int) or shape is None or not can_reshape_to(editor.graph, shape):

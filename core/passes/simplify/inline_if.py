@@ -82,7 +82,8 @@ def _inline_only_valid_branch(editor: Editor, node: Node, known: Mapping[Value, 
     """Inlines the one branch that passes type inference, if the other does not.
 
     A model for two audio sample rates has a branch for each, and a given window size fits only one of them. A run whose
-    condition selects the other branch still fails: an added Gather checks the condition.
+    condition selects the other branch still fails: an added Gather checks the condition. Nothing is done if an output
+    of the If is no tensor, or a branch has an unsupported operator.
     """
     if node.op != "If" or node.inputs[0] is None or not all(isinstance(v.type, TensorType) for v in node.outputs):
         return
@@ -111,10 +112,10 @@ def _misfit(branch: Graph, known: Mapping[Value, Array]) -> str | None:
 
 
 def _zero_if(editor: Editor, node: Node, wanted: bool, reason: str) -> Value:
-    """An index that is 0 if the condition of an If equals `wanted`; otherwise the run fails at this node.
+    """An index that is 0 if the condition of an If equals `wanted`; otherwise the run fails at the new Gather.
 
-    It gathers from a tensor of one element, so that any other condition is an index out of range. `reason` is the error
-    of the other branch, and part of the node's name.
+    The Gather reads a tensor of one element, so that any other condition is an index out of range. `reason` is the
+    error of the other branch, and part of the name of the Gather.
     """
     condition, label = node.inputs[0], node.name or node.outputs[0].name
     name = f"{label}, whose {_BRANCHES[wanted]} does not fit these shapes: {reason}"

@@ -76,7 +76,7 @@ def _set_trip_count(editor: Editor, node: Node, trips: int) -> None:
 def _trip_count(node: Node, known: Mapping[Value, Array]) -> int | None:
     """The number of iterations of a Loop, if its condition compares a counter with a known bound; otherwise None.
 
-    A known trip count of the Loop itself limits it.
+    A known trip count of the Loop itself limits the number. None also if the first condition is not known to be true.
     """
     limit, first, body = node.input(0), node.input(1), node.attrs["body"]
     assert isinstance(body, Graph)
@@ -127,7 +127,7 @@ def _origin(value: Value) -> Value:
 
 
 def _number(value: Value | None, known: Mapping[Value, Array]) -> int | None:
-    """The integer that a known value of one element is, if below `_EXACT` in magnitude; None for any other value."""
+    """The integer that a known value of one element equals, if below `_EXACT` in magnitude; None for other values."""
     array = known.get(value) if value is not None else None
     if array is None or array.size != 1 or array.dtype.kind not in "biuf":
         return None

@@ -132,9 +132,9 @@ def _over_deviation(x: Pattern, variance: Pattern) -> list[Op]:
 
 
 def _trailing_axis(shape: tuple[object, ...] | None, node: Node) -> int | None:
-    """The first axis that a reduction `node` reduces, as a negative number, if it reduces the last axes; or None.
+    """The first axis that the reduction `node` reduces, as a negative number; None unless it reduces the last axes.
 
-    `shape` is that of its input.
+    `shape` is the shape of its input.
     """
     axes = node.attrs.get("axes")
     if shape is None or not isinstance(axes, tuple) or not axes:
@@ -226,9 +226,9 @@ NORMALIZATIONS = [
 
 
 def _guarded_softmax(e: Editor, m: Match) -> Value | None:
-    """GuardedSoftmax for Where(IsNaN(softmax), 0, softmax); None if the weights are no Softmax.
+    """A GuardedSoftmax for Where(IsNaN(weights), 0, weights); None if no Softmax computes the weights.
 
-    PyTorch writes that for tokens whose keys are all masked with -inf.
+    PyTorch writes such a Where for tokens whose keys are all masked with -inf.
     """
     softmax = m["weights"].producer
     if softmax is None or softmax.op != "Softmax" or not have_same_type(m["weights"], m.root.output):

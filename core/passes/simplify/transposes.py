@@ -156,7 +156,7 @@ def _is_matrix_product(editor: Editor, reader: Node, x: Value) -> bool:
 
 
 def _sink_through_gather(editor: Editor, node: Node) -> None:
-    """Moves a Transpose after the Gather `node` of one constant index, if all readers of the Transpose are such."""
+    """Moves a Transpose after the Gather `node` of one constant index, if only such Gathers read the Transpose."""
     x = node.inputs[0]
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
     if x is None or x.producer is None or perm is None or editor.is_output(x):
@@ -183,7 +183,7 @@ def _axis(node: Node, default: int) -> int:
 def _common_perm(editor: Editor, node: Node) -> Perm | None:
     """The permutation of the Transposes that compute all inputs of a node but constants; None if they differ.
 
-    None also if an input comes from no Transpose, or another node reads it.
+    None also if an input that is not a constant comes from no Transpose, or another node reads it.
     """
     found: set[Perm] = set()
     for value in node.inputs:
@@ -205,7 +205,7 @@ def _before_transpose(editor: Editor, value: Value | None, perm: Perm) -> Value 
 
 
 def _as_view(editor: Editor, node: Node) -> None:
-    """Rewrites a Transpose that only moves axes of extent 1 as a Reshape, if that can express the shape."""
+    """Rewrites a Transpose that only moves axes of extent 1 as a Reshape, if a Reshape can express the shape."""
     if node.op != "Transpose":
         return
     perm, shape, target = perm_of(node), shape_of(node.inputs[0]), shape_of(node.output)

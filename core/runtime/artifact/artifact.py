@@ -5,8 +5,8 @@
     weights    the weight block, large spans of which have digests of their own (see weight_sharing.py)
     fallbacks  graph and constants of nodes that run on the reference
     states     initial values of the model's state
-    source     the graph itself, only for models that are compiled per shape, those with defaults that a run may
-               replace, and those whose code assumes more of the inputs than is declared
+    source     the graph itself, only for models that are compiled per shape, and those of which some runs need other
+               code (`Description.has_variants`)
 
 Dynamic-shape code in parts has a plan and sections for each part, and a "script": the graph around them.
 
@@ -61,7 +61,8 @@ class LoadedArtifact:
     """A loaded artifact: code that is ready to run, or the graph of a model that is compiled per shape.
 
     `options`: those of its compilation. `digest` identifies the contents. `source` reads the graph from the file as it
-    was at loading; it works only if `content` is a graph, or the description has variants.
+    was at loading; it works only if `content` is a graph, or the description has variants. The owner closes `content`
+    if it is a `Runner`.
     """
 
     description: Description
@@ -81,8 +82,9 @@ def save(
 ) -> FileIdentity:
     """Write an artifact: compiled code, or for a model compiled per shape its graph. Replaces an existing file.
 
-    `source`: the graph of compiled code, for runs with other inputs. `durable`: the file is on disk when this returns,
-    even if the machine stops then. Returns the identity of the written file.
+    `options`: as `Options.kept` gives them. `source`: the graph of compiled code, for runs with other inputs.
+    `durable`: the file is on disk when this returns, even if the machine stops then. Returns the identity of the
+    written file. OSError if the file cannot be written.
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
@@ -135,7 +137,9 @@ def load(path: Path, threads: int, written: FileIdentity | None = None) -> Loade
 
     `written`: what `save` returned in this process. If the file is still the same, its digests are not checked.
 
-    ArtifactError if the file is missing, damaged, owned by another user, or made for another target or version.
+    ArtifactError if the file is missing, damaged, owned by another user than root, writable by other users, or made for
+    another target or version. UnsupportedError, DeviceLost or DeviceMemoryError if a device of the code cannot be used
+    or has too little memory.
     """
     bundle = Bundle(path, written)
     with ExitStack() as stack:
@@ -154,10 +158,9 @@ def load(path: Path, threads: int, written: FileIdentity | None = None) -> Loade
 
 
 def load_graph(path: Path) -> Graph:
-    """The graph of an artifact (its section `source`).
+    """The graph of an artifact (its section `source`); its large constants are read-only views of the mapped file.
 
-    ArtifactError if it holds no graph, or the file is missing, damaged, owned by another user, or made for another
-    target or version.
+    ArtifactError if it holds no graph, or as for `load`.
     """
     with Bundle(path) as bundle:
         _check_origin(bundle)
@@ -167,8 +170,7 @@ def load_graph(path: Path) -> Graph:
 def load_executable(path: Path, threads: int, written: FileIdentity | None = None) -> Runner:
     """The code of an artifact, ready to run in up to `threads` threads. `written` is as for `load`.
 
-    ArtifactError if it holds a graph instead of code, or the file is missing, damaged, owned by another user, or made
-    for another target or version.
+    ArtifactError if it holds a graph instead of code; otherwise the errors of `load`. The caller closes the result.
     """
     with Bundle(path, written) as bundle:
         _check_origin(bundle)
@@ -237,7 +239,7 @@ def _read_arrays(bundle: Bundle, name: str) -> dict[str, Array]:
 
 
 def _check_device(bundle: Bundle, made_for: str, device: Device) -> None:
-    """ArtifactError unless `device` has the architecture `made_for`, or both are NVIDIA's and the device's is newer.
+    """Raise ArtifactError unless `device` has the architecture `made_for`, or a newer one and both are NVIDIA's.
 
     Binaries run on their own generation, and PTX on every later one; whether a binary has PTX is checked when it is
     loaded.
@@ -292,7 +294,7 @@ def _graph_sections(name: str, graph: Graph) -> dict[str, Chunks]:
 
 
 def _read_graph(bundle: Bundle, name: str) -> Graph:
-    """The graph in the sections `name`.lir (text) and `name`.bin (constants), which are read when they are used.
+    """The graph in the sections `name`.lir (text) and `name`.bin (large constants, which stay views of the file).
 
     The pages of the constants, which checking the digests has read, are released, because child processes do most of
     the compiling. ArtifactError if a section is missing or damaged.

@@ -77,7 +77,7 @@ def write_bundle(
     """Write a bundle atomically, and return the identity of the file. Equal contents give equal bytes.
 
     `facts` are stored as JSON in the header. `durable`: the file is on disk when this returns, even if the machine
-    stops then; a cache does not need that.
+    stops then; a cache does not need that. OSError if the file cannot be written.
     """
     with replacing(path, durable) as target:
         file = _Writer(target)
@@ -139,7 +139,7 @@ def _write_section(file: _Writer, chunks: Chunks) -> tuple[int, list[tuple[int, 
 
 
 class Bundle:
-    """An open bundle. `facts` are those given to `write_bundle`; sections stay valid as long as their arrays exist."""
+    """An open bundle, which its owner closes once. `facts` are those given to `write_bundle`, as JSON keeps them."""
 
     def __init__(self, path: Path, written: FileIdentity | None = None) -> None:
         """Open a bundle and check its header.
@@ -167,8 +167,8 @@ class Bundle:
     def section(self, name: str) -> Bytes:
         """The bytes of a section, mapped read-only, after their digests were checked.
 
-        The digests of a file that this process has written (`written`) are not checked. ArtifactError if there is no
-        such section, or if a digest differs.
+        The array stays valid after `close`. The digests of a file that this process has written (`written`) are not
+        checked. ArtifactError if there is no such section, if it lies outside the file, or if a digest differs.
         """
         spans = self.spans(name)
         data = self._map(int(self._sections[name][0]), sum(span.nbytes for span in spans))
@@ -196,7 +196,7 @@ class Bundle:
         return sum(span.nbytes for span in self.spans(name))
 
     def close(self) -> None:
-        """Close the file. Arrays of sections stay valid."""
+        """Close the file; arrays of sections stay valid. Call it once, and not after `close_at_end`."""
         os.close(self._descriptor)
 
     def close_at_end(self) -> None:
@@ -252,6 +252,6 @@ def _open(path: Path) -> int:
 
 
 def is_trusted(status: os.stat_result, user: int) -> bool:
-    """Whether it is a regular file that belongs to `user` or root, and that neither its group nor others may write."""
+    """Whether `status` is that of a regular file of `user` or root that neither its group nor others may write."""
     only_owner_writes = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISREG(status.st_mode) and status.st_uid in (user, 0) and only_owner_writes

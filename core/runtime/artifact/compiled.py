@@ -74,8 +74,11 @@ def make_runner(
 
     `independent`: rows do not depend on each other, so that a batch may run in chunks. `held`: the weights, if they are
     in memory already. `adopted`: states that are on the device already; they keep their values. `threads` and
-    `independent` matter only on the host, `max_batch` and `adopted` only on other devices. DeviceMemoryError if a
-    device has too little memory for batches of `max_batch`.
+    `independent` matter only on the host, `max_batch` and `adopted` only on other devices. The caller closes the
+    result.
+
+    DeviceMemoryError if a device has too little memory for batches of `max_batch`. ArtifactError if the object code
+    cannot be loaded on this machine or device.
     """
     made: Runner
     there = adopted or {}

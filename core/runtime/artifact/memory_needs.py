@@ -26,8 +26,8 @@ def memory_needs(path: Path) -> MemoryNeeds:
     """The memory needs of an artifact (see artifact.py), for the largest batch that it was compiled for.
 
     A model that is compiled per shape needs its graph, and its weights once more in the layout of kernels. The memory
-    of its runs depends on their shapes, so `run` is 0. ArtifactError if the file is missing, damaged or writable by
-    another user, and for a malformed plan.
+    of its runs depends on their shapes, so `run` is 0. ArtifactError if the file is missing or writable by another
+    user, if its header is damaged, and for a malformed plan.
     """
     with Bundle(path) as bundle:
         parts = _parts(bundle.facts)

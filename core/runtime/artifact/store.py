@@ -26,7 +26,10 @@ class Store:
     """One cache folder with object code, compiled models and findings. Several processes may share it."""
 
     def __init__(self, root: Path) -> None:
-        """Creates the folder. ArtifactError if another user could write to it, OSError if this user cannot."""
+        """Create the folder, unless it exists; errors are those of `make_private_folder`.
+
+        An existing folder to which this user may not write raises no error here, but whenever a file is written.
+        """
         self.root = root
         self.objects = ObjectCache(root / "objects", _OBJECT_BYTES)
         self._models = root / "models"
@@ -43,7 +46,10 @@ class Store:
             os.utime(path)
 
     def added(self, path: Path) -> None:
-        """Note that a model was written; if all models together exceed the quota (8 GiB), others are deleted."""
+        """Note that a model was written, and delete the least recently used ones if a scan finds more than 8 GiB.
+
+        `Quota` says when there is a scan. OSError if the file does not exist.
+        """
         self._quota.added(path.stat().st_size)
 
     @property
@@ -67,8 +73,8 @@ _stores_lock = threading.Lock()
 def open_store(folder: str | None, environ: Mapping[str, str] = os.environ) -> Store | None:
     """The store in `folder`, by default in that of the environment (`cache_dir`) or in the user's cache.
 
-    There is one object per folder. None if the default folder cannot be used, as in a read-only container; for a
-    `folder` that cannot be used, the errors of `Store`.
+    There is one object per folder and process. None if the default folder, that of the environment or the user, cannot
+    be created or is not private, as in a read-only container. For such a `folder`, the errors of `Store`.
     """
     users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(folder or cache_dir(environ) or users / "lathe")

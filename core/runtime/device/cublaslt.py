@@ -191,9 +191,9 @@ class Product:
         self._one, self._none = c_float(1.0), c_float(0.0)
 
     def ways(self, n: int) -> Sequence[str]:
-        """The algorithms that the library's heuristic ranks first for a batch of `n`.
+        """The algorithms, at most 4, that the library's heuristic ranks first for a batch of `n`.
 
-        Each is its bytes in hexadecimal, a slash, and the bytes of workspace that it needs.
+        Each is given by its bytes in hexadecimal, a slash, and the number of bytes of workspace that it needs.
         """
         self._enter()
         with self._lock:

@@ -135,7 +135,10 @@ class CudaDevice:
         return self.driver.attribute(f"CU_DEVICE_ATTRIBUTE_{name}", self._device)
 
     def peaks(self) -> Peaks:
-        """The rates computed from the clock rates, which no program quite reaches; rough guesses without those."""
+        """The rates computed from the clock rates, which no program quite reaches.
+
+        Rough guesses if the driver does not report its clock rates.
+        """
         clock, memory, width = (
             self._fact(name) for name in ("CLOCK_RATE", "MEMORY_CLOCK_RATE", "GLOBAL_MEMORY_BUS_WIDTH")
         )
@@ -216,7 +219,7 @@ class CudaDevice:
         return open_library()
 
     def product(self, data: bytes) -> Product:
-        """The cuBLASLt product whose spec is in `data`. ArtifactError if the library is missing."""
+        """The cuBLASLt product whose spec is in `data`. ArtifactError if the library is missing or cannot be used."""
         spec = LibrarySpec.from_bytes(data)
         if self._vendor_library is None:
             raise ArtifactError(

@@ -25,9 +25,9 @@ def compile_ahead(
 ) -> None:
     """Compile kernels that the cache lacks in several processes; do nothing if fewer than 8 are missing.
 
-    There are at most `workers` processes, by default one per available processor, and each gets at least 4 kernels;
-    nothing happens if that is a single one, or without Triton. A kernel that does not compile is skipped. The call that
-    needs a kernel (`binary_for`) compiles it if it is not there, and raises the error.
+    There are at most `workers` processes, this one among them, by default one per available processor, and each gets at
+    least 4 kernels. Nothing happens if a single process would do all, or without Triton. A kernel that does not compile
+    is skipped. The later call that needs it (`binary_for`) compiles it again, and raises the error.
     """
     made = {binary_key(spec, target): spec for spec in specs if not isinstance(spec, LibrarySpec)}
     missing = {key: spec for key, spec in made.items() if cached(spec, target, cache) is None}
@@ -69,7 +69,7 @@ def _jobs(share: Mapping[str, KernelSpec], target: GpuTarget) -> Sequence[tuple[
 def _child(jobs: Path, cache: ObjectCache, target: GpuTarget) -> subprocess.Popen[bytes]:
     """Start a child that compiles the kernels in `jobs` into the cache, and ends with this process.
 
-    What it has compiled by then stays in the cache.
+    Kernels that it has compiled before its end stay in the cache.
     """
     arguments = ["--while-stdin", "kernels", str(jobs), str(cache.folder), str(target.arch)]
     return subprocess.Popen(

@@ -64,7 +64,7 @@ class Stream(Protocol):
         ...
 
     def copy_out(self, target: int, address: int, nbytes: int) -> None:
-        """Copy from the device to host memory of `Device.host_bytes`."""
+        """Copy from the device to host memory of `Device.host_bytes`, which has the bytes once the copy is done."""
         ...
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -146,7 +146,8 @@ class Device(Protocol):
     def lost(self) -> str:
         """Why nothing runs here any more; "" while the device works.
 
-        On a lost device every call raises DeviceLost, except for those that free something, which do nothing.
+        On a lost device no work is done, and calls that wait for work raise DeviceLost. Calls that submit work or
+        allocate memory may raise it, too. Calls that free or close something do not.
         """
         ...
 
@@ -197,14 +198,15 @@ class Device(Protocol):
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         """The object of a kernel for this device, from the cache if it is there, otherwise compiled and added to it.
 
-        UnsupportedError if the compiler for it is not installed.
+        UnsupportedError if the compiler for it is not installed, RuntimeError if the kernel does not compile.
         """
         ...
 
     def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
-        """Compile kernels into the cache ahead of `code` if parallel compilation is faster, otherwise do nothing.
+        """Compile kernels into the cache ahead of `code`, if several processes together are faster.
 
-        Without a cache there is no effect. Kernels that do not compile are skipped, and `code` raises the errors.
+        The device of a GPU that is not here always compiles them. Without a cache there is no effect. Kernels that do
+        not compile are skipped, and `code` raises the errors.
         """
         ...
 

@@ -10,8 +10,8 @@ overlap with the work of other runs; its graph then contains only the steps:
 
 A slot is what one run in flight owns: pinned staging memory, and its inputs and outputs on the device. All slots share
 one arena, because the work of one stream happens in order. A graph contains addresses, so it belongs to a slot and a
-batch size. It is captured in the background when a batch size has come twice. Until then the steps are launched one by
-one: any batch size runs at once, exactly, without padding.
+batch size. It is captured in the background when the slot has run the batch size twice. Until then the steps are
+launched one by one: any batch size runs at once, exactly, without padding.
 
 Values that another device reads next need not come to the host: `hold` leaves outputs on the device, and inputs may lie
 on another device (`Resident`).
@@ -99,7 +99,8 @@ class DeviceExecutable:
     ) -> None:
         """`weights`: the weight block in chunks. `adopted`: the memory of states that exist already, by name.
 
-        DeviceMemoryError, with the plan's figures, if batches of `max_batch` need more memory than is free.
+        DeviceMemoryError, with the plan's figures, if batches of `max_batch` need more memory than is free;
+        ArtifactError for an object that is no code for this device.
         """
         self.plan = plan
         self.device = device
@@ -156,7 +157,7 @@ class DeviceExecutable:
     # -- states -----------------------------------------------------------------------------------------------------
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
-        """Set the value of the state `name`."""
+        """Set the value of the state `name`. `array` must have the state's dtype and shape: nothing checks it."""
         with self._order:
             self._states.write(name, array, self._work)
 
@@ -176,7 +177,7 @@ class DeviceExecutable:
 
         `times`: a list of one `StepTimes`, to which the time of each step is added. FeedError for a batch that needs
         more memory than the device has or more rows than kernels reach, and for data that a kernel refuses; DeviceError
-        if the device failed.
+        if the device failed; SessionClosed after `close`. Waits while both slots are in use.
         """
         with self.hold(n, inputs, range(len(self.plan.outputs)), times) as held:
             return held.arrays
@@ -186,7 +187,8 @@ class DeviceExecutable:
     ) -> HeldRun:
         """As `run`, but inputs may be `Resident`, and only outputs at positions in `fetched` are copied to the host.
 
-        All outputs stay on the device until the result is closed; `arrays` of the result is None for those not fetched.
+        All outputs stay on the device until the caller closes the result; `arrays` of the result has None in place of
+        those not fetched.
         """
         if self.plan.max_rows is not None and n > self.plan.max_rows:
             raise FeedError(f"a batch of {n} is more than kernels on {self.device.name} reach: {self.plan.max_rows}")
@@ -365,7 +367,10 @@ class DeviceExecutable:
             ]
 
     def _launch_timed(self, tape: Tape) -> list[Event]:
-        """Launch all steps, then the copies; returns one timed event before the first step and one after each step."""
+        """Launch all steps, then the copies; returns a timed event for the start and one for the end of each step.
+
+        The caller closes the events.
+        """
         stamps = [self.device.event(timed=True) for _ in range(len(self.plan.steps) + 1)]
         self._work.record(stamps[0])
         for launch, stamp in zip(tape.launches, stamps[1:], strict=True):

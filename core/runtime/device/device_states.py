@@ -21,8 +21,8 @@ from lathe.core.runtime.host.plan_memory import DeviceBlock, port_array, port_by
 class DeviceStates:
     """Memory blocks by the names of states.
 
-    `adopted` states live in the memory of another executable of this device. The caller makes sure that it never runs
-    at the same time, and is closed after this one.
+    `adopted` states live in the memory of another executable of this device. The caller makes sure that the two
+    executables never run at the same time, and that the other one is closed last.
     """
 
     def __init__(self, plan: Plan, device: Device, adopted: Mapping[str, DeviceBlock]) -> None:

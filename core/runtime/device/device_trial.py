@@ -34,7 +34,11 @@ _MAX_BYTES = 1 << 28  # of all copies
 
 
 def device_bench(device: Device, cache: ObjectCache | None = None) -> Bench:
-    """The bench that times kernels on a device. Their objects come from `cache` if they are there."""
+    """The bench that times kernels on a device. Their objects come from `cache`, or are compiled and added to it.
+
+    A candidate that cannot be compiled or loaded takes infinitely long; for the first one, the preferred kernel, the
+    error is raised. DeviceMemoryError if the operands do not fit the device.
+    """
 
     @contextmanager
     def opened(calls: Sequence[KernelCall], request: Request) -> Iterator[Trials]:

@@ -64,7 +64,7 @@ def loss_of(name: str) -> str:
 
 
 def find_device(name: str) -> None:
-    """UnsupportedError, as for `open_device`, if there is no such device. The host always exists."""
+    """Open a device to see whether it exists. Errors as for `open_device`; the host always exists."""
     if canonical(name) != HOST:
         open_device(name)
 

@@ -26,7 +26,7 @@ _COMPRESSIONS = {".gz": "gz", ".xz": "xz", ".bz2": "bz2"}  # compression by file
 def contents(store: Store) -> Iterator[tuple[str, bytes]]:
     """The name and bytes of each GPU binary, then of each file of findings, both in order of name.
 
-    The host's object code is left out.
+    The host's object code is left out, but not its files of findings.
     """
     for key in store.objects.names():
         data = store.objects.get(key)
@@ -69,7 +69,10 @@ def write_tar(path: Path, store: Store) -> int:
 
 
 def read_tar(path: Path, store: Store) -> int:
-    """Put the files of a tar by `write_tar` into a store; returns their number. ArtifactError for any other file."""
+    """Put the files of a tar by `write_tar` into a store; returns their number.
+
+    ArtifactError for any other file, or if a file cannot be read or written; the files before it stay in the store.
+    """
     count = 0
     try:
         with tarfile.open(path) as tar:

@@ -117,7 +117,7 @@ class Memory:
 class SimulatedDevice:
     """A device in host memory that runs kernels on NumPy, at a time that its `schedule` determines.
 
-    It raises DeviceError where a kernel reads or writes outside an allocated block.
+    The device is lost, and DeviceLost is raised, if a kernel fails or has an operand outside the allocated blocks.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class SimulatedDevice:
     def finish(self, ticket: _Ticket) -> None:
         """Run the work that a recorded event depends on, and more if the schedule says so.
 
-        DeviceError if the event can never be reached.
+        DeviceError if the event can never be reached, DeviceLost as for `run_work`.
         """
         if self.schedule == "late":
             self._reach(ticket)

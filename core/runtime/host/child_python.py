@@ -20,7 +20,7 @@ _INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib")}  # wh
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module with `arguments`; start it with `python_path` in its environment."""
+    """The command line that runs a module with `arguments`; start it with the variables of `environment`."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
@@ -35,7 +35,7 @@ def python_path() -> str:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with `python_path`, for a child of the same user."""
+    """This process's environment variables, with PYTHONPATH set to `python_path()`, for a child of the same user."""
     return {**os.environ, "PYTHONPATH": python_path()}
 
 

@@ -15,7 +15,7 @@ from lathe.core.runtime.device.device import Function, Graph, Grid, Stream
 class Key(NamedTuple):
     """The key of a captured graph: a slot, a batch size `n`, and whether the copies from and to the host are in it.
 
-    `whole`: they are, because the run is alone on the device.
+    `whole`: the copies are in the graph, because the run is alone on the device.
     """
 
     slot: int

@@ -68,7 +68,8 @@ class Executable:
     ) -> None:
         """At most `threads` threads take part in a run, and no more than the plan has memory for.
 
-        `independent`: no row of an output depends on another row of an input, so that a batch may run in chunks.
+        The executable owns `library`, and closes it. `independent`: no row of an output depends on another row of an
+        input, so that a batch may run in chunks. States are empty until `set_state` or `adopt_state` is called.
         """
         self.plan = plan
         self.threads = threads = min(threads, plan.threads)
@@ -103,12 +104,18 @@ class Executable:
         self._row_steps = np.array([0] * FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
-        """Set the value of the state `name` to a copy of `array`. No run may be in flight."""
+        """Set the value of the state `name` to a copy of `array`. No run may be in flight.
+
+        `array` must have the dtype and shape of the state: nothing checks it.
+        """
         port = next(port for port in self.plan.states if port.name == name)
         self._states[port.base] = np.array(array, copy=True, order="C")
 
     def adopt_state(self, name: str, array: NDArray[Any]) -> None:
-        """Use `array` itself as the memory of the state `name`; other executables may use it in turn."""
+        """Use `array` itself as the memory of the state `name`; other executables may use it in turn.
+
+        `array` must be C-contiguous, with the dtype and shape of the state: nothing checks it. No run may be in flight.
+        """
         port = next(port for port in self.plan.states if port.name == name)
         self._states[port.base] = array
 
@@ -136,8 +143,9 @@ class Executable:
     def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Sequence[StepTimes] | None = None) -> list[Any]:
         """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the declared types.
 
-        `times`: a list of one `StepTimes`, to which the time of each step and fallback is added. FeedError for data
-        that a node refuses, and for a batch that does not fit the memory; Interrupted after `interrupt`.
+        Sequences are lists. `times`: a list of one `StepTimes`, to which the time of each step and fallback is added.
+        FeedError for data that a node refuses, and for a batch that does not fit the model or the memory; Interrupted
+        after `interrupt`; SessionClosed after `close`.
         """
         try:
             context = self._acquire(self._chunks.first_chunk_rows(n))
@@ -152,7 +160,10 @@ class Executable:
             raise out_of_memory_error(n, error) from error
 
     def call(self, n: int) -> Run:
-        """A function that runs batches of just `n` rows, with less overhead if one thread suffices for them."""
+        """A function that runs batches of just `n` rows, with less overhead if one thread suffices for them.
+
+        FeedError if no batch of `n` rows fits the model. Errors of the function are those of `run`.
+        """
         alone = self.threads == 1 or self._work.at(n) <= _ONE_THREAD_BELOW_WHEN_AWAKE
         if not alone or self.plan.states or self.may_not_end or n > self._chunks.rows:
             return partial(self.run, n)
@@ -173,7 +184,8 @@ class Executable:
     def dynamic_call(self, sizes: Sequence[int]) -> Call | None:
         """The call of dynamic-shape code for these values of `plan.sizes`; None for values that it does not serve.
 
-        FeedError if memory is too small for them. TypeError if the plan has no sizes.
+        FeedError for an arena above 64 TiB or an extent that does not fit in 64 bits; whether the memory suffices shows
+        in the run. TypeError if the plan has no sizes.
         """
         if self._layouts is None:
             raise TypeError("the plan has no dynamic sizes besides the batch size")
@@ -296,7 +308,7 @@ class Executable:
         self, context: Context, bases: NDArray[np.int64], first: int, rows: int, steps: tuple[int, int],
         times: StepTimes | None,
     ) -> None:  # fmt: skip
-        """Run steps `steps[0]` to `steps[1]` for `rows` rows from row `first` of a batch whose ports are at `bases`."""
+        """Run the steps of `range(*steps)` for `rows` rows from row `first` of a batch whose ports are at `bases`."""
         context.bases[:] = bases + first * self._row_steps
         context.words[_N], context.words[_THREADS] = rows, self._threads_for(rows)
         self._enter(context, *steps, times)
@@ -366,9 +378,10 @@ class Executable:
         return outputs
 
     def _run_fallback(self, context: Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]) -> None:
-        """Run one node on its reference; `symbols` receives the sizes that its results show.
+        """Run one node on its quick function (`OpDef.quickly`), or on its reference if there is none or it fails.
 
-        `boxed` holds results by name, and receives those of this node.
+        `symbols` receives the sizes that the results show. `boxed` holds results by name, and receives those of this
+        node.
         """
         prepared, n = self._reference_node[entry.index], symbols["n"]
         if prepared.quick is not None:
@@ -499,7 +512,10 @@ class _Shape:
 
 
 def _shape_of(port: Port) -> _Shape | None:
-    """The shape of an output for every batch size; None if it is no tensor, or its shape is not linear in `n` alone."""
+    """The shape of an output for every batch size.
+
+    None if the output is no tensor, if its rank is unknown, or if a dimension is not linear in `n` alone.
+    """
     type_ = port.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
@@ -511,7 +527,7 @@ def _shape_of(port: Port) -> _Shape | None:
 
 
 class _ReferenceNode(NamedTuple):
-    """A node that runs on its reference: the values that it reads, and the constants among them."""
+    """A node that runs on its reference: `reads`, the values that it reads except constants, and those constants."""
 
     node: Node
     reads: list[Value]

@@ -67,8 +67,8 @@ class JsonLists:
         """Fill `array` from the list that begins at `text[start]`; returns the index just after the list.
 
         None if the text is not a list of the array's elements, flat or nested as its shape. None also if it has
-        `_MAX_BY_PYTHON` or more numbers that native code leaves to Python's `float`. `can_read` must have accepted the
-        array.
+        `_MAX_BY_PYTHON` or more numbers that native code leaves to Python's `float`. Elements may have been overwritten
+        then. `can_read` must have accepted the array, which is C-contiguous and writable.
         """
         (native, released), widths = self._by_type[array.dtype]
         size, shape = len(text), array.shape
@@ -104,7 +104,7 @@ class ListReader:
     def read(self, text: bytes, start: int, end: int) -> bytes | None:
         """The elements of the list in `text[start:end]`, as the bytes of a C-ordered array.
 
-        None if that is no such list, or if native code cannot parse one of its numbers.
+        None if the text there is no such list, ends elsewhere, or has a number that native code cannot parse.
         """
         state, size = self._state, len(text)
         state[_AT], state[_INDEX] = start, 0
@@ -128,7 +128,8 @@ _loaded: list[JsonLists] = []
 def json_lists(cache: str | None = None) -> JsonLists:
     """The readers of this process, compiled or loaded by the first call.
 
-    `cache`: the folder of the store that holds their code, used by the first call; None: the default one.
+    `cache`: the folder of the store that holds their code, used by the first call; None: the default one. For a folder
+    that cannot be used, the errors of `open_store`.
     """
     with _loading:
         if not _loaded:

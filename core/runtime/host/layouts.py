@@ -34,7 +34,7 @@ class Layout:
 
 
 class Layouts:
-    """The memory layouts of one plan of dynamic-shape code: `of` computes that for given sizes."""
+    """The memory layouts of one plan of dynamic-shape code: `of` computes the layout for given sizes."""
 
     def __init__(self, plan: Plan, slots: Sequence[tuple[int, Affine]]) -> None:
         """`slots`: the number of the base, and the offset from it, of every operand, in the order of the steps."""

@@ -30,7 +30,10 @@ _TRIALS = 5
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Rates of one thread: float32 operations per second (a multiply-add counts as two), and bytes per second."""
+    """Rates of one CPU thread, or of a whole device.
+
+    `flops`: float32 operations per second, where a multiply-add counts as two. `bandwidth`: bytes per second.
+    """
 
     flops: float
     bandwidth: float
@@ -46,7 +49,7 @@ class Peaks:
 
 @functools.cache
 def peaks() -> Peaks:
-    """The peak rates of one thread of this machine: from the store, otherwise measured and stored."""
+    """The peak rates of one thread of this machine: from the default store, otherwise measured and stored there."""
     store = open_store(None)
     path = store.root / "machine.json" if store else None
     known = _read(path) if path else None

@@ -79,7 +79,7 @@ def is_worth_returning(used: int) -> bool:
 
 
 def owner_of(array: NDArray[Any]) -> NDArray[Any]:
-    """The array at the end of the chain of views: this one, or the one that it is a view of."""
+    """The array at the end of the chain of views: `array` itself, or the array of which it is a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -88,7 +88,8 @@ def owner_of(array: NDArray[Any]) -> NDArray[Any]:
 def release_pages(array: NDArray[Any], start: int = 0, end: int | None = None) -> None:
     """Drop the whole pages between bytes `start` and `end` of an array over a file that is mapped read-only.
 
-    The next access reads them from the file again. No effect on other memory.
+    The next access reads them from the file again. `array` must begin where the mapping begins. No effect for views of
+    such an array (see `owner_of`), and for other memory.
     """
     base: object = array.base
     mapping = base.obj if isinstance(base, memoryview) else base
@@ -167,7 +168,8 @@ def address_of(array: NDArray[Any]) -> int:
 def _elements_at() -> int:
     """The offset in an array object of the address of its elements: the first field after the object header.
 
-    Extensions are compiled for that, so no release of NumPy within the bounds of pyproject.toml moves it.
+    Compiled extensions read the field there, so no release of NumPy within the bounds of pyproject.toml moves it.
+    ImportError if it is elsewhere.
     """
     array, offset = np.zeros(1, np.uint8), object.__basicsize__
     if _word_at(id(array) + offset).value != array.ctypes.data:
@@ -176,7 +178,7 @@ def _elements_at() -> int:
 
 
 def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """An array over the memory at `address`, which the caller keeps alive."""
+    """A writable array over the memory at `address`, which the caller keeps alive; without elements, a new array."""
     nbytes = prod(shape) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)

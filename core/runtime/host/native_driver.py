@@ -6,7 +6,8 @@ Written as LLVM text because it is control flow and atomics, not vector arithmet
                                      status
     run(context, tid, threads)       every thread runs the tape; barriers separate stages (steps, when timed)
     work(team, tid, generation)      the loop of a worker: wait for a newer job, run it, count it as done
-    stop(team)                       make every worker return; later runs use only their callers' threads
+    stop(team)                       wait for the job in progress, then make every worker return; later runs use only
+                                     their callers' threads
 
 A job word packs (participants << 32 | generation), which a worker reads at once. So a worker that does not participate
 can never run a job twice, or touch the context of a run that has ended. Waiting is a short bounded spin, then a futex

@@ -140,7 +140,7 @@ class StagingLayout:
 
 
 def merge_neighbours(ways: Iterable[StagingCopy]) -> list[StagingCopy]:
-    """The copies, each merged with the one before if it continues it on both sides. Empty copies are dropped."""
+    """The copies, each merged with the one before if it begins, on both sides, where that one ends; no empty copies."""
     found: list[StagingCopy] = []
     for way in ways:
         last = found[-1] if found else None

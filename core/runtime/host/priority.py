@@ -40,7 +40,8 @@ class Usage:
 def set_priority(pid: int, priority: Priority) -> None:
     """Set the priority of a process that has just been started; no effect if it has ended.
 
-    The parent does this, not the process itself, because starting an interpreter already slows down other threads.
+    The priority never becomes higher than the one that the process inherited. The parent does this, not the process
+    itself, because starting an interpreter already slows down other threads.
     """
     with contextlib.suppress(ProcessLookupError):  # the process has ended
         inherited = os.getpriority(os.PRIO_PROCESS, pid)  # a nice value can only be raised
@@ -64,7 +65,7 @@ def resource_usage(pid: int) -> Usage:
 
 
 def is_starved(pid: int, computed: float, modesty: float = IDLE_PATIENCE) -> bool:
-    """Whether an idle process waited for a processor for more than `modesty` + 4 * `computed` seconds in all.
+    """Whether a process of priority IDLE waited for a processor for more than `modesty` + 4 * `computed` seconds.
 
     `computed`: the seconds of processor time that it got. Raising its priority again would take privileges, so the
     caller restarts it with a share.
@@ -73,7 +74,7 @@ def is_starved(pid: int, computed: float, modesty: float = IDLE_PATIENCE) -> boo
 
 
 def _wait_seconds(pid: int) -> float:
-    """The seconds that a process was ready to run but waited for a processor; 0 if Linux does not say."""
+    """The seconds that the main thread of a process was ready but waited for a processor; 0 if Linux does not say."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):

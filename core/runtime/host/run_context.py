@@ -63,7 +63,7 @@ class Context:
             self.rows = n
 
     def second_arena(self, nbytes: int) -> NDArray[np.uint8]:
-        """The second arena, for the steps after a cut point, of at least `nbytes` bytes."""
+        """The second arena, for the steps after a cut point, of at least `nbytes` bytes; growing loses its contents."""
         if self.second.nbytes < nbytes:
             self.second = aligned_bytes(nbytes)
         return self.second
@@ -104,7 +104,7 @@ class ContextPool:
         return self._closed and self._drop_idle()
 
     def close(self) -> bool:
-        """Refuse further runs. True if none is in flight either; later calls return False then."""
+        """Refuse further runs. True if no run is in flight: then the caller frees the code. Later calls give False."""
         self._closed = True
         return self._drop_idle()
 

@@ -23,7 +23,8 @@ from lathe.core.runtime.host.native_driver import PoolWord, source
 class ThreadPool:
     """Native worker threads.
 
-    `enter(handle, context)` runs a context (see native_driver.py) with as many threads as the context asks for.
+    `enter(handle, context)` runs a context (see native_driver.py) with as many threads as the context asks for, or with
+    the caller's thread alone while the pool runs another context.
     """
 
     def __init__(self) -> None:

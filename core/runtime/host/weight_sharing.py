@@ -21,9 +21,9 @@ _lock = threading.Lock()
 
 
 class DeduplicatedWeights:
-    """A block of weights, spans of which other code reads from equal spans elsewhere in memory.
+    """A block of weights, large spans of which are read from equal spans elsewhere in memory, if there are any.
 
-    The block itself stays readable in full.
+    `offset` says where. The block itself stays readable in full.
     """
 
     def __init__(self, block: Bytes, spans: Iterable[Span] = ()) -> None:

@@ -48,7 +48,7 @@ class Background:
                 self._thread.start()
 
     def run_child(self, arguments: Sequence[str], patient: bool = False) -> bool:
-        """Run a stage of child_stages.py in a child process to its end; returns whether it succeeded.
+        """Run a stage of child_stages.py in a child process to its end; returns whether its exit status was 0.
 
         The child gets a share of the processors. A `patient` stage, for which no run waits, first runs at idle
         priority, and again with a share if it starves. SessionClosed after `close`.
@@ -111,7 +111,7 @@ class Background:
 
 
 def _wait_for_idle(child: subprocess.Popen[bytes]) -> bool:
-    """Wait for the end of an idle child: True. False as soon as it is starved of processor time, and still runs."""
+    """Wait for the end of a child of priority IDLE. False, while it still runs, if it is starved; otherwise True."""
     while True:
         try:
             child.wait(_CHECK_INTERVAL)

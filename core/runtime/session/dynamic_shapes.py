@@ -30,7 +30,7 @@ _MAX_CALLS = 64  # cached sizes with their layouts; at the limit, all of them ar
 class DynamicShapeCode:
     """A stand-in: dynamic-shape code once it is prepared. Before that, the reference runner answers.
 
-    Sizes that the code does not serve are answered by the reference runner, too, or (`waits`) not at all.
+    The reference runner also answers runs of sizes that the code does not serve; with `waits`, nothing answers these.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DynamicShapeCode:
     def prepare(self, background: Background | None = None) -> None:
         """Load the code, or compile it, in a child process of the background if there is one.
 
-        An error is kept as `failure` and becomes a warning.
+        An error is kept as `failure`; `warn_of_failure` decides whether it becomes a warning.
         """
         try:
             if background is not None and not self.is_cached:

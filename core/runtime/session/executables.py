@@ -95,9 +95,9 @@ class ShapeCompiler:
     """How code for a shape is compiled.
 
     `now` compiles in the calling thread. The stages of `later` run in the background and replace each other, each one
-    better; without any stage, every run waits for its shape. `is_cached` says whether `now` only has to load cached
-    code. `general` is the stand-in, if there is one. The first run of a session waits for the code of its shape, unless
-    `first` is true or the stand-in is quick.
+    better; without any stage, a run waits for code of its shape, unless the stand-in serves it. `is_cached` says
+    whether `now` only has to load cached code. `general` is the stand-in, if there is one. The first run of a session
+    waits for the code of its shape, unless `first` is true or the stand-in is quick.
     """
 
     now: Callable[[CodeBinding], ShapeCode]
@@ -248,7 +248,8 @@ class ShapeCache:
     def executable(self, shape: Shape) -> Iterator[Runner]:
         """Context manager: the code of a shape, which stays usable inside the block even if it is replaced or dropped.
 
-        Waits until it is compiled, or compiles it in this thread; raises whatever compiling raises.
+        Waits until it is compiled, or compiles it in this thread; raises whatever compiling raises. SessionClosed if
+        there is no code and the cache is closed.
         """
         with shape.compile_lock:
             held = self._acquire_code(shape)
@@ -263,8 +264,9 @@ class ShapeCache:
     def stand_in_answer(self, shape: Shape, given: RunInputs) -> list[Any] | None:
         """The outputs of the stand-in, if there is no code for the shape and the stand-in answers; otherwise None.
 
-        A stand-in that is not quick answers one run at a time, and then rests for as long as that run took, so that the
-        processors are free for compiling. The other runs wait until a quick stand-in is prepared.
+        A stand-in that is not quick answers one run of a shape at a time, and then rests for as long as that run took,
+        so that the processors are free for compiling. The other runs wait until the shape has code, or the stand-in has
+        become quick and answers.
         """
         general = self._maker.general
         if general is None or shape.ready:
@@ -420,10 +422,10 @@ class ShapeCache:
             shape.used, self._shapes[binding] = False, shape
 
     def _add_shape(self, binding: CodeBinding) -> None:
-        """Add a shape, and compile its code in the background where that is right.
+        """Add a shape, and have its code compiled in the background.
 
-        It is not if the first run should wait for the code, if the code is cached, or if a lasting stand-in answers or
-        is being prepared.
+        Nothing is compiled there if the first run should wait for the code, if the code is cached, or if a lasting
+        stand-in answers or is being prepared.
         """
         general = self._maker.general
         served = any(shape.can_answer for shape in self._shapes.values())
@@ -435,7 +437,7 @@ class ShapeCache:
             self._submit(shape, 0)
 
     def _on_frequent(self, shape: Shape) -> None:
-        """Have code compiled in the background for a shape that comes often, unless it has code or that has begun."""
+        """Have code compiled in the background for a frequent shape that has no code, unless that has begun already."""
         with self._changed:
             if not shape.ready and not shape.pending and not shape.dropped:
                 self._submit(shape, 0)
@@ -446,7 +448,7 @@ class ShapeCache:
         return shape.pending or (self._preparing and general is not None and general.is_lasting)
 
     def _leave(self, shape: Shape) -> None:
-        """End a use. A shape that could not be compiled is forgotten, so that the next run tries again."""
+        """End a use of a shape. A shape that could not be compiled is forgotten, so that the next run tries again."""
         with self._changed:
             shape.users -= 1
             idle = shape.code_to_close()

@@ -30,7 +30,8 @@ class InputChecks:
     def of(self, feeds: Mapping[str, Any]) -> tuple[list[Any], Symbols]:
         """The arrays in the order of the inputs, contiguous, and the values of the symbols of their dimensions.
 
-        FeedError for an input that is missing or does not fit its type.
+        Feeds that are contiguous arrays are not copied. FeedError for an input that is missing or does not fit its
+        type, and if inputs give a symbol different values. Names that are no inputs are ignored.
         """
         values: Symbols = {}
         arrays = [self._check_fast(each, feeds, values) for each in self._fast_checks]
@@ -92,7 +93,9 @@ def _fast_checks(name: str, type_: ValueType) -> _FastCheck | None:
 def check_input(name: str, type_: ValueType, feeds: Mapping[str, Any], sizes: _Sizes) -> Any:
     """The feed of an input as a contiguous array of the declared type; enters the values of symbols in `sizes`.
 
-    FeedError if it is missing or does not fit. Feeds for sequences and optionals are returned unchecked.
+    A contiguous array is returned itself, and text keeps its dtype. FeedError if the feed is missing, if its dtype or
+    shape does not fit, or if a symbol has another value in `sizes`. Feeds for sequences and optionals are returned
+    unchecked.
     """
     if name not in feeds:
         raise FeedError(f"input '{name}' is missing; expected {type_}")

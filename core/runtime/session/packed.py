@@ -71,7 +71,10 @@ class PackedRuns:
         self._axes = {port.name: _token_axis(port.type) for port in (*tokens.plan.inputs, *tokens.plan.outputs)}
 
     def run(self, feeds: Sequence[Feed], record: Record | None = None) -> list[dict[str, Any]]:
-        """Outputs by name for each feed; no feed may be empty. `record` is called with each kernel that ran."""
+        """Outputs by name for each feed, in new arrays. `record` is called with each kernel that ran.
+
+        Every feed must have at least one token. Errors are those of `Executable.run`.
+        """
         if not feeds:
             return []
         found = _Results(len(feeds))
@@ -237,7 +240,7 @@ def _packing_arrays(lengths: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
 
 
 def _flatten_rows(array: NDArray[Any], axis: int) -> NDArray[Any]:
-    """[rows, ..., length, ...] to [1, ..., rows * length, ...], contiguous; `axis`: that of the length."""
+    """An array [rows, ..., length, ...] as [1, ..., rows * length, ...], contiguous; `axis`: that of the length."""
     moved = np.moveaxis(array, 0, axis - 1)
     shape = (*moved.shape[: axis - 1], moved.shape[axis - 1] * moved.shape[axis], *moved.shape[axis + 1 :])
     return np.ascontiguousarray(moved.reshape(shape))[None]

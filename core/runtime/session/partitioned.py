@@ -82,7 +82,8 @@ class PartitionedRunner:
         """Outputs in the model's order, freshly allocated. `known`: the sizes; `code` runs instead of some nodes.
 
         UnservedSizes if a part does not serve the sizes that the run computes, if a size is unknown, or for any
-        FeedError or ModelError of a script with parts in subgraphs, whose assumptions may be violated.
+        FeedError or ModelError of a script with parts in subgraphs, whose assumptions may be violated. For other
+        scripts FeedError if a node refuses its data; Interrupted after `interrupt`; SessionClosed after `close`.
         """
         environment: dict[Value, Any] = dict(zip(self._script.inputs, inputs, strict=True))
         with self._running() as check:

@@ -43,8 +43,10 @@ class Wiring:
 class DirectTransfers:
     """Which values go directly from device to device, found once for all runs.
 
-    `makers` has the part that makes each value, and by part, `taken` has the inputs that come directly from another
-    device, `fetched` the outputs that are copied to the host, and `ending` the parts whose memory is free afterwards.
+    `makers` has the index of the part that makes each value, by name. By the index of a part, `taken` has the names of
+    its inputs that come directly from another device, `fetched` the positions of its outputs that are copied to the
+    host, and `ending` the parts whose device memory is free after it. `lenders`: the parts whose outputs another device
+    reads.
     """
 
     def __init__(self, parts: Sequence[Runner], plans: Sequence[Plan], kept: frozenset[str]) -> None:
@@ -111,7 +113,8 @@ class PlacedRunner:
         """Outputs in the model's order, in arrays of their own, for a batch of `n`.
 
         `inputs` are arrays of the declared types. `times`: a list of one `StepTimes` for each of `shares`, to which the
-        time of every step is added. The states that several parts use have their next values afterwards.
+        time of every step is added. The states that several parts use have their next values afterwards. Errors are
+        those of the parts' runs.
         """
         values: dict[str, Any] = dict(zip(self._wiring.inputs, inputs, strict=True)) | dict(self._wiring.constants)
         if not self._wiring.states:
@@ -167,7 +170,7 @@ class PlacedRunner:
         return results
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
-        """Set the value of a state."""
+        """Set a state to a copy of `array`, which must have the state's dtype and shape: nothing checks it."""
         if name in self._states:
             with self._state_lock:
                 self._states[name] = np.array(array)

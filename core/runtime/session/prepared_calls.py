@@ -110,7 +110,8 @@ class Call:
     def __call__(self, inputs: Sequence[NDArray[Any]], stamps: NDArray[np.int64] | None = None) -> list[Any]:
         """The outputs, freshly allocated; FeedError if a kernel refuses its data, or if memory is too small.
 
-        `stamps` receives the driver's clock in nanoseconds: at the start and after each step.
+        `inputs` must be contiguous arrays of the call's shapes and dtypes: nothing checks it. `stamps` receives the
+        driver's clock in nanoseconds: at the start and after each step. SessionClosed if the code is closed.
         """
         contexts = self._contexts
         try:
@@ -153,7 +154,10 @@ class Tail(NamedTuple):
 
 
 class CallWithTail:
-    """As `Call`, followed by a tail of simple nodes that run on their references (see `Tail`)."""
+    """As `Call`, but without `stamps`, and followed by a tail of nodes that run by `OpDef.quickly` (see `Tail`).
+
+    If a node of the tail fails, all steps run again on the usual path, so that its reference reports the error.
+    """
 
     def __init__(
         self,
@@ -296,8 +300,9 @@ class CallCache:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
         """Outputs by name, from the call that was cached for feeds of these shapes.
 
-        None for feeds that are not contiguous arrays of exactly the right dtypes and names, if no call is cached for
-        their shapes, or if its code was replaced or closed: then the caller has to check them in full.
+        None for feeds that are not contiguous arrays of exactly the right dtypes (text may be of dtype str) and names,
+        if no call is cached for their shapes, or if its code was replaced or closed: then the caller has to check the
+        feeds in full. Errors are those of the run.
         """
         if len(feeds) != len(self._expected):
             return None

@@ -108,7 +108,10 @@ class Profile:
 
 
 def profile(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], runs: int) -> Profile:
-    """The median time of every step over `runs` runs on the inputs `arrays`, after one warm-up run."""
+    """The median time of every step over `runs` runs on the inputs `arrays`, after one warm-up run.
+
+    All these runs update the states. Errors are those of `Runner.run`.
+    """
     runner.run(n, arrays)
     samples = []
     for _ in range(runs):

@@ -1,7 +1,7 @@
 """The reference runner: the NumPy references of a graph, one node at a time, while code for a new shape is compiled.
 
-It answers any shape at once, at NumPy's speed. It stops as soon as compiled code is there, and does not begin if
-compiling takes no longer than the work.
+It answers any shape at once, at NumPy's speed. It stops when compiled code is there, and does not begin if compiling
+takes no longer than the work.
 """
 
 from __future__ import annotations

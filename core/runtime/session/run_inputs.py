@@ -21,16 +21,19 @@ def is_dynamic(binding: CodeBinding) -> bool:
 
 
 def batching_for(batching: BatchInfo, binding: CodeBinding) -> BatchInfo:
-    """The batching of a model as the code for a binding sees it: code for any sizes has no `n` that counts rows.
+    """The batching of a model for the code of a binding: "not batchable" for dynamic-shape code, otherwise `batching`.
 
-    For dynamic-shape code that is "not batchable", otherwise `batching` itself.
+    Dynamic-shape code has no `n` that counts rows.
     """
     return BatchInfo(False, "the rows are one of the sizes") if is_dynamic(binding) else batching
 
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """The inputs of a run: arrays in the model's order, the batch size, and the values of all other symbols."""
+    """The inputs of a run: arrays in the model's order, the batch size, and the values of all other symbols.
+
+    `record`, if there is one, is called with each kernel that ran.
+    """
 
     rows: int
     arrays: Sequence[Any]

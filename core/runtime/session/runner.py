@@ -48,7 +48,10 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """The part of a run that one device does: its name, plan and threads. `peaks` gives the rates of one thread."""
+    """The part of a run that one device does: the device's name, the plan, and the number of threads.
+
+    `peaks` gives the rates of one CPU thread, or of the whole device.
+    """
 
     device: str
     plan: Plan

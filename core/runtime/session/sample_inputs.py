@@ -13,10 +13,10 @@ from lathe.core.runtime.session.session import Session
 
 
 def sample_inputs(session: Session, rows: int) -> dict[str, NDArray[Any]]:
-    """Random inputs by name, the same on every call: floats from 0 to 1, integers from 0 to 8, booleans.
+    """Random inputs by name, the same on every call: floats from 0 to 1 (exclusive), integers from 0 to 8, booleans.
 
-    The batch axis has extent `rows`, other symbols have the value 1. FeedError for inputs that are no tensors of
-    numbers, or whose ranks are unknown.
+    The batch axis, if there is one, has extent `rows`; other symbols have the value 1. FeedError for inputs that are no
+    tensors of numbers, or whose ranks are unknown.
     """
     random = np.random.default_rng(0)
     feeds = {}

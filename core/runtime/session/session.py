@@ -109,7 +109,10 @@ def _refuse_ranks(ranks: Ranks) -> Session:
 
 
 class Session:
-    """A compiled model. `run` may be called from any number of threads at once."""
+    """A compiled model. `run` may be called from any number of threads at once.
+
+    `close`, or the end of a `with` block, frees the code and memory.
+    """
 
     def __init__(
         self,
@@ -187,9 +190,9 @@ class Session:
 
     @property
     def memory(self) -> Memory | None:
-        """The memory of the plan: of the packed code if it is used, else of the shape used last.
+        """The memory of the plan of the code for packed tokens, if that was used; otherwise of the shape used last.
 
-        If no shape has code of its own, it is that of the dynamic-shape code; None before there is any code.
+        If no shape has code of its own, the memory of the dynamic-shape code; None before there is any code.
         """
         packed = self._packed.made if self._packed is not None else None
         if packed is not None:
@@ -215,11 +218,13 @@ class Session:
     def run(self, feeds: Mapping[str, Any], record: Record | None = None) -> dict[str, Any]:
         """Outputs by name for inputs by name, as NumPy arrays.
 
-        A default that is fed replaces the model's own value for this run. `record` is called with each kernel that ran
-        and its begin and end (`lathe.core.runtime.session.record.KernelRun`).
+        The outputs are new arrays; ONNX sequences are lists, and absent optionals None. A default that is fed replaces
+        the model's own value for this run. `record` is called with each kernel that ran and its begin and end
+        (`lathe.core.runtime.session.record.KernelRun`).
 
-        FeedError when an input is missing, unknown, does not fit its type, or is refused by a node; SessionClosed after
-        `close`; Interrupted after `interrupt`.
+        FeedError when an input is missing, unknown, does not fit its type, or is refused by a node, and when a batch is
+        too large for the memory; SessionClosed after `close`; Interrupted after `interrupt`; DeviceError if a device
+        fails. A run that compiles code may raise the errors of `lathe.compile`.
         """
         try:
             if self._sized.names and (sizes := self._sized.choice(feeds)):
@@ -244,8 +249,8 @@ class Session:
     def __call__(self, /, *arrays: Any, **named: Any) -> Any:
         """Run with one array, for a model with one input, or with arrays by the names of the inputs.
 
-        Returns the output, or a mapping from names to outputs if the model has several. FeedError as for `run`, and for
-        an array without a name if the model has several inputs.
+        Returns the output, or a mapping from names to outputs unless the model has exactly one. Errors as for `run`;
+        FeedError also for an array without a name if the model has several inputs.
         """
         results = self.run(feeds_from_call(self.inputs, arrays, named))
         return next(iter(results.values())) if len(results) == 1 else results
@@ -296,7 +301,8 @@ class Session:
     def _open_ranks(self, feeds: Mapping[str, Any]) -> Ranks:
         """The ranks that `feeds` give to the inputs whose ranks the model leaves open.
 
-        Empty if there are no such inputs, if one is missing, or if the model does not compile for these ranks.
+        Empty if there are no such inputs, if one is missing, or if the nodes do not accept these ranks. Otherwise there
+        is a session for these ranks afterwards.
         """
         if not self._rankless or any(name not in feeds for name in self._rankless):
             return ()
@@ -343,7 +349,7 @@ class Session:
             raise FeedError(f"inputs with {fed} do not fit the model: {error}") from error
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
-        """The outputs in the model's order, by the code of this shape, or by its stand-in while that is being compiled.
+        """The outputs in the model's order, by the code of this shape, or by the stand-in for shapes without code.
 
         If that code does not serve the batch size, code for just this batch size runs.
         """
@@ -371,7 +377,11 @@ class Session:
             self._calls.keep(given.arrays, given.rows, shape.standing, shape, lambda n: run, False)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
-        """The median time of every step over `runs` runs, with the least time that this machine needs (roofline)."""
+        """The median time of every step over `runs` runs, with the least time that this machine needs (roofline).
+
+        Of packed code only the code for tokens is measured. The runs, and one before them, update the model's states.
+        Errors as for `run`.
+        """
         if self._sized.names and (sizes := self._sized.choice(feeds)):
             return self._sized.sessions.get(sizes).profile(self._sized.others(feeds), runs)
         if fed := self._fed_defaults(feeds):
@@ -442,7 +452,7 @@ class Session:
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is compiled, tuned or captured in the background.
 
-        False if that takes longer than `timeout` seconds.
+        There may be several waits, one after the other: False if one of them takes longer than `timeout` seconds.
         """
         own = self._shapes.settle(timeout) and all(
             each.settle(timeout) for each in self._shapes.cached_runners().values()
@@ -475,7 +485,10 @@ class Session:
         return own + [host for session in variants for host in session._interruptible()]
 
     def close(self) -> None:
-        """Stop the background work. Code and memory are freed once the runs in flight have ended."""
+        """Stop the background work. Code and memory are freed once the runs in flight have ended.
+
+        Waits at most 30 seconds for each compilation that this process does in the background.
+        """
         self._closed = True
         self._calls.close()
         self._shapes.close()

@@ -22,7 +22,7 @@ Ranks: TypeAlias = tuple[tuple[str, int], ...]
 Sizes: TypeAlias = tuple[tuple[str, str, tuple[int, ...], bytes], ...]
 
 _MAX_SIZED = 8  # cached sessions for fed sizes, as for shapes
-_FREQUENT = 3  # runs with the same sizes, after the first ones, before they get code of their own
+_FREQUENT = 3  # runs with the same sizes before these get code of their own; the first sizes get it at once
 _MAX_COUNTED = 256  # sizes whose runs are counted; at the limit, all of them are forgotten
 # A session that served one of the last 256 runs with sizes keeps its place. Otherwise 9 sizes in turn would compile 8
 # sessions again and again; with this limit, 256 runs or more share the cost of a compilation.
@@ -55,8 +55,9 @@ class SessionCache(Generic[K, S]):
     def get(self, choice: K) -> S:
         """The session for this choice.
 
-        Another thread may close it at any time: then `run` raises SessionClosed, and the caller gets it again.
-        SessionClosed after `close`; raises whatever `make` raises.
+        The cache closes it. That may happen at any time, if other threads get sessions for other choices: then `run` of
+        the session raises SessionClosed, and the caller calls `get` again. SessionClosed after `close`; raises whatever
+        `make` raises.
         """
         surplus = None
         with self._lock:
@@ -109,7 +110,10 @@ class SizedSessions(Generic[S]):
         self._refused: set[Sizes] = set()
 
     def choice(self, feeds: Mapping[str, Any]) -> Sizes:
-        """The values of the size inputs in these feeds, if a session for them exists now; otherwise empty."""
+        """The values of the size inputs in these feeds, if they have a session after this call; otherwise empty.
+
+        Counts a run with these values, and makes their session if they get one now. SessionClosed after `close`.
+        """
         arrays = [feeds.get(name) for name in self.names]
         if not all(map(_holds_sizes, arrays, self._types.values())):
             return ()  # missing or malformed inputs: the checks of the feeds report them
@@ -146,7 +150,8 @@ class SizedSessions(Generic[S]):
     def _is_admitted(self, sizes: Sizes) -> bool:
         """Whether sizes without a session get one now: the first ones, and frequent ones if there is a place.
 
-        A place is free, or that of the session whose last run is longest ago, if that session is idle.
+        There is a place if fewer than 8 sizes have sessions, or if the session whose last run is longest ago is idle
+        and gives up its place. Counts the run if the sizes are not frequent yet.
         """
         runs = self._runs.get(sizes, 0 if self._count > 1 else _FREQUENT)
         if runs < _FREQUENT:
@@ -164,7 +169,7 @@ class SizedSessions(Generic[S]):
 
 
 def _holds_sizes(array: Any, type_: TensorType) -> bool:
-    """Whether a feed is an array of few elements that fits the type."""
+    """Whether a feed is an array of at most 16 elements (`MAX_ELEMENTS`) that fits the type."""
     if not isinstance(array, np.ndarray) or array.dtype != type_.dtype.numpy or array.size > MAX_ELEMENTS:
         return False
     fixed = ((dim, extent) for dim, extent in zip(type_.dims, array.shape, strict=False) if isinstance(dim, int))
@@ -178,5 +183,5 @@ def describe_size(size: tuple[str, str, tuple[int, ...], bytes]) -> str:
 
 
 def values_of(sizes: Sizes) -> dict[str, Array]:
-    """The arrays of the size inputs by name."""
+    """The arrays of the size inputs by name, read-only."""
     return {name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in sizes}

@@ -21,7 +21,7 @@ from lathe.core.train.data.location import DEFAULT_MAX_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Describe a dataset; returns the exit status."""
+    """Print the description of a dataset, or an error, as one line of JSON; returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
         found = describe(arguments.path, arguments.format, name=arguments.name, memory=arguments.memory)

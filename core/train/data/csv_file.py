@@ -1,7 +1,8 @@
 """CSV files, read in chunks by pyarrow.
 
-A first pass infers the types of the columns (whole numbers, numbers or text), so that memory is bounded and errors can
-name the line. Values are read on first use, and all numeric columns in one pass, since a file of pixels has hundreds.
+A first pass over the file counts its rows and infers the types of its columns (whole numbers, numbers or text), so that
+the memory for values is known before they are read. Values are read on first use, and all numeric columns in one pass,
+since a file of pixels has hundreds.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ _WHOLE, _NUMBER, _TEXT = range(3)  # kinds of columns; each kind can hold the va
 
 
 def read_csv(file: TableFile) -> Dataset:
-    """A dataset of the columns, each int64, float64 or text by its values.
+    """A dataset of the columns: whole numbers are int64, other numbers float64, other values text.
 
-    DataError for a line with too many or too few fields, a line that is too long, or a bad header.
+    Whole numbers with missing values are float64, too; a missing number is NaN, a missing text None. A column without
+    any value is text. Reads the whole file once. DataError for a file that cannot be read or has no rows, a line with
+    too many or too few fields, a line of more than 8 MiB, or a header that `_header` refuses.
     """
     table = _Csv(file, *_header(file))
     columns = table.scan()
@@ -59,9 +62,9 @@ class _Inference:
     most: int = 0
 
     def update(self, values: Any, start: int) -> None:
-        """Take further values of the column into account: an Arrow array of strings.
+        """Take further values of the column into account.
 
-        `start`: the row of the first of them.
+        `values`: an Arrow array of strings, in which missing values are null. `start`: the row of its first element.
         """
         if self.missing is None and values.null_count:
             self.missing = start + values.is_null().index(True).as_py()
@@ -72,7 +75,7 @@ class _Inference:
                 self.text = _first_text(values, start)
 
     def _fits(self, values: Any) -> bool:
-        """Whether all values are numbers of the kind inferred so far. Updates the range of whole numbers."""
+        """Whether all present values are numbers of the kind inferred so far. Updates the range of whole numbers."""
         numbers = _cast(values, self.kind)
         if numbers is None:
             return False
@@ -83,7 +86,7 @@ class _Inference:
 
     @property
     def stored_dtype(self) -> np.dtype[np.generic]:
-        """The type in which values are kept in memory: the smallest for whole numbers, such as uint8 for pixels."""
+        """The dtype of the array in memory: of int64 columns the smallest that fits, such as uint8 for pixels."""
         if self.dtype is not DType.INT64:
             return self.dtype.numpy
         return np.result_type(np.min_scalar_type(self.least), np.min_scalar_type(self.most))
@@ -107,7 +110,7 @@ class _Csv:
     _lock: Lock = field(default_factory=Lock)
 
     def scan(self) -> list[Column]:
-        """Infer the types of the columns in one pass over all values."""
+        """Infer the types of the columns in one pass over all values. Returns the columns, and counts the rows."""
         self._inferred = {name: _Inference() for name in self.names}
         for batch in self._batches(dict.fromkeys(self.names, arrow().string())):
             for inference, values in zip(self._inferred.values(), batch.columns, strict=True):
@@ -119,7 +122,7 @@ class _Csv:
         ]
 
     def values(self, name: str) -> Values:
-        """All values of a column. Numeric columns are read together, by the first call for one of them."""
+        """All values of a column [rows]. The first call for a numeric column reads and keeps all numeric columns."""
         if self._inferred[name].dtype is DType.STRING:
             return self._text(name)
         with self._lock:
@@ -127,7 +130,7 @@ class _Csv:
         return self._numbers[name]
 
     def line_of(self, row: int) -> int:
-        """The line number of a row, counted from 1."""
+        """The line number of a row, counted from 1. Reads the file up to that line."""
         return self._lines([row]).get(row, row + 1)
 
     def _read_numbers(self) -> dict[str, Values]:
@@ -260,7 +263,7 @@ def _is_number(text: str) -> bool:
 
 
 def _cast(values: Any, kind: int) -> Any:
-    """The strings as an Arrow array of numbers of the kind, blanks around them left out; None if one is no number."""
+    """The strings, trimmed of blanks, as an Arrow array of numbers of the kind; None if one is no such number."""
     target_type = arrow().int64() if kind == _WHOLE else arrow().float64()
     for text in (values, _trim(values)):
         try:

@@ -74,7 +74,11 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, rows: Rows) -> Values:
-        """The rows as one array [rows, *column.shape]. Sequences of variable length are an object array of arrays."""
+        """The rows with these numbers, as a new array [rows, *column.shape] of the column's dtype.
+
+        Text is an object array of `str`, with None for a missing one. Sequences of variable length are an object array
+        of arrays. DataError for a value that cannot be read.
+        """
         ...
 
 
@@ -116,7 +120,7 @@ class LazySource:
 class ConcatSource:
     """The rows of several sources one after the other; their columns may differ in the numeric type only.
 
-    The element type of the result can hold the values of all of them.
+    The dtype of the result is NumPy's common type of all sources (`np.result_type`).
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -146,8 +150,12 @@ class ConcatSource:
 class Dataset:
     """Columns of equal length.
 
-    `parts` are the ranges of rows of a split that the files define themselves: `train`, `validation`, `test`. `digest`
-    is the SHA-256 of the content: of the file, or of the names and digests of a folder's files.
+    `parts` are the ranges of rows of a split that the files define themselves: `train`, `validation`, `test`; empty if
+    they define none. `digest`, which `fingerprint` computes on first use, is the SHA-256 of the content: of the file,
+    of the names and digests of a folder's files, or of the names, types and elements of arrays.
+
+    DataError without columns, without rows, for columns of different lengths, or for a column's name of more than 1000
+    characters.
     """
 
     name: str
@@ -231,13 +239,17 @@ class Dataset:
 
 
 def from_arrays(arrays: Mapping[str, Values], name: str = "arrays") -> Dataset:
-    """A dataset of arrays in memory, whose first axis is the rows. `name` is its name in error messages."""
+    """A dataset of arrays in memory, whose first axis is the rows. The arrays are not copied.
+
+    `name` is the dataset's name in error messages. DataError for an array that `column_of` refuses, and for arrays that
+    differ in their number of rows.
+    """
     sources = {key: ArraySource(column_of(key, array, name), np.asarray(array)) for key, array in arrays.items()}
     return Dataset(name, sources, lambda: _digest_of_arrays(arrays))
 
 
 def column_of(name: str, array: Values, file: str) -> Column:
-    """The column of an array. DataError for rank 0, or for a type that models cannot take."""
+    """The column of an array [rows, ...]. DataError for rank 0, or if elements are no numbers, booleans or text."""
     if array.ndim == 0:
         raise DataError("the array has rank 0, expected an axis of rows", file=file, column=name)
     if array.dtype.kind not in "biufUO":
@@ -258,7 +270,8 @@ def layout_of(shape: tuple[int, ...]) -> Layout:
 def join_parts(name: str, parts: Mapping[str, Dataset], fingerprint: Callable[[], str]) -> Dataset:
     """The dataset of the rows of several parts, whose ranges are its `parts`; a single part is returned as it is.
 
-    DataError if their columns differ. `fingerprint` computes the digest of the whole.
+    A single part has no `parts` then, even if it is called `train`. DataError if the columns of the parts differ.
+    `fingerprint` computes the digest of the whole.
     """
     first, *others = parts.values()
     if not others:

@@ -1,4 +1,4 @@
-"""Describes the content of a dataset and finds its problems, in one pass over all values."""
+"""Describes the content of a dataset and finds its problems; reads all values."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _CHUNK_BYTES = 16 << 20
 def describe(
     path: str | Path, format: Format | None = None, *, name: str | None = None, memory: int = DEFAULT_MAX_BYTES
 ) -> dict[str, Any]:
-    """A description as JSON: rows, format, columns, parts, default target and its classes, digest, first problems.
+    """A description as a JSON object: rows, format, columns, parts, default target, its classes, digest, problems.
 
+    `classes` is None if the target is no class (see `_classes`). At most 1000 columns and 20 problems are listed.
     Problems concern single columns only, such as missing numbers or classes without rows. DataError if the file or one
-    of its columns cannot be read.
+    of its columns cannot be read, or if columns need more than `memory` bytes.
     """
     dataset = open_dataset(path, format, name=name, memory=memory)
     problems = _problems(dataset)  # first, since it reads in chunks and so finds out early that memory does not suffice
@@ -54,14 +55,17 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def _problems(dataset: Dataset) -> list[str]:
-    """Columns that are left out, and columns with missing values. Reads all values; DataError if one is unreadable."""
+    """A sentence for each column that is left out, and for the first 20 columns with missing or infinite values.
+
+    Reads all values; DataError if one cannot be read.
+    """
     left_out = [f"column '{column}' is left out: it {reason}" for column, reason in dataset.left_out.items()]
     missing = [values for column in dataset.columns.values() if (values := _missing_values(dataset, column)).rows]
     return left_out + [_text(dataset, values) for values in missing[:_MAX_PROBLEMS]]
 
 
 class _MissingValues(NamedTuple):
-    """The number of rows of a column with a missing value, and the first of them."""
+    """The number of rows of a column with a missing or infinite value, and the first of these rows."""
 
     column: Column
     rows: int

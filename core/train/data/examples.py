@@ -26,9 +26,10 @@ _TARGETS = ("y", "target", "label", "labels")  # default names of the target col
 class Examples:
     """Rows of named inputs and a target.
 
-    A target is a class index (int64, below `len(classes)`) or numbers (float32, rank 1 or more per row). Inputs keep
-    the element type of the dataset, such as uint8 for pixels; only float64 and inputs of several columns become
-    float32. Short sequences are padded with zeros.
+    Targets are class indices (int64, below `len(classes)`, usually one per row) or numbers (float32, rank 1 or more per
+    row). Inputs keep the element type of the dataset, such as uint8 for pixels, with two exceptions: float64 becomes
+    float32, and k columns of one number per row become float32 [k], also for k = 1. Sequences are padded with zeros or
+    truncated to one length.
     """
 
     dataset: Dataset
@@ -53,10 +54,11 @@ class Examples:
         return self.dataset.digest
 
     def like(self, rows: Mapping[str, Row]) -> Examples:
-        """The same examples with rows of other types, by input.
+        """The same examples, whose inputs have the row types in `rows`, by name of the input.
 
-        Numbers are cast to floating-point types or to wider types, and reshaped if their number is the same. DataError
-        if names of inputs differ, or if rows do not fit.
+        A cast must be to a floating-point type or to a wider integer type. A reshape must keep the number of elements
+        and the order of channels; sequences may get another length. DataError if names of inputs differ, or if a cast
+        or reshape is not possible.
         """
         if rows.keys() != self.features.keys():
             message = f"inputs are {sorted(self.features)}, but the model takes {sorted(rows)}"
@@ -68,7 +70,10 @@ class Examples:
         return len(self.dataset)
 
     def take(self, rows: Rows) -> dict[str, Values]:
-        """A batch for a training step: inputs by name, and `target`. DataError for a row that cannot be read."""
+        """A batch for a training step: arrays [len(rows), ...] by name, the inputs and `target`.
+
+        DataError for a row that cannot be read, or for a number that is missing, NaN or infinite.
+        """
         batch = {name: feature.take(self.dataset, rows) for name, feature in self.features.items()}
         return {**batch, TARGET: self.targets[rows]}
 
@@ -95,7 +100,8 @@ def select(
     reshapes the rows of an input, such as 784 numbers to [28, 28], or sets the length of sequences, by default that of
     the longest one. `layouts` gives the image layout of inputs whose shape is ambiguous.
 
-    DataError for columns that do not exist or do not fit.
+    The whole target is read. DataError for columns that do not exist, inputs of text, shapes and layouts that do not
+    fit, and targets that are no classes or numbers.
     """
     target = dataset.column(target or default_target(dataset)).name
     chosen = inputs if inputs is not None else _default_inputs(dataset, target)

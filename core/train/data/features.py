@@ -19,7 +19,8 @@ PADDING = 0  # pads sequences; as a token it should be masked by the model
 class Feature:
     """One input: a column, the concatenated numbers of several columns, or sequences of one length.
 
-    `column` is the type of the result. Shorter sequences are padded with `PADDING`, longer ones are truncated.
+    `column` is the type of the result, `origin` the names of the columns that `source` reads. `ragged`: the rows of
+    `source` are sequences of varying length; shorter ones are padded with `PADDING`, longer ones are truncated.
     """
 
     column: Column
@@ -30,8 +31,8 @@ class Feature:
     def like(self, name: str, row: Row, file: str) -> Feature:
         """The same numbers as rows of the type `row`; `name` and `file` are for messages.
 
-        DataError if their number differs, if their order differs (channels first or last), or if an integer type cannot
-        hold them. Sequences may get another length.
+        DataError if the shapes have different counts of numbers or order them differently (channels first or last), or
+        if an integer type cannot hold the numbers. Sequences may get another length.
         """
         fits = _same_order(self.column.shape, row.shape) or (self.ragged and len(row.shape) == 1)
         if not fits or not (row.dtype.is_float or np.can_cast(self.column.dtype.numpy, row.dtype.numpy, "safe")):
@@ -42,9 +43,10 @@ class Feature:
         return replace(self, column=replace(self.column, dtype=row.dtype, shape=tuple(row.shape), layout=layout))
 
     def take(self, dataset: Dataset, rows: Rows) -> Values:
-        """The given rows of `dataset`: [rows, *column.shape].
+        """The given rows of `dataset`, in the type `column`: [rows, *column.shape].
 
-        DataError for a number that is missing, NaN or infinite.
+        DataError for a row that cannot be read, and for a floating-point number that is missing, NaN or infinite after
+        the cast.
         """
         values = self.source.take(rows)
         if self.ragged:
@@ -76,7 +78,10 @@ def _same_order(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def concat_columns(dataset: Dataset, origin: Sequence[str]) -> Source:
-    """A source of rows with one number of each column: float32 [k]. The first `take` reads and joins the columns."""
+    """A source of rows with one number of each column: float32 [len(origin)]. The first `take` reads the columns.
+
+    A number beyond the range of float32 becomes infinite.
+    """
 
     def load() -> Values:
         block = np.empty((len(dataset), len(origin)), np.float32)
@@ -90,7 +95,7 @@ def concat_columns(dataset: Dataset, origin: Sequence[str]) -> Source:
 
 
 def pad_sequences(sequences: Values, length: int, dtype: DType) -> Values:
-    """Sequences as one array [rows, length]: shorter ones are padded with `PADDING`, longer ones are truncated."""
+    """Sequences as one `dtype` array [rows, length]: shorter ones are padded with `PADDING`, longer ones truncated."""
     result = np.full((len(sequences), length), PADDING, dtype.numpy)
     for row, sequence in enumerate(sequences):
         result[row, : len(sequence)] = sequence[:length]

@@ -35,8 +35,9 @@ def open_dataset(
     """Open a file or folder. Without `format` the format is detected from the content.
 
     `name` is the name of the dataset in messages, by default that of the file. Image files are resized to `image_size`
-    (height, width). `memory` bounds the bytes of columns in memory. DataError if it cannot be read; the message names
-    file, row and column.
+    (height, width). `memory` bounds the bytes of columns in memory; values are mostly read later, by `take`, and a
+    bound that is exceeded is a DataError there. DataError if the data cannot be read; the message names the file and,
+    where known, row and column.
     """
     path = Path(path)
     location = Location(path, name or path.name, Budget(memory), image_size)
@@ -83,9 +84,10 @@ def _detect_members(location: Location, members: Members) -> str:
 
 
 def check_format(path: Path) -> None:
-    """DataError for a file or folder of unknown format. Values are not read.
+    """Check that the format of a file or folder is known, without reading values; otherwise DataError.
 
-    A folder is uploaded as an archive, so a folder of .npy files counts as .npz.
+    A folder is uploaded as an archive, so a folder of .npy files counts as .npz. OSError or BadZipFile for a path that
+    cannot be read.
     """
     names = members_of(path).names if path.is_dir() else ()
     if not names or not all(name.endswith(".npy") for name in names):

@@ -41,7 +41,8 @@ def is_idx(members: Members) -> bool:
 def open_idx(location: Location, members: Members) -> Dataset:
     """A dataset whose columns and parts are given by the names of the files.
 
-    DataError for other names, for two files of the same column and part, or a damaged file.
+    DataError for other names or parts, for two files of the same column and part, parts with different columns, or a
+    damaged header. Damage after a header may show only when values are read.
     """
     if not members.names:
         raise location.error("expected IDX files, found none")

@@ -67,7 +67,7 @@ def _positions(grid: Grid, height: int, width: int) -> tuple[Any, Any]:
 def _interpolate(pixels: Any, corner: Any, beside: Any) -> Any:
     """Linear interpolation between the pixels at index `corner` and the next index: [N, H * W, C].
 
-    `beside`: the weight of the latter, from 0 to 1.
+    `beside`: the weight of the pixel at the next index, from 0 to 1.
     """
     left = pixels.take(corner, axis=0)
     right = pixels.take(corner + 1, axis=0)

@@ -28,10 +28,12 @@ def is_images(members: Members) -> bool:
 
 
 def open_images(location: Location, members: Members) -> Dataset:
-    """A dataset of the columns `image`, uint8 [height, width, 1 or 3], and `label`, the index of the class's folder.
+    """A dataset of the columns `image`, uint8 [height, width, 1 or 3], and `label`, int64: the index of the class.
 
-    Folders are ordered by name. The size is `image_size`, by default that of the first image, which all others must
-    have. If the first image is grayscale, all become grayscale, otherwise all become RGB.
+    The classes are the names of the folders, in order. The size is `image_size`, by default that of the first image,
+    which all others must have. If the first image is grayscale, all become grayscale, otherwise all become RGB. An
+    EXIF orientation is applied. DataError without images, for folders that do not fit (see `_image_files`), or for a
+    first image that cannot be read; the others are decoded by `take`.
     """
     if not is_images(members):
         raise location.error("holds no images")
@@ -60,7 +62,8 @@ class _ImageFile:
 def _image_files(location: Location, names: Sequence[str]) -> list[_ImageFile]:
     """The name, part and class of every image, from its folders; the part is "" if no folder names one.
 
-    DataError if an image is in no folder, or if the images are not in folders of the same depth and kind.
+    The class is the innermost folder, the part the folder around it. DataError if an image is in no folder, if only
+    some images have a part, or if they differ in the folders around part and class.
     """
     files, tops = [], dict[tuple[str, ...], str]()
     for name in names:
@@ -108,13 +111,16 @@ class _Reader:
 
     @classmethod
     def of(cls, location: Location, members: Members, first: str) -> _Reader:
-        """A reader with the size and number of channels of the image `first`."""
+        """A reader with the channels of the image `first`, and with its size unless `location` has an `image_size`."""
         probe = cls(location, members, (0, 0), False)
         size, mode = probe._with_image(first, lambda image: (_oriented_size(image), image.mode))
         return cls(location, members, location.image_size or size, mode in _GRAY)
 
     def pixels(self, name: str) -> Values:
-        """The pixels [height, width, channels]. DataError if the image cannot be read or has another size."""
+        """The pixels of an image, uint8 [height, width, channels].
+
+        DataError if the image cannot be read or, without `image_size`, has another size than the first one.
+        """
         return self._with_image(name, self._decode)
 
     def _decode(self, image: Any) -> Values:

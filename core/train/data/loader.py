@@ -31,12 +31,12 @@ _CHUNK_BYTES = 4 << 20  # most bytes of a chunk with several batches
 class Loader:
     """Batches of the given rows of `examples`. Order and random numbers depend on `seed` and the epoch only.
 
-    `workers` threads prepare batches ahead; with 0 the caller's thread makes each batch when it is needed. Without
-    `shuffle` rows keep their order. The last batch of an epoch has the remaining rows; `drop_last` leaves it out if it
-    is not full.
+    `workers` threads prepare batches ahead, and run until `close`; with 0 the caller's thread makes each batch when it
+    is needed. Without `shuffle` rows keep their order. The last batch of an epoch has the remaining rows; `drop_last`
+    leaves it out if it is not full. DataError if there is no row, or with `drop_last` fewer than a batch.
 
-    `transforms` augment the input that holds images, of which there must be exactly one. It becomes float32 in the same
-    layout and value range; `inputs` gives the resulting types.
+    `transforms` augment the input that holds images; DataError unless there is exactly one such input. It becomes
+    float32 in the same layout and value range; `inputs` gives the resulting types.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Loader:
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """The batches of an epoch without the first `skip`, which a resumed training has had already.
 
-        DataError if a row cannot be read, in place of its batch or of an earlier batch in the same chunk.
+        A batch maps the names of the inputs, and `target`, to arrays [batch, ...]. DataError if a row cannot be read,
+        in place of its batch or of an earlier batch in the same chunk. Only one epoch may be iterated at a time.
         """
         if self._pool is None:
             return chain.from_iterable(self._make_batches(number, rows) for rows in self._chunks(number, skip))

@@ -79,7 +79,10 @@ class ZipMembers:
 
 
 def members_of(path: Path) -> Members:
-    """The files of the folder or zip archive at `path`. The archive is closed when the object is garbage-collected."""
+    """The files of the folder or zip archive at `path`. The archive is closed when the object is garbage-collected.
+
+    OSError or BadZipFile if `path` is neither.
+    """
     if path.is_dir():
         return FolderMembers(path)
     members = ZipMembers(zipfile.ZipFile(path))

@@ -27,7 +27,8 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 def open_npz(location: Location) -> Dataset:
     """A dataset whose columns are the arrays. `x_train` and `x_test` are the parts `train` and `test` of column `x`.
 
-    DataError for files that are no arrays, pickles, damage, or if only some names name a part.
+    DataError for files that are no arrays, arrays of rank 0, pickles, damage, parts with different columns, or if only
+    some names name a part.
     """
     with zipfile.ZipFile(location.path) as archive:
         members = [_member(location, archive, info) for info in archive.infolist()]

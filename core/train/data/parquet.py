@@ -20,9 +20,10 @@ _TEXT_OVERHEAD = 64  # approximate bytes of a Python string besides its characte
 
 
 def read_parquet(file: TableFile) -> Dataset:
-    """A dataset of the columns that models can take; the others are in `left_out`.
+    """A dataset of the columns that models can take; the others are in `left_out`, with the reason.
 
-    DataError if the file is damaged or has no such column.
+    Columns of lists are read immediately, others on first use. DataError if the file is damaged, has two columns of one
+    name, a missing list or a missing number in a list, or no column that models can take.
     """
     table = _Parquet.of(file)
     sources: dict[str, Source] = {}
@@ -106,7 +107,7 @@ class _Parquet:
         return found
 
     def _numbers(self, name: str, dtype: DType) -> Values:
-        """The values of a column of numbers. Missing values are NaN if it is floating-point, otherwise DataError."""
+        """The values of a column of numbers, [rows]. A missing value is NaN in a float column, otherwise DataError."""
         self.file.location.spend(self.rows * dtype.itemsize, name)
         found = np.empty(self.rows, dtype.numpy)
         for start, chunk in self._chunks(name):

@@ -1,7 +1,7 @@
 """Philox4x32-10, a counter-based random number generator, for whole arrays.
 
-J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The numbers of a row depend on the seed, the
-epoch and the row only, not on the thread, the order of computation or the version of NumPy.
+J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The random bits of a row depend on the seed,
+the epoch, the stream and the row only, not on the thread, the order of computation or the version of NumPy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RowRandoms:
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
 
     def order(self, stream: int) -> Rows:
-        """The rows in random order, by sorting 64 random bits of each."""
+        """The rows in random order, as a new array: sorted by 64 random bits of each row."""
         words = self._words(stream, 2)
         return self.rows[np.argsort(words[:, 0] << _HALF | words[:, 1], kind="stable")]
 

@@ -108,7 +108,7 @@ Preprocess: TypeAlias = Annotated[Scale | Standardize | Resize, Field(discrimina
 class Plan:
     """Preprocessing steps with known statistics, by input.
 
-    `raw` are the types of the raw rows, `rows` those of the preprocessed rows that the model behind it takes.
+    `raw` are the types of the raw rows by input; `rows` are those of the preprocessed rows, which the model takes.
     """
 
     raw: Mapping[str, Column]
@@ -121,7 +121,7 @@ class Plan:
     def write(self, model: Graph) -> Graph:
         """A copy of `model` with the preprocessing in front of it, so that it takes raw rows.
 
-        Inputs without a plan stay as they are.
+        Inputs of the model that `raw` does not name stay as they are.
         """
         graph = Graph(model.name)
         writer = Writer(graph)

@@ -29,9 +29,9 @@ def split(
     """Split the rows: a share `held_out` for the test, a share `validation` for validation, the rest for training.
 
     A test or validation part that the files define themselves is used instead; the shares are those of the training
-    part, or of all rows that are in no such part. With `stratified` each class of a classification target has the same
-    share in each part, by the largest remainder method. DataError for a negative share, for shares whose sum is 1 or
-    more, or if no rows are left for training.
+    part, or of all rows that are in no such part. With `stratified` each class has about the same share in each part
+    (largest remainder method), if the target is one class per row. DataError for a negative share, for shares whose
+    sum is 1 or more, or if no rows are left for training.
     """
     if not (0 <= held_out < 1 and 0 <= validation < 1 and held_out + validation < 1):
         expected = "expected 0 or more with a sum below 1"

@@ -20,7 +20,7 @@ _SUFFIXES = {".csv": "csv", ".csv.gz": "csv", ".tsv": "csv", ".tsv.gz": "csv", "
 
 @dataclass(frozen=True)
 class TableFile:
-    """One file of a table: `raw` opens it, compressed or not."""
+    """One file of a table. `raw` opens the file as it is stored, compressed or not."""
 
     location: Location
     raw: Callable[[], IO[bytes]]
@@ -60,8 +60,8 @@ def format_of(members: Members) -> str | None:
 def open_tables(location: Location, read: Reader) -> Dataset:
     """One dataset of the tables in a file, folder or archive, each read by `read`.
 
-    Files of the same part are concatenated in the order of their names. DataError without tables, if columns differ, or
-    if only some files name a part.
+    Files of the same part are concatenated in the order of their names; files with other suffixes are ignored.
+    DataError without tables, if columns differ, or if only some files name a part.
     """
     if location.path.is_file() and not zipfile.is_zipfile(location.path):
         return read(TableFile(location, lambda: location.path.open("rb"), alone=True))
@@ -99,6 +99,6 @@ def _format(name: str) -> str | None:
 
 
 def _part(name: str) -> str:
-    """The part named by the first word of a file name that names one, such as `train`; otherwise empty."""
+    """The part named by the first word of a file's path that names one: `train` for `train/a.csv`; "" without one."""
     words = re.split(r"[^A-Za-z0-9]+", name)
     return next((part for word in words if (part := part_of(word))), "")

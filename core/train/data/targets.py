@@ -12,11 +12,14 @@ MAX_CLASSES = 1 << 16
 
 
 def class_targets(dataset: Dataset, column: str, expected: Sequence[str] | None) -> tuple[tuple[str, ...], Rows]:
-    """The class names, and the class index of each row (int64).
+    """The class names, and the class index of each row: int64 in the shape of the column.
 
-    The classes of a text column are its distinct values in code point order. Whole numbers are class indices from 0.
-    `expected` are the class names of a model, with which classes are matched by name. DataError for a number that is
-    not a class index, or a name that is not in `expected`.
+    The classes of a text column are its distinct values in code point order. Whole numbers are class indices from 0,
+    with the names of the column if it has any, otherwise "0", "1" and so on. `expected` are the class names of a model,
+    None without one: they replace the names, and names of text or of the column are matched with them.
+
+    DataError for a missing class, a number that is not a class index, more than 65,536 classes, or a name that is not
+    in `expected`.
     """
     values = dataset.sources[column].take(np.arange(len(dataset)))
     names = dataset.columns[column].classes
@@ -47,7 +50,7 @@ def _text_classes(dataset: Dataset, column: str, values: Values) -> tuple[tuple[
 
 
 def _whole_numbers(dataset: Dataset, column: str, values: Values) -> Rows:
-    """The numbers as int64. DataError unless all are whole numbers."""
+    """The numbers as int64. DataError unless all are whole numbers, and floating-point ones below 2**31."""
     if values.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             odd = np.argwhere(~(np.isfinite(values) & (values == np.floor(values)) & (abs(values) < 2**31)))

@@ -125,7 +125,7 @@ class Cutout(Augment):
     def _covered_pixels(self, place: NDArray[np.float32], size: int) -> NDArray[np.bool_]:
         """bool [N, size]: which of the `size` pixels along an axis the square of each image covers.
 
-        `place`, from 0 to 1, is the position of its center, which is always on the image.
+        `place` [N] is the position of the square's center as a share of the axis, from 0 to below 1.
         """
         start = (place * size).astype(np.int64)[:, None] - self.size // 2
         pixels = np.arange(size)
@@ -157,6 +157,7 @@ def inverse_matrices(
 ) -> NDArray[np.float32]:
     """Matrices [N, 2, 2] from positions in the result to positions in the source, (down, right) from the center.
 
+    `angle` and `shear` are in radians; all arguments are float32 [N].
     The result is the source sheared along its rows, then scaled, then rotated counter-clockwise.
     """
     cos, sin, tan = np.cos(angle) / factor, np.sin(angle) / factor, np.tan(shear)

@@ -22,10 +22,12 @@ def dataset_for(data: Data, path: Path) -> Dataset:
 
 
 def examples_for(data: Data, dataset: Dataset, parent: Parent | None = None, *, cast: bool = True) -> Examples:
-    """The examples that a recipe selects from a dataset; by default the columns named as the inputs of `parent`.
+    """The examples that `data` selects from `dataset`, with the class names of `parent` if it has any.
 
-    With `cast` their rows get the dtypes and shapes of the parent's inputs, if these are known. DataError if the names
-    of the inputs differ from the model's, or if rows do not fit.
+    Without `data.inputs` the inputs are the default of `select`; if that is one input and the parent has one, too, it
+    gets the name of the parent's. With `cast` rows get the dtypes and shapes of the parent's inputs, unless one of them
+    has a symbolic dimension after the batch. DataError if columns do not fit `data`, if the names of the inputs differ
+    from the parent's, or if rows cannot be cast.
     """
     examples = _select(data, dataset, data.inputs, parent)
     if parent is None:
@@ -41,7 +43,7 @@ def examples_for(data: Data, dataset: Dataset, parent: Parent | None = None, *, 
 
 
 def split_of(data: Data, examples: Examples) -> Split:
-    """The split of the rows into training, validation and test."""
+    """The split of the rows into training, validation and test, as `data` says. DataError if no rows train."""
     return split(examples, data.held_out, data.validation, data.stratified, data.seed)
 
 
@@ -57,7 +59,7 @@ def row_types_of(model: Graph) -> dict[str, Column] | None:
 
 
 def check_classes(output: TensorType, examples: Examples) -> None:
-    """DataError if the model's output has fewer classes than the data."""
+    """DataError if the model's output has fewer classes (axis 1) than the data; a symbolic axis passes."""
     classes, outputs = examples.classes, output.dims[1] if output.rank > 1 else 1
     if classes is not None and isinstance(outputs, int) and outputs < len(classes):
         message = f"has {len(classes)} classes, but the model's output {output} has {outputs}"
@@ -65,7 +67,10 @@ def check_classes(output: TensorType, examples: Examples) -> None:
 
 
 def check_tokens(examples: Examples, vocabulary: int) -> None:
-    """DataError for a value of an integer input that is no token, which are 0 to `vocabulary` - 1. Reads all rows."""
+    """DataError if an int32 or int64 input has a value that is not from 0 to `vocabulary` - 1.
+
+    Reads all rows of these inputs.
+    """
     tokens = [feature for feature in examples.features.values() if feature.column.dtype in (DType.INT64, DType.INT32)]
     for feature in tokens:
         for start in range(0, len(examples), _CHUNK_ROWS):

@@ -16,7 +16,10 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `default` is JSON; empty: the key is required, `-`: it may be left out."""
+    """One key. `default` is JSON; empty: the key is required, `-`: it may be left out, and has no simple default.
+
+    In `Table.settings` all defaults are empty, since alternative tables can have different ones.
+    """
 
     name: str
     default: str
@@ -25,7 +28,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several tables that a key may hold: the key and value that choose it, and its other keys."""
+    """One of several tables that a key may hold: the key and value that choose it, and its other keys (`settings`).
+
+    `value` is JSON; `"..."` stands for any text.
+    """
 
     tag: str
     value: str
@@ -35,7 +41,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Table:
-    """The table that a key of the recipe holds: its keys, or several choices and the meaning of each setting once."""
+    """The table that a key of the recipe holds: its `keys`, or the `choices` among several tables.
+
+    With `choices`, `settings` has the meaning of each setting once.
+    """
 
     name: str
     meaning: str
@@ -50,7 +59,7 @@ def recipe_keys() -> tuple[Key, ...]:
 
 
 def recipe_tables() -> tuple[Table, ...]:
-    """Return the tables that keys of a recipe may hold."""
+    """Return one `Table` for each key of a recipe that holds a table."""
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
     fields = {name: (field, _tables(field, definitions)) for name, field in schema["properties"].items()}
@@ -76,7 +85,7 @@ def _choice(table: Schema) -> Choice:
 
 
 def _settings(tables: list[Schema], definitions: Schema) -> Iterator[Key]:
-    """Yield each setting of alternative tables once. If tables give it different meanings, each has its tables."""
+    """Yield each setting of alternative tables once. If its meanings differ, each follows the tags of its tables."""
     meanings: dict[str, dict[str, list[str]]] = {}  # by setting: each meaning with the tables that give it
     for table in tables:
         tag, field = _tag(table)
@@ -109,7 +118,7 @@ def _default(name: str, field: Schema, table: Schema) -> str:
 
 
 def _meaning(field: Schema, definitions: Schema | None = None) -> str:
-    """Return a field's description. If the field is a small table of its own, its keys follow."""
+    """Return a field's description. With `definitions`, the keys of a field that holds one table follow."""
     text: str = field.get("description", "")
     tables = _tables(field, definitions) if definitions else []
     if len(tables) == 1:

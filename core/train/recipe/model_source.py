@@ -1,4 +1,4 @@
-"""Reads the argument `model` of `fit`: an architecture, an ONNX file, a graph, or a module of `lathe.core.nn`."""
+"""Reads the argument `model` of `fit`: an architecture, an ONNX file, a graph, a module, or a recipe's table."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _EXPECTED = f"an architecture ({', '.join(ARCHITECTURES)}), an ONNX file, a lath
 class ModelSource:
     """A model to train, as the argument `model` of `fit` names it.
 
-    `table` is the recipe's table `model`. `first` makes the model with its initial weights from recipe and dataset;
-    None if the table alone says how. If the caller passed a module object, `module` is that object, which gets the
-    trained weights.
+    `name` is the default name of the training's folder. `table` is the recipe's table `model`. `first` makes the model
+    with its initial weights from recipe and dataset; None if the table alone says how. If the caller passed a module
+    object, `module` is that object, which gets the trained weights.
     """
 
     name: str
@@ -43,10 +43,11 @@ class ModelSource:
 def model_source_of(
     model: ModelArgument, table: Mapping[str, Any] | None, inputs: Mapping[str, str] | None
 ) -> ModelSource:
-    """Read the argument `model` of `fit`.
+    """Read the argument `model` of `fit`; None stands for the model that `table` describes.
 
     `table` is the recipe's table `model`, which the argument replaces; settings in it that fit the argument stay.
-    `inputs` are the types with which a module is traced. RecipeError for a value that is not a model.
+    `inputs` are the types with which a module is traced. RecipeError for a value that is not a model, for None without
+    a table, and for `inputs` with a model that is no module.
     """
     own = dict(table) if isinstance(table, Mapping) else {}
     if inputs is not None and not _is_module(model):
@@ -65,7 +66,7 @@ def model_source_of(
 def _learner_of_object(model: ModelArgument, table: dict[str, Any], inputs: Mapping[str, str] | None) -> ModelSource:
     """The source for a file, a graph, a module or a class of modules. RecipeError for another value.
 
-    `table` is its table `model`.
+    `table` is the recipe's table `model` for it.
     """
     if isinstance(model, str | os.PathLike):
         path = Path(model)
@@ -98,7 +99,7 @@ def _kind(model: object) -> str:
 def _make_module(kind: type[nn.Module], recipe: Recipe) -> nn.Module:
     """An object of a module class, with initial weights drawn with the recipe's seed.
 
-    RecipeError if its constructor needs arguments.
+    RecipeError if the constructor raises a TypeError, as one that needs arguments does.
     """
     try:
         with nn.seeded(recipe.seed):
@@ -111,8 +112,9 @@ def _trace(module: nn.Module, recipe: Recipe, dataset: Dataset, inputs: Mapping[
     """A module as a graph with the recipe's output name.
 
     Without `inputs` the module takes what an architecture would: rows of the data as float32, channels first; tokens
-    stay integers. The conversion from the rows of the data becomes part of the graph, now or, if the recipe has
-    preprocessing, in `set_up_training`.
+    stay integers. The conversion from the rows of the data becomes part of the graph: here or, if the recipe has
+    preprocessing, in `set_up_training`. TraceError or ModelError if the module cannot be traced, DataError for columns
+    that do not fit the recipe.
     """
     ready, output = plan_model_rows(recipe, dataset)
     if inputs is not None:

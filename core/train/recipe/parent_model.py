@@ -39,7 +39,7 @@ def graph_files(graph: Graph) -> dict[str, bytes]:
 def read_parent(path: Path) -> Parent:
     """A model from an ONNX file with its class names, or from a folder with `graph_files`, which has none.
 
-    ModelError if it cannot be read.
+    ModelError if the content is not valid, OSError if a file cannot be read.
     """
     if path.is_dir():
         graph = parse_graph((path / _TEXT).read_text(), (path / _WEIGHTS).read_bytes())
@@ -60,7 +60,7 @@ def with_classes(model: bytes, classes: Sequence[str] | None) -> bytes:
 
 
 def classes_of(model: bytes) -> tuple[str, ...] | None:
-    """The class names in an ONNX model's metadata, None without any. ModelError if the metadata are invalid."""
+    """The class names in an ONNX model's metadata; None without any. ModelError if they or the file are invalid."""
     try:
         props = {entry.key: entry.value for entry in onnx.load_model_from_string(model).metadata_props}
         names = json.loads(props[_KEY]) if _KEY in props else None

@@ -70,7 +70,10 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
 
 
 class RecipeError(LatheError):
-    """An invalid recipe. The message names each invalid field, what was expected and what was given."""
+    """An invalid recipe, or an invalid argument of `fit`.
+
+    The message names each invalid field or the argument, what was expected and what was given.
+    """
 
 
 class Data(Section):
@@ -263,7 +266,10 @@ class Recipe(Section):
 
 
 def read(path: Path) -> Recipe:
-    """A recipe from a TOML or JSON file. RecipeError names the file and every invalid field."""
+    """A recipe from a file: JSON if its name ends in `.json`, otherwise TOML.
+
+    RecipeError names the file and every invalid field. OSError if the file cannot be read.
+    """
     data = _content(path)
     try:
         return from_json(data) if path.suffix == ".json" else from_toml(data)
@@ -272,7 +278,10 @@ def read(path: Path) -> Recipe:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The unvalidated tables of a TOML or JSON file, which may be part of a recipe. RecipeError naming the file."""
+    """The unvalidated tables of a file as for `read`, which may be only a part of a recipe.
+
+    RecipeError, which names the file, if it is too large or neither JSON nor TOML. OSError if it cannot be read.
+    """
     data = _content(path)
     try:
         return _json(data) if path.suffix == ".json" else _toml(data)

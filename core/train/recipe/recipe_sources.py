@@ -19,7 +19,10 @@ _DEFAULT_OPTIMIZER = "adam"  # if neither the recipe nor the arguments name one
 
 
 def tables_of(recipe: RecipeArgument) -> dict[str, Any]:
-    """The tables of a recipe; empty for None. RecipeError for an invalid file or a value of another type."""
+    """The unvalidated tables of a recipe: those of a file or mapping, the set fields of a `Recipe`; empty for None.
+
+    RecipeError for an invalid file or a value of another type, OSError for a file that cannot be read.
+    """
     if recipe is None:
         return {}
     if isinstance(recipe, Recipe):
@@ -41,7 +44,8 @@ def complete_recipe(
 ) -> Recipe:
     """The recipe in `tables`, with the arguments that are not None in place of its fields.
 
-    The default optimizer is Adam. RecipeError names every invalid field.
+    `optimizer` replaces the whole table; `rate` replaces the rate of the optimizer. The default optimizer is Adam.
+    RecipeError names every invalid field.
     """
     values = dict(tables)
     values |= {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}

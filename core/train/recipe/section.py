@@ -31,7 +31,8 @@ def make_part(
 ) -> type[Part]:
     """A subclass of `Part`: the table whose `kind` makes objects of the dataclass `target`.
 
-    `meaning` describes it, `settings` its fields; fields of `target` in `leave` are not in the table.
+    `meaning` describes the table. `settings` has the pydantic field of each field of `target` by name. Fields of
+    `target` in `leave` are not in the table.
     """
     hints = get_type_hints(target)
     definitions: dict[str, Any] = {"kind": (Literal[kind], Field(description=meaning))}

@@ -61,7 +61,10 @@ class Choices(Section):
 
 
 class Sweep(Section):
-    """A search for the settings that are best on validation rows. The first trial has the recipe's own values."""
+    """A search for the settings that are best on validation rows.
+
+    The first trial has the recipe's own values, unless one of them lies outside the space (see `default`).
+    """
 
     recipe: dict[str, Any] = Field(description="The recipe of each trial, apart from the fields of `space`.")
     space: dict[str, Between | Choices] = Field(

@@ -28,8 +28,8 @@ from lathe.core.train.zoo.transformer import TransformerEncoder
 class Resources:
     """The resources of a training.
 
-    `threads` compute, by default one per available CPU. `cache_dir` is the cache of compiled code. `workers` threads
-    prepare batches. `keep_free` bytes of the disk stay free.
+    `threads` compute, by default one per available CPU. `cache_dir` is the folder of the cache of compiled code, None
+    for the default. `workers` threads prepare batches. `keep_free` bytes of the disk stay free.
     """
 
     threads: int | None = None
@@ -46,7 +46,8 @@ class TrainingSetup:
     """The objects of a training that is ready to begin.
 
     `model` takes rows of the dataset. The model of `learner` has the same weights, and takes the batches of `loader`,
-    whose types can differ because of augmentation.
+    whose types can differ because of augmentation. `evaluation` runs `model` on the weights of `learner`. The owner
+    closes `learner`.
     """
 
     recipe: Recipe
@@ -67,7 +68,7 @@ class TrainingSetup:
         return self.recipe.judge or ("accuracy" if self.examples.classes is not None else "loss")
 
     def loader(self) -> Loader:
-        """The loader of the training batches."""
+        """A new loader of the training batches, which the caller closes."""
         return _loader(self.recipe, self.examples, self.split.train, self.resources.workers)
 
 
@@ -83,9 +84,10 @@ def plan_model_rows(recipe: Recipe, dataset: Dataset) -> tuple[Plan, str]:
 def set_up_training(
     recipe: Recipe, dataset: Dataset, parent: Parent | None = None, resources: Resources = DEFAULT_RESOURCES
 ) -> TrainingSetup:
-    """Make the objects of a training with `resources`; `parent` is the model to fine-tune.
+    """Make the objects of a training with `resources`; `parent` is the model to fine-tune, if any.
 
-    RecipeError, DataError or ModelError if recipe, data and parent do not fit.
+    RecipeError, DataError or ModelError if recipe, data and parent do not fit together, or if the device of the recipe
+    does not exist (UnsupportedError, a ModelError).
     """
     examples = examples_for(recipe.data, dataset, _parent(recipe, parent), cast=not recipe.preprocess)
     parts = split_of(recipe.data, examples)

@@ -9,15 +9,16 @@ from typing import Any
 
 from lathe.core.train.run.events import Event, read
 
-Curve = list[tuple[float, float]]  # steps, values
+Curve = list[tuple[float, float]]  # points (step, value)
 
 
 @dataclass
 class History:
     """Curves over the number of steps, by name.
 
-    `train` has loss, rate and throughput of the `step` events, `validation` the metrics after each epoch. `epochs` has
-    the number of steps at the end of each epoch.
+    `train` has `loss`, `rate`, `rows_per_second`, and in float16 `loss_scale` and `skipped`, of the `step` events, and
+    `epoch loss`, the mean loss of each epoch. `validation` has the metrics after each epoch. `epochs` has the number of
+    steps at the end of each epoch.
     """
 
     started: dict[str, Any] = field(default_factory=dict)
@@ -64,5 +65,5 @@ def history(events: Iterable[Event]) -> History:
 
 
 def read_history(folder: Path) -> History:
-    """The history of a training so far, from its folder."""
+    """The history of a training so far, from its folder; an empty one without events."""
     return history(read(folder))

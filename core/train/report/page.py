@@ -23,9 +23,10 @@ _CLASSES_SHOWN = 40  # most classes of a confusion matrix that is drawn: a large
 
 
 def write(folder: Path, threads: int | None = None) -> Path:
-    """Write the report of a finished training into its result folder, atomically; returns its path.
+    """Write the report of a finished training into its result folder, atomically; returns the report's path.
 
-    OSError if there is no disk space.
+    Compiles the model and times its operators on `threads` threads, by default one per available CPU. OSError if a file
+    cannot be read or written.
     """
     path = folder / FOLDER / FILE
     write_file(path, page(folder, slowest_operators((folder / FOLDER / MODEL).read_bytes(), threads=threads)).encode())
@@ -33,9 +34,9 @@ def write(folder: Path, threads: int | None = None) -> Path:
 
 
 def page(folder: Path, operators: Sequence[Mapping[str, Any]] = (), opening: str = "") -> str:
-    """The HTML document for a folder with a result. `operators` are entries of `slowest_operators`.
+    """The HTML document for the work folder of a training that has a result.
 
-    `opening` is HTML that comes first.
+    `operators` are entries of `slowest_operators`. `opening` is HTML that comes first.
     """
     record, history = read_metrics(folder), read_history(folder)
     parts = [opening, _summary(record, history), _plots(history, record)]

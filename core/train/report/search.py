@@ -19,7 +19,7 @@ Trials = Sequence[Mapping[str, Any]]  # of metrics.json: trial, state, merit, va
 def search_section(search: Mapping[str, Any], merits: Mapping[int, Mapping[int, float]]) -> str:
     """The section on a search as HTML. `search` is the entry `sweep` of metrics.json.
 
-    `merits`: by number of the trial and epoch; higher is better.
+    `merits` maps the number of a trial to its validation metric by epoch; higher is better.
     """
     trials = sorted(search["trials"], key=_rank)
     best = [trial["trial"] for trial in trials[:_CURVES] if merits.get(trial["trial"])]
@@ -37,7 +37,7 @@ def search_section(search: Mapping[str, Any], merits: Mapping[int, Mapping[int, 
 
 
 def _rank(trial: Mapping[str, Any]) -> tuple[bool, float, int]:
-    """A sort key: complete trials first, then by merit, the best first."""
+    """A sort key: complete trials first, then by merit, the best first and None last, then by number."""
     merit = trial["merit"]
     return trial["state"] != "complete", float("inf") if merit is None else -merit, trial["trial"]
 

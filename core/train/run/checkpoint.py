@@ -28,7 +28,7 @@ _CHECKPOINTS_KEPT = 2
 
 
 class DamagedCheckpoint(LatheError):
-    """A checkpoint that cannot be read, or whose content does not match its digest."""
+    """A checkpoint that cannot be read, has another format, or whose content does not match its digest."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class Checkpoint:
 
 
 def save(folder: Path, step: int, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into a training's folder and remove old ones; returns its path. `step`: its number of steps.
+    """Write a checkpoint into a training's folder, then remove all but the newest two; returns its path.
 
-    After an OSError the earlier checkpoints are unchanged.
+    `step` is the number of steps of the training so far, which names the checkpoint. After an OSError the earlier
+    checkpoints are unchanged.
     """
     from safetensors.numpy import save as serialize
 
@@ -64,7 +65,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Read a checkpoint. DamagedCheckpoint if it is incomplete or its content does not match its digest."""
+    """Read the checkpoint after `step` steps. DamagedCheckpoint if it is missing, incomplete or damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load as parse
 
@@ -94,7 +95,7 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _remove_old(checkpoints: Path) -> None:
-    """Remove all but the newest checkpoints, and incomplete folders that a crash has left."""
+    """Remove all but the newest two checkpoints, and incomplete folders that a crash has left."""
     newest_names = {str(step) for step in steps(checkpoints.parent)[:_CHECKPOINTS_KEPT]}
     for path in checkpoints.iterdir():
         if path.name not in newest_names:

@@ -1,4 +1,4 @@
-"""Atomic, durable writes: files and folders appear complete or not at all, even if process or machine crash."""
+"""Durable writes: files and folders appear complete or not at all, even if the process or the machine crashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def reserve_disk_space(size: int) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: to a temporary file, synced and renamed. After an OSError the old file is unchanged."""
+    """Write a file atomically: to a temporary file, synced and renamed. After an OSError the old file is unchanged.
+
+    The OSError has the name of the file without its folder, as that of `write_folder` does.
+    """
     try:
         replace_file(path, content, durable=True)
     except OSError as error:
@@ -29,10 +32,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of files in one step, replacing an existing one. After an OSError nothing new is left.
+    """Write a folder with `files`, content by name: into a temporary folder, synced and renamed to `path`.
 
-    OSError (ENOSPC), too, if fewer bytes would be left on the disk than `reserve_disk_space` demands. The folder to
-    be replaced still counts as used.
+    An existing folder at `path` is removed just before the rename: after a crash in between there is none. After an
+    OSError no incomplete folder is left. OSError (ENOSPC), too, if fewer bytes would be left on the disk than
+    `reserve_disk_space` demands; a folder to be replaced still counts as used.
     """
     aside = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:

@@ -1,7 +1,8 @@
 """Evaluates a model on data, in a work folder like that of a training.
 
 recipe.json           an `EvaluationRequest`
-result/metrics.json   the model's metrics and its slowest operators
+result/metrics.json   the model's metrics and, if `operators` is true, its slowest operators
+events.jsonl          the events `done` or `failed`
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def run_evaluation(
 ) -> Outcome:
     """Run the evaluation in the folder unless it has a result; DONE, or STOPPED if `stop` returned true.
 
-    Occupied if another process works here. RecipeError, DataError or ModelError if configuration, data and model do not
-    fit together. OSError if the result cannot be written.
+    `sources.parent` is the model, by default `parent.onnx` in the folder. `watch` gets the events. Occupied if another
+    process works here. RecipeError, DataError or ModelError if configuration, data and model do not fit together.
+    OSError if a file cannot be read, or the result cannot be written.
     """
     with hold_lock(folder), events.EventLog(folder, watch) as event_log:
         if (folder / result.FOLDER).is_dir():
@@ -82,10 +84,10 @@ def run_evaluation(
 def evaluate(
     request: EvaluationRequest, dataset: Dataset, model: Path, resources: Resources, stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Evaluate the model in the file `model`; returns the content of metrics.json.
+    """Evaluate the model in the ONNX file `model`; returns the content of metrics.json, and writes no file.
 
-    Stopped if `stop`, asked before each batch, returns true. RecipeError, DataError or ModelError if configuration,
-    data and model do not fit together.
+    Stopped if `stop`, called before each batch, returns true. DataError or ModelError if configuration, data and model
+    do not fit together, or if the split has no such rows.
     """
     began, parent = perf_counter(), read_parent(model)
     base = Parent(parent.model, request.classes or parent.classes)

@@ -1,10 +1,11 @@
-"""The event log of a training: lines of JSON in its folder's `events.jsonl`, which is append-only.
+"""The event log of a training, evaluation or search: lines of JSON in `events.jsonl` of its folder, appended only.
 
-    started     rows {train, validation, test}, epochs, steps_per_epoch, batch, parameters, outputs, data, seed, version
+    started     rows {train, validation, test}, epochs, steps_per_epoch, batch, parameters, judge, data, seed, version
     resumed     step, epoch: earlier lines about later steps are void
-    step        step, epoch, loss (mean since the last one), rate, rows_per_second, seconds; in float16 also loss_scale,
-                skipped (updates so far that were skipped because gradients overflowed)
-    epoch       epoch, step, loss (mean of its steps), validation {metric: value}, best, seconds
+    step        step, epoch, loss (mean since the last `step` event), rate, rows_per_second (or null), seconds; in
+                float16 also loss_scale, skipped (updates so far that were skipped because gradients overflowed)
+    epoch       epoch, step, loss (mean of its rows), seconds; with validation rows also validation {metric: value} and
+                best (whether this epoch is the best so far)
     checkpoint  step
     log         message
     trial       trial, state, values, merit, error, ended, trials, best, seconds: of a sweep, whose `started` has
@@ -12,8 +13,9 @@
     done        metrics, seconds
     failed      error
 
-Every line also has `kind` and `time` (seconds since 1970). Steps and epochs count from 1. `seconds` is the time of
-training without compilation, summed over all processes that worked on it.
+Every line also has `kind` and `time` (seconds since 1970). Steps and epochs count from 1. In a training, `seconds` is
+its time without compilation, summed over all processes that worked on it. In a search it is the time since the present
+process began the search, in an evaluation the time of the evaluation.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ Watcher: TypeAlias = Callable[[Event], None]
 
 
 def read(folder: Path) -> Iterator[Event]:
-    """The events of a training so far; an incomplete last line is left out."""
+    """The events in a folder so far, in order; an incomplete last line is left out. No events if there is no file."""
     path = folder / FILE
     if not path.exists():
         return
@@ -59,7 +61,8 @@ def read(folder: Path) -> Iterator[Event]:
 class EventLog:
     """The event log of a folder, open for appending, and an optional watcher that gets every event.
 
-    If the disk is full, lines are lost and the training continues. Each line is written completely or not at all.
+    Opening the log removes an incomplete last line. If the disk is full, lines are lost and the training continues.
+    Each line is written completely or not at all. `close` closes the file.
     """
 
     def __init__(self, folder: Path, watch: Watcher | None = None) -> None:

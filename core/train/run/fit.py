@@ -61,13 +61,14 @@ def fit(
     other input types, such as {"x": "float32[n,1,28,28]"}. A module object holds the trained weights afterwards. A
     class is instantiated with random weights drawn with the recipe's seed.
 
-    `out` is the folder of the training. By default it is named after the recipe or the model, with a number if there is
-    another training. `resume` continues the training in `out`, with the model stored there. `threads` compute, by
-    default one per available CPU. `progress` shows a progress bar, `curves` the loss and the metrics below it. Ctrl-C
-    writes a checkpoint and raises KeyboardInterrupt.
+    `out` is the folder of the training. By default it is in the working directory, named after the recipe's file or the
+    model, with a number if there is another training. `resume` continues the training in `out`, with the model stored
+    there. `threads` compute, by default one per available CPU. `progress` shows a progress bar, `curves` the loss and
+    the metrics below it. Ctrl-C in the main thread writes a checkpoint and raises KeyboardInterrupt.
 
-    RecipeError, DataError, ModelError or FolderError for arguments that are invalid or do not fit together. Diverged
-    if the loss becomes infinite or NaN. OSError if there is no disk space for the result.
+    RecipeError, DataError, ModelError or FolderError for arguments that are invalid or do not fit together, Occupied if
+    another process trains in the folder. Diverged if the training diverges. OSError if a file cannot be read, or if
+    there is no disk space for the result.
     """
     tables = tables_of(recipe)
     learner = model_source_of(model, tables.get("model"), inputs)
@@ -88,7 +89,7 @@ def fit(
 
 
 def _dataset(data: Any, config: Recipe) -> Dataset:
-    """Read the argument `data` of `fit`. DataError for a value of another type."""
+    """Read the argument `data` of `fit`; a pair becomes the columns `x` and `y`. DataError for another type."""
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | os.PathLike):
@@ -105,7 +106,7 @@ def _dataset(data: Any, config: Recipe) -> Dataset:
 
 
 def _folder(out: str | os.PathLike[str] | None, resume: bool, name: str) -> Path:
-    """The folder of a training: `out`, or the first of NAME, NAME-2, NAME-3 ... that is free.
+    """The folder of a training: `out`, or the first free one of NAME, NAME-2, NAME-3 ... in the working directory.
 
     FolderError for `resume` without `out`.
     """

@@ -14,7 +14,7 @@ from lathe.core.train.run import work_folder
 
 
 class FolderError(LatheError):
-    """The folder has another training, or has no training to resume."""
+    """The folder has another training, has no training to resume, or is not named."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ def begin_training(
 ) -> None:
     """Write the recipe and the initial model into the folder; with `resume` only check that it has this recipe.
 
-    `first` makes the initial model, an ONNX file or a graph; None if the recipe does. `said` is the name of the recipe
-    in messages, `words` are those of options. FolderError if the folder has another training, or with `resume` none.
+    `first` makes the initial model, the bytes of an ONNX file or a graph; None if the recipe describes it. `said` is
+    the name of the recipe in messages, `words` are the names of options. FolderError if the folder has a training with
+    a checkpoint or result already; with `resume` if it has no training, or one with another recipe.
     """
     if resume:
         if not (folder / work_folder.RECIPE).exists():
@@ -54,8 +55,8 @@ def begin_training(
 def initial_model_reader(config: Recipe, file: Path, parent: Path | None = None) -> Callable[[], bytes] | None:
     """A function that reads the initial model as the bytes of an ONNX file; None if there is no such file.
 
-    It reads the file that the recipe names, relative to the folder of the recipe's `file`, or else `parent`. The
-    function raises RecipeError if the file that the recipe names does not exist.
+    The function reads the file that the recipe names, relative to the folder of the recipe's `file`; if the recipe
+    names no file, it reads `parent`. It raises RecipeError if the file that the recipe names does not exist.
     """
     if isinstance(config.model, OnnxModel):
         path = file.parent / config.model.onnx

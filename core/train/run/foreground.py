@@ -24,7 +24,7 @@ def run_in_foreground(
 ) -> Outcome:
     """Run the training in the folder, and show its progress on the console, if given; `curves`: with charts.
 
-    Ctrl-C stops it with a checkpoint. Result and errors are those of `run_training`.
+    Ctrl-C, in the main thread, stops the training with a checkpoint. Result and errors are those of `run_training`.
     """
     with catch_interrupt() as interrupted:
         if console is None:
@@ -44,8 +44,8 @@ def run_in_foreground(
 def catch_interrupt() -> Iterator[Callable[[], bool]]:
     """Context manager: gives a function that says whether Ctrl-C was pressed.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. Outside the main thread signals cannot be handled, and the
-    function always returns False.
+    A second Ctrl-C raises KeyboardInterrupt at once. The handler before is restored at the end. Outside the main thread
+    signals cannot be handled, and the function always returns False.
     """
     if threading.current_thread() is not threading.main_thread():
         yield never_stop

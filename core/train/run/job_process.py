@@ -4,18 +4,19 @@
                                                     [--cache DIR] [--workers N] [--owner PID] [--keep-free BYTES]
 
 The other kinds of jobs have the same arguments: see sweep_process.py and evaluation_process.py. FOLDER/recipe.json says
-what to do: see work_folder.py. The process may be killed at any time; a new process resumes the work. On SIGTERM it
-writes a checkpoint and ends. Exit status:
+what to do: see work_folder.py. The process may be killed at any time; a new process resumes the work. On SIGTERM a
+training or search writes checkpoints, and the process ends. Exit status:
 
     0    FOLDER/result exists
-    2    recipe, data or model are invalid
+    1    unexpected error: standard error has the traceback
+    2    recipe, data or model are invalid, the training diverged, or the arguments are wrong
     3    out of memory
-    4    the disk is full
+    4    the disk is full, or a file would exceed its limit
     73   another process works in FOLDER
     75   stopped by SIGTERM
 
-With the statuses 2, 3, 4 and 73 it prints {"error": ...} on standard output. Standard error is the job's log: see
-log_lines.py.
+With the statuses 2 (except for wrong arguments), 3, 4 and 73 it prints {"error": ...} on standard output. Standard
+error is the job's log: see log_lines.py.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class StopRequest:
 def run_child(description: str, load: Callable[[], Work], argv: Sequence[str] | None = None) -> int:
     """Run the function that `load` returns with the arguments of the command line; returns the exit status.
 
-    `load` does the slow imports. It is called after the handler of SIGTERM is installed.
+    `load` does the slow imports. It is called after the handler of SIGTERM is installed. Errors with an exit status of
+    their own are printed; others are raised.
     """
     stop = StopRequest()
     arguments = _parser(description).parse_args(argv)

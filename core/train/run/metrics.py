@@ -1,6 +1,7 @@
 """Metrics of a model's outputs against targets, accumulated batch by batch.
 
-Memory is bounded by the number of classes. Only the area under the ROC curve stores scores, at most `MAX_SCORES`.
+Memory is bounded by the number of classes, or of numbers per row. Only the area under the ROC curve stores scores, at
+most `MAX_SCORES`.
 Definitions are those of scikit-learn, also for divisions by zero.
 """
 
@@ -51,7 +52,11 @@ def metric_collector(classes: int | None) -> MetricCollector:
 
 
 class ClassificationMetrics:
-    """Classification metrics of logits or log-probabilities [N, C, ...] against class indices [N, ...]."""
+    """Classification metrics of logits or log-probabilities [N, C, ...] against class indices [N, ...].
+
+    `classes` is C. `values` has `accuracy`, the macro averages `precision`, `recall` and `f1`, and `log_loss`; for more
+    than 5 classes `top5`; and `auc` if it is defined (see `RocArea.value`).
+    """
 
     def __init__(self, classes: int) -> None:
         self.counts = ClassCounts(classes)
@@ -159,23 +164,23 @@ class ClassCounts:
 
     @property
     def recall(self) -> Vector:
-        """Per class: the share of its rows that were predicted correctly."""
+        """Per class [C]: the share of its rows that were predicted correctly; 0 without rows."""
         return _share(self.table[2], self.table[0])
 
     @property
     def precision(self) -> Vector:
-        """Per class: the share of its predictions that are correct."""
+        """Per class [C]: the share of its predictions that are correct; 0 without predictions."""
         return _share(self.table[2], self.table[1])
 
     @property
     def f1(self) -> Vector:
-        """Per class: the harmonic mean of precision and recall."""
+        """Per class [C]: the harmonic mean of precision and recall; 0 if the class does not occur."""
         return _share(2 * self.table[2], self.table[0] + self.table[1])
 
     def macro(self, values: Vector) -> float:
         """The mean of `values` over the classes that occur among targets or predictions (macro average).
 
-        0 if no class does.
+        0 if no class occurs.
         """
         occurs = self.table[:2].any(axis=0)
         return float(values[occurs].mean()) if occurs.any() else 0.0
@@ -232,7 +237,7 @@ class RocArea:
     _size: int = 0
 
     def add(self, target: Values, probabilities: Values) -> None:
-        """Add class indices [N] and probabilities [N, C]. Beyond `MAX_SCORES` in all, `value` is None."""
+        """Add class indices [N] and probabilities [N, C]. Beyond `MAX_SCORES` of these in all, `value` is None."""
         self._size += probabilities.size
         if self._size > MAX_SCORES:
             self._targets, self._scores = [], []
@@ -256,7 +261,7 @@ class RocArea:
 
 
 def area_under_curve(positive: NDArray[np.bool_], scores: Values) -> float | None:
-    """The probability that a positive row scores higher than a negative one, ties counting half.
+    """The probability that a positive row scores higher than a negative one, ties counting half; arguments are [N].
 
     Computed from ranks (Mann-Whitney U statistic). None if all rows are positive or all are negative.
     """

@@ -48,7 +48,7 @@ class Progress:
 
 
 def checkpoint_of(progress: Progress, learner: TrainStep, belongs: Mapping[str, str]) -> Checkpoint:
-    """A checkpoint of the training. `belongs` holds the digests of its recipe and data."""
+    """A checkpoint with copies of the training's state. `belongs` holds the digests of its recipe and data."""
     best = progress.best
     counters = {
         **asdict(replace(progress, best=None)),
@@ -62,7 +62,7 @@ def checkpoint_of(progress: Progress, learner: TrainStep, belongs: Mapping[str, 
 def restore(checkpoint: Checkpoint, learner: TrainStep) -> Progress:
     """Load a checkpoint's state into the learner; returns the counters and the best weights.
 
-    LatheError if a state does not fit.
+    LatheError if the checkpoint lacks a state of the learner, or has it in another shape or dtype.
     """
     record: Mapping[str, Any] = checkpoint.record
     learner.load_state(_without_prefix(_STATE, checkpoint.tensors), record["runs"])

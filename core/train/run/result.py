@@ -1,7 +1,8 @@
 """The result of a training: the exported model and its metrics, in a folder that is written in one step.
 
 result/model.onnx       the trained model
-result/metrics.json     metrics on the test rows by the exported model compiled for serving; recipe, data, versions
+result/metrics.json     metrics on the test rows by the exported model compiled for serving; recipe, digest of the
+                        data, classes, seed and version of Lathe
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def write_result(
 ) -> dict[str, Any]:
     """Export, compile and test the model, and write the result; returns the content of metrics.json.
 
-    `facts` are further entries of it. Stopped if `stop` returns true during the test, OSError if there is no disk
-    space. In both cases there is no result.
+    `facts` are further entries of metrics.json. Stopped if `stop` returns true before a batch of the test, OSError if
+    there is no disk space. In both cases there is no result.
     """
     model = with_classes(export(trained), assembly.examples.classes)
     tested = _test_scores(model, assembly, stop)

@@ -33,7 +33,9 @@ def compute_scores(
 ) -> Scores:
     """Run the model over the rows in batches of `batch`, and compute the metrics of its output named `output`.
 
-    If `run` returns a `loss`, its mean is a metric, too. Stopped if `stop`, called before each batch, returns true.
+    `run` maps a batch (the inputs and `target` by name) to the outputs by name. If it returns a `loss`, the mean of the
+    loss over all rows is a metric, too. Stopped if `stop`, called before each batch, returns true. DataError if there
+    are no rows, or if a row cannot be read.
     """
     collector = metric_collector(len(examples.classes) if examples.classes else None)
     total = 0.0

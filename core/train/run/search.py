@@ -39,8 +39,8 @@ def run_search(
 ) -> Outcome:
     """Run or resume the search in the folder until there is a result or `stop` returns true; `watch` gets its events.
 
-    Occupied if another process works here. RecipeError for an invalid recipe, or if no trial completes. LatheError if a
-    trial was stopped from outside. OSError if there is no disk space.
+    Occupied if another process works here. RecipeError for an invalid recipe, or if no trial completes. LatheError if
+    Optuna is not installed (extra `train`), or if a trial was stopped from outside. OSError if there is no disk space.
     """
     with hold_lock(folder), events.EventLog(folder, watch) as event_log:
         if (folder / result.FOLDER).is_dir():
@@ -68,8 +68,9 @@ class Search:
     def run(self, stop: Callable[[], bool]) -> Outcome:
         """Run all trials and write the result; DONE, or STOPPED if `stop` returned true.
 
-        If STOPPED, the running trials have written checkpoints, from which a later search resumes them. RecipeError if
-        no trial completed.
+        If STOPPED, the running trials have written checkpoints, from which a later search resumes them. After an error
+        they are killed. RecipeError if no trial completed, LatheError if a trial was stopped from outside, OSError if
+        there is no disk space.
         """
         self._event_log.emit(
             "started", trials=self.sweep.trials, ended=len(self._finished_trials), parallel=self.sweep.parallel
@@ -249,7 +250,7 @@ def _new_study(sweep: Sweep, folder: Path) -> optuna.Study:
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """The importance of each setting for the merit, as shares of 1, by PED-ANOVA (S. Watanabe et al., 2023).
+    """The importance of each setting (by path) for the merit, as shares of 1: PED-ANOVA (S. Watanabe et al., 2023).
 
     Empty for fewer than `_MIN_TRIALS` complete trials, or if their merits do not differ.
     """

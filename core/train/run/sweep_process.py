@@ -2,8 +2,8 @@
 
     python -m lathe.core.train.run.sweep_process FOLDER --dataset PATH
 
-FOLDER/recipe.json describes the search: see sweep_space.py. Options and exit statuses are those of job_process.py. Its
-trials are child processes that run training_process.py, and end with it.
+FOLDER/recipe.json describes the search: see sweep_space.py. Options and exit statuses are those of job_process.py. The
+trials are child processes of this process: they run training_process.py, and end when this process ends.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class TrainingProgress:
 class TrainingView:
     """Shows events as they arrive: on a terminal in a block that is redrawn, otherwise as one line per epoch.
 
-    Trials of a search get a line each in both cases.
+    Trials of a search, and the events `log` and `failed`, get a line each in both cases.
     """
 
     def __init__(self, console: Console, curves: bool = False) -> None:
@@ -219,9 +219,10 @@ def eta(seconds: float | None) -> str:
 
 
 def curve(values: Sequence[float], width: int, height: int = _HEIGHT) -> list[str]:
-    """A bar chart of block characters, the newest value on the right, labelled with its highest and lowest value.
+    """A bar chart as `height` lines of block characters, the newest value on the right; `values` is not empty.
 
-    Values are averaged to at most `width` bars.
+    Values are averaged to at most `width` bars. Labels before the first and the last line give the highest and the
+    lowest bar.
     """
     columns = _downsample(values, width)
     low, high = min(columns), max(columns)

@@ -28,7 +28,10 @@ class Trained:
 
     @cached_property
     def record(self) -> Mapping[str, Any]:
-        """The content of `result/metrics.json`: metrics, classes, rows, steps, seconds, recipe, digest of the data."""
+        """The content of `result/metrics.json`: metrics, classes, rows, steps, seconds, recipe, digest of the data.
+
+        OSError if the folder has no result.
+        """
         return result.read_metrics(self.folder)
 
     @property
@@ -50,7 +53,10 @@ class Trained:
 
     @property
     def report(self) -> Path:
-        """The path of the HTML report: curves, confusion matrix, graph, slowest operators."""
+        """The path of the HTML report: curves, confusion matrix, graph, slowest operators.
+
+        The file is missing if it could not be written.
+        """
         return self.folder / result.FOLDER / report.FILE
 
     @cached_property
@@ -64,7 +70,7 @@ class Trained:
         return {value.name: array for value, array in self.graph.constants.items()}
 
     def compile(self, **options: Any) -> Session:
-        """Compile the model; the options are those of `lathe.compile`."""
+        """Compile the model to a new session, which the caller closes; the options are those of `lathe.compile`."""
         return compile_module.compile(self.path, **options)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

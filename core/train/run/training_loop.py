@@ -36,7 +36,7 @@ _MIN_LOSS_SCALE = 2.0**-32  # of the loss scale: a training whose scale falls be
 
 
 class Diverged(LatheError):
-    """The loss became infinite or NaN."""
+    """The training has diverged: the loss is infinite or NaN, or the loss scale of float16 is too small to recover."""
 
 
 class Outcome(Enum):
@@ -49,11 +49,11 @@ def never_stop() -> bool:
 
 
 class FitRun:
-    """One training in an existing folder that this process has locked.
+    """One training in an existing folder that this process has locked. `run` is called once.
 
-    `stop` is called after every step, and before every batch of validation and test; it ends the training if it returns
-    true. `watch` is called with every event. RecipeError, DataError or ModelError if recipe, data and parent do not fit
-    together.
+    `parent` is the model to fine-tune, `means` are the resources. `stop` is called after every step, and before every
+    batch of validation and test; it ends the training if it returns true. `watch` is called with every event.
+    RecipeError, DataError or ModelError if recipe, data and parent do not fit together.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class FitRun:
         self._attempted_at = self._last_step_at = perf_counter()
 
     def run(self) -> Outcome:
-        """Train until there is a result (DONE), or `stop` returns true (STOPPED, after writing a checkpoint).
+        """Train until there is a result (DONE), or `stop` returns true (STOPPED, after `_save`).
 
-        Diverged if the loss becomes infinite or NaN. OSError if there is no disk space for the result. RecipeError if
-        the folder has checkpoints of another recipe or other data.
+        Closes the training step at the end. Diverged if the training diverges. OSError if there is no disk space for
+        the result. RecipeError if the folder has checkpoints of another recipe or other data.
         """
         with (
             closing(self.learner),
@@ -105,7 +105,10 @@ class FitRun:
     # -- start or resume ------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Resume from the newest intact checkpoint, or start from the beginning if there is none."""
+        """Resume from the newest intact checkpoint, or start from the beginning if there is none.
+
+        Damaged checkpoints that are newer are logged. RecipeError for a checkpoint of another recipe or other data.
+        """
         latest, errors = checkpoint.newest(self.folder)
         for error in errors:
             self._events.emit("log", message=error)
@@ -210,7 +213,7 @@ class FitRun:
     def _update_best(self, validation: Mapping[str, float]) -> bool:
         """Update the best epoch and early stopping; returns whether this epoch is the best so far.
 
-        Of equal accuracies the lower loss is better.
+        Of equal accuracies the lower loss is better. Early stopping compares accuracies or losses alone.
         """
         progress, stop = self.progress, self.recipe.stop
         score = validation["accuracy"] if self.assembly.judge == "accuracy" else -validation["loss"]
@@ -234,7 +237,10 @@ class FitRun:
         return settings.seconds is not None and perf_counter() - self._attempted_at >= settings.seconds
 
     def _save(self) -> None:
-        """Write a checkpoint unless the present state has one. If the disk is full, the previous one remains."""
+        """Write a checkpoint unless the present state has one, or no step was done yet.
+
+        If it cannot be written, the error is logged and the previous checkpoint remains.
+        """
         present = (self.learner.runs, self.progress.epoch)
         self._attempted_runs, self._attempted_at = self.learner.runs, perf_counter()
         if present == self._last_checkpoint or not self.learner.runs:

@@ -30,9 +30,10 @@ State: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The persistent record of a trial. `merit`: that of its best epoch, a metric or -loss, so higher is better.
+    """The persistent record of a trial.
 
-    It is None before the trial has ended, and without validated epochs.
+    `merit` is the validation metric of the trial's best epoch, the accuracy or -loss, so higher is better. It is None
+    before the trial has ended, and without validated epochs.
     """
 
     number: int
@@ -81,7 +82,7 @@ class Trial:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the process; None while it runs."""
+        """The exit status of the process, negative if a signal ended it; None while it runs."""
         return self._process.poll()
 
     def look(self) -> dict[int, float]:
@@ -112,7 +113,7 @@ class Trial:
         self._process.wait()
 
     def end(self, state: State | None = None) -> TrialRecord:
-        """Write the final record, with `state` or by default the state that the exit status implies; returns it.
+        """Write the final record of an ended process, and return it; `state` is by default that of the exit status.
 
         Removes the checkpoints of the trial.
         """

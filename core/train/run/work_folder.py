@@ -74,8 +74,9 @@ def run_training(
 ) -> Outcome:
     """Run or resume the training in the folder until there is a result (DONE) or `stop` returns true (STOPPED).
 
-    Occupied if another process works here. RecipeError, DataError or ModelError if recipe, data and model do not fit
-    together. Diverged if the loss becomes infinite or NaN. OSError if there is no disk space for the result.
+    Also writes the report, if the result has none. `stop` and `watch` are those of `FitRun`. Occupied if another
+    process works here. RecipeError, DataError or ModelError if recipe, data and model do not fit together. Diverged if
+    the training diverges. OSError if a file cannot be read, or if there is no disk space for the result.
     """
     with hold_lock(folder):
         if (folder / result.FOLDER).is_dir():
@@ -102,7 +103,7 @@ def has_begun(folder: Path) -> bool:
 def hold_lock(folder: Path) -> Iterator[None]:
     """Context manager: hold the folder's lock. Occupied if another process has it.
 
-    The system releases it when the process ends.
+    The system releases the lock if the process ends within the context.
     """
     with (folder / LOCK).open("a") as file:
         try:

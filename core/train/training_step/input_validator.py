@@ -26,7 +26,8 @@ class InputValidator:
     def validate(self, feeds: Mapping[str, Any]) -> tuple[list[NDArray[Any]], Binding]:
         """The feeds as C-contiguous arrays in the order of the inputs, and the values of the symbolic dimensions.
 
-        FeedError for an input that is missing, unknown or ill-typed.
+        Arrays that are contiguous already are not copied. FeedError for an input that is missing, unknown or ill-typed,
+        or if inputs give a symbolic dimension different values.
         """
         arrays = [feeds.get(name) for name in self._names]
         if len(arrays) == len(feeds) and all(
@@ -56,9 +57,9 @@ def describe_array(array: Array | None) -> str:
 
 
 def check_array(name: str, type_: TensorType, feeds: Mapping[str, Any]) -> NDArray[Any]:
-    """A feed as a C-contiguous array of the declared dtype and rank. FeedError if it is missing or ill-typed.
+    """The feed `name` as a C-contiguous array of the declared type. FeedError if it is missing or ill-typed.
 
-    Symbolic dimensions are not checked: their values must agree between inputs.
+    Symbolic dimensions may have any size here; `InputValidator` checks that they agree between inputs.
     """
     if name not in feeds:
         raise FeedError(f"input '{name}' is missing; expected {type_}")

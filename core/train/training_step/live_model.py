@@ -34,11 +34,14 @@ class LiveModel:
 
     @property
     def weights(self) -> dict[str, Array]:
-        """The arrays that it reads, by name. State on a device is copied to the host."""
+        """The weights that the model reads, by name: on the host the arrays that training updates in place, not copies.
+
+        State on a device is copied to the host.
+        """
         return self._learner.weights(self._averaged)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The `loss` of a batch and the model's outputs, by name.
+        """The `loss` of a batch and the model's outputs, by name; `feeds` are the model's inputs and `target`.
 
         FeedError for an input that is missing, unknown or ill-typed. LatheError if a training run that failed on a
         device may have changed the weights.

@@ -26,7 +26,8 @@ _NEXT = ".next"
 class LossScaling:
     """How the factor of the loss changes; defaults are those of `torch.amp.GradScaler`.
 
-    It begins as `initial`. `interval` good updates in a row multiply it by `growth`, a skipped update by `backoff`.
+    The factor begins as `initial`. `interval` good updates in a row multiply it by `growth`, a skipped update by
+    `backoff`.
     """
 
     initial: float = 65536.0
@@ -60,7 +61,7 @@ class Scaler:
     def outputs(self) -> dict[str, Term]:
         """The factor and the number of skipped updates after this run, by name: float32 and int64, of rank 0.
 
-        Only after `count`.
+        Valid only after `count`.
         """
         states = {SCALE: self.scale, SKIPPED: self.skipped}
         return {name + _NEXT: Term(self.writer, state.update) for name, state in states.items()}
@@ -74,12 +75,12 @@ class Scaler:
         return [gradient * factor for gradient in gradients]
 
     def are_finite(self, gradients: Sequence[Term]) -> Term:
-        """bool, rank 0: whether all gradients, scaled or not, are finite. Tests the sum of their L1 norms."""
+        """bool, rank 0: whether the sum of the L1 norms of all gradients, scaled or not, is finite."""
         sizes = [gradient.op("ReduceL1", axes=tuple(range(gradient.rank)), keepdims=0) for gradient in gradients]
         return sizes[0].op("Sum", *sizes[1:]) < inf
 
     def guard(self, fine: Term, states: Sequence[State]) -> None:
-        """Make the states keep their values if `fine` is false: whether the gradients are finite (bool, rank 0)."""
+        """Make the states keep their values if `fine`, the result of `are_finite`, is false."""
         for state in states:
             state.update = fine.where(Term(self.writer, state.update), self._term(state)).value
 

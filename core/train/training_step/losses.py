@@ -1,6 +1,6 @@
 """Losses: write the graph from a model's output and a target to a scalar, the mean over the batch.
 
-Formulas and defaults are those of PyTorch's losses of the same names.
+Formulas and defaults are those of PyTorch's losses, with the mean over the batch as reduction.
 """
 
 from __future__ import annotations
@@ -24,15 +24,19 @@ class Loss(Protocol):
         ...
 
     def __call__(self, output: Term, target: Term) -> Term:
-        """Write the nodes of the loss; returns it as a term of rank 0."""
+        """Write the nodes of the loss, and return the loss as a term of rank 0.
+
+        UnsupportedError for a loss of classes if the number of classes is symbolic.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Cross entropy of logits [N, C, D1..] and class indices [N, D1..] (int64).
+    """Cross entropy of logits [N, C, D1..] and class indices [N, D1..] (int64); PyTorch's CrossEntropyLoss.
 
-    `label_smoothing` e mixes the target distribution with the uniform one: (1 - e) * target + e / C.
+    `label_smoothing` e mixes the target distribution with the uniform one: (1 - e) * target + e / C. An index outside 0
+    to C - 1 is not refused: it has no target class, and counts in the mean.
     """
 
     label_smoothing: float = 0.0
@@ -51,7 +55,10 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class NegativeLogLikelihood:
-    """Negative log-likelihood of log-probabilities [N, C, D1..] and class indices [N, D1..] (int64)."""
+    """Negative log-likelihood of log-probabilities [N, C, D1..] and class indices [N, D1..]; PyTorch's NLLLoss.
+
+    The indices are int64. An index outside 0 to C - 1 is not refused: its loss is 0, and counts in the mean.
+    """
 
     def target(self, output: TensorType) -> TensorType:
         return _class_indices(output)
@@ -82,7 +89,7 @@ class MeanAbsoluteError:
 
 @dataclass(frozen=True)
 class Huber:
-    """The Huber loss: quadratic up to a distance of `delta`, linear beyond (P. J. Huber, 1964)."""
+    """The Huber loss: quadratic up to a distance of `delta`, linear beyond (P. J. Huber, 1964; PyTorch's HuberLoss)."""
 
     delta: float = 1.0
 
@@ -103,15 +110,16 @@ class BinaryCrossEntropy:
         return output
 
     def __call__(self, output: Term, target: Term) -> Term:
-        """Computed as max(x, 0) - x*y + log(1 + exp(-|x|)), which does not overflow."""
+        """Computed as max(x, 0) - x*y + log(1 + exp(-|x|)) for output x and target y, which does not overflow."""
         return _mean(output.op("Relu") - output * target + (-output.abs()).op("Softplus"))
 
 
 @dataclass(frozen=True)
 class KullbackLeibler:
-    """Kullback-Leibler divergence of log-probabilities and target probabilities p [N, ..].
+    """Kullback-Leibler divergence of log-probabilities and target probabilities p, both [N, ..].
 
-    It is the sum of p * (log p - output) over all axes but the first, averaged over the first.
+    The sum of p * (log p - output) over all axes but the first, averaged over the first (PyTorch's KLDivLoss with
+    the reduction "batchmean").
     """
 
     def target(self, output: TensorType) -> TensorType:
@@ -131,7 +139,8 @@ def _class_indices(output: TensorType) -> TensorType:
 def _mean_at_target(values: Term, target: Term) -> Term:
     """The mean of the values [N, C, D1..] at the target classes [N, D1..].
 
-    Selected by a comparison with every class index instead of a gather. UnsupportedError if C is symbolic.
+    The values are selected by a comparison with every class index instead of a gather, so a target outside 0 to C - 1
+    adds 0 to the sum. UnsupportedError if C is symbolic.
     """
     count = values.shape[1]
     if not isinstance(count, int):

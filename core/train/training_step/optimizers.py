@@ -1,7 +1,7 @@
 """Optimizers: write the graph from a parameter, its gradient and its moments to their next values.
 
-Each update is that of PyTorch's optimizer of the same name. Factors that depend only on the number of the step are
-computed outside the graph in double precision, and are inputs of the graph: `scalars`.
+Each update is that of PyTorch's optimizer of the same name. Factors that depend only on the learning rate and the
+number of the update are computed outside the graph in double precision, and are inputs of the graph: `scalars`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Optimizer(Protocol):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the states that each parameter has, which have its type and are initially zero."""
+        """Names of the states of each parameter. A state has the type of the parameter and is initially zero."""
         ...
 
     def scalars(self, step: int, rate: float) -> dict[str, float]:
-        """The numbers that `update` needs in a step, by name; steps count from 1."""
+        """The numbers that `update` needs, by name: for update number `step`, counted from 1, with the rate `rate`."""
         ...
 
     def update(self, x: Term, gradient: Term, moments: Sequence[Term], s: Scalars) -> Update:
@@ -189,7 +189,7 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class AdaMax:
-    """AdaMax: Adam with the infinity norm of the gradient instead of the mean square (section 7.1 of its paper)."""
+    """AdaMax: Adam with the infinity norm of the gradient instead of the mean square (Adam's paper, section 7.1)."""
 
     rate: float = 2e-3
     beta1: float = 0.9

@@ -25,10 +25,12 @@ class Head:
 
 
 def with_new_head(model: Graph, outputs: int, seed: int) -> Graph:
-    """A copy of the model whose last layer has `outputs` outputs and new weights.
+    """A copy of the model whose last layer has `outputs` outputs and new weights, drawn with `seed`.
 
+    Softmax, LogSoftmax, Sigmoid, Identity and Cast may follow the layer.
     Weights and bias are uniform within 1 / sqrt(inputs of the layer) on both sides of 0, as in PyTorch's `Linear`.
-    ModelError if the first output does not come from a Gemm or MatMul with weights that no other layer uses.
+    ModelError if the first output does not come from a Gemm or MatMul (optionally with an Add) with constant weights
+    that no other layer uses.
     """
     changed = model.clone()
     changed.defaults.clear()  # the type of a replaced default changes

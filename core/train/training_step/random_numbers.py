@@ -21,7 +21,7 @@ _GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio: spreads neighbouring 
 def dropout_mask(writer: Writer, key: Term, salt: int, shape: Sequence[Dim], ratio: float) -> Term:
     """bool[shape], each False with probability `ratio`: the mask of dropout.
 
-    `key` is uint32 of rank 0. `salt` gives the operators of one graph different numbers for the same key.
+    `key` is uint32 of rank 0. Operators of one graph get different numbers from the same key by different `salt`.
     """
     return random_bits(writer, key, salt, shape) >= min(round(ratio * 2**32), 2**32 - 1)
 
@@ -49,7 +49,7 @@ def random_bits(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> T
 def _coordinates(writer: Writer, shape: Sequence[Dim]) -> Iterator[Term]:
     """Arrays of indices that broadcast to `shape` and together identify each element.
 
-    Adjacent static axes share one, every symbolic axis has its own.
+    Adjacent static axes share one array, every symbolic axis has an array of its own.
     """
     axis, rank = 0, len(shape)
     while axis < rank:

@@ -60,7 +60,10 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class OneCycle:
-    """The one-cycle policy: up to `rate` and down again along cosines (L. N. Smith, "Super-Convergence", 2018)."""
+    """The one-cycle policy over `steps` updates: up to `rate` and down again, each along half a cosine.
+
+    L. N. Smith, "Super-Convergence", 2018. After `steps` updates the rate stays the last one.
+    """
 
     rate: float
     steps: int

@@ -37,19 +37,19 @@ class StateStore(Protocol):
         ...
 
     def read(self, name: str) -> Array:
-        """The present value of a state: on the host the array itself, from a device a copy."""
+        """The present value of a state: on the host the array itself, from a device a copy. Errors as for `check`."""
         ...
 
     def write(self, name: str, array: Array) -> None:
-        """Overwrite a state. `array` has its shape and dtype."""
+        """Overwrite a state by the elements of `array`, which has the shape and dtype of the state."""
         ...
 
     def invalidate(self) -> None:
-        """Note that a run failed and may have changed states: they must be written before they are read again."""
+        """Note that a run failed and may have changed states on a device: they must be written before they are read."""
         ...
 
     def check(self) -> None:
-        """LatheError while some state is invalid."""
+        """LatheError while some state is invalid; on a device SessionClosed after `close`."""
         ...
 
     def close(self) -> None:
@@ -58,7 +58,10 @@ class StateStore(Protocol):
 
 
 def make_state_store(states: Mapping[str, Array], options: Options) -> StateStore:
-    """A store with these states, on the device that the options name. UnsupportedError if it does not exist."""
+    """A store with these states, on the device that the options name; on the host it uses the arrays in place.
+
+    UnsupportedError if the device does not exist.
+    """
     if not options.devices:
         return HostStateStore(states)
     (device,) = options.devices
@@ -67,7 +70,7 @@ def make_state_store(states: Mapping[str, Array], options: Options) -> StateStor
 
 
 class HostStateStore:
-    """States on the host, in NumPy arrays that executables update in place."""
+    """States on the host, in the given NumPy arrays, which executables update in place."""
 
     def __init__(self, states: Mapping[str, Array]) -> None:
         self._states = dict(states)
@@ -100,7 +103,7 @@ class DeviceStateStore:
     """States in the memory of a device.
 
     A state is copied to the device when the first executable that uses it is compiled; later executables share that
-    copy. Runs copy only feeds to the device and losses back. States are copied back by `read`.
+    copy. Runs copy only feeds to the device, and losses and outputs back. `read` copies states back.
     """
 
     def __init__(self, device: str, states: Mapping[str, Array]) -> None:
@@ -136,7 +139,7 @@ class DeviceStateStore:
         return owner.state_block(name_there)
 
     def read(self, name: str) -> Array:
-        """A copy of a state. LatheError if a failed run may have changed it."""
+        """A copy of a state. LatheError if a failed run may have changed it, SessionClosed after `close`."""
         self._refuse_when_closed()
         if name in self._invalid:
             self.check()

@@ -30,9 +30,9 @@ RANDOM_KEY = "random.key"  # uint32, rank 0: the key of all random numbers in a 
 
 @dataclass(frozen=True)
 class Clip:
-    """Gradient clipping: first by the `norm` of all gradients (PyTorch's clip_grad_norm_), then each number to `value`.
+    """Gradient clipping: first all gradients to a common L2 norm of at most `norm` (PyTorch's clip_grad_norm_).
 
-    None switches either one off.
+    Then each number to the range from -`value` to `value`. None switches either one off.
     """
 
     norm: float | None = None
@@ -75,12 +75,14 @@ def training_step_graph(
 ) -> Graph:
     """The graph of a training step. The loss takes the first output of the model.
 
-    Inputs: the model's, `target`, the optimizer's scalars as `optimizer.<name>`, and `random.key` if an operator draws
-    random numbers. Outputs: the `loss`, the model's outputs with `keep_outputs`, then with loss scaling those of
-    `loss_scaling.Scaler.outputs`. Without `updates` the step only accumulates gradients. Constants named in `held`
-    become state that this step does not change.
+    The parameters are the constants for which `trainable(name, array)` is true. Inputs: the model's, `target`, the
+    optimizer's scalars as `optimizer.<name>`, and `random.key` if an operator draws random numbers. Outputs: the
+    `loss`, the model's outputs with `keep_outputs`, then with loss scaling those of `loss_scaling.Scaler.outputs`.
+    Without `updates` the step only accumulates gradients. Constants named in `held` become state that this step does
+    not change.
 
-    ModelError if the model has no parameters, or an input with one of the names above.
+    ModelError if the model has no parameters, or an input with one of the names above. UnsupportedError if it cannot
+    be differentiated.
     """
     check_input_names(model)
     graph = model.clone()
@@ -115,8 +117,8 @@ def check_input_names(model: Graph) -> None:
 def evaluation_graph(model: Graph, loss: Loss, held: Container[str]) -> Graph:
     """The graph that evaluates the model: outputs are the `loss` and the model's.
 
-    Constants named in `held` are state. It differs from `training_step_graph`: batch normalization uses its running
-    statistics, dropout does nothing.
+    Inputs are the model's and `target`. Constants named in `held` are state. Unlike in `training_step_graph`, batch
+    normalization uses its running statistics, and dropout does nothing.
     """
     graph = model.clone()
     graph.defaults.clear()
@@ -163,6 +165,8 @@ def _set_training_mode(graph: Graph) -> None:
     """Switch the graph to training mode.
 
     Batch normalization uses the statistics of the batch, and its running statistics become state. Dropout is active.
+    Random operators draw from the key of the run. ModelError for running statistics that are not constant, and for a
+    dropout ratio that is not constant or not from 0 to below 1.
     """
     random = _RandomOperators()
     uniform = dict.fromkeys(("RandomUniform", "RandomUniformLike"), random.uniform)

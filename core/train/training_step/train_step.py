@@ -66,7 +66,8 @@ def step(
     steps in `shares` uses the array of that step, so each step sees the updates of the others. A shared weight that is
     not trainable here is only read.
 
-    With `precision` "bfloat16" or "float16", matrix products multiply numbers of that type. Convolutions, sums, the
+    `keep_outputs`: runs also return the model's outputs. With `precision` "bfloat16" or "float16", matrix products
+    multiply numbers of that type; with "tf32" they may round factors to a 10-bit mantissa. Convolutions, sums, the
     parameters, moments and the loss stay float32. In float16 the loss is scaled by `scaling`, and an update whose
     gradients overflow is skipped: it counts in `updates` and for the schedule, but not for the optimizer.
 
@@ -74,12 +75,12 @@ def step(
     fit are recomputed in the backward pass (rematerialization), with identical results. If no order of the nodes needs
     so little memory, the first run of a batch size raises ModelError.
 
-    `device` ("cuda", "cuda:1"; see core/runtime/device/devices.py) runs the whole step and holds its state. Only
-    batches and results are copied. The first run of a batch size raises UnsupportedError if the device lacks a kernel
-    for some operator. `device` cannot be combined with `shares` or `memory`.
+    `device` ("cuda", "cuda:1"; see core/runtime/device/devices.py) runs the whole step and holds its state until
+    `close`. Only batches and results are copied. The first run of a batch size raises UnsupportedError if the device
+    lacks a kernel for some operator. `device` cannot be combined with `shares` or `memory` (UnsupportedError).
 
-    ModelError for a model without parameters. UnsupportedError for a model that cannot be differentiated, or for a
-    device that does not exist.
+    ModelError for a model without parameters, or with an input of a reserved name. UnsupportedError for a model that
+    cannot be differentiated, or for a device that does not exist. LatheError if a shared weight has another type.
     """
     scaled = scaling if precision == "float16" else None
     settings = StepSettings(loss, optimizer, clip, accumulate, average, seed, scaled)
@@ -156,18 +157,19 @@ class TrainStep:
     def names(self, averaged: bool = False) -> dict[str, str]:
         """The name of the state that holds each of the model's weights, by the weight's name.
 
-        That is the weight's own name, or with `averaged` the name of its running average, if it has one. Weights that
-        are no state are left out.
+        The state has the weight's own name; with `averaged` it is the running average of the weight, if it has one.
+        Weights that are no state are left out.
         """
         own = [value.name for value in self.model.constants if value.name in self._types]
         averages = {name: f"{name}.average" for name in own if f"{name}.average" in self._types} if averaged else {}
         return {name: averages.get(name, name) for name in own}
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Train on one batch. Returns the loss before the update, and the model's outputs with `keep_outputs`, by name.
+        """Train on one batch. Returns the `loss` before the update and, with `keep_outputs`, the model's outputs.
 
-        FeedError for an input that is missing, unknown or ill-typed; the parameters are unchanged then. After a run
-        that failed on a device the state is unknown: runs raise LatheError until `load_state` restores it.
+        `feeds` maps the names of `inputs` to arrays; the result maps names to arrays. FeedError for an input that is
+        missing, unknown or ill-typed; the parameters are unchanged then. After a run that failed on a device the state
+        is unknown: runs raise LatheError until `load_state` restores it.
         """
         is_update = (self.runs + 1) % self.settings.accumulate == 0
         arrays, binding = self._validator.validate(feeds)
@@ -190,7 +192,10 @@ class TrainStep:
         return {name: np.array(self._states.read(name)) for name in self._types}
 
     def load_state(self, state: Mapping[str, Array], runs: int) -> None:
-        """Restore `state` and the number of `runs` from a checkpoint. LatheError if a state is missing or ill-typed."""
+        """Restore `state` and the number of `runs` from a checkpoint; arrays are copied.
+
+        LatheError if a state is missing or has another shape or dtype; nothing is changed then.
+        """
         for name, array in self._types.items():
             loaded = state.get(name)
             if loaded is None or loaded.shape != array.shape or loaded.dtype != array.dtype:

@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 def _conv(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution with He initialization. It has no bias, since the normalization after it would cancel it."""
+    """A 3x3 convolution with He initialization, without bias: the normalization that follows would cancel a bias."""
     conv = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv

@@ -27,12 +27,12 @@ class Row(Protocol):
 
 
 class Settings(Section):
-    """The hyper-parameters of an architecture. `module` builds it for rows of a given type."""
+    """The hyper-parameters of an architecture. `module` builds its module for rows of a given type."""
 
     architecture: str
 
     def module(self, row: Row, outputs: int) -> nn.Module:
-        """A module with new weights and `outputs` outputs per row. ModelError for rows that it cannot take."""
+        """A module with new weights that maps rows to float32 [N, outputs]. ModelError for rows that it cannot take."""
         raise NotImplementedError(f"{type(self).__name__} does not implement `module`")
 
 

@@ -64,7 +64,7 @@ def _device(name: str) -> Finding:
 
 
 def _kernel(graph: Graph, device: str) -> Finding:
-    """The largest error over BATCHES, of runs launched kernel by kernel and as a CUDA graph."""
+    """The largest error over BATCHES, in multiples of the tolerance, of runs kernel by kernel and as a CUDA graph."""
     worst, tolerance = 0.0, max(TOLERANCES.get(str(value.dtype), 0.0) for value in (*graph.inputs, *graph.outputs))
     with lathe.compile(graph, device=device, tune="off", max_batch=max(BATCHES)) as session:
         kernel = session.profile(families.feeds_of(graph, BATCHES[0]), runs=1).nodes[-1].kernel

@@ -61,7 +61,10 @@ def _problems(model: str, precision: str, device: str, batches: tuple[int, ...])
 
 
 def _times(problem: Problem, options: Options) -> dict[int, dict[str, float]]:
-    """Microseconds by batch size and kernel. Batch sizes that do not fit into device memory are left out."""
+    """Microseconds by batch size and kernel.
+
+    Batch sizes that do not fit into device memory are left out, and so are kernels that did not run.
+    """
     device, store = open_device(options.device), open_store(None)
     objects = store.objects if store is not None else None
     device.prepare((call.spec for call in problem.calls), objects)

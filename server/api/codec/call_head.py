@@ -24,7 +24,7 @@ class CallHead:
     encoding: bytes = b""  # content coding of the request's body; empty: none
     accepts: bytes = b""  # content coding that the answer may have; empty: none
     is_only_coding: bool = False  # the caller listed only that coding
-    content_length: int = -1  # -1: chunked
+    content_length: int = -1  # -1: no such header; the body is chunked or empty
     traceparent: str = ""  # W3C trace context
     authorization: str = ""  # the header's raw value
     request_id: str = ""  # chosen by the caller or a proxy
@@ -37,7 +37,7 @@ def is_infer_path(path: bytes) -> bool:
 
 
 def call_head(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> CallHead:
-    """Parse a path and headers (names in lower case); BadRequest for an invalid path or length."""
+    """Parse a path (without a query) and headers (names in lower case); BadRequest for an invalid path or length."""
     match = _PATH.fullmatch(path)
     if match is None:
         raise BadRequest("path: expected /v2/models/{model}[/versions/{version}]/infer")

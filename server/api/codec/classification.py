@@ -17,9 +17,9 @@ def classify_steps(
 ) -> Steps[Array]:
     """The `best` highest scores of each row, highest first: BYTES of shape `[rows, n]`, or `[n]` if not `batched`.
 
-    The elements are `value:index`, or `value:index:label` if the class has a label. A row is everything after the
-    leading axis, flattened; n is at most its length. Equal values keep their order. BadRequest if `scores` are not
-    numbers.
+    The elements are `value:index`, or `value:index:label` if `labels[index]` exists and is not empty. If `batched`, a
+    row is everything after the leading axis, flattened; otherwise the whole array is one row. n is `best`, but at most
+    the length of a row. Equal values keep their order. BadRequest for BOOL, BYTES and BF16.
     """
     if scores.dtype.kind not in "iuf":
         raise BadRequest(f"classification: expected an output of numbers, got {datatype}")

@@ -1,8 +1,8 @@
 """The codec of inference requests and answers: JSON, optionally followed by raw tensors. Independent of HTTP.
 
 Apart from tensors, the JSON of a client's requests rarely changes. Therefore a request that was parsed and checked is
-cached by its JSON without the tensors' data. For binary outputs, the cache also holds the answer's JSON for each
-combination of output shapes.
+cached by its JSON without the tensors' data. If all outputs are binary, or all are numbers in JSON, the cache also
+holds the answer's JSON (without the numbers) for each combination of output shapes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ParsedRequest:
     priority: int  # 0: the model's default
     group: BatchGroup
     plain: bool  # all outputs are binary and of fixed-size elements: the answer's JSON depends only on their shapes
-    numeric: bool = False  # all outputs are tensors of numbers in JSON
+    numeric: bool = False  # all outputs are tensors of numbers or booleans in JSON
     answers: dict[tuple[Shape, ...], AnswerTemplate] = field(default_factory=dict)  # by the shapes of the outputs
     json_answers: dict[tuple[Shape, ...], JsonAnswer] = field(default_factory=dict)  # likewise
     views: tuple[tuple[str, Shape, np.dtype[Any], int], ...] = ()  # the inputs, if all are views into the body
@@ -105,9 +105,10 @@ class ParsedRequest:
         )
 
     def sent_as_binary(self) -> ParsedRequest | None:
-        """The same request with its only input as binary data after the JSON; None if that is not possible.
+        """The same request with its only input as a view into a body of binary data; None if that is not possible.
 
-        It is possible for a tensor of numbers, not empty, inside the JSON: then the input becomes a view into the body.
+        It is possible if the request has one input, inside the JSON, of numbers and not empty. The body must then hold
+        only the input's bytes.
         """
         if len(self.slots) != 1:
             return None
@@ -122,7 +123,8 @@ class ParsedRequest:
         """The inputs by name, without those in shared memory; BadRequest if length or data do not fit the request.
 
         The first `json_bytes` bytes of the body are JSON. The inputs are views into the rest, except BOOL, BYTES, empty
-        tensors and those whose data were removed from the JSON (`taken`, as `Codec.head` returns it).
+        tensors and those whose data were removed from the JSON (`taken`, as `Codec.head` returns it). TooLarge as
+        `NumberList.tensor`.
         """
         if len(body) - json_bytes != self.binary_bytes:
             for data in taken:
@@ -155,7 +157,7 @@ class AnswerTemplate:
     _reply: Reply | None = None
 
     def reply(self, payloads: list[Payload]) -> Reply:
-        """The reply, up to the payloads. It is made at the first call: the JSON fixes the lengths of the payloads."""
+        """The reply without the payloads, made at the first call: the JSON fixes the lengths of the payloads."""
         if self._reply is None:
             self._reply = (
                 binary_reply(self.json, sum(map(len, payloads))) if self.binary else json_reply(200, self.json)
@@ -176,9 +178,10 @@ class Codec:
     # requests
 
     def begin(self, body: bytes | bytearray, json_bytes: int) -> tuple[ParsedRequest, Sequence[object]]:
-        """The parsed request of a body, and the data of the inputs that are inside its JSON.
+        """The parsed request of a body, and the data of the inputs that are inside its JSON (see `head`).
 
-        The first `json_bytes` bytes of the body are JSON; 0: the body is one raw tensor.
+        The first `json_bytes` bytes of the body are JSON; 0: the body, if it is not empty, is one raw tensor. Errors
+        are those of `head` and `raw_head`.
         """
         if json_bytes == 0 and len(body):
             return self.raw_head(len(body)), ()
@@ -193,9 +196,10 @@ class Codec:
     def reading(
         self, head: ParsedRequest, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()
     ) -> Steps[Tensors]:
-        """The inputs by name, including copies of those in shared memory; may run on any thread.
+        """The inputs by name: as `ParsedRequest.reading`, and copies of those in shared memory; may run on any thread.
 
-        `taken` is the data inside the JSON, the second result of `begin` or `head`.
+        `taken` is the data inside the JSON, the second result of `begin` or `head`. Errors are those of
+        `ParsedRequest.reading` and of `shared`.
         """
         sent = yield from head.reading(body, json_bytes, taken)
         return {**sent, **(yield from self.shared(head))}
@@ -261,7 +265,10 @@ class Codec:
         return head if head is not None else _remember(self._memo_by_shell, shell, self.read(document()))
 
     def read(self, document: object) -> ParsedRequest:
-        """Check a request's document (its JSON, with data removed) against the model; may raise any ServerError."""
+        """The parsed request of a document, checked against the model; may raise any ServerError.
+
+        The document is the request's JSON. `data` of an input is the index of its elements (`json_tensors.take_data`).
+        """
         root = expect(document, dict, "body")
         parameters = parameters_of(root.get("parameters"), "parameters")
         refuse_sequences(parameters)
@@ -287,7 +294,7 @@ class Codec:
         )
 
     def _is_numbers(self, output: RequestedOutput) -> bool:
-        """Whether the request asks for this output as numbers in JSON, and JSON can represent its datatype."""
+        """Whether this output is asked for in JSON, and its elements are numbers or booleans that JSON can hold."""
         if output.binary or output.classes or output.span is not None:
             return False
         return self._is_fixed_size(output.name) and self.signature.outputs[output.name].datatype not in BINARY_ONLY
@@ -296,10 +303,11 @@ class Codec:
         return self.signature.outputs[output].datatype != "BYTES"
 
     def raw_head(self, size: int) -> ParsedRequest:
-        """The parsed request of a body of `size` bytes without JSON: the only input, with 1 as its dynamic batch size.
+        """The parsed request of a body without JSON: the `size` bytes of the only input.
 
-        Outputs are returned in binary. A further dynamic dimension follows from `size`. BadRequest if the model has
-        several inputs, an input of any rank, or several such dimensions; for BYTES if the shape has several elements.
+        A dynamic first dimension is 1, another dynamic one follows from `size`; for BYTES all dynamic ones are 1. All
+        outputs are returned in binary. BadRequest if the model has not exactly one input, if the input has any rank or
+        several further dynamic dimensions, and for BYTES if the shape has not exactly one element.
         """
         if len(self.signature.inputs) != 1:
             count = len(self.signature.inputs)
@@ -352,7 +360,10 @@ class Codec:
         return rows * NUMBER_COST * sum(map(math.prod, inner))
 
     def answer(self, head: ParsedRequest, outputs: Tensors) -> tuple[Reply, list[Payload]]:
-        """The reply with the first part of the answer, and the payloads that follow it, computed in one call."""
+        """The reply with the first part of the answer, and the payloads that follow it, computed in one call.
+
+        The answer is not compressed. Payloads may be views into `outputs`. Errors are those of `encode`.
+        """
         if head.numeric and all(output.name in outputs for output in head.outputs):
             arrays = [outputs[output.name] for output in head.outputs]
             lists = [json_tensors.numbers(np.ascontiguousarray(array).reshape(-1))[1:-1] for array in arrays]
@@ -361,7 +372,10 @@ class Codec:
         return answer.reply(payloads), payloads
 
     def json_answer(self, head: ParsedRequest, shapes: tuple[Shape, ...]) -> JsonAnswer:
-        """The JSON around the numbers of an answer whose outputs have these shapes; cached in `head`."""
+        """The JSON around the numbers of an answer; cached in `head`.
+
+        `shapes` are those of the requested outputs, in the order of `head.outputs`.
+        """
         found = head.json_answers.get(shapes)
         if found is None:
             if len(head.json_answers) >= MEMO_ENTRIES:
@@ -375,7 +389,8 @@ class Codec:
     def encode(self, head: ParsedRequest, outputs: Tensors) -> tuple[AnswerTemplate, list[Payload]]:
         """The JSON of the answer and the binary payloads that follow it, computed in one call.
 
-        Outputs in shared memory are written there.
+        Payloads may be views into `outputs`. Outputs in shared memory are written there. Errors are those of `output`,
+        `json_tensors.dump_steps` and `Regions.write_all`.
         """
         if not head.plain:
             return run_all(self._encode_steps(head, outputs))
@@ -427,7 +442,7 @@ class Codec:
     def output(self, output: RequestedOutput, outputs: Tensors) -> Steps[tuple[str, Array]]:
         """The datatype and values of one requested output, after classification if the request asks for it.
 
-        Internal if the model has not returned it.
+        Internal if the model has not returned the output; BadRequest as `classify_steps`.
         """
         spec, array = self.signature.outputs[output.name], outputs.get(output.name)
         if array is None:

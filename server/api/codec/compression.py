@@ -20,8 +20,9 @@ def inflate(
 ) -> bytearray:
     """Decompress a whole body. `hold` is called with the size of each chunk before it is stored, and may raise.
 
-    TooLarge before the result exceeds `limit` or the compression ratio `MAX_RATIO`; BadRequest for invalid data;
-    UnsupportedMedia for other encodings. The time is linear in the sizes of input and output.
+    `encoding` is gzip, x-gzip or deflate (zlib); UnsupportedMedia for others. TooLarge before the result exceeds
+    `limit` bytes or, beyond `FREE_BYTES`, `MAX_RATIO` times the size of the body. BadRequest for data that are invalid,
+    end early or continue after the last stream. The time is linear in the sizes of input and output.
     """
     window = _WINDOW.get(encoding)
     if window is None:
@@ -85,7 +86,8 @@ def deflate_steps(parts: Sequence[bytes | memoryview], encoding: bytes) -> Steps
 def accepted_coding(header: bytes) -> tuple[bytes, bool]:
     """Parse Accept-Encoding: the coding for the answer, and whether the caller accepts only that one.
 
-    The coding is gzip or, if the caller does not accept that, deflate; empty if it accepts neither.
+    The coding is gzip or, if the header does not list gzip, deflate; empty if it lists neither. A coding with `q=0` and
+    `*` do not count.
 
     HTTP libraries send a list of codings by default, which does not mean that small answers should be compressed. A
     single coding was chosen by the caller.

@@ -8,7 +8,10 @@ from lathe.server.errors import BadRequest, Unsupported
 
 
 def expect(value: object, kind: type, name: str) -> Any:
-    """Return `value` if it has the type `kind`; raises BadRequest otherwise. A boolean is no integer."""
+    """Return `value` if it has the type `kind`; raises BadRequest otherwise. A boolean is no integer.
+
+    `name` names the field in the error.
+    """
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         got = "nothing" if value is None else type(value).__name__
         raise BadRequest(f"{name}: expected {_WORDS[kind]}, got {got}")
@@ -19,7 +22,7 @@ _WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 
 def parameters_of(value: object, name: str) -> dict[str, Any]:
-    """Return the `parameters` of a request, an input or an output, {} for None; raises BadRequest."""
+    """Return `parameters` of a request, an input or an output, {} for None; raises BadRequest if it is no object."""
     return {} if value is None else expect(value, dict, name)
 
 
@@ -41,7 +44,10 @@ def priority_of(level: object) -> int:
 
 
 def timeout_of(microseconds: object) -> float | None:
-    """Return the timeout of a request in seconds, None for None and 0; BadRequest if it is no integer or negative."""
+    """Return the timeout of a request in seconds; None for None and 0: it has none.
+
+    BadRequest if `microseconds` is no integer or negative.
+    """
     if microseconds is None or microseconds == 0:
         return None
     value = expect(microseconds, int, "parameters.timeout")

@@ -28,7 +28,8 @@ Body: TypeAlias = bytes | bytearray | memoryview
 class InputLocation:
     """Where the elements of one input are: after the JSON (`size` bytes at offset `start`), inside it, or in `span`.
 
-    If they are inside the JSON, `data` is their index in the result of `json_tensors.take_data` and `size` is 0.
+    `start` counts from the end of the JSON. If the elements are inside the JSON, `data` is their index in the result of
+    `json_tensors.take_data`, and `size` is 0.
     """
 
     name: str
@@ -81,7 +82,9 @@ class InputLocation:
     def reading(self, body: Body, base: int, taken: Sequence[object] = ()) -> Steps[Array]:
         """The array, from `body` (binary data at offset `base`) or from `taken`, the data removed from the JSON.
 
-        BadRequest if the data do not fit the datatype and the shape.
+        For an input in shared memory, `body` is a copy of its bytes and `base` is 0. Numbers that are not empty are a
+        view into `body`; other arrays are new. BadRequest if the data do not fit the datatype and the shape; TooLarge
+        as `NumberList.tensor`.
         """
         if self.data is not None:
             data, field = taken[self.data], f"input {self.name!r}"
@@ -102,6 +105,11 @@ class InputLocation:
 
 
 def parse_slots(inputs: list[object], signature: Signature) -> tuple[tuple[InputLocation, ...], int]:
+    """The locations of a request's inputs, and the number of bytes of binary data that follow the JSON.
+
+    Required inputs come first, in the order of the signature, then optional ones. BadRequest for an input that is
+    malformed, unknown or given twice. Missing inputs, datatypes and shapes are not compared with the signature.
+    """
     slots: dict[str, InputLocation] = {}
     at = 0
     for index, item in enumerate(inputs):
@@ -163,12 +171,14 @@ def _shape(values: list[object], place: str) -> Shape:
 
 
 def byte_size(datatype: str, shape: Shape) -> int:
+    """The bytes of binary data of a tensor; without meaning for BYTES, whose elements have no fixed size."""
     return NUMPY_OF[datatype].itemsize * element_count(shape)
 
 
 def raw_shape(spec: Shape, elements: int) -> Shape:
-    """The shape of a raw body of this many elements: a dynamic first dimension is 1, another one gets what remains.
+    """The shape of a raw body of `elements` elements, for an input of shape `spec` (-1: a dynamic dimension).
 
+    A dynamic first dimension is 1. Another one is `elements` over the product of the other sizes, rounded down.
     BadRequest if more than one other dimension is dynamic.
     """
     shape = [1, *spec[1:]] if spec and spec[0] == -1 else list(spec)

@@ -1,4 +1,4 @@
-"""JSON answers whose outputs are all numbers: the text around the numbers depends only on their shapes and the id."""
+"""JSON answers whose outputs are all numbers or booleans: the text around them depends only on shapes and the id."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JsonAnswer:
     def reply(self, lists: Sequence[bytes], id: str = "") -> tuple[Reply, list[Payload]]:
         """Return the reply that begins the answer, and the payloads that follow it.
 
-        `lists`: for each output its elements as JSON, separated by commas.
+        `lists`: for each output its elements as JSON, separated by commas. `id`: of the request; empty: none.
         """
         size = self._size
         payloads: list[Payload] = []

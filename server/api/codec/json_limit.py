@@ -15,7 +15,7 @@ _SLICE = 1 << 20  # bytes counted per step
 def has_at_most(text: bytes | bytearray | memoryview, most: int) -> bool:
     """Whether JSON surely has at most `most` values: by its length, otherwise by the number of `,`, `[` and `{`.
 
-    Those inside strings count as well, so the result can be False for fewer values.
+    The outermost value is not counted. Characters inside strings are, so the result can be False for fewer values.
     """
     if len(text) <= most:
         return True

@@ -35,7 +35,7 @@ _QUOTED_ID = b'"%b"' % _ID_PLACEHOLDER.encode()
 
 
 class NumberList:
-    """The JSON text of one input's data: `text[start:end]` of the request's JSON, its list with index `number`."""
+    """The JSON text of one input's data: `text[start:end]` of the request's JSON, its list number `number` (from 0)."""
 
     __slots__ = ("end", "number", "start", "text")
 
@@ -47,9 +47,10 @@ class NumberList:
         json_tensors.parse(self.text, "body")
 
     def tensor(self, datatype: str, shape: Shape, field: str) -> Array:
-        """The elements as an array of this datatype and shape; BadRequest with the same texts as `to_array`.
+        """The elements as a new array of this datatype and shape; BadRequest with the same texts as `to_array`.
 
-        `field` names the input in errors. TooLarge if they are not such a list, and the JSON has too many values.
+        `field` names the input in errors. If native code cannot read the list, the whole JSON is parsed: TooLarge then
+        if it has too many values.
         """
         found = parse_numbers(self.text, self.start, self.end, datatype, shape)
         if found is not None:

@@ -133,9 +133,10 @@ def _flatten(data: object, shape: tuple[int, ...], field: str) -> list[Any]:
 
 
 def dump_steps(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Array, str]]) -> Steps[bytes]:
-    """The JSON of a document; for each (owner, array, datatype), the dictionary `owner` in it has the array as `data`.
+    """The JSON of a document; for each (owner, array, datatype) of `arrays`, `owner["data"]` is the array.
 
-    The array is written as a flat list in row-major order.
+    Each `owner` is a dictionary inside the document and is changed. The array is written as a flat list in row-major
+    order.
 
     Numbers that JSON cannot represent are written as NaN, Infinity and -Infinity, which Triton's clients read.
     BadRequest for datatypes and bytes that JSON cannot represent.
@@ -151,7 +152,10 @@ def dump_steps(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Arra
 
 
 def texts_around(document: dict[str, Any], owners: list[dict[str, Any]]) -> list[bytes]:
-    """The JSON of a document, cut where the elements of each owner's `data` belong: before, between and after them."""
+    """The JSON of a document, cut where the elements of each owner's `data` belong: one text more than owners.
+
+    Each owner is a dictionary inside the document, and gets an empty `data`.
+    """
     for owner in owners:
         owner["data"] = ()
     before, *behind = orjson.dumps(document).split(_EMPTY)
@@ -209,7 +213,7 @@ def _elements(tensor: Array, datatype: str, field: str) -> Steps[bytes]:
 
 
 def numbers(array: Array) -> bytes:
-    """Return a contiguous array of numbers as nested lists in JSON, with the words NaN, Infinity and -Infinity."""
+    """Return a contiguous array of numbers or booleans as nested lists in JSON, with NaN, Infinity and -Infinity."""
     text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     if array.dtype.kind != "f" or b"null" not in text:
         return text

@@ -28,7 +28,7 @@ def payload_steps(datatype: str, array: Array) -> Steps[Payload]:
 
 
 def raw_bytes(array: Array) -> Payload:
-    """The bytes of an array's elements in row-major order; large contiguous arrays are not copied."""
+    """The bytes of an array's elements in row-major order; for a contiguous array above `_SMALL` bytes a view of it."""
     if array.nbytes <= _SMALL:
         return array.tobytes()
     if not array.flags.c_contiguous:

@@ -32,9 +32,9 @@ class Reply:
     lines: list[Header] | None = None  # the default headers in `begun`; uvicorn replaces them once a second
 
     def head_bytes(self, lines: list[Header]) -> bytes:
-        """Status line, the default headers `lines`, the own headers and the text, as bytes on the wire.
+        """Status line, the default headers `lines`, the reply's own headers and the text, as bytes on the wire.
 
-        Cached until it is called with another list.
+        The result is cached until a call with another list object.
         """
         if lines is not self.lines:
             self.begun = STATUS_LINE[self.status] + b"".join([b"%b: %b\r\n" % header for header in lines]) + self.block
@@ -49,7 +49,7 @@ def render_block(headers: tuple[Header, ...], text: bytes) -> bytes:
 
 
 def with_close(reply: Reply) -> Reply:
-    """The reply with the header `connection: close`."""
+    """A copy of the reply with the header `connection: close`."""
     headers = ((b"connection", b"close"), *reply.headers)
     return Reply(reply.status, headers, reply.text, render_block(headers, reply.text))
 
@@ -71,7 +71,7 @@ def _json_headers(size: int) -> tuple[Header, ...]:
 
 
 def binary_headers(text: bytes) -> tuple[Header, ...]:
-    """The headers of a body that consists of this JSON and binary data."""
+    """The headers of a body that consists of this JSON and binary data, without its content-length."""
     return (
         (b"content-type", b"application/octet-stream"),
         (b"inference-header-content-length", b"%d" % len(text)),
@@ -85,9 +85,10 @@ def binary_reply(text: bytes, payload_bytes: int) -> Reply:
 
 
 def error_reply(error: Exception, path: bytes | str = "") -> Reply:
-    """A reply `{"error": ...}`; for paths below /api it also has the `code`.
+    """A reply `{"error": ...}` with the error's status; for paths below /api it also has the `code`.
 
-    An exception that is no ServerError is logged, and the caller gets no details of it.
+    It has the header `retry-after` if the error has a `retry_after`, and `www-authenticate` for status 401. An
+    exception that is no ServerError is logged and becomes an Internal without details.
     """
     if not isinstance(error, ServerError):
         log.error("unexpected error", exc_info=error)

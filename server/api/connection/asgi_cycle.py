@@ -1,8 +1,9 @@
-"""The server side of one ASGI request: uvicorn's `RequestResponseCycle` with four additions.
+"""The server side of one ASGI request: uvicorn's `RequestResponseCycle` with five additions.
 
 HTTP/1.0 clients may keep the connection, and get no chunked answers. A connection that closes after an answer first
-discards what its client still sends; otherwise the client might never read the answer. The application may allow a
-body more time and bytes than the default. And the application may start later: a request waits for its turn.
+discards what its client still sends; otherwise the client might never read the answer. A connection whose client still
+waits for `100 Continue` closes after the answer. The application may allow a body more time and bytes than the default.
+And the application may start later: a request waits for its turn.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class AsgiCycle(RequestResponseCycle):
 
     @property
     def has_buffered_enough(self) -> bool:
-        """Whether more of the body is buffered than `HIGH_WATER_LIMIT`, unread by the application, and more will come.
+        """Whether more than `HIGH_WATER_LIMIT` bytes of the body wait for the application, and more will come.
 
-        Then the connection should not read on. False once the answer is complete.
+        Then the connection should not read further. False once the answer is complete.
         """
         return self.more_body and not self.response_complete and len(self.body) > HIGH_WATER_LIMIT
 
@@ -110,7 +111,11 @@ class AsgiCycle(RequestResponseCycle):
         self.message_event.set()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send one message of the application, with the headers and framing that an HTTP/1.0 client needs."""
+        """Send one message of the application, with the headers and framing that an HTTP/1.0 client needs.
+
+        If the client still waits for `100 Continue`, the connection closes after the answer: the next bytes are
+        ambiguous.
+        """
         if message["type"] == "http.response.start" and not self.response_started:
             if self.waiting_for_100_continue:
                 self.keep_alive = False  # the client may or may not send the body: the next bytes are ambiguous
@@ -123,7 +128,8 @@ class AsgiCycle(RequestResponseCycle):
     def _begin_http_1_0(self, start: Any) -> list[tuple[bytes, bytes]]:
         """The headers to add to an answer for an HTTP/1.0 client: `connection: keep-alive` if it stays connected.
 
-        It does so only if the answer has a length; otherwise the end of the connection is the end of the answer.
+        The client stays connected only if the answer has a length, or no body. Otherwise the answer is not chunked, and
+        the end of the connection is the end of the answer.
         """
         names = {name.lower() for name, _ in start.get("headers", ())}
         if b"content-length" not in names and start["status"] not in _NO_BODY and self.scope["method"] != "HEAD":
@@ -132,7 +138,7 @@ class AsgiCycle(RequestResponseCycle):
 
 
 def add_request_line(scope: HTTPScope, method: str, version: str, target: bytes) -> None:
-    """Set method, version, path and query of the request line in an ASGI scope; HttpParserError for a bad target."""
+    """Set method, version, path and query of a request line in an ASGI scope; HttpParserError for an invalid target."""
     path, query = target, b""
     if target != b"*":
         parsed = httptools.parse_url(target)

@@ -1,7 +1,8 @@
 """Connection slots: limits the connections per client and in total, and evicts idle connections for new ones.
 
-A client is an IP address here, because keys are only known once a request has arrived. When a limit is reached, the
-connection that has been idle for longest is closed to make room. If none is idle, the new connection gets a slot of a
+A client is an address here (for IPv6 a /64 network), because keys are only known once a request has arrived. When a
+limit is reached, a connection that has sent no request, or the one that has been idle for longest, is closed to make
+room. A connection that has shown a valid key stays. If there is none to close, the new connection gets a slot of a
 small reserve, which serves only health checks: all other requests on it are refused.
 """
 
@@ -53,7 +54,8 @@ class ConnectionSlot:
     def on_request(self, connection: Connection) -> bool:
         """Note that the head of a request has arrived; return whether the slot is a normal one (not in the reserve).
 
-        On a connection in the reserve only health checks may be answered.
+        A slot of the reserve becomes a normal one if there is room now. On a connection in the reserve only health
+        checks may be answered.
         """
         if self._slots is not None and self.connection is None:
             self._slots.heard(self, connection)
@@ -198,8 +200,8 @@ class ConnectionSlots:
     def _victim(self, client: _Client | None) -> ConnectionSlot | None:
         """The connection to evict, of one client or of all (None); None if there is none.
 
-        A connection that sent no request within `GRACE` goes first, then the longest idle one, then a connection that
-        is newer than `GRACE`, because its request may be about to arrive.
+        A connection that sent no request within `GRACE` goes first, then the longest idle one. Last comes a connection
+        that sent no request but is newer than `GRACE`: its request may be about to arrive.
         """
         silent = next(iter(self._silent if client is None else client.silent), None)
         if silent is not None and time.monotonic() - silent.since > GRACE:
@@ -209,7 +211,7 @@ class ConnectionSlots:
     def _next_spare(self, client: _Client | None) -> ConnectionSlot | None:
         """The longest idle connection that may be evicted, of one client or of all (None); None if there is none.
 
-        Connections are scanned at most at intervals that grow with their number, so that one may be missed.
+        Connections are scanned at intervals that grow with their number, so an idle connection may be missed.
         """
         found = _still_spare(self._spare if client is None else client.spare)
         if found is None and time.monotonic() - self._scanned > SCAN_INTERVAL * len(self._speaking):

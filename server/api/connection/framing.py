@@ -38,8 +38,8 @@ _DEFAULT_PORT = {b"http": b":80", b"https": b":443"}
 def check_framing(version: str, headers: Headers) -> None:
     """Check that the headers of `SINGLE_HEADERS` occur at most once, and that the body has a supported framing.
 
-    BadRequest if not, and for an HTTP/1.0 head that leaves open whether the connection closes. Unsupported for a
-    transfer coding besides `chunked`.
+    BadRequest if not, and for an HTTP/1.0 head that leaves open whether the connection closes. Unsupported for another
+    transfer coding before `chunked`, such as `gzip, chunked`. `version`: of HTTP, such as "1.1".
     """
     once = [name for name, _ in headers if name in SINGLE_HEADERS]
     if len(once) != len(set(once)):

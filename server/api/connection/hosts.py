@@ -18,9 +18,9 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 def served_names(listed: str, address: str, mode: Mode) -> frozenset[str]:
     """The lower-case host names that a server on `address` answers to; empty: all.
 
-    `listed`: the setting, a comma-separated list. If it is empty, a server on a loopback address without access control
-    answers to loopback names only. Otherwise a web page could reach it from the user's browser, by pointing the page's
-    own name to it (DNS rebinding).
+    `listed`: the setting, a comma-separated list; `*` in it: all. If the list is empty, a server answers to all names,
+    but on a loopback address without access control to loopback names only: a web page could otherwise reach such a
+    server from the user's browser, by pointing the page's own name to it (DNS rebinding).
     """
     names = frozenset(name.strip().lower() for name in listed.split(",") if name.strip())
     if _ANY in names:

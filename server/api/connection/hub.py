@@ -41,7 +41,7 @@ class Hub:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Start the sweeps; call on the event loop."""
+        """Sweep all connections now and every `TICK` seconds; call on the event loop."""
         self._sweep(asyncio.get_running_loop())
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ from lathe.server.api.inference.infer import InferCall
 from lathe.server.api.middleware.body_limits import MAX_DOCUMENT
 from lathe.server.errors import RequestTimeout, ServerError, TooLarge
 
-HEALTH = b"/v2/health/"  # what may be asked for when there is no room for anything else
+HEALTH = b"/v2/health/"  # the paths that are served on a connection in the reserve of connection slots
 
 
 # The transitions of `Phase`:
@@ -35,7 +35,7 @@ HEALTH = b"/v2/health/"  # what may be asked for when there is no room for anyth
 #   HEAD, BODY, COLLECTING -> DISCARDING        the message is refused, or answered before its end with `close`
 #   every phase -> CLOSED                       the client sends no more, or the connection is lost
 class Phase(Enum):
-    """What a connection receives."""
+    """The state of a connection's receiving side: the part of a message that is due next."""
 
     IDLE = auto()  # the first byte of a message is due
     HEAD = auto()
@@ -95,15 +95,15 @@ class Inbox:
         self._connection = connection
         self._slot = slot
         self._make_cycle = make_cycle
-        self.has_slot = False  # for more than health
+        self.has_slot = False  # whether the connection may ask for more than health checks
         self.phase = IDLE
         self.request: Turn | None = None  # whose body is received
         self._parser = MessageParser(self, hub.settings.max_header)
         self._deadline = ReceiveDeadline(hub.settings)
         self._deadline.start_head(hub.now)
         self._body = BodyBuffer(hub.ledger.claim(""))
-        self._missing = 0  # bytes of the body that is collected
-        self._received = 0  # bytes of the body
+        self._missing = 0  # bytes of the collected body that are still to come
+        self._received = 0  # bytes of the body that have arrived
         self._max_body: float = 0
 
     @property
@@ -123,7 +123,11 @@ class Inbox:
     # bytes come in
 
     def receive(self, data: bytes) -> None:
-        """Take bytes that match no request template: as the rest of a body, cached heads, or by the parser."""
+        """Take bytes that match no request template.
+
+        They are the rest of a body, requests whose heads are cached, or input of the parser. A request that is refused
+        is answered with its error (`reject`).
+        """
         if self.is_deaf:
             self._deadline.extend(self._hub.now)
             return
@@ -140,7 +144,7 @@ class Inbox:
         self._outbox.limit_turns()
 
     def _take_known(self, data: bytes) -> bytes:
-        """Start the requests at the beginning of `data` whose HTTP heads are in the cache; return the rest."""
+        """Start or refuse the requests at the beginning of `data` whose heads are in the cache; return the rest."""
         heads = self._hub.heads
         while data:
             start = data.find(b"\r\n\r\n") + 4
@@ -230,7 +234,7 @@ class Inbox:
             self._begin_cycle(head)
 
     def on_body(self, part: bytes) -> None:
-        """Called with a part of the body."""
+        """Called with a part of the body; TooLarge beyond the limit of its size, Overloaded as `BodyBuffer.add`."""
         self._received += len(part)
         if self._received > self._max_body:
             raise TooLarge(f"body: expected at most {self._max_body} bytes, got more")
@@ -301,9 +305,9 @@ class Inbox:
         self._deadline.start_linger(now)
 
     def reject(self, error: ServerError) -> None:
-        """Answer the message with an error, read no more of the connection, and close it after that answer.
+        """Answer the message with an error, discard all further bytes, and close the connection after that answer.
 
-        If the application has begun its answer, the connection closes at once.
+        If the application has already begun an answer, the connection closes at once.
         """
         request, self.request = self.request, None
         path = b"" if self.phase is COLLECTING else self._parser.target
@@ -323,7 +327,7 @@ class Inbox:
         self.phase = DISCARDING
 
     def stop(self, now: float) -> None:
-        """Called when the server stops: the rest of a message that is received in part must come soon."""
+        """Called when the server stops: a message that is received in part must be complete within `STOP_GRACE`."""
         if self.is_receiving:
             self._deadline.start_stop(now)
 

@@ -77,8 +77,8 @@ class JsonTemplate(RequestTemplate):
     def read(self, request: bytes) -> bytes | None:
         """Return the numbers of the request's list as bytes of a tensor; None if the request does not match.
 
-        If the text before and after the list is equal, the list begins and ends where the template says: no bracket
-        can stand inside a list of numbers.
+        Also None if native code cannot read the list. If the text before and after the list is equal, the list begins
+        and ends where the template says: no bracket can stand inside a list of numbers.
         """
         size = len(request)
         if size != self.size and not self._prepare(size):
@@ -91,7 +91,7 @@ class JsonTemplate(RequestTemplate):
     def _prepare(self, size: int) -> bool:
         """Set `prefix` (all bytes before the list) for requests of `size` bytes; False if there is no such request.
 
-        The prefix contains the content length, which follows from `size`.
+        The prefix contains the content length, which follows from `size`. Also False for an outdated template.
         """
         if not self.size:
             return False

@@ -93,7 +93,8 @@ class MessageParser:
     def _read(self, data: bytes) -> None:
         """Let `httptools` read all of `data`; BadRequest for CONNECT.
 
-        It stops after a head that offers another protocol (Upgrade): the head is then read again without that offer.
+        `httptools` stops after a head that offers another protocol (Upgrade). A new parser then reads the head again,
+        without that offer, and the rest.
         """
         rest = memoryview(data)
         while True:
@@ -105,7 +106,7 @@ class MessageParser:
                 if self._reader.get_method() == b"CONNECT":
                     raise BadRequest("request line: CONNECT is not supported") from None
                 head = self._head_without_offer()
-                self._reader = self._new_reader()  # the other one may take it that nothing follows
+                self._reader = self._new_reader()  # the old parser may assume that nothing follows
                 self._part = _NONE
                 self._raw = b""
                 self._reader.feed_data(head)
@@ -151,7 +152,7 @@ class MessageParser:
         self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called with a header, or with a trailer: that is no header (RFC 9110, section 6.5.1) and is dropped."""
+        """Called with a header or a trailer; a trailer is counted and dropped (RFC 9110, section 6.5.1)."""
         try:
             self._size.add_field(len(name) + len(value) + 4)
         except ServerError as error:
@@ -169,7 +170,7 @@ class MessageParser:
         """
         reader = self._reader
         if reader.should_upgrade():
-            return  # it stops here; see `_read`
+            return  # the parser stops here; see `_read`
         self._part = _BODY
         self._size.end_head()
         head = RequestHead(

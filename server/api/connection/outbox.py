@@ -33,7 +33,7 @@ Turn: TypeAlias = InferCall | AsgiCycle
 class Outbox:
     """The answers of one connection: its turns, the transport that they are written to, and how fast that accepts them.
 
-    It stops reading from a client that has sent `max_pipeline` requests or does not read its answers.
+    Stops reading from a client that has at least `max_pipeline` unanswered requests, or does not read its answers.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class Outbox:
         return True
 
     def keep_only_first(self) -> None:
-        """Drop all turns: the first, whose answer is written, without cancelling it, the others cancelled."""
+        """Remove all turns: the first, whose answer is written, is not cancelled; the others are."""
         turns, self.turns = self.turns, deque()
         if turns:
             turns.popleft()
@@ -266,7 +266,7 @@ class Outbox:
             self._resume()
 
     def limit_turns(self) -> None:
-        """Stop reading while `max_pipeline` requests are unanswered."""
+        """Stop reading if at least `max_pipeline` requests are unanswered; reading resumes at half of that number."""
         if len(self.turns) >= self._max_pipeline:
             self._flow.pause_reading()
 

@@ -106,9 +106,9 @@ class LatheProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Called when the client sends no more; returns False, which closes the connection, or True to keep it open.
 
-        It closes if no request is unanswered, or if a message has been received only in part. Otherwise the client may
-        still read: the connection closes after the last answer. It closes before if no inference call runs at one of
-        the checks, every `HALF_CLOSE_GRACE`.
+        The connection closes if no request is unanswered, or if a message has been received only in part. Otherwise
+        the client may still read, and the connection closes after the last answer. It closes earlier if no inference
+        call runs at one of the checks, every `HALF_CLOSE_GRACE` seconds.
         """
         if not self.outbox.turns or self.inbox.phase is not IDLE:
             return False
@@ -252,7 +252,7 @@ class LatheProtocol(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Discard further input before closing (lingering close).
+        """End the sending side (except over TLS), and discard further input before closing (lingering close).
 
         Closing at once would reset the connection while the client still sends, and the client could lose the answer.
         """

@@ -56,7 +56,7 @@ class ReceiveDeadline:
         self._at = min(self._latest, now + LINGER_PAUSE)
 
     def start_stop(self, now: float) -> None:
-        """Shorten the deadline to `STOP_GRACE`: the server stops while the message is received in part."""
+        """Shorten the deadline to `STOP_GRACE` from now: the server stops while the message is received in part."""
         self._latest = min(self._latest, now + STOP_GRACE)
         self._at = min(self._at, self._latest)
 
@@ -71,7 +71,7 @@ class ReceiveDeadline:
             self._upload.take(size, now)
 
     def extend(self, now: float) -> None:
-        """Allow another pause if the message is already answered, or the server stops: a part of it has arrived."""
+        """Allow another pause if the message is already answered, or the server stops: further bytes have arrived."""
         if self._latest < math.inf:
             self._at = min(self._latest, now + LINGER_PAUSE)
 
@@ -85,9 +85,9 @@ class ReceiveDeadline:
         return now > self._at
 
     def is_too_slow(self, received: int, now: float) -> bool:
-        """Whether a body that has `received` bytes so far comes at less than the lowest rate.
+        """Whether a body of which `received` bytes have arrived comes at less than the lowest rate.
 
-        Uploads and answered messages have deadlines of their own.
+        False for uploads, answered messages, and after `start_stop`: they have deadlines of their own.
         """
         if self._upload is not None or self._latest < math.inf:
             return False

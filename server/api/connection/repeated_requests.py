@@ -1,4 +1,4 @@
-"""Repeated requests for one model that arrive together: one access check, one batch, one answer head for all."""
+"""Repeated requests for one version that arrive together: one batch, and one access check for each template."""
 
 from __future__ import annotations
 

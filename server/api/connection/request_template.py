@@ -56,8 +56,8 @@ class RequestTemplate:
     def is_plain(self) -> bool:
         """Whether requests of this template may form coalesced batches (`RepeatedRequests`).
 
-        They then differ only in their tensors, which are views into the request, have no timeout, and get answers that
-        are not compressed, quickly written, and differ only in the outputs.
+        They then differ only in their tensors, which are views into the request, and have no timeout. Their clients
+        accept no compression, and their answers are quickly written and differ only in the outputs.
         """
         wire = self.wire
         if not (self.rows and wire.views) or wire.timeout is not None or self.head.accepts:

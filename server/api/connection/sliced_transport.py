@@ -55,7 +55,10 @@ class SlicedTransport:
     # the transport's interface
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write at most `SLICE` bytes at once, and more in slices; bytes written after waiting slices wait, too."""
+        """Write at most `SLICE` bytes at once, and more in slices; bytes written after waiting slices wait, too.
+
+        Waiting bytes are not copied, so `data` must not change.
+        """
         if self._waiting:
             self._add(data)
         elif len(data) <= SLICE:

@@ -21,7 +21,8 @@ class TemplateMatcher:
     def observe(self, call: InferCall, data: bytes, start: int, end: int) -> None:
         """Note a request, which is `data[:end]`, with the body from `start` on.
 
-        The second of two requests in a row with equal parsed heads sets the templates: a third one is likely.
+        The second of two requests in a row with the same parsed request (`call.wire`) sets the templates: a third one
+        is likely. A template that the request cannot have is None.
         """
         parsed = call.wire if call.entry is not None else None
         if parsed is not None and parsed is self._previous:

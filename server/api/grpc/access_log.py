@@ -30,8 +30,8 @@ class CallLogging:
     def unary(self, answer: Method, path: str, read: Read, names_caller: bool) -> Method:
         """A unary method that calls `answer` and logs the outcome; `read` gives the message whose model the line names.
 
-        Successes are logged only if the access log is to have them.
-        With `names_caller`, all log lines that are written during the call have the ids of its caller.
+        Successes are logged only if the access log is to have them; cancelled calls are not logged. With
+        `names_caller`, all log lines that are written during the call have the ids of its caller.
         """
 
         async def logged(request: Any, context: Any) -> Message:
@@ -50,7 +50,7 @@ class CallLogging:
         return logged
 
     def streaming(self, answer: Method, path: str) -> Method:
-        """A streaming method that calls `answer` and logs the outcome of the whole stream, under the same condition."""
+        """A streaming method that calls `answer` and logs the outcome of the whole stream, when `unary` would."""
 
         async def logged(request: Any, context: Any) -> AsyncIterator[Message]:
             began = monotonic()

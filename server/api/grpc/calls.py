@@ -66,9 +66,10 @@ class Call:
         return self._reason
 
     async def receive(self, context: Any) -> Any:
-        """The next message, EOF after the last. RequestTimeout after `patience` seconds without a message.
+        """The next message as bytes, EOF after the last. Raises the error by which the call is ended (`end`).
 
-        Overloaded if the call is ended to make room for another one.
+        That is RequestTimeout after `patience` seconds without a message while nothing is to answer, and Overloaded if
+        the call makes room for another one.
         """
         if self._reason is not None:
             raise self._reason
@@ -88,14 +89,14 @@ class Call:
         return message
 
     async def one(self, context: Any) -> bytes:
-        """The single message of a unary call; BadRequest if there is none."""
+        """The single message of a unary call; BadRequest if there is none, and the errors of `receive`."""
         message = await self.receive(context)
         if message is EOF:
             raise BadRequest("message: expected one, got none")
         return bytes(message)
 
     async def each(self, context: Any) -> AsyncIterator[bytes]:
-        """Yield the messages of a streaming call."""
+        """Yield the messages of a streaming call; raises the errors of `receive`."""
         while (message := await self.receive(context)) is not EOF:
             yield message
 
@@ -104,7 +105,7 @@ class Call:
         self.pending -= 1
 
     def end(self, reason: ServerError) -> None:
-        """End a call that waits for a message: `receive` raises this error."""
+        """End a call: `receive` raises this error, at once if the call waits for a message, otherwise the next time."""
         self._reason = reason
         if self._reading is not None:
             self._reading.cancel()
@@ -132,7 +133,10 @@ class Calls:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """End the calls that waited too long, now and every `TICK` seconds; call on the event loop."""
+        """End the calls that waited too long and have nothing to answer, now and every `TICK` seconds.
+
+        Call it on the event loop.
+        """
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(TICK, self.start)
         now = loop.time()

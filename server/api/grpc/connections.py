@@ -1,8 +1,9 @@
 """Limits gRPC connections per client address and in total, and shuts down those beyond the limits.
 
-The rules are those of HTTP (`lathe.server.api.connection.connection_slots`). gRPC accepts connections itself and passes
-on only calls, so a connection without calls would be invisible. Therefore the connections are found among the file
-descriptors of this process, a few times per second.
+The limits are those of HTTP (`lathe.server.api.connection.connection_slots`); `Connection.rank` says which connections
+go first, those with running calls last. gRPC accepts connections itself and passes on only calls, so a connection
+without calls would be invisible. Therefore the connections are found among the file descriptors of this process, a few
+times per second.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class GrpcEndpoint:
         self.port = 0  # set once it listens
 
     async def start(self) -> None:
-        """Start to listen; RuntimeError if the address is in use."""
+        """Start to listen; RuntimeError if the address is in use, OSError if a TLS file cannot be read."""
         settings = self._parts.settings
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=settings.max_connections + EXTRA_CALLS,  # `Calls` limits the calls of each client

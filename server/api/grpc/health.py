@@ -44,7 +44,8 @@ class HealthService:
     async def Watch(self, request: Message, context: Any) -> AsyncIterator[Message]:
         """Answer now and at every change, until the caller leaves or the server stops.
 
-        Overloaded if there are too many watchers: they need no key, and each counts towards the server's call limit.
+        An unknown service has the status SERVICE_UNKNOWN. Overloaded if there are too many watchers: they need no key,
+        and each counts towards the server's call limit.
         """
         address = client_of_peer(context.peer())
         self._check_room(address)

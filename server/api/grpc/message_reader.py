@@ -1,4 +1,4 @@
-"""Reads gRPC inference messages, large ones on threads: counts their memory, and charges the quota before that."""
+"""Reads gRPC inference messages and writes their answers, large ones on threads; counts memory and charges quotas."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class MessageReader:
     ) -> ReadBody:
         """Read the inputs of a message of the client `whose`; `claim` counts the memory of those read on a thread.
 
-        If parsing or reading takes long, the quota is charged before that, as in `BodyReader.read`; otherwise
-        `charged_rows` is 0, and the caller charges it.
+        If parsing or reading takes long, the quota is charged before, as in `BodyReader.read`; otherwise `charged_rows`
+        is 0, and the caller charges the quota. Raises any ServerError.
         """
         run, paid = self._reading.readers.run, 0
         if len(sent.shell) > INLINE_BYTES:

@@ -54,7 +54,10 @@ _PEER = ":peer"  # cannot collide with a caller's metadata, whose names begin wi
 
 
 class InferenceService(SharedMemoryCalls):
-    """One method per call, with its name in the .proto file; requests and answers are messages of that file."""
+    """One method per call, with its name in the .proto file; requests and answers are messages of that file.
+
+    A method may raise any ServerError, which ends its call with a status (`errors_as_status`).
+    """
 
     def __init__(self, parts: ServiceContext, stopping: asyncio.Event) -> None:
         self._parts = parts
@@ -66,15 +69,19 @@ class InferenceService(SharedMemoryCalls):
     # inference
 
     async def ModelInfer(self, request: bytes, context: Any) -> bytes:
-        """Answer one request. It is parsed here, because it may be large.
+        """Return the serialized answer of one serialized request, which is parsed here because it may be large.
 
-        gRPC cancels this task when the caller cancels or its deadline passes.
+        gRPC cancels this task when the caller cancels or the deadline of the call passes.
         """
         left = context.time_remaining()
         return await self._infer(request, _metadata(context), None if left is None else monotonic() + left)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[SerializedMessage]:
-        """Answer requests in order; later ones run meanwhile. An error of one request does not end the stream."""
+        """Answer requests in order; later ones run meanwhile. An error of one request does not end the stream.
+
+        When the server stops or the caller loses the right, the requests that were read are answered, and the stream
+        ends with that error.
+        """
         metadata = _metadata(context)
         infer = partial(self._infer, metadata=metadata, in_stream=True)
         refused = self._plane.authority.refused(metadata.get("authorization", ""), Scope.INFER)
@@ -232,7 +239,7 @@ class _Stream:
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._end(ending))]
 
     async def responses(self) -> AsyncIterator[SerializedMessage]:
-        """Yield the answers, or error messages, in the order of the requests; then the error of reading is raised."""
+        """Yield the answers, or error messages, in the order of the requests; then raise an error of reading."""
         while (turn := await self._turns.get()) is not None:
             response: SerializedMessage
             try:

@@ -25,7 +25,10 @@ _RAW = _REQUEST.fields_by_name["raw_input_contents"].number << 3 | LENGTH_DELIMI
 
 
 class SplitMessage(NamedTuple):
-    """A split request: `message` without raw contents, `shell` its serialized bytes, and the raw contents in order."""
+    """A split request: `message` without raw contents, `shell` its serialized bytes, and the raw contents in order.
+
+    The raw contents of a request above `INLINE_BYTES` are views into its bytes.
+    """
 
     message: Message
     raw_contents: list[bytes | memoryview]
@@ -54,7 +57,10 @@ def split_large(data: bytes) -> SplitMessage:
 
 
 def _split(data: bytes, fields: int, most: int) -> SplitMessage | None:
-    """Split a request; None if it has more than `fields` fields, or more than `most` bytes without raw contents."""
+    """Split a request; None if it has more than `fields` fields, or more than `most` bytes without raw contents.
+
+    BadRequest if the request is no valid message.
+    """
     view, shell, raws = memoryview(data), bytearray(), list[bytes | memoryview]()
     at = spent = 0
     for _ in range(fields + 1):
@@ -76,7 +82,10 @@ def _split(data: bytes, fields: int, most: int) -> SplitMessage | None:
 
 
 def _field(data: bytes, at: int) -> tuple[int, int, int]:
-    """The tag of the protobuf field at this offset, and the offsets of the start and end of its content."""
+    """The tag of the protobuf field at this offset, and the offsets of the start and end of its content.
+
+    BadRequest if the field is malformed or incomplete.
+    """
     tag, content = _varint(data, at)
     kind = tag & 7
     if kind == LENGTH_DELIMITED:
@@ -94,7 +103,7 @@ def _field(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at this offset, and the offset after it."""
+    """The varint at this offset, and the offset after it; BadRequest if it is incomplete or too long."""
     value = 0
     for shift, byte in enumerate(data[at : at + 10]):
         value |= (byte & 127) << 7 * shift

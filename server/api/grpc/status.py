@@ -65,9 +65,9 @@ async def errors_as_status(context: Any) -> AsyncIterator[None]:
 
 
 def _status_of(error: ServerError, left: float | None) -> grpc.StatusCode:
-    """The status of an error; `left`: seconds to the call's deadline.
+    """The status of an error; `left`: seconds to the call's deadline, None without one.
 
-    After the deadline it is DEADLINE_EXCEEDED, because the client reports that in any case.
+    After the deadline the status is DEADLINE_EXCEEDED, because the client reports that status in any case.
     """
     if left is not None and left <= _DEADLINE_TOLERANCE:
         return grpc.StatusCode.DEADLINE_EXCEEDED

@@ -57,7 +57,10 @@ def parse(codec: Codec, sent: SplitMessage) -> tuple[ParsedRequest, dict[str, by
 
 
 def read_steps(codec: Codec, head: ParsedRequest, raws: dict[str, bytes | memoryview]) -> Steps[Tensors]:
-    """The input arrays by name, from their bytes (`raws`, by name) or copied from shared memory."""
+    """The input arrays by name: views into their bytes (`raws`, by name), or copies of those in shared memory.
+
+    BOOL, BYTES and empty tensors are new arrays. Errors are those of `InputLocation.reading` and `Codec.shared`.
+    """
     found: Tensors = {}
     for slot in head.slots:
         if slot.span is None:
@@ -88,7 +91,8 @@ def encode_steps(codec: Codec, head: ParsedRequest, outputs: Tensors, in_stream:
     """The serialized answer; `in_stream`: as the message of a stream.
 
     Every output is in shared memory or in raw contents, because clients read no typed contents. The raw contents are
-    written here: protobuf would copy them twice more while holding the interpreter lock.
+    written here: protobuf would copy them twice more while holding the interpreter lock. Errors are those of
+    `Codec.output` and `Regions.write_all`.
     """
     shared: list[tuple[Span, Payload]] = []
     response = ModelInferResponse(model_name=codec.ref.name, model_version=str(codec.ref.version), id=head.id)
@@ -153,12 +157,15 @@ def parameters(entries: Message, place: str) -> dict[str, Any]:
 
 
 def _typed_contents(request: Message) -> list[bytes | memoryview]:
-    """The typed contents of each input that is not in shared memory, as raw bytes, in order."""
+    """The typed contents of each input that is not in shared memory, as raw bytes, in order; BadRequest as `_pack`."""
     return [_pack(item) for item in _inputs_in_message(request)]
 
 
 def _check_raws(request: Message, raws: list[bytes | memoryview]) -> list[bytes | memoryview]:
-    """The raw contents; BadRequest unless there is one for each input that is not in shared memory."""
+    """The raw contents; BadRequest unless there is one for each input that is not in shared memory.
+
+    Also BadRequest if an input has typed contents as well.
+    """
     typed = [item.name for item in request.inputs if item.HasField("contents")]
     if typed:
         raise BadRequest(f"raw_input_contents: expected none with the typed contents of {typed}, got {len(raws)}")

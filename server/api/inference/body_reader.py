@@ -58,8 +58,9 @@ class BodyReader:
     ) -> ReadBody:
         """Read a whole body of the client `whose`; `encoding` is its compression (gzip, deflate, or empty).
 
-        `json_bytes`: the bytes of JSON at its start; None: all of it is JSON; 0: it is one raw tensor. The client's
-        quota is charged one row before the body is parsed, and all its rows before their data are read.
+        `json_bytes`: the bytes of JSON at the start of the decompressed body; None: all of it is JSON; 0: it is one raw
+        tensor. The client's quota is charged one row before the body is parsed, and all rows of the request before
+        their data are read. Raises any ServerError: of the quota, the ledger, the body or the admission.
         """
         run = self.readers.run
         with self.ledger.claim(whose, len(body)) as claim:
@@ -78,7 +79,7 @@ class BodyReader:
     ) -> ReadBody:
         """Read the tensors of a body whose JSON (its first `size` bytes, without tensor data) is parsed as `head`.
 
-        Charges the quota of the client `whose` for all rows first.
+        Charges the quota of the client `whose` for all rows first. Raises the errors of `read`.
         """
         with self.ledger.claim(whose, len(body)) as claim:
             self.admit(servable, head, whose)

@@ -40,7 +40,10 @@ NOTHING: list[Payload] = []  # shared by all calls, so nothing is ever appended 
 
 
 class InferCall:
-    """The state of one inference call. `deliver(call)` runs once, on the event loop, when `reply` is set."""
+    """The state of one inference call.
+
+    `deliver(call)` is called once, on the event loop, when `reply` is set; not after `cancel`.
+    """
 
     __slots__ = (
         "address",
@@ -75,7 +78,10 @@ class InferCall:
         self.background: asyncio.Task[None] | None = None  # reads the body, or writes the answer, on a thread
 
     def start(self, body: bytes | bytearray) -> None:
-        """Read the whole body and queue the request for execution. An error becomes the reply."""
+        """Read the whole body and queue the request for execution. An error becomes the reply.
+
+        What takes long is read on threads, after this returns.
+        """
         try:
             self._submit(body)
         except Exception as error:
@@ -102,7 +108,8 @@ class InferCall:
     def request_template(self, prefix: bytes, size: int) -> RequestTemplate | None:
         """Return the template (cached parsed request) of requests that begin with `prefix`, None if they can have none.
 
-        `prefix` is the HTTP head and the JSON of this request, and `size` the bytes of the whole request.
+        `prefix` is the HTTP head and the JSON of this request, and `size` the bytes of the whole request. The service
+        refers to the template weakly: it lives as long as the caller keeps it.
         """
         head = self.head
         if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > MAX_PREFIX_BYTES:
@@ -122,7 +129,7 @@ class InferCall:
         """Return the template of requests that differ from this one only in the numbers in their JSON, otherwise None.
 
         The numbers are the only list of numbers in the JSON body, which begins at `request[start]`. None if the request
-        cannot have a template.
+        cannot have a template. The service refers to the template weakly: it lives as long as the caller keeps it.
         """
         head, settings, size = self.head, self.service.settings, len(request) - start
         if self.entry is None or head.json_bytes is not None or head.encoding or size > INLINE_BYTES:
@@ -298,7 +305,7 @@ class InferService:
         return servable.repeated_requests
 
     def claim(self, head: CallHead, address: str) -> MemoryClaim:
-        """Return the claim that counts the bytes of a body while it arrives from this address.
+        """Return the claim, of 0 bytes at first, that counts the bytes of a body while it arrives from this address.
 
         Raises Unauthorized or Forbidden if the caller may not run the model.
         """
@@ -314,7 +321,7 @@ class InferService:
             return False
 
     def turn_away(self, head: CallHead, data: bytes, start: int, address: str) -> Reply | None:
-        """Return the refusal of a request whose body begins at `data[start]`; None: the request must be read.
+        """Return (and log) the refusal of a request whose body begins at `data[start]`; None: it must be read.
 
         Under overload most requests end here. So the decision uses only cached data (the parsed JSON of an earlier
         equal request), and equal refusals share one encoded reply.

@@ -34,8 +34,8 @@ class ReaderThreads:
     async def run(self, client: str, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run the function on a thread; returns its result, or raises its exception.
 
-        Cancelling removes it from the queue. If it runs already, cancelling waits for its end, because it still uses
-        its memory.
+        Cancelling removes a waiting function from the queue. If the function runs already, cancelling waits for its
+        end, because it still uses its memory.
         """
         job = _Job(partial(work, *arguments))
         self._waiting.setdefault(client, deque()).append(job)
@@ -62,7 +62,7 @@ class ReaderThreads:
                 return ended[0]
 
     def close(self) -> None:
-        """Stop the threads; waiting functions are dropped."""
+        """Stop the threads when their present functions end; waiting functions are dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _start_jobs(self) -> None:

@@ -60,7 +60,10 @@ class Application(FastAPI):
             route.matches(nowhere)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI description of the management routes, by FastAPI, and of the protocol's routes."""
+        """The OpenAPI description of the management routes, by FastAPI, and of the protocol's routes.
+
+        Call it once: it extends the document that FastAPI caches, and a second call would extend it again.
+        """
         described = super().openapi()
         paths = described["paths"]
         for (method, path), route in protocol_schemas.ROUTES.items():

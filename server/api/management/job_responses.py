@@ -23,7 +23,7 @@ class Pinned(ResponseBody):
 
 
 class JobResult(ResponseBody):
-    """The published result of a job."""
+    """The result of a job, and whether it was published."""
 
     model: str
     version: int | None = Field(description="Null if it was not published.")

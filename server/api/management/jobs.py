@@ -137,7 +137,7 @@ def _add_events(routes: APIRouter, jobs: JobService, followers: EventStreams) ->
 
 
 class _Following(StreamingResponse):
-    """The event stream of one follower; refused if there are too many followers."""
+    """The event stream of one follower; Overloaded if there are too many followers."""
 
     def __init__(self, stream: AsyncIterator[bytes], followers: EventStreams, client: str) -> None:
         super().__init__(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -154,7 +154,7 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     """Yield the job's events as server-sent events, from `offset` (bytes) in its event file on.
 
-    It ends when the job has ended, the server stops, or `caller_now` raises or returns a caller that may not see it.
+    Ends when the job has ended, the server stops, or `caller_now` raises or returns a caller that may not see the job.
     """
     following = followers.follow(lambda: jobs.get(caller_now(), job.id), jobs.events(job), offset)
     async with aclosing(following) as batches:

@@ -160,7 +160,7 @@ def _add_aliases(routes: APIRouter, rollout: Rollout) -> None:
     async def set_alias(
         request: Request, model: ModelName, alias: AliasName, asked: AliasMove, idempotency_key: IdempotencyKey = None
     ) -> AliasState:
-        """Move an alias to a version; answered when requests are routed there. No change if it names that version."""
+        """Move an alias to a version; answered when requests are routed there. No change if it is there already."""
         outcome = await rollout.set_alias(
             names.check_model(model),
             alias,
@@ -182,7 +182,10 @@ def _add_aliases(routes: APIRouter, rollout: Rollout) -> None:
 
 
 def origin_of(request: Request, key: str | None) -> Origin:
-    """The caller of a change (name of the key, or address) and the idempotency key; BadRequest if that is invalid."""
+    """The caller of a change (name of the key, or address; identity) and the idempotency key `key`.
+
+    BadRequest for an invalid idempotency key.
+    """
     caller = request.state.caller
     actor = caller.name or (request.client.host if request.client else "")
     return Origin(actor, names.check_key(key) if key is not None else None, space=caller.identity)

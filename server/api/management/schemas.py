@@ -60,7 +60,7 @@ class RollbackAsked(RequestBody):
 
 
 class Failure(ResponseBody):
-    """The body of every error."""
+    """The body of every error of the management API."""
 
     error: str = Field(description="What was expected and what was given.")
     code: str = Field(description="A stable code for the kind of error.")

@@ -32,8 +32,8 @@ class _Entry(NamedTuple):
 class Authorize:
     """Middleware that authorizes requests by their path, never by the `Host` header, before any body is read.
 
-    If the server needs no keys, web pages of origins other than `origins` may not change anything. With keys that check
-    is not needed: a page does not know the key.
+    If the server needs no keys, web pages of other origins may not change anything, except those of `origins`
+    (`check_origin`). With keys, this check is not needed: a page does not know the key.
     """
 
     def __init__(self, app: ASGIApp, authority: Authority, origins: frozenset[str] = frozenset()) -> None:
@@ -45,7 +45,10 @@ class Authorize:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its caller in `request.state`, or refuse it."""
+        """Answer OPTIONS, refuse a request, or pass it on.
+
+        A passed request has `caller`, `authority` and `uploads` (whether its body is a file) in its state.
+        """
         if scope["type"] == "http":
             if scope["method"] == "OPTIONS" and (methods := self._methods(_path(scope))):
                 await Response(status_code=204, headers={"allow": ", ".join(methods)})(scope, receive, send)

@@ -25,7 +25,10 @@ class BodyLimits:
         self._limit = min(MAX_DOCUMENT, max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; refuse it if its body is too large or has too many values, or the ledger has no room."""
+        """Pass a request on; refuse it if its body is too large or has too many values, or the ledger has no room.
+
+        An upload is passed on unread, with `UPLOAD_MEMORY` bytes counted in the ledger until it is answered.
+        """
         if scope["type"] != "http" or scope["method"] not in _WITH_BODY or is_infer_path(scope["raw_path"]):
             await self._app(scope, receive, send)
             return

@@ -13,7 +13,7 @@ _EXPOSED_HEADERS = (
     "content-encoding",
     "location",
     "allow",
-)  # by pages
+)  # response headers that pages may read
 _PREFLIGHT_AGE = 600  # seconds for which a browser may cache the answer to a preflight request
 
 

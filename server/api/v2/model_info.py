@@ -37,7 +37,7 @@ def server_metadata(plane: DataPlane) -> dict[str, Any]:
 
 
 def metadata(servable: Servable, loaded: Iterable[Servable]) -> dict[str, Any]:
-    """The protocol's metadata object of a version; `versions` are those of its model among the `loaded` ones."""
+    """The protocol's metadata object of a version; its `versions` are those of the same model among `loaded`."""
     name = servable.ref.name
     versions = sorted(other.ref.version for other in loaded if other.ref.name == name)
     return {
@@ -50,7 +50,10 @@ def metadata(servable: Servable, loaded: Iterable[Servable]) -> dict[str, Any]:
 
 
 def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str = "") -> dict[str, Any]:
-    """The statistics of all versions, of one model's versions, or of one version; NotFound if it is unknown."""
+    """The statistics of all versions, of one model's versions, or of one version (a number or an alias).
+
+    NotFound for an unknown model or version, or another error of `DataPlane.resolve`.
+    """
     pages = [page for page in book.all() if model in ("", page.ref.name)]
     if model and version:
         wanted = int(version) if version.isdigit() else plane.resolve(model, version).ref.version
@@ -62,7 +65,7 @@ def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str 
 
 
 def configuration(servable: Servable) -> dict[str, Any]:
-    """The configuration of a version in Triton's format; if requests are batched, `dims` omit the batch axis."""
+    """The configuration of a version in Triton's format; if its requests share batches, `dims` omit the batch axis."""
     model, policy = servable.model, servable.batcher.policy
     batched = servable.signature.batchable
     config: dict[str, Any] = {

@@ -74,7 +74,7 @@ TRACE_SETTINGS: dict[str, Any] = {
 
 
 def update_trace(changes: dict[str, Any]) -> dict[str, Any]:
-    """The trace settings, which are constant, because this kind of tracing is not supported.
+    """The trace settings (`TRACE_SETTINGS` itself), which are constant: this kind of tracing is not supported.
 
     BadRequest for an unknown setting, or a value that is neither the present one nor None (reset).
     """

@@ -24,14 +24,15 @@ class ProtocolControl:
         self._rollout = rollout
 
     async def index(self, ready: bool = False) -> list[dict[str, Any]]:
-        """Name, version, state and reason of every version, or only of the ready ones."""
+        """Name, version, state and, if there is one, the reason of every version, or only of the ready ones."""
         entries = self._rollout.index()
         return [_index_entry(entry) for entry in entries if entry.status.state is State.READY or not ready]
 
     async def load(self, model: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load or reload a model; NotFound if it is unknown, otherwise the error by which no version is live then.
+        """Load or reload a model; NotFound if it is unknown.
 
-        Unsupported for `parameters` that hold files or a configuration.
+        If no version answers as `live` afterwards, raises the error that prevents it. Unsupported for `parameters` that
+        hold files or a configuration.
         """
         await self._rollout.load(names.check_model(model), parameters or {})
 

@@ -22,15 +22,18 @@ class RepositoryControl(Protocol):
     """The repository extension's operations."""
 
     async def index(self, ready: bool = False) -> list[dict[str, Any]]:
-        """Name, version, state and reason of every version, or only of the ready ones."""
+        """Name, version, state and, if there is one, the reason of every version, or only of the ready ones."""
         ...
 
     async def load(self, model: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load or reload a model; NotFound if it is unknown, otherwise the error by which no version is live then."""
+        """Load or reload a model; NotFound if it is unknown.
+
+        If no version answers as `live` afterwards, raises the error that prevents it.
+        """
         ...
 
     async def unload(self, model: str, unload_dependents: bool = False) -> None:
-        """Unload a model; NotFound if it is unknown, Conflict if a loaded pipeline names a version of it."""
+        """Unload a model; NotFound if it is unknown, Conflict if a loaded pipeline names a version of it by number."""
         ...
 
 
@@ -59,9 +62,9 @@ def json_response(value: object) -> Response:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object of the body; {} for an empty body, BadRequest for other JSON.
+    """The JSON object of the body; {} for an empty body, BadRequest if the body is no JSON object.
 
-    The content type is ignored: clients do not send it.
+    TooLarge as `json_tensors.parse`. The content type is ignored: clients do not send it.
     """
     body = await request.body()
     value = json_tensors.parse(body, "body").document if body else {}

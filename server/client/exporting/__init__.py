@@ -1,4 +1,4 @@
-"""Exports models of other libraries to ONNX for `push`, in the client's process: the server gets data, never code.
+"""Exports models of other libraries to ONNX for `push`, on the client's machine: the server gets data, never code.
 
 A model of PyTorch or scikit-learn is recognised by its class, which is in memory if such a model exists. So other
 users do not need these libraries, and this package imports them only for such a model.
@@ -47,9 +47,9 @@ class Options:
 
 @contextmanager
 def export_model(model: Model, options: Options) -> Iterator[UploadBody]:
-    """Yield the upload of a model, valid until the context is left.
+    """A context manager that yields the upload of a model, valid until it is left.
 
-    Raises ClientError if the model cannot be exported, OSError if it cannot be read.
+    Raises ClientError if the model cannot be exported, OSError or ModelError as `body_of`.
     """
     with tempfile.TemporaryDirectory(prefix="lathe-") as folder:
         yield _body(model, options, Path(folder))

@@ -25,8 +25,8 @@ _PICKLE = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 def exported_file(path: Path, options: Options, folder: Path) -> Path:
     """Return the file to upload: `path` itself, or for a .pt2 file the ONNX file exported into `folder`.
 
-    Raises ClientError for pickles of any library, since reading a pickle runs code, for options that do not apply to
-    the file, and if the export fails.
+    Raises ClientError for pickles of any library, since reading a pickle runs code, for files of other known formats,
+    for options that do not apply to the file, and if the export fails. Raises OSError if the file cannot be read.
     """
     members = _members(path)
     if any(member in _PROGRAM for member in members):

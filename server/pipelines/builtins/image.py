@@ -46,7 +46,10 @@ class ImageOptions(Options):
 
 
 def decode_image(request: StepRequest) -> DecodeImage:
-    """The step `image` BYTES [n, 1] -> `pixels` UINT8 [n, height, width, 1 or 3]; raises BadPipeline."""
+    """The step `image` BYTES [n, 1] -> `pixels` UINT8 [n, height, width, 1 or 3]; raises BadPipeline.
+
+    The EXIF orientation of a file is ignored.
+    """
     options = request.read(ImageOptions)
     if options.crop and isinstance(options.resize, tuple) and any(map(int.__gt__, options.crop, options.resize)):
         raise BadPipeline(

@@ -82,14 +82,20 @@ class Tokenize(HostStep):
         self._helper.interrupt(run)
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Tokenize the rows; raises BadRequest for a row that is not UTF-8 or too long, or if a limit is exceeded."""
+        """Tokenize the rows; raises BadRequest for a row that is not UTF-8 or too long, or if a limit is exceeded.
+
+        Raises ExecutionInterrupted after `interrupt`, and Internal if the process fails.
+        """
         (outcome,) = self.execute_each([inputs])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def execute_each(self, requests: list[Tensors]) -> list[Tensors | Exception]:
-        """Return the outputs or the error of each request; the process gets all requests together."""
+        """Return the outputs or the error of each request; the process gets all valid requests together.
+
+        Raises ExecutionInterrupted after `interrupt`, and Internal if the process cannot be started.
+        """
         packed = [self._pack(inputs["text"]) for inputs in requests]
         answers = iter(self._helper.ask([one for one in packed if isinstance(one, bytes)]))
         return [one if isinstance(one, Exception) else _unpack_answer(next(answers)) for one in packed]

@@ -51,7 +51,7 @@ def never_stop() -> bool:
 class FitRun:
     """One training in an existing folder that this process has locked. `run` is called once.
 
-    `parent` is the model to fine-tune, `means` are the resources. `stop` is called after every step, and before every
+    `parent` is the model to fine-tune, `resources` limit it. `stop` is called after every step, and before every
     batch of validation and test; it ends the training if it returns true. `watch` is called with every event.
     RecipeError, DataError or ModelError if recipe, data and parent do not fit together.
     """

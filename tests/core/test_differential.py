@@ -96,6 +96,16 @@ def regions_graph() -> Graph:
     return b.graph
 
 
+def dequantized_graph() -> Graph:
+    """A product with weights of four bits in blocks, too large for a random step."""
+    b, rng = Builder(Graph("dequantized")), np.random.default_rng(0)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 256)))
+    codes, zeros = (b.constant(rng.integers(0, 16, shape).astype(np.uint8)) for shape in ((256, 256), (4, 256)))
+    scales = b.constant(rng.uniform(0.01, 0.1, (4, 256)).astype(np.float32))
+    b.graph.outputs = [b("Relu", b("MatMul", x, b("DequantizeLinear", codes, scales, zeros, axis=0, block_size=64)))]
+    return b.graph
+
+
 def chained_graph() -> Graph:
     """A depthwise convolution of a wide image between convolutions of single pixels."""
     b, rng = Builder(Graph("chained")), np.random.default_rng(0)
@@ -137,6 +147,7 @@ def test_every_compiled_operator_occurs_in_a_graph() -> None:
         training_graph(),
         pooled_graph(),
         regions_graph(),
+        dequantized_graph(),
         chained_graph(),
         packed_graph(),
     ]
@@ -167,7 +178,7 @@ def drawn(data: st.DataObject) -> None:
     check(graph, threads=1 + choose(4), max_batch=(1, 4, 32)[choose(3)])
 
 
-@pytest.mark.parametrize("graph", [training_graph, pooled_graph, regions_graph])
+@pytest.mark.parametrize("graph", [training_graph, pooled_graph, regions_graph, dequantized_graph])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_graphs_that_no_random_step_makes(graph: Any, threads: int) -> None:
     made = graph()

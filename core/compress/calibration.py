@@ -2,41 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
 
 from lathe.core.compiler.compile import compile
 from lathe.core.compress.histogram import Histogram
+from lathe.core.compress.moments import Moments
 from lathe.core.errors import DataError
 from lathe.core.ir.graph import Graph
 
+MOST_BYTES = 1 << 30  # of moments that are collected at a time
+
 Feeds = Mapping[str, Any]
+
+
+def observe(
+    graph: Graph, names: Iterable[str], batches: Iterable[Feeds], threads: int | None = None
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Run `graph` on each batch (names of inputs to arrays), and yield the arrays of the values that `names` names.
+
+    The memory is that of one run whose results are these values; no batch is kept. `graph` does not change. `threads`
+    are those of `compile`. DataError if there is no batch; FeedError if a batch does not fit the inputs; KeyError for a
+    name that no value has.
+    """
+    wanted, inputs = list(names), {value.name for value in graph.inputs}
+    observed = graph.clone()
+    by_name = {value.name: value for value in observed.values()}
+    observed.outputs = [by_name[name] for name in wanted if name not in inputs] or observed.outputs
+    observed.remove_dead()
+    is_empty = True
+    with compile(observed, tune="off", threads=threads) as session:
+        for batch in batches:
+            is_empty, results = False, session.run(batch)
+            yield {name: batch[name] if name in inputs else results[name] for name in wanted}
+    if is_empty:
+        raise DataError("calibration: expected at least one batch of data, got none")
+
+
+class _Collector(Protocol):
+    def add(self, batch: NDArray[Any]) -> None:
+        """Add the array of one batch; DataError if a number is not finite."""
+        ...
+
+
+_Collected = TypeVar("_Collected", bound=_Collector)
+
+
+def _collect(
+    collectors: dict[str, _Collected], graph: Graph, batches: Iterable[Feeds], threads: int | None
+) -> dict[str, _Collected]:
+    for number, arrays in enumerate(observe(graph, collectors, batches, threads)):
+        for name, collector in collectors.items():
+            try:
+                collector.add(arrays[name])
+            except DataError as error:
+                raise DataError(f"batch {number}: %{name}: {error}") from None
+    return collectors
 
 
 def collect_histograms(
     graph: Graph, names: Iterable[str], batches: Iterable[Feeds], threads: int | None = None
 ) -> dict[str, Histogram]:
-    """The histogram of each value that `names` names, over all batches; a batch maps names of inputs to arrays.
+    """The histogram of each value that `names` names, over all batches.
 
-    The memory is that of one run whose results are these values, plus `Histogram.nbytes` for each of them; no batch is
-    kept. `graph` does not change. `threads` are those of `compile`. DataError if there is no batch, or an element of
-    these values is not finite; FeedError if a batch does not fit the inputs; KeyError for a name that no value has.
+    The memory is that of `observe`, plus `Histogram.nbytes` for each of them. DataError also if an element of these
+    values is not finite; other errors as in `observe`.
     """
-    histograms = {name: Histogram() for name in names}
-    inputs = {value.name for value in graph.inputs}
-    observed = graph.clone()
-    by_name = {value.name: value for value in observed.values()}
-    observed.outputs = [by_name[name] for name in histograms if name not in inputs] or observed.outputs
-    observed.remove_dead()
-    number = -1
-    with compile(observed, tune="off", threads=threads) as session:
-        for number, batch in enumerate(batches):
-            results = session.run(batch)
-            for name, histogram in histograms.items():
-                try:
-                    histogram.add(batch[name] if name in inputs else results[name])
-                except DataError as error:
-                    raise DataError(f"batch {number}: %{name}: {error}") from None
-    if number < 0:
-        raise DataError("calibration: expected at least one batch of data, got none")
-    return histograms
+    return _collect({name: Histogram() for name in names}, graph, batches, threads)
+
+
+def collect_moments(
+    graph: Graph, widths: Mapping[str, int], batches: Sequence[Feeds], threads: int | None = None
+) -> Iterator[dict[str, Moments]]:
+    """Yield the moments of the values named in `widths` (with the extent of their last axis), some values at a time.
+
+    The memory is that of `observe`, plus `Moments.nbytes` of the values that are yielded together: at most
+    `MOST_BYTES`, or a single value. The batches are run once for each time. Errors as in `collect_histograms`.
+    """
+    group: dict[str, Moments] = {}
+    for name, width in widths.items():
+        if group and Moments.nbytes(width) + sum(Moments.nbytes(len(m.largest)) for m in group.values()) > MOST_BYTES:
+            yield _collect(group, graph, batches, threads)
+            group = {}
+        group[name] = Moments.empty(width)
+    if group:
+        yield _collect(group, graph, batches, threads)

@@ -1,4 +1,4 @@
-"""`quantize`: makes a graph with integer products from a model and representative data."""
+"""`quantize` and `quantize_weights`: make a smaller graph from a model, and from representative data if need be."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.core.compress.block_grids import Rounding
 from lathe.core.compress.calibration import Feeds
-from lathe.core.compress.quantization import StaticQuantization, activation_type, quantize_static
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, Method
+from lathe.core.compress.static import StaticQuantization, activation_type, quantize_static
+from lathe.core.compress.weight_only import Method as WeightMethod
+from lathe.core.compress.weight_only import WeightQuantization
+from lathe.core.compress.weight_only import quantize_weights as quantize_weights_of
 from lathe.core.errors import DataError
 from lathe.core.frontends.onnx import load
 from lathe.core.ir.graph import Graph
@@ -46,7 +50,7 @@ def quantize(
     float32 that integers can compute; DataError if there is no data, arrays have different numbers of rows, or a value
     of a run is not finite; FeedError if inputs do not fit the model.
     """
-    graph = model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
+    graph = _graph_of(model)
     choices = StaticQuantization(
         calibration,
         percentile,
@@ -57,6 +61,41 @@ def quantize(
     )
     feeds = _batches(graph, data, batch) if isinstance(data, Mapping) else data
     return quantize_static(graph, feeds, choices, threads)
+
+
+def quantize_weights(
+    model: Graph | str | os.PathLike[str] | bytes,
+    data: Mapping[str, NDArray[Any]] | Iterable[Feeds] = (),
+    bits: int = 4,
+    block: int = 32,
+    method: WeightMethod = "nearest",
+    symmetric: bool = False,
+    rounding: Rounding = "nearest",
+    seed: int = 0,
+    skip: Collection[str] = (),
+    batch: int = 32,
+    threads: int | None = None,
+) -> Graph:
+    """A copy of `model` (a graph, a path to an ONNX file, or its bytes) whose large weights have 2, 4 or 8 `bits`.
+
+    Weights of MatMul and Gemm become codes, of which each `block` of rows in a column has a scale (0: all rows), and a
+    zero point unless they are `symmetric`. Activations stay float32. `method` is "nearest", which rounds by `rounding`
+    ("nearest", "stochastic" with `seed`, "floor" or "ceil") and needs no `data`; "gptq", which corrects the weights
+    that are left for the error so far; or "awq", which rounds the weights of large inputs more finely. `data`,
+    `batch`, `skip` and `threads` are as in `quantize`.
+
+    ModelError if the model is not valid; UnsupportedError for an unknown choice, and for a model without a large
+    constant weight; DataError if a method needs data and there is none, arrays have different numbers of rows, or a
+    value of a run is not finite; FeedError if inputs do not fit the model.
+    """
+    graph = _graph_of(model)
+    choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
+    feeds = _batches(graph, data, batch) if isinstance(data, Mapping) else data
+    return quantize_weights_of(graph, choices, feeds, threads)
+
+
+def _graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
+    return model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
 
 
 def _batches(graph: Graph, arrays: Mapping[str, NDArray[Any]], size: int) -> Iterator[Feeds]:

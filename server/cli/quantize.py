@@ -1,4 +1,4 @@
-"""`lathe quantize`: makes an ONNX file whose products are of int8, in this process."""
+"""`lathe quantize`: makes an ONNX file whose products are of int8, or whose weights have few bits, in this process."""
 
 from __future__ import annotations
 
@@ -14,25 +14,38 @@ from lathe.server.cli.terminal import console, fail, make_table
 if TYPE_CHECKING:
     from lathe import Graph
 
-_SUFFIX = ".int8.onnx"
-
 
 def quantize(
     model: OnnxFile,
     data: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             help="Calibrate on this .npz file: an array for each input, with some hundred representative rows. "
-            "Further arrays, such as labels, are ignored.",
+            "Further arrays, such as labels, are ignored. Needed unless --weights is nearest.",
             exists=True,
             dir_okay=False,
             metavar="FILE.npz",
         ),
-    ],
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help=f"Write this ONNX file. Default: FILE with the suffix {_SUFFIX}."),
+        typer.Option(
+            "--output", "-o", help="Write this ONNX file. Default: FILE with the suffix .int8.onnx, or .int4.onnx."
+        ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Store only weights in few bits, and compute with float32 inputs. Round them by: nearest, gptq or awq."
+        ),
+    ] = None,
+    bits: Annotated[int, typer.Option(help="With --weights: use 2, 4 or 8 bits.")] = 4,
+    block: Annotated[
+        int, typer.Option(help="With --weights: use a scale for this many rows of a column; 0: for all rows.")
+    ] = 32,
+    rounding: Annotated[
+        str, typer.Option(help="With --weights nearest or awq: nearest, stochastic, floor or ceil.")
+    ] = "nearest",
     calibration: Annotated[
         str,
         typer.Option(
@@ -54,32 +67,48 @@ def quantize(
     batch: Annotated[int, typer.Option(help="Run this many rows at a time.", min=1)] = 32,
     threads: Threads = None,
 ) -> None:
-    """Write a model with int8 products, which is smaller and faster; other ONNX runtimes run it, too.
+    """Write a model with int8 products, or with weights of few bits; other ONNX runtimes run it, too.
 
     It measures the error of each output on the first rows of the data.
 
     \b
-    Example:
+    Examples:
       lathe quantize model.onnx --data calibration.npz -o small.onnx
+      lathe quantize model.onnx --weights nearest -o small.onnx
+      lathe quantize model.onnx --weights gptq --bits 4 --data calibration.npz
     """
     import lathe
+    from lathe.core.compress.weight_only import METHODS
     from lathe.core.errors import LatheError
 
-    path = output or model.with_suffix(_SUFFIX)
-    arrays = _read(data)
+    path = output or model.with_suffix(f".int{bits if weights else 8}.onnx")
+    if weights not in (None, *METHODS):
+        raise fail(f"--weights: expected one of {', '.join(METHODS)}, got {weights!r}")
+    if data is None and weights != "nearest":
+        raise fail("--data: expected a .npz file; only --weights nearest needs none")
+    arrays = _read(data) if data is not None else {}
+    ranges = {"calibration": calibration, "percentile": percentile, "activations": activations}
+    ranges |= {"symmetric": symmetric, "per_channel": not per_tensor, "skip": skip or ()}
+    codes: dict[str, Any] = {"bits": bits, "block": block, "method": weights, "rounding": rounding}
+    codes |= {"symmetric": symmetric, "skip": skip or ()}
     with model_errors(), console.status("calibrating"):
         graph = lathe.load(model)
-        choices: dict[str, Any] = {"calibration": calibration, "percentile": percentile, "activations": activations}
-        choices |= {"symmetric": symmetric, "per_channel": not per_tensor, "skip": skip or ()}
+        inputs = [value.name for value in graph.inputs]
+        if arrays and (missing := sorted(set(inputs) - arrays.keys())):
+            raise fail(f"data: expected arrays {', '.join(sorted(inputs))}, got none for {', '.join(missing)}")
+        make: Any = lathe.quantize_weights if weights else lathe.quantize
         try:
-            small = lathe.quantize(graph, arrays, batch=batch, threads=threads, **choices)
+            small = make(graph, arrays or (), batch=batch, threads=threads, **(codes if weights else ranges))
         except LatheError as problem:
             raise fail(str(problem)) from None
         written = lathe.export(small)
-        errors = _errors(graph, written, {value.name: arrays[value.name][:batch] for value in graph.inputs}, threads)
+        rows = {name: arrays[name][:batch] for name in inputs} if arrays else {}
+        errors = _errors(graph, written, rows, threads) if rows else {}
     path.write_bytes(written)
     before, after = model.stat().st_size, len(written)
     console.print(f"{path}: {format_bytes(after)} instead of {format_bytes(before)}", soft_wrap=True)
+    if not errors:
+        return
     table = make_table("output", "root mean square error", "of the largest")
     for name, (error, largest) in errors.items():
         table.add_row(name, f"{error:.3g}", f"{error / largest:.2%}")

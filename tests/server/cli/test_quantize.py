@@ -36,6 +36,26 @@ def test_the_bundled_digits(project: Path, tmp_path: Path, calibration: Path) ->
     assert (scores.argmax(axis=1) == load_digits().target).mean() > 0.95
 
 
+@pytest.mark.parametrize("method", ["nearest", "gptq", "awq"])
+def test_weights_of_four_bits(project: Path, tmp_path: Path, calibration: Path, method: str) -> None:
+    model = project / "model_repo" / "digits" / "2" / "model.onnx"
+    data = [] if method == "nearest" else ["--data", calibration]
+    status, said = lathe(model, "--weights", method, *data, "-o", tmp_path / "small.onnx")
+    assert status == 0, said
+    assert (tmp_path / "small.onnx").stat().st_size < 0.8 * model.stat().st_size
+    rows = load_digits().images[:, None].astype(np.float32)
+    scores = ort.InferenceSession(tmp_path / "small.onnx").run(None, {"image": rows})[0]
+    assert (scores.argmax(axis=1) == load_digits().target).mean() > 0.95
+
+
+def test_data_are_needed_unless_weights_are_rounded_to_the_nearest(project: Path, tmp_path: Path) -> None:
+    model = project / "model_repo" / "digits" / "2" / "model.onnx"
+    for options in ([], ["--weights", "gptq"], ["--weights", "awq"]):
+        status, said = lathe(model, "-o", tmp_path / "small.onnx", *options)
+        assert status == 1 and "--data: expected a .npz file" in said
+        assert not (tmp_path / "small.onnx").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -46,7 +66,12 @@ def test_the_bundled_digits(project: Path, tmp_path: Path, calibration: Path) ->
         (["--skip", "nothing"], "skip: expected names of nodes, got nothing"),
         (["--percentile", "5"], "percentile: expected more than 50, at most 100, got 5.0"),
         (["--data", "text"], "expected a .npz file of arrays"),
-        (["--data", "other"], "data: expected arrays image, got pixels"),
+        (["--data", "other"], "data: expected arrays image, got none for image"),
+        (["--weights", "round"], "--weights: expected one of nearest, gptq, awq, got 'round'"),
+        (["--weights", "gptq", "--bits", "3"], "bits: expected one of 2, 4, 8, got 3"),
+        (["--weights", "awq", "--block", "33"], "block: expected one of 0, 16, 32, 64, 128, 256, got 33"),
+        (["--weights", "nearest", "--rounding", "up"], "rounding: expected one of nearest, stochastic, floor, ceil"),
+        (["--weights", "nearest", "--data", "other"], "data: expected arrays image, got none for image"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(

@@ -14,8 +14,8 @@ from onnxruntime.quantization import quantize_static as theirs
 from sklearn.datasets import load_digits
 
 import lathe
-from lathe.core.compress.quantization import StaticQuantization, quantize_static
 from lathe.core.compress.ranges import METHODS
+from lathe.core.compress.static import StaticQuantization, quantize_static
 from lathe.core.errors import DataError, FeedError, UnsupportedError
 from lathe.core.ir.graph import Graph
 from lathe.core.ir.types import DType

@@ -10,7 +10,7 @@ products with integers. Jacob et al. 2018 (https://arxiv.org/abs/1712.05877), se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 
 from lathe.core.compress.calibration import Feeds, collect_histograms
 from lathe.core.compress.grids import Grid, make_grid
+from lathe.core.compress.products import CHANNEL_AXIS, check_skipped, has_constant_weights, prepare
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, METHODS, Method, choose_range
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import DType
-from lathe.core.ops.opdef.inference import infer_graph
-from lathe.core.passes.pipeline import Options, required_passes, run_passes
 from lathe.core.passes.rewrite.editor import Editor
-from lathe.core.passes.simplify.fold_affine import FoldAffine
 
 _ACTIVATIONS, _WEIGHTS = (DType.UINT8, DType.INT8), (DType.INT8,)
 
@@ -76,14 +74,11 @@ def quantize_static(
     that integers can compute (Conv, MatMul or Gemm of a float32 activation with constant weights); DataError and
     FeedError as in `collect_histograms`.
     """
-    prepared, _ = run_passes(graph, [*required_passes(Options()), FoldAffine(), *required_passes(Options())])
-    infer_graph(prepared)
-    names = {node.name for node in prepared.nodes}
-    if unknown := sorted(options.skip - names):
-        raise UnsupportedError(f"skip: expected names of nodes, got {', '.join(unknown)}")
+    prepared = prepare(graph)
+    check_skipped(prepared, options.skip)
     editor = Editor(prepared)
     nodes = [node for node in prepared.nodes if node.name not in options.skip and _is_quantizable(editor, node)]
-    if not any(node.op in _CHANNEL_AXIS for node in nodes):
+    if not any(node.op in CHANNEL_AXIS for node in nodes):
         raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
     read = dict.fromkeys(value.name for node in nodes for value in _activations(editor, node))
     histograms = collect_histograms(prepared, read, batches, threads)
@@ -100,32 +95,16 @@ def quantize_static(
     return prepared
 
 
-# The axis of the output channels in the weights (input 1).
-_CHANNEL_AXIS: Mapping[str, Callable[[Node], int]] = {
-    "Conv": lambda node: 0,
-    "MatMul": lambda node: -1,
-    "Gemm": lambda node: 0 if node.attrs.get("transB") else 1,
-}
-
-_PLAIN_GEMM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-
-
 def _is_quantizable(editor: Editor, node: Node) -> bool:
     """Whether integers can compute the node: a product with constant weights, or a sum of two activations.
 
-    Both operands are float32. The weights are finite and of rank 2 or more. The activations of a sum have equal types.
-    A Gemm has alpha 1, beta 1 and transA 0.
+    Both operands of a sum are float32 activations of equal types.
     """
     first, second = node.input(0), node.input(1)
-    if first is None or second is None or not first.dtype is second.dtype is DType.FLOAT32:
-        return False
-    left, right = editor.array(first), editor.array(second)
-    if node.op == "Add":
-        return left is None and right is None and first.type == second.type
-    if node.op not in _CHANNEL_AXIS or left is not None or right is None:
-        return False
-    is_plain = all(node.attrs.get(name, default) == default for name, default in _PLAIN_GEMM.items())
-    return is_plain and right.ndim >= 2 and bool(np.isfinite(right).all())
+    if node.op != "Add" or first is None or second is None:
+        return has_constant_weights(editor, node)
+    is_constant = editor.array(first) is not None or editor.array(second) is not None
+    return first.dtype is DType.FLOAT32 and not is_constant and first.type == second.type
 
 
 def _activations(editor: Editor, node: Node) -> list[Value]:
@@ -142,7 +121,7 @@ class _Rewriting:
     def quantize(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             inputs = [self._activation(node, value) for value in node.inputs[:2]]
-            if node.op in _CHANNEL_AXIS:
+            if node.op in CHANNEL_AXIS:
                 grid, inputs[1] = self._weights(node)
                 inputs += [self._bias(node, grid)] if node.input(2) is not None else []
             self._editor.set_inputs(node, inputs)
@@ -161,7 +140,7 @@ class _Rewriting:
         value = node.inputs[1]
         weights = self._editor.array(value)
         assert value is not None and weights is not None, "_is_quantizable"
-        axis = _CHANNEL_AXIS[node.op](node) % weights.ndim
+        axis = CHANNEL_AXIS[node.op](node) % weights.ndim
         others = tuple(each for each in range(weights.ndim) if each != axis) if self._per_channel else None
         bound = np.abs(weights).max(axis=others)
         grid = make_grid(-bound, bound, DType.INT8, symmetric=True)

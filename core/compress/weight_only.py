@@ -1,0 +1,176 @@
+"""Weight-only quantization: large weights of products become codes of 4 or 8 bits, and activations stay float32.
+
+The result is standard ONNX: DequantizeLinear of the codes, with a scale for each block of rows, before MatMul and Gemm
+(opset 21). Lathe multiplies the codes as they are stored (`passes/precision/weight_only.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.core.compress.awq import channel_factors
+from lathe.core.compress.block_grids import ROUNDINGS, TYPES, BlockGrid, Rounding, choose_grid
+from lathe.core.compress.calibration import Feeds, collect_moments
+from lathe.core.compress.channel_scales import divide_input
+from lathe.core.compress.gptq import round_with_corrections
+from lathe.core.compress.moments import Moments
+from lathe.core.compress.products import check_skipped, matrix_of, prepare
+from lathe.core.errors import DataError, UnsupportedError
+from lathe.core.ir.graph import Attr, Graph, Node
+from lathe.core.passes.rewrite.editor import Editor
+
+Method = Literal["nearest", "gptq", "awq"]
+METHODS: tuple[Method, ...] = get_args(Method)
+BLOCKS = (0, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class WeightQuantization:
+    """The choices of weight-only quantization.
+
+    `bits` of a code: 2, 4 or 8. `block` rows of a column share a scale; 0: all rows. `symmetric` codes have the zero
+    point 0. `method`: "nearest" rounds each weight by `rounding`; "gptq" and "awq" need data. Weights with fewer than
+    `least_elements` elements, and the nodes of `skip`, stay float32. UnsupportedError for any other value.
+    """
+
+    bits: int = 4
+    block: int = 32
+    symmetric: bool = False
+    method: Method = "nearest"
+    rounding: Rounding = "nearest"
+    seed: int = 0
+    least_elements: int = 1 << 12
+    skip: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, given, known in (
+            ("bits", self.bits, sorted({bits for bits, _ in TYPES})),
+            ("block", self.block, BLOCKS),
+            ("method", self.method, METHODS),
+            ("rounding", self.rounding, ROUNDINGS),
+        ):
+            if given not in known:
+                raise UnsupportedError(f"{name}: expected one of {', '.join(map(str, known))}, got {given!r}")
+        if self.method == "gptq" and self.rounding != "nearest":
+            raise UnsupportedError(f"rounding: expected nearest with gptq, got {self.rounding!r}")
+
+
+def quantize_weights(
+    graph: Graph,
+    options: WeightQuantization = WeightQuantization(),
+    batches: Iterable[Feeds] = (),
+    threads: int | None = None,
+) -> Graph:
+    """A copy of `graph` whose large weights of MatMul and Gemm are codes in blocks.
+
+    Passes rewrite the copy first, as in `quantize_static`. GPTQ and AWQ run it on `batches` (representative inputs by
+    name), some values at a time (`collect_moments`). UnsupportedError if no weight is large enough, or `options.skip`
+    names no node; DataError without batches where they are needed, other errors as in `collect_moments`.
+    """
+    prepared = prepare(graph)
+    check_skipped(prepared, options.skip)
+    editor = Editor(prepared)
+    found = [(node, matrix) for node in prepared.nodes if (matrix := matrix_of(editor, node)) is not None]
+    products = [
+        _Product(node, matrix)
+        for node, matrix in found
+        if node.name not in options.skip and matrix.size >= options.least_elements
+    ]
+    if not products:
+        least = options.least_elements
+        raise UnsupportedError(f"expected a MatMul or Gemm with constant weights of {least} or more elements, got none")
+    if options.method == "nearest":
+        for product in products:
+            _store_nearest(editor, product, options, None)
+    else:
+        _quantize_with_data(editor, products, options, list(batches), threads)
+    editor.finish()
+    return prepared
+
+
+@dataclass(frozen=True)
+class _Product:
+    node: Node
+    matrix: NDArray[np.float32]  # [K, N]
+
+    @property
+    def source(self) -> str:
+        """The name of the activation."""
+        value = self.node.inputs[0]
+        assert value is not None, "matrix_of"
+        return value.name
+
+
+def _quantize_with_data(
+    editor: Editor,
+    products: Sequence[_Product],
+    options: WeightQuantization,
+    batches: Sequence[Feeds],
+    threads: int | None,
+) -> None:
+    """Quantize products by the moments of their inputs; those of one input together."""
+    if not batches:
+        raise DataError(f"calibration: expected at least one batch of data for {options.method}, got none")
+    by_source: dict[str, list[_Product]] = {}
+    for product in products:
+        by_source.setdefault(product.source, []).append(product)
+    widths = {name: len(group[0].matrix) for name, group in by_source.items()}
+    exact = editor.graph.clone()
+    for moments_by_name in collect_moments(exact, widths, batches, threads):
+        for name, moments in moments_by_name.items():
+            group = by_source[name]
+            if options.method == "awq":
+                _store_with_factors(editor, group, options, moments)
+            else:
+                for product in group:
+                    grid, codes = round_with_corrections(
+                        product.matrix, moments.gram, options.bits, options.block, options.symmetric
+                    )
+                    _store(editor, product, grid, codes)
+
+
+def _store_nearest(
+    editor: Editor, product: _Product, options: WeightQuantization, importance: NDArray[np.float64] | None
+) -> None:
+    grid = choose_grid(product.matrix, options.bits, options.block, options.symmetric, importance)
+    _store(editor, product, grid, grid.quantized(product.matrix, options.rounding, options.seed))
+
+
+def _store_with_factors(
+    editor: Editor, group: Sequence[_Product], options: WeightQuantization, moments: Moments
+) -> None:
+    """Multiply the weights of products that read one input by AWQ's factors, divide the input, and round."""
+    matrices = [product.matrix for product in group]
+    factors = channel_factors(matrices, moments, options.bits, options.block, options.symmetric)
+    value = group[0].node.inputs[0]
+    assert value is not None, "matrix_of"
+    divide_input(editor, value, [product.node for product in group], factors)
+    importance = np.diag(moments.gram) / factors.astype(np.float64) ** 2
+    for product in group:
+        _store_nearest(editor, _Product(product.node, product.matrix * factors[:, None]), options, importance)
+
+
+def _store(editor: Editor, product: _Product, grid: BlockGrid, codes: NDArray[np.int32]) -> None:
+    """Replace the weight of a product by a DequantizeLinear of codes, in the layout of the weight."""
+    node, name = product.node, getattr(product.node.input(1), "name", "weight")
+    is_transposed = bool(node.attrs.get("transB"))
+    stored = codes.astype(grid.dtype.numpy)
+    scale, zero = grid.scale, grid.zero.astype(grid.dtype.numpy)
+    attrs: dict[str, Attr] = {"axis": int(is_transposed), "block_size": grid.block}
+    if grid.block >= len(codes):  # one scale for each column
+        scale, zero = scale[0], zero[0]
+        attrs = {"axis": 0 if is_transposed else 1}
+    elif is_transposed:
+        scale, zero = scale.T, zero.T
+    arrays = [np.ascontiguousarray(stored.T if is_transposed else stored), *map(np.ascontiguousarray, (scale, zero))]
+    constants = [
+        editor.constant(array, f"{name}_{suffix}")
+        for array, suffix in zip(arrays, ("codes", "scale", "zero_point"), strict=True)
+    ]
+    weight = editor.emit(node, "DequantizeLinear", *constants, attrs=attrs, name=f"{name}_dequantized")
+    editor.set_inputs(node, [node.inputs[0], weight, *node.inputs[2:]])

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lathe.core.compress.block_grids import Rounding
 from lathe.core.compress.calibration import Feeds
+from lathe.core.compress.mixed import quantize_within
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, Method
 from lathe.core.compress.static import StaticQuantization, activation_type, quantize_static
 from lathe.core.compress.weight_only import Method as WeightMethod
@@ -31,6 +32,7 @@ def quantize(
     symmetric: bool = False,
     per_channel: bool = True,
     skip: Collection[str] = (),
+    budget: float | None = None,
     batch: int = 32,
     threads: int | None = None,
 ) -> Graph:
@@ -46,6 +48,10 @@ def quantize(
     ranges have 0 in the middle. Weights are symmetric int8, with a scale for each output channel, or with
     `per_channel=False` for each tensor. The nodes of `skip` stay as they are.
 
+    With a `budget` only those products are of int8 that are faster so on this machine, as many as keep the relative
+    root mean square error of each output, measured on the first batch, below it (0.01: one percent). All batches are
+    kept in memory meanwhile. `lathe.core.compress.mixed.quantize_within` also returns the reason for each product.
+
     ModelError if the model is not valid; UnsupportedError for an unknown choice, and for a model without a product of
     float32 that integers can compute; DataError if there is no data, arrays have different numbers of rows, or a value
     of a run is not finite; FeedError if inputs do not fit the model.
@@ -59,7 +65,9 @@ def quantize(
         per_channel,
         frozenset(skip),
     )
-    feeds = _batches(graph, data, batch) if isinstance(data, Mapping) else data
+    feeds = batches_of(graph, data, batch) if isinstance(data, Mapping) else data
+    if budget is not None:
+        return quantize_within(graph, list(feeds), budget, choices, threads)[0]
     return quantize_static(graph, feeds, choices, threads)
 
 
@@ -90,7 +98,7 @@ def quantize_weights(
     """
     graph = _graph_of(model)
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
-    feeds = _batches(graph, data, batch) if isinstance(data, Mapping) else data
+    feeds = batches_of(graph, data, batch) if isinstance(data, Mapping) else data
     return quantize_weights_of(graph, choices, feeds, threads)
 
 
@@ -98,7 +106,7 @@ def _graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
     return model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
 
 
-def _batches(graph: Graph, arrays: Mapping[str, NDArray[Any]], size: int) -> Iterator[Feeds]:
+def batches_of(graph: Graph, arrays: Mapping[str, NDArray[Any]], size: int) -> Iterator[Feeds]:
     """Yield views of `size` rows of all inputs at a time, the last ones fewer; none if an input has no rows or rank 0.
 
     DataError, at the first batch, unless each input has an array and all of them have the same number of rows.

@@ -61,10 +61,13 @@ def activation_type(given: DType | str) -> DType:
     return found
 
 
+DEFAULTS = StaticQuantization()
+
+
 def quantize_static(
     graph: Graph,
     batches: Iterable[Feeds],
-    options: StaticQuantization = StaticQuantization(),
+    options: StaticQuantization = DEFAULTS,
     threads: int | None = None,
 ) -> Graph:
     """A copy of `graph` in QDQ form. `batches` are representative inputs, by name, for the calibration.
@@ -74,13 +77,55 @@ def quantize_static(
     that integers can compute (Conv, MatMul or Gemm of a float32 activation with constant weights); DataError and
     FeedError as in `collect_histograms`.
     """
+    calibrated = calibrate(graph, batches, options, threads)
+    return calibrated.quantized(calibrated.layers)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A graph before quantization, and the grids of its activations, by name.
+
+    `layers` are the indices (in `graph.nodes`) of the products and sums that integers can compute.
+    """
+
+    graph: Graph
+    grids: Mapping[str, Grid]
+    layers: tuple[int, ...]
+    options: StaticQuantization
+
+    @property
+    def products(self) -> tuple[int, ...]:
+        """The layers that are products with constant weights."""
+        return tuple(index for index in self.layers if self.graph.nodes[index].op in CHANNEL_AXIS)
+
+    def quantized(self, layers: Iterable[int]) -> Graph:
+        """A copy of the graph with these layers in QDQ form."""
+        copy = self.graph.clone()
+        editor = Editor(copy)
+        nodes = [copy.nodes[index] for index in sorted(layers)]
+        _Rewriting(editor, self.grids, self.options.per_channel).quantize(nodes)
+        editor.finish()
+        return copy
+
+
+def calibrate(
+    graph: Graph,
+    batches: Iterable[Feeds],
+    options: StaticQuantization = DEFAULTS,
+    threads: int | None = None,
+) -> Calibrated:
+    """Prepare a graph and choose the grid of each activation that integers may represent; errors: `quantize_static`."""
     prepared = prepare(graph)
     check_skipped(prepared, options.skip)
     editor = Editor(prepared)
-    nodes = [node for node in prepared.nodes if node.name not in options.skip and _is_quantizable(editor, node)]
-    if not any(node.op in CHANNEL_AXIS for node in nodes):
+    layers = tuple(
+        index
+        for index, node in enumerate(prepared.nodes)
+        if node.name not in options.skip and _is_quantizable(editor, node)
+    )
+    if not any(prepared.nodes[index].op in CHANNEL_AXIS for index in layers):
         raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
-    read = dict.fromkeys(value.name for node in nodes for value in _activations(editor, node))
+    read = dict.fromkeys(value.name for index in layers for value in _activations(editor, prepared.nodes[index]))
     histograms = collect_histograms(prepared, read, batches, threads)
     grids = {
         name: make_grid(
@@ -90,9 +135,7 @@ def quantize_static(
         )
         for name, histogram in histograms.items()
     }
-    _Rewriting(editor, grids, options.per_channel).quantize(nodes)
-    editor.finish()
-    return prepared
+    return Calibrated(prepared, grids, layers, options)
 
 
 def _is_quantizable(editor: Editor, node: Node) -> bool:

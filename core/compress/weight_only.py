@@ -60,9 +60,12 @@ class WeightQuantization:
             raise UnsupportedError(f"rounding: expected nearest with gptq, got {self.rounding!r}")
 
 
+DEFAULTS = WeightQuantization()
+
+
 def quantize_weights(
     graph: Graph,
-    options: WeightQuantization = WeightQuantization(),
+    options: WeightQuantization = DEFAULTS,
     batches: Iterable[Feeds] = (),
     threads: int | None = None,
 ) -> Graph:

@@ -13,6 +13,7 @@ from lathe.server.cli.terminal import console, fail, make_table
 
 if TYPE_CHECKING:
     from lathe import Graph
+    from lathe.core.compress.mixed import LayerChoice
 
 
 def quantize(
@@ -60,6 +61,14 @@ def quantize(
     per_tensor: Annotated[
         bool, typer.Option("--per-tensor", help="Use one scale for a tensor of weights, not one for each channel.")
     ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Use int8 only for products that are faster so on this machine, as many as keep the error of each "
+            "output below this part of its root mean square.",
+            metavar="PERCENT",
+        ),
+    ] = None,
     skip: Annotated[
         list[str] | None,
         typer.Option(help="Leave the node of this name as it is. Repeat the option.", metavar="NODE"),
@@ -74,6 +83,7 @@ def quantize(
     \b
     Examples:
       lathe quantize model.onnx --data calibration.npz -o small.onnx
+      lathe quantize model.onnx --data calibration.npz --budget 1%
       lathe quantize model.onnx --weights nearest -o small.onnx
       lathe quantize model.onnx --weights gptq --bits 4 --data calibration.npz
     """
@@ -81,24 +91,32 @@ def quantize(
     from lathe.core.compress.weight_only import METHODS
     from lathe.core.errors import LatheError
 
-    path = output or model.with_suffix(f".int{bits if weights else 8}.onnx")
     if weights not in (None, *METHODS):
         raise fail(f"--weights: expected one of {', '.join(METHODS)}, got {weights!r}")
     if data is None and weights != "nearest":
         raise fail("--data: expected a .npz file; only --weights nearest needs none")
+    limit = _percentage(budget) if budget is not None else None
+    if limit is not None and weights is not None:
+        raise fail("--budget: expected int8 products, got --weights")
+    path = output or model.with_suffix(f".int{bits if weights else 8}.onnx")
     arrays = _read(data) if data is not None else {}
-    ranges = {"calibration": calibration, "percentile": percentile, "activations": activations}
+    ranges: dict[str, Any] = {"calibration": calibration, "percentile": percentile, "activations": activations}
     ranges |= {"symmetric": symmetric, "per_channel": not per_tensor, "skip": skip or ()}
     codes: dict[str, Any] = {"bits": bits, "block": block, "method": weights, "rounding": rounding}
     codes |= {"symmetric": symmetric, "skip": skip or ()}
+    choices: list[LayerChoice] = []
     with model_errors(), console.status("calibrating"):
         graph = lathe.load(model)
         inputs = [value.name for value in graph.inputs]
         if arrays and (missing := sorted(set(inputs) - arrays.keys())):
             raise fail(f"data: expected arrays {', '.join(sorted(inputs))}, got none for {', '.join(missing)}")
-        make: Any = lathe.quantize_weights if weights else lathe.quantize
         try:
-            small = make(graph, arrays or (), batch=batch, threads=threads, **(codes if weights else ranges))
+            if weights is not None:
+                small = lathe.quantize_weights(graph, arrays or (), batch=batch, threads=threads, **codes)
+            elif limit is None:
+                small = lathe.quantize(graph, arrays, batch=batch, threads=threads, **ranges)
+            else:
+                small, choices = _within(graph, arrays, limit, ranges, batch, threads)
         except LatheError as problem:
             raise fail(str(problem)) from None
         written = lathe.export(small)
@@ -107,11 +125,46 @@ def quantize(
     path.write_bytes(written)
     before, after = model.stat().st_size, len(written)
     console.print(f"{path}: {format_bytes(after)} instead of {format_bytes(before)}", soft_wrap=True)
-    if not errors:
-        return
-    table = make_table("output", "root mean square error", "of the largest")
-    for name, (error, largest) in errors.items():
-        table.add_row(name, f"{error:.3g}", f"{error / largest:.2%}")
+    if choices:
+        _show(choices)
+    if errors:
+        table = make_table("output", "root mean square error", "of the largest")
+        for name, (error, largest) in errors.items():
+            table.add_row(name, f"{error:.3g}", f"{error / largest:.2%}")
+        console.print(table)
+
+
+def _percentage(text: str) -> float:
+    """A share from a percentage such as "1%", or from a number such as "0.01"."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not share > 0:
+        raise fail(f"--budget: expected a percentage above 0 such as 1%, got {text!r}")
+    return share
+
+
+def _within(
+    graph: Graph, arrays: dict[str, Any], budget: float, ranges: dict[str, Any], batch: int, threads: int | None
+) -> tuple[Graph, list[LayerChoice]]:
+    from lathe.core.compress.mixed import quantize_within
+    from lathe.core.compress.quantize import batches_of
+    from lathe.core.compress.static import StaticQuantization, activation_type
+
+    ranges = {**ranges, "activations": activation_type(ranges["activations"]), "skip": frozenset(ranges["skip"])}
+    batches = list(batches_of(graph, arrays, batch))
+    small, choices, _ = quantize_within(graph, batches, budget, StaticQuantization(**ranges), threads)
+    return small, choices
+
+
+def _show(choices: list[LayerChoice]) -> None:
+    """Print each product with its error alone, its times in microseconds, and the choice."""
+    table = make_table("product", "weights", "error alone", "float32, us", "int8, us", "type", "reason")
+    for choice in choices:
+        times = (f"{nanoseconds / 1e3:.1f}" for nanoseconds in (choice.exact_ns, choice.integer_ns))
+        kind = "int8" if choice.is_quantized else "float32"
+        table.add_row(choice.name, str(choice.weights), f"{choice.error:.3%}", *times, kind, choice.reason)
     console.print(table)
 
 

@@ -36,6 +36,17 @@ def test_the_bundled_digits(project: Path, tmp_path: Path, calibration: Path) ->
     assert (scores.argmax(axis=1) == load_digits().target).mean() > 0.95
 
 
+def test_a_budget_of_error_reports_each_product(project: Path, tmp_path: Path, calibration: Path) -> None:
+    model = project / "model_repo" / "digits" / "2" / "model.onnx"
+    status, said = lathe(model, "--data", calibration, "--budget", "2%", "-o", tmp_path / "small.onnx")
+    assert status == 0, said
+    words = said.split()
+    assert all(name in words for name in ("c1", "c2", "d1", "logits", "int8"))
+    rows = load_digits().images[:, None].astype(np.float32)
+    scores = ort.InferenceSession(tmp_path / "small.onnx").run(None, {"image": rows})[0]
+    assert (scores.argmax(axis=1) == load_digits().target).mean() > 0.95
+
+
 @pytest.mark.parametrize("method", ["nearest", "gptq", "awq"])
 def test_weights_of_four_bits(project: Path, tmp_path: Path, calibration: Path, method: str) -> None:
     model = project / "model_repo" / "digits" / "2" / "model.onnx"
@@ -67,6 +78,9 @@ def test_data_are_needed_unless_weights_are_rounded_to_the_nearest(project: Path
         (["--percentile", "5"], "percentile: expected more than 50, at most 100, got 5.0"),
         (["--data", "text"], "expected a .npz file of arrays"),
         (["--data", "other"], "data: expected arrays image, got none for image"),
+        (["--budget", "much"], "--budget: expected a percentage above 0 such as 1%, got 'much'"),
+        (["--budget", "0"], "--budget: expected a percentage above 0 such as 1%, got '0'"),
+        (["--budget", "1%", "--weights", "nearest"], "--budget: expected int8 products, got --weights"),
         (["--weights", "round"], "--weights: expected one of nearest, gptq, awq, got 'round'"),
         (["--weights", "gptq", "--bits", "3"], "bits: expected one of 2, 4, 8, got 3"),
         (["--weights", "awq", "--block", "33"], "block: expected one of 0, 16, 32, 64, 128, 256, got 33"),

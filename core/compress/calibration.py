@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from lathe.core.compiler.compile import compile
+from lathe.core.compress.channel_statistics import ChannelStatistics
 from lathe.core.compress.histogram import Histogram
 from lathe.core.compress.moments import Moments
 from lathe.core.errors import DataError
@@ -71,6 +72,16 @@ def collect_histograms(
     values is not finite; other errors as in `observe`.
     """
     return _collect({name: Histogram() for name in names}, graph, batches, threads)
+
+
+def collect_channels(
+    graph: Graph, axes: Mapping[str, int], batches: Iterable[Feeds], threads: int | None = None
+) -> dict[str, ChannelStatistics]:
+    """The statistics of the channels of the values named in `axes`, which gives the axis of the channels.
+
+    Memory and errors as in `collect_histograms`.
+    """
+    return _collect({name: ChannelStatistics(axis) for name, axis in axes.items()}, graph, batches, threads)
 
 
 def collect_moments(

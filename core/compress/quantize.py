@@ -31,6 +31,8 @@ def quantize(
     activations: Literal["uint8", "int8"] = "uint8",
     symmetric: bool = False,
     per_channel: bool = True,
+    smoothing: float = 0.0,
+    corrects_bias: bool = False,
     skip: Collection[str] = (),
     budget: float | None = None,
     batch: int = 32,
@@ -48,6 +50,10 @@ def quantize(
     ranges have 0 in the middle. Weights are symmetric int8, with a scale for each output channel, or with
     `per_channel=False` for each tensor. The nodes of `skip` stay as they are.
 
+    `smoothing` above 0 (0.5 is usual) divides the channels of activations by factors that multiply the weights, so
+    that outliers do not determine the scale of all (SmoothQuant). `corrects_bias` takes the mean error of rounded
+    weights out of the results. Both keep all batches in memory.
+
     With a `budget` only those products are of int8 that are faster so on this machine, as many as keep the relative
     root mean square error of each output, measured on the first batch, below it (0.01: one percent). All batches are
     kept in memory meanwhile. `lathe.core.compress.mixed.quantize_within` also returns the reason for each product.
@@ -63,6 +69,8 @@ def quantize(
         activation_type(activations),
         symmetric,
         per_channel,
+        smoothing,
+        corrects_bias,
         frozenset(skip),
     )
     feeds = batches_of(graph, data, batch) if isinstance(data, Mapping) else data

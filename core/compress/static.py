@@ -10,16 +10,18 @@ products with integers. Jacob et al. 2018 (https://arxiv.org/abs/1712.05877), se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.core.compress.calibration import Feeds, collect_histograms
+from lathe.core.compress.bias_correction import add_to_bias, mean_error
+from lathe.core.compress.calibration import Feeds, collect_channels, collect_histograms
 from lathe.core.compress.grids import Grid, make_grid
 from lathe.core.compress.products import CHANNEL_AXIS, check_skipped, has_constant_weights, prepare
 from lathe.core.compress.ranges import DEFAULT_PERCENTILE, METHODS, Method, choose_range
+from lathe.core.compress.smoothing import smooth
 from lathe.core.errors import UnsupportedError
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import DType
@@ -34,8 +36,10 @@ class StaticQuantization:
 
     `calibration` and `percentile` choose the range of an activation (`ranges.py`). `activations` is the type of
     quantized activations, uint8 or int8; their grids are asymmetric, or symmetric if `symmetric`. Weights are symmetric
-    int8, with a scale for each output channel if `per_channel`, otherwise one for each tensor. `skip` names nodes that
-    stay float32. UnsupportedError for an unknown `calibration` or `activations`, and unless 50 < `percentile` <= 100.
+    int8, with a scale for each output channel if `per_channel`, otherwise one for each tensor. `smoothing` above 0 is
+    the strength of SmoothQuant (`smoothing.py`). `corrects_bias`: the mean error of rounded weights is taken out of the
+    results (`bias_correction.py`). `skip` names nodes that stay float32. UnsupportedError for an unknown `calibration`
+    or `activations`, and unless 50 < `percentile` <= 100 and 0 <= `smoothing` < 1.
     """
 
     calibration: Method = "percentile"
@@ -43,6 +47,8 @@ class StaticQuantization:
     activations: DType = DType.UINT8
     symmetric: bool = False
     per_channel: bool = True
+    smoothing: float = 0.0
+    corrects_bias: bool = False
     skip: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -50,6 +56,8 @@ class StaticQuantization:
             raise UnsupportedError(f"calibration: expected one of {', '.join(METHODS)}, got {self.calibration!r}")
         if not 50 < self.percentile <= 100:
             raise UnsupportedError(f"percentile: expected more than 50, at most 100, got {self.percentile}")
+        if not 0 <= self.smoothing < 1:
+            raise UnsupportedError(f"smoothing: expected at least 0, below 1, got {self.smoothing}")
         activation_type(self.activations)
 
 
@@ -85,11 +93,13 @@ def quantize_static(
 class Calibrated:
     """A graph before quantization, and the grids of its activations, by name.
 
-    `layers` are the indices (in `graph.nodes`) of the products and sums that integers can compute.
+    `layers` are the indices (in `graph.nodes`) of the products and sums that integers can compute. `means` are those of
+    the channels of the products' inputs; empty if biases are not corrected.
     """
 
     graph: Graph
     grids: Mapping[str, Grid]
+    means: Mapping[str, NDArray[np.float64]]
     layers: tuple[int, ...]
     options: StaticQuantization
 
@@ -103,7 +113,7 @@ class Calibrated:
         copy = self.graph.clone()
         editor = Editor(copy)
         nodes = [copy.nodes[index] for index in sorted(layers)]
-        _Rewriting(editor, self.grids, self.options.per_channel).quantize(nodes)
+        _Rewriting(editor, self.grids, self.means, self.options.per_channel).quantize(nodes)
         editor.finish()
         return copy
 
@@ -117,12 +127,12 @@ def calibrate(
     """Prepare a graph and choose the grid of each activation that integers may represent; errors: `quantize_static`."""
     prepared = prepare(graph)
     check_skipped(prepared, options.skip)
-    editor = Editor(prepared)
-    layers = tuple(
-        index
-        for index, node in enumerate(prepared.nodes)
-        if node.name not in options.skip and _is_quantizable(editor, node)
-    )
+    if options.smoothing or options.corrects_bias:
+        batches = kept = list(batches)  # they are run more than once
+        if options.smoothing:
+            nodes = [prepared.nodes[index] for index in _layers(prepared, options.skip)]
+            smooth(prepared, nodes, options.smoothing, kept, threads)
+    editor, layers = Editor(prepared), _layers(prepared, options.skip)
     if not any(prepared.nodes[index].op in CHANNEL_AXIS for index in layers):
         raise UnsupportedError("expected a Conv, MatMul or Gemm of float32 with constant weights, got none")
     read = dict.fromkeys(value.name for index in layers for value in _activations(editor, prepared.nodes[index]))
@@ -135,7 +145,19 @@ def calibrate(
         )
         for name, histogram in histograms.items()
     }
-    return Calibrated(prepared, grids, layers, options)
+    means: dict[str, NDArray[np.float64]] = {}
+    if options.corrects_bias:
+        products = [node for index in layers if (node := prepared.nodes[index]).op in CHANNEL_AXIS]
+        axes = {node.required_input(0).name: 1 if node.op == "Conv" else -1 for node in products}
+        means = {name: found.mean for name, found in collect_channels(prepared, axes, batches, threads).items()}
+    return Calibrated(prepared, grids, means, layers, options)
+
+
+def _layers(graph: Graph, skip: Collection[str]) -> tuple[int, ...]:
+    """The indices of the nodes that integers can compute, without those that `skip` names."""
+    editor = Editor(graph)
+    nodes = enumerate(graph.nodes)
+    return tuple(index for index, node in nodes if node.name not in skip and _is_quantizable(editor, node))
 
 
 def _is_quantizable(editor: Editor, node: Node) -> bool:
@@ -157,12 +179,16 @@ def _activations(editor: Editor, node: Node) -> list[Value]:
 class _Rewriting:
     """Inserts the conversions before nodes; each activation is converted once for all nodes that integers compute."""
 
-    def __init__(self, editor: Editor, grids: Mapping[str, Grid], per_channel: bool) -> None:
-        self._editor, self._grids, self._per_channel = editor, grids, per_channel
+    def __init__(
+        self, editor: Editor, grids: Mapping[str, Grid], means: Mapping[str, NDArray[np.float64]], per_channel: bool
+    ) -> None:
+        self._editor, self._grids, self._means, self._per_channel = editor, grids, means, per_channel
         self._converted: dict[Value, Value] = {}
 
     def quantize(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
+            if node.op in CHANNEL_AXIS and self._means:
+                self._correct(node)
             inputs = [self._activation(node, value) for value in node.inputs[:2]]
             if node.op in CHANNEL_AXIS:
                 grid, inputs[1] = self._weights(node)
@@ -179,15 +205,27 @@ class _Rewriting:
             self._converted[value] = self._editor.emit(anchor, "DequantizeLinear", whole, scale, zero)
         return self._converted[value]
 
+    def _correct(self, node: Node) -> None:
+        """Take the mean error of the rounded weights of a product out of its results."""
+        weights, grid, axis = self._grid_of_weights(node)
+        mean = self._means[node.required_input(0).name]
+        if mean.size:
+            rounded = grid.dequantized(grid.quantized(weights, axis), axis)
+            add_to_bias(self._editor, node, mean_error(node, weights - rounded, mean))
+
     def _weights(self, node: Node) -> tuple[Grid, Value]:
-        value = node.inputs[1]
-        weights = self._editor.array(value)
-        assert value is not None and weights is not None, "_is_quantizable"
+        """The grid of the weights of a product, and the weights as a DequantizeLinear of integers."""
+        weights, grid, axis = self._grid_of_weights(node)
+        return grid, self._stored(node, grid, grid.quantized(weights, axis), axis, node.required_input(1).name)
+
+    def _grid_of_weights(self, node: Node) -> tuple[NDArray[np.float32], Grid, int]:
+        """The weights of a product, their grid, and the axis of the output channels."""
+        weights = self._editor.array(node.inputs[1])
+        assert weights is not None, "_is_quantizable"
         axis = CHANNEL_AXIS[node.op](node) % weights.ndim
         others = tuple(each for each in range(weights.ndim) if each != axis) if self._per_channel else None
         bound = np.abs(weights).max(axis=others)
-        grid = make_grid(-bound, bound, DType.INT8, symmetric=True)
-        return grid, self._stored(node, grid, grid.quantized(weights, axis), axis, value.name)
+        return weights, make_grid(-bound, bound, DType.INT8, symmetric=True), axis
 
     def _bias(self, node: Node, weights: Grid) -> Value | None:
         """The bias as int32 with the scale of the input times the scale of the weights.

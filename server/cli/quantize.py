@@ -61,6 +61,13 @@ def quantize(
     per_tensor: Annotated[
         bool, typer.Option("--per-tensor", help="Use one scale for a tensor of weights, not one for each channel.")
     ] = False,
+    smoothing: Annotated[
+        float,
+        typer.Option(help="Move outliers of activations into the weights by SmoothQuant, with this strength; 0: off."),
+    ] = 0.0,
+    correct_bias: Annotated[
+        bool, typer.Option("--correct-bias", help="Take the mean error of rounded weights out of the results.")
+    ] = False,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -102,6 +109,7 @@ def quantize(
     arrays = _read(data) if data is not None else {}
     ranges: dict[str, Any] = {"calibration": calibration, "percentile": percentile, "activations": activations}
     ranges |= {"symmetric": symmetric, "per_channel": not per_tensor, "skip": skip or ()}
+    ranges |= {"smoothing": smoothing, "corrects_bias": correct_bias}
     codes: dict[str, Any] = {"bits": bits, "block": block, "method": weights, "rounding": rounding}
     codes |= {"symmetric": symmetric, "skip": skip or ()}
     choices: list[LayerChoice] = []

@@ -144,3 +144,65 @@ def test_without_data_or_products_nothing_is_made() -> None:
     none = model("float[n,4] x => float[n,4] y", "y = Relu(x)")
     with pytest.raises(UnsupportedError, match=r"expected a Conv, MatMul or Gemm of float32 .*, got none"):
         quantize_static(lathe.load(none), [{"x": np.zeros((1, 4), F)}])
+
+
+def outliers() -> bytes:
+    """A normalization with a few large channels, and products that share its result."""
+    proto = onnx.load_model_from_string(
+        model(
+            "float[n,32] x => float[n,24] y",
+            "l = LayerNormalization(x, g, z) a = MatMul(l, v) b = Gemm<transB = 1>(l, w, c) y = Add(a, b)",
+            f"float[24] c = {{{', '.join(['0.25'] * 24)}}}",
+        )
+    )
+    channels = np.ones(32, F)
+    channels[[3, 17]] = 60
+    named = {"g": channels, "z": np.zeros(32, F), "v": RNG.standard_normal((32, 24)).astype(F),
+             "w": RNG.standard_normal((24, 32)).astype(F)}  # fmt: skip
+    named["v"][[3, 17]] /= 60
+    named["w"][:, [3, 17]] /= 60
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in named.items())
+    return bytes(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_smoothing_spares_the_small_channels(per_channel: bool) -> None:
+    """The factors go into the normalization: no node more than without."""
+    data, rows = outliers(), RNG.standard_normal((200, 32)).astype(F)
+    exact, errors, counts = ort_run(data, {"x": rows}), {}, {}
+    for smoothing in (0.0, 0.5):
+        options = StaticQuantization("min-max", per_channel=per_channel, smoothing=smoothing)
+        small = quantize_static(lathe.load(data), batches("x", rows), options, threads=1)
+        got = ort_run(lathe.export(small), {"x": rows})
+        assert np.abs(run(small, {"x": rows}) - got).max() < 0.02 * np.abs(exact).max()
+        errors[smoothing], counts[smoothing] = np.sqrt(((got - exact) ** 2).mean()), len(small.nodes)
+    assert errors[0.5] < 0.5 * errors[0.0]
+    assert counts[0.5] == counts[0.0]
+
+
+@pytest.mark.parametrize("nodes", ["y = Conv<pads = [1,1,1,1]>(x, w, b)", "y = Conv<group = 2>(x, u)",
+                                   "h = MatMul(x, k) y = Add(h, d)", "y = Gemm<transB = 1>(x, l)",
+                                   "y = Gemm(x, k, d)"])  # fmt: skip
+def test_correcting_the_bias_removes_the_mean_error_of_the_weights(nodes: str) -> None:
+    is_image = "Conv" in nodes
+    shape = "n,4,9,9" if is_image else "n,16"
+    proto = onnx.load_model_from_string(
+        model(f"float[{shape}] x => float[n,{'6,h,v' if is_image else '12'}] y", nodes, "float[1] unused = {1}")
+    )
+    named = {"w": (6, 4, 3, 3), "u": (6, 2, 3, 3), "b": (6,), "k": (16, 12), "l": (12, 16), "d": (12,)}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(RNG.standard_normal(dims).astype(F), name)
+        for name, dims in named.items()
+        if any(name in node.input for node in proto.graph.node)
+    )
+    data = proto.SerializeToString()
+    rows = (RNG.standard_normal((300, *((4, 9, 9) if is_image else (16,)))) + 3).astype(F)  # a mean that is not 0
+    exact, shifts = ort_run(data, {"x": rows}), {}
+    for corrects in (False, True):
+        options = StaticQuantization("min-max", per_channel=False, corrects_bias=corrects)
+        small = quantize_static(lathe.load(data), batches("x", rows), options, threads=1)
+        difference = ort_run(lathe.export(small), {"x": rows}) - exact
+        inner = difference[:, :, 1:-1, 1:-1] if is_image else difference  # without what the padding touches
+        axes = (0, 2, 3) if is_image else (0,)
+        shifts[corrects] = float(np.abs(inner.mean(axis=axes)).max())
+    assert shifts[True] < 0.35 * shifts[False]

@@ -3,7 +3,7 @@
 python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports   loads a running server
 python -m loadtest chaos                                                starts servers, kills them, checks their answers
 python -m loadtest starting                                             measures the start of a server
-python -m loadtest engine | exported | tokens | cold | footprint | packing | gpu | docs   measure the engine
+python -m loadtest engine | exported | tokens | cold | footprint | packing | weights | gpu | docs   measure the engine
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest import cold, engine, exported, footprint, packing, report_docs, starting, tokens
+from loadtest import cold, engine, exported, footprint, packing, report_docs, starting, tokens, weights
 from loadtest.admin import CallFailed
 from loadtest.chaos import run as chaos
 from loadtest.gpu import run as gpu
@@ -50,6 +50,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "docs": report_docs.main,
     "starting": starting.main,
     "tokens": tokens.main,
+    "weights": weights.main,
 }
 TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str, "repository": str, "grpc": str}
 

@@ -1,0 +1,202 @@
+"""Measures products with weights of few bits: `python -m loadtest weights`.
+
+For each number of rows: a product of float32, products with weights of 4 and 8 bits in blocks, and ONNX Runtime's with
+4 bits, once with the rows in float32 (accuracy level 0) and once rounded to 8 bits (level 4, its default for QDQ
+models). All take turns, round after round; the time is that of the processor of one thread, so other work on the
+machine changes less. The bandwidth counts codes, scales and zero points. It is compared with the rate at which this
+thread reads an array of float32 as large as the float32 weights, by a product of one row. The error is relative to the
+root mean square of the exact result. With --limits the exit status is 1 if one row reaches less than 80 % of the
+measured read bandwidth, or many rows take longer than with float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+from rich.table import Table
+
+Run = Callable[[], NDArray[np.float32]]
+
+_WORK = 1.5e8  # multiplications of a slice: some milliseconds
+_LEAST_BANDWIDTH, _LEAST_SPEED = 0.8, 1.0
+_EXACT = "float32"
+_LEVELS = {"ONNX Runtime, 4 bits": 0, "ONNX Runtime, 4 bits, rows of 8": 4}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of product: microseconds of the processor, bytes of its weights, and the error of its results."""
+
+    rows: int
+    kind: str
+    us: float
+    weight_bytes: int
+    error: float
+
+    @property
+    def gigabytes(self) -> float:
+        """10^9 bytes of weights per second."""
+        return self.weight_bytes / self.us / 1e3
+
+
+def quantized_model(weights: NDArray[np.float32], bits: int, block: int) -> tuple[bytes, int]:
+    """An ONNX model y = x @ weights with codes in blocks, and the bytes of its weights."""
+    import lathe
+
+    data = lathe.export(lathe.quantize_weights(_model(weights), bits=bits, block=block))
+    depth, columns = weights.shape
+    blocks = -(-depth // block) * columns
+    return data, depth * columns * bits // 8 + blocks * 4 + blocks * 4  # the kernel stores offsets as float32
+
+
+def _model(weights: NDArray[np.float32]) -> bytes:
+    depth, columns = weights.shape
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", depth])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", columns])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return bytes(made.SerializeToString())
+
+
+def _nbits_model(weights: NDArray[np.float32], block: int, level: int) -> bytes:
+    """ONNX Runtime's own operator, with the codes of its own quantizer."""
+    from onnxruntime.capi._pybind_state import quantize_matmul_4bits
+
+    depth, columns = weights.shape
+    blocks = depth // block
+    codes = np.zeros((columns, blocks, block // 2), np.uint8)
+    scales, zeros = np.zeros(columns * blocks, np.float32), np.zeros(columns * -(-blocks // 2), np.uint8)
+    quantize_matmul_4bits(codes, weights, scales, zeros.reshape(columns, -1), block, columns, depth, False)
+    attrs = {"K": depth, "N": columns, "bits": 4, "block_size": block, "accuracy_level": level}
+    node = helper.make_node("MatMulNBits", ["x", "q", "s", "z"], ["y"], domain="com.microsoft", **attrs)
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", depth])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", columns])],
+        [numpy_helper.from_array(array, name) for array, name in ((codes, "q"), (scales, "s"), (zeros, "z"))],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+def compare(depth: int, columns: int, counts: Sequence[int], rounds: int) -> list[Row]:
+    """The rows of the table, for weights [depth, columns] of normally distributed numbers."""
+    import onnxruntime as ort
+
+    import lathe
+
+    weights = np.random.default_rng(0).standard_normal((depth, columns)).astype(np.float32)
+    sessions: dict[str, Any] = {_EXACT: lathe.compile(_model(weights), threads=1)}
+    sizes = {_EXACT: weights.nbytes}
+    for bits, block in ((4, 32), (4, 128), (8, 128)):
+        kind = f"{bits} bits, blocks of {block}"
+        data, sizes[kind] = quantized_model(weights, bits, block)
+        sessions[kind] = lathe.compile(data, threads=1)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    peers = {}
+    for kind, level in _LEVELS.items():
+        peers[kind] = ort.InferenceSession(_nbits_model(weights, 32, level), options)
+        sizes[kind] = depth * columns // 2 + depth // 32 * columns * 4 + depth // 64 * columns
+    found = []
+    for count in counts:
+        x = np.random.default_rng(count).standard_normal((count, depth)).astype(np.float32)
+        exact = x.astype(np.float64) @ weights
+        runs: dict[str, Run] = {kind: _ours(session, x) for kind, session in sessions.items()}
+        runs |= {kind: _theirs(peer, x) for kind, peer in peers.items()}
+        times = _interleaved(runs, max(1, int(_WORK / (count * depth * columns))), rounds)
+        for kind, run in runs.items():
+            error = float(np.sqrt(((run() - exact) ** 2).mean() / (exact**2).mean()))
+            found.append(Row(count, kind, times[kind] * 1e6, sizes[kind], error))
+    return found
+
+
+def _ours(session: Any, x: NDArray[np.float32]) -> Run:
+    feeds = {"x": x}
+    return lambda: session.run(feeds)["y"]
+
+
+def _theirs(session: Any, x: NDArray[np.float32]) -> Run:
+    feeds = {"x": x}
+    return lambda: session.run(None, feeds)[0]
+
+
+def _interleaved(runs: dict[str, Run], calls: int, rounds: int) -> dict[str, float]:
+    """The median over rounds of the processor seconds of a call, all kinds in turns."""
+    times: dict[str, list[float]] = {kind: [] for kind in runs}
+    for number in range(rounds + 1):  # the first round warms up
+        for kind, run in runs.items():
+            start = time.thread_time()
+            for _ in range(calls):
+                run()
+            if number:
+                times[kind].append((time.thread_time() - start) / calls)
+    return {kind: statistics.median(found) for kind, found in times.items()}
+
+
+def broken_limits(table: Sequence[Row]) -> list[str]:
+    """What misses a limit: one row's bandwidth, or many rows' speed against float32."""
+    exact = {row.rows: row for row in table if row.kind == _EXACT}
+    found = []
+    for row in table:
+        peer = exact[row.rows]
+        if row.kind in (_EXACT, *_LEVELS):
+            continue
+        if row.rows == 1 and row.gigabytes < _LEAST_BANDWIDTH * peer.gigabytes:
+            found.append(f"{row.kind}: {row.gigabytes:.1f} of {peer.gigabytes:.1f} GB/s")
+        if row.rows > 1 and peer.us < _LEAST_SPEED * row.us:
+            found.append(f"{row.kind}, {row.rows} rows: {row.us:.0f} us, float32 {peer.us:.0f} us")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print. Exit status 1 with --limits if one is missed."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest weights", description=__doc__)
+    parser.add_argument("--depth", type=int, default=4096, help="rows of the weights")
+    parser.add_argument("--columns", type=int, default=4096, help="columns of the weights")
+    parser.add_argument("--rows", default="1,4,16,64,256", help="numbers of rows of x, separated by commas")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds; the medians are shown")
+    parser.add_argument("--limits", action="store_true", help="exit with 1 if a limit is missed")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
+    options = parser.parse_args(arguments)
+    counts = [int(count) for count in options.rows.split(",")]
+    table = compare(options.depth, options.columns, counts, options.rounds)
+    _show(table)
+    if options.json:
+        options.json.write_bytes(orjson.dumps([asdict(row) for row in table]))
+    broken = broken_limits(table)
+    for line in broken:
+        print(f"missed: {line}")
+    return int(bool(broken) and options.limits)
+
+
+def _show(table: Sequence[Row]) -> None:
+    shown = Table("rows", "kind", "us", "GB/s of weights", "float32's time by this", "error")
+    exact = {row.rows: row.us for row in table if row.kind == _EXACT}
+    for row in table:
+        ahead = exact[row.rows] / row.us
+        shown.add_row(
+            str(row.rows), row.kind, f"{row.us:.0f}", f"{row.gigabytes:.1f}", f"{ahead:.2f}", f"{row.error:.2%}"
+        )
+    Console(width=120).print(shown)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

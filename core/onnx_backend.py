@@ -81,7 +81,8 @@ class LatheBackend(Backend):
         `inputs`: one value, or a list or tuple of one value for each input that the node names, in its order; a value
         is an array, or a list of arrays for an ONNX sequence. The opset is the argument `opset_version`, by default the
         newest one of the node's domain that Lathe knows. `outputs_info` and all other arguments are ignored. ValueError
-        if the number of values differs from that of the inputs; ModelError as for `prepare`, FeedError as for `run`.
+        if the number of values differs from that of the inputs, or a value is an empty list; ModelError as for
+        `prepare`, FeedError as for `LatheRep.run`.
         """
         names = [name for name in node.input if name]
         arrays = _as_list(inputs)

@@ -100,8 +100,8 @@ def run_node(
     references.
 
     FeedError if the node cannot process its inputs, for example if extents do not fit each other. If `fed` is false
-    (see `depends_on_feeds`), that error is a ModelError. ModelError also if the reference returns another dtype than is
-    declared.
+    (see `depends_on_feeds`), that error is a ModelError. Whatever `fed` is: FeedError if a result does not fit its
+    declared shape, ModelError if it has another dtype than is declared.
     """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:

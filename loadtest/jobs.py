@@ -60,7 +60,10 @@ def submission() -> bytes:
 
 
 async def _step(admin: Admin, job: str) -> int:
-    """Wait until a job reports a step, and return the newest one. CallFailed if the job has ended."""
+    """Wait until a job reports a step, and return the newest one.
+
+    CallFailed if the job has ended, TimeoutError if it reports no step within PATIENCE.
+    """
     async with asyncio.timeout(PATIENCE):
         while True:
             found = (await admin.call("GET", f"/api/v1/jobs/{job}")).result

@@ -93,7 +93,10 @@ async def _check(admin: Admin, kinds: dict[str, Kind]) -> None:
 
 
 async def _window(admin: Admin, options: Options, report: Report, name: str, requests: Sequence[bytes]) -> float:
-    """Keep all connections busy for a while. Returns the server's processor seconds per accepted response."""
+    """Keep all connections busy for a while. Returns the server's processor seconds per accepted response.
+
+    RuntimeError if no response is accepted.
+    """
     loop = OpenLoop(admin.target, requests, np.zeros(MANY), options.connections or CONNECTIONS)
     before = await _processor_seconds(admin)
     running = asyncio.create_task(loop.run())

@@ -24,7 +24,7 @@ LAYERS_OF, LAYERS_BATCH = "resnet", 8
 
 
 def replace_part(text: str, name: str, content: str) -> str:
-    """The page with new content between the marks of the part `name`. ValueError if the marks are missing."""
+    """The page with new content between the marks of the part `name`. ValueError unless the marks occur once."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     parts = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
     if len(parts.findall(text)) != 1:

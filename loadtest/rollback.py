@@ -32,7 +32,10 @@ class Switcher:
     report: Report
 
     async def upload(self) -> int:
-        """Upload a version with distinct output values, and return its number when it is live."""
+        """Upload a version with distinct output values, and return its number when it is live.
+
+        RuntimeError if the server gives it another number than the next one.
+        """
         version = max(self.oracle.expected, default=0) + 1
         model = variant(self.base, 1 + version / 8)
         self.oracle.expected[version] = reference_outputs(model, self.inputs)

@@ -76,7 +76,10 @@ class BackgroundOperations:
             await asyncio.sleep(PAUSE)
 
     async def replace_version(self, number: int) -> None:
-        """Upload a version, roll back, make it live again, and delete the oldest version."""
+        """Upload a version. From the second call on, roll back and make it live again.
+
+        If more than VERSIONS are there, delete the oldest one.
+        """
         done = await self.admin.upload(variant(self.base, 1 + number % 997 / 1000))
         self.report.calls_ms.setdefault("upload", []).append(done.ms)
         self.versions.append(int(done.result["version"]))
@@ -148,7 +151,7 @@ async def soak(options: Options, report: Report) -> None:
 
 
 def check_gauges(watch: Watch, report: Report) -> None:
-    """Promise for each gauge that its slope (Theil-Sen) after the settling time is below its limit."""
+    """Promise for each gauge that its slope (Theil-Sen) after the settling time is at most its limit."""
     first = int(len(watch.times) * SETTLING)
     hours = (np.array(watch.times[first:]) - watch.times[first]) / 3600
     for name, (what, scale, limit, unit) in GAUGES.items():
@@ -159,7 +162,7 @@ def check_gauges(watch: Watch, report: Report) -> None:
 
 
 def slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """The Theil-Sen slope: the median over all pairs of points, which a few outliers do not move."""
+    """The Theil-Sen slope: the median over all pairs of points, which few outliers do not move; 0 without a pair."""
     first, second = np.triu_indices(len(x), 1)
     apart = x[second] > x[first]
     slopes = (y[second] - y[first])[apart] / (x[second] - x[first])[apart]

@@ -150,7 +150,10 @@ async def stalls(options: Options, report: Report) -> None:
 
 
 def _measure(target: Target, requests: Sequence[CostlyRequest | Message]) -> dict[str, tuple[float, float, str]]:
-    """For each request: the longest stall, the machine's own delay (both in seconds), and the response's status."""
+    """By name of request: its longest stall of all rounds, the machine's own delay then, and the response's status.
+
+    Both times are in seconds; the machine's delay is subtracted from the stall.
+    """
     spans: list[tuple[str, float, float, str]] = []
     command = [sys.executable, "-m", "loadtest.stalls"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
@@ -178,7 +181,10 @@ def longest_wait(waits: Sequence[Wait], began: float, ended: float) -> float:
 
 @contextmanager
 def _probing_client(target: Target) -> Iterator[list[Wait]]:
-    """A probing client in a thread, every 20 ms. Yields its list of waits, which is complete after the block."""
+    """A probing client in a thread, every 20 ms. Yields its list of waits, which is complete after the block.
+
+    An error of the client ends it, and is raised after the block.
+    """
     waits, over = list[Wait](), threading.Event()
 
     def probe() -> None:

@@ -35,9 +35,10 @@ EVERY, PATIENCE = 0.02, 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The seconds of one start.
+    """The seconds of one start, `name` ("cold" or "again").
 
-    `clock` is wall time, `corrected` is wall time less the delays of an idle process, `processor` is processor time.
+    `clock` is wall time, `corrected` is wall time less the delays of an idle process, `processor` is the processor time
+    of the server and its ended children. `promised` is the limit of `corrected`.
     """
 
     name: str

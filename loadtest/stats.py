@@ -20,7 +20,7 @@ class Log:
     """One row per request; times in seconds of the monotonic clock, from the start of the run.
 
     `due` is the scheduled time, `taken` is when the generator took the request up, `sent` is when it was sent over a
-    free connection, `done` is when its response was complete (NaN: never).
+    free connection, `done` is when its response was complete or its connection broke (NaN: never).
     """
 
     due: Floats

@@ -30,13 +30,16 @@ HEAD = """\
 ONNX {version}: {own} operators have a reference of their own, {defined} run through the definition that ONNX gives
 them, {older} rewritten on import as others, {missing} missing.
 
-- **Opsets**: the versions at which the operator changed. All of them import, and become the newest form.
+- **Opsets**: the versions at which the operator changed. All of them import as the newest form; what an old version
+  allowed and the newest cannot express is refused.
 - **Element types**: those that the standard allows for the first input (for the output of an operator without inputs).
 - **Reference**: *own*: NumPy code in `core/ops`; *definition*: its ONNX function body, imported in its place;
   *rewritten*: other operators take its place.
 - **Compiled**: the family of kernels in `core/kernels/kernel_table.py` that takes it, for the shapes and element types
-  (float32 first) that its selector names; *view*: it costs nothing; -: it runs on the reference, unless its value is
-  known when the model is compiled. `explain()` says which of them happens, node by node.
+  (float32 first) that its selector names; *view*: it costs nothing; -: it has no kernel of its own. Then it runs on the
+  reference, unless its value is known when the model is compiled, or import or a pass replaces it by operators that
+  have kernels (its definition, quantized operators, most of ai.onnx.ml). `explain()` says which of them happens, node
+  by node.
 - **Gradient**: *yes*; *definition*: that of its ONNX function body; *zero*: small changes of the inputs do not change
   the outputs; *none*, with the reason.
 """

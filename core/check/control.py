@@ -69,7 +69,7 @@ class Body:
 
 
 def bodies_of(facts: Facts) -> Iterator[Body]:
-    """Yield every body of all steps that run control flow. PlanError for a step without one plan for each body."""
+    """Yield every body of all steps that run If, Loop, Scan or MapSelected. PlanError unless each body has one plan."""
     for each in facts.steps:
         spec = each.call.spec
         if isinstance(spec, BranchSpec):

@@ -30,8 +30,8 @@ def check_plan(
     That is so if a step reads a value that is missing or overwritten, overwrites a value that is still needed, or
     accesses memory out of bounds. The batch sizes 0, 1, 2, 7 and a large one are checked, as far as the plan's
     assumptions allow them. The large one is 2**20 if all operands are contiguous, otherwise 8 to 32, but at most the
-    plan's `max_rows`. If none of these sizes is allowed, the first two allowed ones below 4096 are checked. If the plan
-    does not depend on the batch size, one size is checked.
+    plan's `max_rows`. If none of these sizes is allowed, the first two allowed ones below 4096 are checked, if there
+    are any. If the plan does not depend on the batch size, one size is checked.
 
     `target` and `winograd` are the arguments of `make_plan`. The shapes of the graph may depend on `n` and on data.
     With `offered`, the kernels must be among those that the catalog offers for the nodes.

@@ -31,7 +31,8 @@ _NEEDS = b"lathe needs: "  # prefix of the note in an object file that lists the
 def compile_kernel(kernel: Kernel) -> bytes:
     """The object file of one kernel: position-independent code for its target. Equal kernels give equal bytes.
 
-    RuntimeError, which names the kernel's spec, if LLVM rejects its assembly: a bug of the generator.
+    No code can be added to the kernel afterwards. RuntimeError, which names the kernel's spec, if LLVM rejects its
+    assembly: a bug of the generator.
     """
     try:
         return compile_text(kernel.finish(), kernel.target)

@@ -168,7 +168,11 @@ class _List:
         self.finish(ReadStatus.DONE)
 
     def _open(self, count: Word) -> None:
-        """Read the opening brackets, whose number is the nesting depth of the list."""
+        """Read the opening brackets, whose number is the nesting depth of the list.
+
+        The reader refuses a depth of 0, one above the rank (above 1 for rank 0), and one above 1 unless the product of
+        the sizes of as many dimensions is `count`.
+        """
         p = self.p
         depth, elements = p.local(0), p.local(1)
         rank = self.get(ReadWord.RANK)
@@ -401,7 +405,7 @@ def _word(r: _List) -> Word:
 
 
 def _decimal(r: _List, begin: Word, negative: Local) -> Word:
-    """Read a number after its sign; returns the float64 bits. Clears `negative` for -0, which is 0 in Python."""
+    """Read a number after its sign; returns the float64 bits. Clears `negative` for the integer -0, 0 in Python."""
     p = r.p
     powers = _powers(p)
     digits_at, first = r.at.value, r.char()

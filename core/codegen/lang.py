@@ -90,7 +90,7 @@ class Kernel:
     # Operands and numbers
 
     def operand(self, index: int, dtype: DType) -> Pointer:
-        """The address of operand `index`. Call it once per operand, outside loops."""
+        """The address of operand `index`. Each call generates a load of it, so call it outside loops."""
         slot = self.builder.offset(self._table, POINTER, llvm_ir.number(I64, index))
         return Pointer(self, self.builder.load(POINTER, slot, 8), dtype)
 
@@ -161,7 +161,10 @@ class Kernel:
 
     @contextmanager
     def fold(self, start: Index, stop: Index, init: Sequence[Val], step: Index = 1) -> Iterator[Fold]:
-        """A loop with carried values: assign `fold.values` inside; read them after the loop."""
+        """A loop with carried values: assign `fold.values` inside; read them after the loop, `init` if it runs 0 times.
+
+        The step is positive. ValueError or TypeError if the number or a type of the values changes.
+        """
         b = self.builder
         first, last, stride = self.index(start), self.index(stop), self.index(step)
         before, head = b.block, b.append_block("loop")
@@ -189,7 +192,10 @@ class Kernel:
     def choose(
         self, condition: Val, then: Callable[[], Sequence[Val]], other: Callable[[], Sequence[Val]]
     ) -> list[Val]:
-        """The values of one of two branches; only the chosen branch is executed."""
+        """The values of one of two branches; only the chosen branch is executed.
+
+        ValueError or TypeError unless both branches give equally many values of the same types.
+        """
         results: list[tuple[Block, Sequence[Val]]] = []
         with self.builder.if_else(condition.ir) as (yes, no):
             for block, make in ((yes, then), (no, other)):
@@ -245,8 +251,8 @@ class Kernel:
     def tasks(self, count: Index) -> Iterator[Val]:
         """A loop over task numbers below `count`; each task runs on exactly one thread.
 
-        A single thread counts by itself; several threads share the atomic counter. Use it at most once per kernel,
-        because nothing resets the counter.
+        A single thread counts by itself; several threads share the atomic counter. Nothing resets the counter, so a run
+        of the kernel may reach only one such loop.
         """
         b = self.builder
         alone = self.threads.equals(1)
@@ -272,7 +278,10 @@ class Kernel:
 
     @contextmanager
     def chunks(self, extent: Index, grain: int) -> Iterator[tuple[Val, Val]]:
-        """Tasks `[start, stop)` of a range: `grain` elements each, or the whole range for a single thread."""
+        """Tasks `[start, stop)` of a range: `grain` elements each, in the last perhaps fewer.
+
+        A single thread gets one task with the whole range; an empty range has no tasks.
+        """
         size = self.index(extent)
         chunk = self.ops.select(self.threads.equals(1), self.ops.max(size, 1), self.index(grain))
         with self.tasks((size + chunk - 1) // chunk) as task:
@@ -340,7 +349,7 @@ class Kernel:
         return Val(self, phi, value.dtype, value.lanes)
 
     def _add_incoming(self, phi: Val, value: Val, block: Block) -> None:
-        """Add to `phi` the value that it has when control comes from `block`."""
+        """Add to `phi` the value that it has when control comes from `block`. TypeError if the types differ."""
         if phi.dtype is not value.dtype or phi.lanes != value.lanes or not isinstance(phi.ir, Phi):
             carried, given = (f"{each.dtype} x {each.lanes}" for each in (phi, value))
             raise TypeError(f"carried value of a loop or branch: expected {carried}, got {given}")

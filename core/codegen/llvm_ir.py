@@ -177,7 +177,7 @@ class Module:
             self._declared[name] = f'declare {result.text} @"{name}"({parameters})'
 
     def constants(self, name: str, element: Type, values: Sequence[Number]) -> Value:
-        """Add a read-only array of numbers and return its address."""
+        """Add a read-only array of numbers and return its address. `name` must be new in the module."""
         parts = ", ".join(f"{element.text} {element.literal(value)}" for value in values)
         self._constants.append(f'@"{name}" = internal constant [{len(values)} x {element.text}] [{parts}]')
         return Value(POINTER, f'@"{name}"')

@@ -15,8 +15,9 @@ _PERMUTE = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}  # 
 class Lookup:
     """`at(words)`: for each word of 32 bits, the number whose index is in its lowest bits.
 
-    `numbers` has a power of two of elements, at most 16. Higher bits of a word do not matter. Numbers a, a + 1, ...
-    need no table; others use VPERMPS where the CPU has it, and comparisons elsewhere.
+    `numbers` has a power of two of elements, at most 16. Higher bits of a word do not matter. VPERMPS is used where the
+    CPU has it, except for integers a, a + 1, ... that exceed one register. Otherwise such integers are computed from
+    the index, and other numbers are selected by comparisons.
     """
 
     def __init__(self, kernel: Kernel, numbers: Sequence[float], lanes: int) -> None:

@@ -19,7 +19,8 @@ _PUTS_PER_LOOK = 256  # mean number of writes between random scans, for processe
 class ObjectCache:
     """A folder of `<key>.o` files, each the SHA-256 of the object followed by the object.
 
-    Several processes may share it: files appear by rename. A damaged file, or one of another user, counts as absent.
+    Several processes may share it: files appear by rename. A file counts as absent if it is damaged,
+    a symbolic link, of another user, or writable by others.
     """
 
     def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
@@ -32,7 +33,7 @@ class ObjectCache:
         make_private_folder(folder)
 
     def get(self, key: str) -> bytes | None:
-        """The object of this key, or None if there is no file that can be trusted. Sets the file's modification time.
+        """The object of this key, whose file's modification time is set; None if there is no file that can be trusted.
 
         OSError if the file can be read, but its time cannot be set, as on a read-only file system.
         """
@@ -70,8 +71,9 @@ class ObjectCache:
 class Quota:
     """Limits the size of a folder: deletes the least recently used files (by modification time).
 
-    Scanning many files takes long. So a scan follows only after this process has written a sixteenth of `max_bytes`,
-    or at random after one of 256 writes. Between scans the folder may be larger than `max_bytes`.
+    Scanning many files takes long. So a scan follows only after this process has written more than a sixteenth of
+    `max_bytes` since its last scan, or at random after one of 256 writes on average. Between scans the folder may be
+    larger than `max_bytes`.
     """
 
     def __init__(self, folder: Path, pattern: str, max_bytes: int) -> None:
@@ -105,7 +107,7 @@ def _usage(path: Path) -> tuple[float, int, Path]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder that only this user can write to, and its parents; an existing folder is only checked.
+    """Create a folder of mode 700, and missing parents of default modes; an existing folder is only checked.
 
     ArtifactError if the folder belongs to another user, is a symbolic link, or its group or others may write to it.
     OSError if it cannot be created. Whether this user may write to an existing folder is not checked.

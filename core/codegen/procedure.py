@@ -248,7 +248,7 @@ class Procedure:
         self.builder.store(narrow, self._pointer(address), align)
 
     def table(self, name: str, values: Sequence[int]) -> Word:
-        """Add a constant table of 64-bit words to the module; returns its address."""
+        """Add a constant table of 64-bit words to the module, under a new `name`; returns its address."""
         signed = [value - (1 << 64) if value >> 63 else value for value in values]
         return Word(self, self.builder.convert("ptrtoint", self.module.constants(name, I64, signed), I64))
 
@@ -265,7 +265,7 @@ class Procedure:
         return self.builder.convert("uitofp", word.value, DOUBLE)
 
     def double_at(self, address: Number) -> Value:
-        """The float64 at an address."""
+        """The float64 at an address, which is a multiple of 8."""
         return self._load(DOUBLE, address, 8)
 
     def bits_of(self, double: Value) -> Word:

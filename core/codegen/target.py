@@ -83,7 +83,7 @@ def x86_64_v3() -> Target:
 
 
 def plain() -> Target:
-    """The baseline of this architecture: SSE2 without fused multiply-add on x86-64, NEON on aarch64."""
+    """The baseline of this architecture: SSE2 without FMA on x86-64, NEON on aarch64, LLVM's generic CPU elsewhere."""
     if _machine() == "aarch64":
         return Target("neon", _triple(), "generic", "+neon", vector_bytes=16, registers=32, **_cache_sizes())
     if _machine() in _X86:

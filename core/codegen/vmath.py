@@ -103,7 +103,7 @@ def tanh(e: Arithmetic, x: Val) -> Val:
 
 
 def sigmoid(e: Arithmetic, x: Val) -> Val:
-    """1 / (1 + exp(-x)), from the exponential of -|x|, which cannot overflow."""
+    """1 / (1 + exp(-x)): for float32 and float16 from the exponential of -|x|, which cannot overflow."""
     if x.dtype is DType.FLOAT16:
         return e.cast(sigmoid(e, e.cast(x, F32)), DType.FLOAT16)
     if x.dtype is not F32:

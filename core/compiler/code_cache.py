@@ -169,7 +169,10 @@ def cached_on_host(
     options: Options,
     source: CompileSource | None,
 ) -> Executable:
-    """As `cached_runner`, for code of the CPU alone. UnsupportedError if the options name other devices."""
+    """As `cached_runner`, for code of the CPU alone.
+
+    UnsupportedError if the options name other devices, or if the code is dynamic-shape code in parts.
+    """
     return require_host(cached_runner(graph, description, binding, options, source))
 
 

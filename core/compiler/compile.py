@@ -233,7 +233,8 @@ def load_compiled(
     the session.
 
     `threads` defaults to the processors this process may use. Compiled code uses at most the number of threads that it
-    was compiled for. ArtifactError if the artifact is missing, damaged, writable by another user, or was made for
-    another machine or version; UnsupportedError or DeviceMemoryError if a device of its code is missing or too small.
+    was compiled for. ArtifactError if the artifact is missing, damaged, owned neither by this user nor by root,
+    writable by other users, or made for another machine or version; UnsupportedError or DeviceMemoryError if a device
+    of its code is missing or too small.
     """
     return load_artifact(Path(path), make_options(threads=threads, cache_dir=cache_dir, tune=tune), new_shapes)

@@ -57,7 +57,7 @@ def register_op(domain: str, *, revision: str = "") -> Callable[[_OpClass], _OpC
     The class inherits from `OpDef` (or `Elementwise`) and defines at least `infer` and `reference`. Compiled code stays
     cached as long as the source of the class is unchanged. If the class calls other functions of yours, change
     `revision` whenever those change. ValueError for a domain that is reserved, or a name that another operator has;
-    TypeError for a class that lacks a method.
+    TypeError for a class that is no `OpDef`, or lacks one of the two methods.
     """
     if domain in _RESERVED_DOMAINS:
         raise ValueError(f"domain '{domain}' is not for custom operators, expected one of your own like 'com.example'")

@@ -17,7 +17,10 @@ _LLVM = "libllvmlite"
 
 
 def release_memory(graph: Graph) -> None:
-    """Release memory after compiling a graph: copies of its constants and nodes, pages of files, LLVM's code."""
+    """Release memory after compiling a graph: pages of mapped files that hold its constants.
+
+    For a graph of 16 MiB or more (`is_worth_returning`) also garbage, such as copies of constants, and LLVM's code.
+    """
     for block in {id(block): block for block in map(owner_of, graph.constants.values())}.values():
         release_pages(block)
     used = sum(array.nbytes for array in graph.constants.values()) + NODE_BYTES * len(graph.nodes)

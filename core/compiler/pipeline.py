@@ -112,9 +112,9 @@ def build(
     be copied. `ahead`: the graph after the passes, if they ran before. Object code and findings of the tuner are added
     to the store, if there is one.
 
-    ModelError if the graph does not accept the values of `binding`, or its weights and the results of one row exceed
-    the memory of this machine or `options.memory`. UnsupportedError for dynamic-shape code if no node has a dynamic
-    kernel, and for a pinned node that its device cannot run.
+    ModelError if the graph does not accept the values of `binding`, if its weights and the results of one row exceed
+    the memory of this machine, or if the arena cannot keep to `options.memory`. UnsupportedError for dynamic-shape code
+    if no node has a dynamic kernel, and for a pinned node that its device cannot run.
     """
     if not options.optimize:  # the graph as it is written, so products by their definition, too
         options = replace(options, winograd=False)

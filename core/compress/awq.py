@@ -22,7 +22,8 @@ def channel_factors(
 ) -> NDArray[np.float32]:
     """The factors s [K] of weights [K, N] that read the same input, with the least square error of their products.
 
-    s is a power of the mean size of each channel of the input, scaled so that the extremes of s are inverse.
+    s is the mean size of each channel of the input to one of 20 powers from 0 to 0.95, scaled so that the greatest s is
+    1 / the least.
     """
     size = np.maximum(moments.mean_size, 1e-8 * max(float(moments.mean_size.max()), 1e-30))
     candidates = [_balanced(size**power) for power in _POWERS]

@@ -76,9 +76,10 @@ def choose_grid(
 ) -> BlockGrid:
     """The grid of weights [K, N] with `block` rows per scale (0: all rows) and the least square error of nearest codes.
 
-    For each block and column the range is a part of that of its weights: a smaller one clips a few weights, and rounds
-    all others more finely. A symmetric scale is negative where the largest weight is positive, because there is one
-    more code below 0 than above. `importance` [K] weighs the errors of the rows: the mean squares of the inputs.
+    For each block and column the range is a part (0.6 to 1) of that of its weights and 0: a smaller one clips a few
+    weights, and rounds all others more finely. A symmetric scale is negative where the weight of greatest magnitude is
+    positive, because there is one more code below 0 than above. `importance` [K] weighs the errors of the rows: the
+    mean squares of the inputs.
     """
     dtype, block = TYPES[bits, symmetric], block or len(weights)
     low, high = limits_of(dtype)

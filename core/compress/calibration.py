@@ -24,9 +24,9 @@ def observe(
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """Run `graph` on each batch (names of inputs to arrays), and yield the arrays of the values that `names` names.
 
-    The memory is that of one run whose results are these values; no batch is kept. `graph` does not change. `threads`
-    are those of `compile`. DataError if there is no batch; FeedError if a batch does not fit the inputs; KeyError for a
-    name that no value has.
+    For an input that is the batch's own array. The memory is that of one run whose results are these values; no batch
+    is kept. `graph` does not change. `threads` are those of `compile`. KeyError, before the first run, for a name that
+    no value has; FeedError if a batch does not fit the inputs; DataError at the end if there was no batch.
     """
     wanted, inputs = list(names), {value.name for value in graph.inputs}
     observed = graph.clone()
@@ -90,7 +90,8 @@ def collect_moments(
     """Yield the moments of the values named in `widths` (with the extent of their last axis), some values at a time.
 
     The memory is that of `observe`, plus `Moments.nbytes` of the values that are yielded together: at most
-    `MOST_BYTES`, or a single value. The batches are run once for each time. Errors as in `collect_histograms`.
+    `MOST_BYTES`, or a single value. All batches are run for each dictionary that is yielded. Errors as in
+    `collect_histograms`.
     """
     group: dict[str, Moments] = {}
     for name, width in widths.items():

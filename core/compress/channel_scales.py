@@ -14,10 +14,11 @@ _NORMS = ("LayerNormalization", "RMSNormalization")
 
 
 def divide_input(editor: Editor, value: Value, readers: Sequence[Node], factors: NDArray[np.float32]) -> Value:
-    """`value` [..., K] divided by `factors` [K] along its last axis, for the products `readers`; sets their input 0.
+    """`value` [..., K] divided by `factors` [K] along its last axis, as input 0 of the products `readers`.
 
-    A normalization or a product whose result only they read divides its own constants. Otherwise a Mul is added before
-    the first reader. The caller multiplies the weights.
+    If a LayerNormalization or RMSNormalization computes `value`, only `readers` read it, and its scale and bias are
+    constants [K], these are divided, and the result is `value`. Otherwise a Mul is added before the first reader, and
+    becomes input 0 of all. The caller multiplies the weights.
     """
     divided = _divided_at_producer(editor, value, readers, factors)
     if divided is not None:
@@ -32,7 +33,11 @@ def divide_input(editor: Editor, value: Value, readers: Sequence[Node], factors:
 def _divided_at_producer(
     editor: Editor, value: Value, readers: Sequence[Node], factors: NDArray[np.float32]
 ) -> Value | None:
-    """`value` itself, after the constants of the normalization that computes it were divided; None if it has none."""
+    """`value` itself, after the constants of the normalization that computes it were divided.
+
+    None, and no change, unless a normalization computes it whose scale and bias are constants of the shape of
+    `factors`, only `readers` read it, and it is no output.
+    """
     node = value.producer
     if node is None or node.op not in _NORMS or editor.is_output(value) or set(editor.readers(value)) - set(readers):
         return None

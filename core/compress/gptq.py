@@ -20,7 +20,8 @@ def round_with_corrections(
 ) -> tuple[BlockGrid, NDArray[np.int32]]:
     """A grid for weights [K, N], as `choose_grid` makes it, and their codes. `gram` [K, K] is the mean of x x^T.
 
-    The grid of a block is chosen from its weights after the corrections for all blocks before.
+    `block` rows share a scale (0: all). The grid of a block is chosen from its weights after the corrections for all
+    blocks before. Weights of inputs that are always 0 count as 0.
     """
     depth = len(weights)
     block = block or depth

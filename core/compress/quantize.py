@@ -58,9 +58,11 @@ def quantize(
     root mean square error of each output, measured on the first batch, below it (0.01: one percent). All batches are
     kept in memory meanwhile. `lathe.core.compress.mixed.quantize_within` also returns the reason for each product.
 
-    ModelError if the model is not valid; UnsupportedError for an unknown choice, and for a model without a product of
-    float32 that integers can compute; DataError if there is no data, arrays have different numbers of rows, or a value
-    of a run is not finite; FeedError if inputs do not fit the model.
+    ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
+    `percentile` of at most 50 or above 100, a name in `skip` without a node, a `budget` that is not above 0, and a
+    model without a product of float32 that integers can compute; DataError if there is no data, an input has no array,
+    arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do not fit the
+    model.
     """
     graph = _graph_of(model)
     choices = StaticQuantization(
@@ -94,15 +96,16 @@ def quantize_weights(
 ) -> Graph:
     """A copy of `model` (a graph, a path to an ONNX file, or its bytes) whose large weights have 2, 4 or 8 `bits`.
 
-    Weights of MatMul and Gemm become codes, of which each `block` of rows in a column has a scale (0: all rows), and a
-    zero point unless they are `symmetric`. Activations stay float32. `method` is "nearest", which rounds by `rounding`
-    ("nearest", "stochastic" with `seed`, "floor" or "ceil") and needs no `data`; "gptq", which corrects the weights
-    that are left for the error so far; or "awq", which rounds the weights of large inputs more finely. `data`,
-    `batch`, `skip` and `threads` are as in `quantize`.
+    Weights of MatMul and Gemm of at least 4,096 elements become codes, of which each `block` of rows in a column has a
+    scale (0: all rows), and a zero point unless they are `symmetric`. Activations stay float32. `method` is "nearest",
+    which ignores `data`; "gptq", which corrects the weights that are left for the error so far; or "awq", which rounds
+    the weights of large inputs more finely. "nearest" and "awq" round by `rounding` ("nearest", "stochastic" with
+    `seed`, "floor" or "ceil"); "gptq" takes only "nearest". `data`, `batch`, `skip` and `threads` are as in `quantize`.
 
-    ModelError if the model is not valid; UnsupportedError for an unknown choice, and for a model without a large
-    constant weight; DataError if a method needs data and there is none, arrays have different numbers of rows, or a
-    value of a run is not finite; FeedError if inputs do not fit the model.
+    ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
+    name in `skip` without a node, and a model without a large constant weight. Methods with data: DataError if there is
+    none, an input has no array, arrays have different numbers of rows, or the input of a product is not finite;
+    FeedError if inputs do not fit the model.
     """
     graph = _graph_of(model)
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
@@ -115,9 +118,10 @@ def _graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
 
 
 def batches_of(graph: Graph, arrays: Mapping[str, NDArray[Any]], size: int) -> Iterator[Feeds]:
-    """Yield views of `size` rows of all inputs at a time, the last ones fewer; none if an input has no rows or rank 0.
+    """Yield views of `size` rows of all inputs at a time, the last ones fewer; none if the inputs have no rows.
 
-    DataError, at the first batch, unless each input has an array and all of them have the same number of rows.
+    An array of rank 0 counts as 0 rows. DataError, at the first batch, unless each input has an array and all of them
+    have the same number of rows.
     """
     inputs = [value.name for value in graph.inputs]
     if not arrays.keys() >= set(inputs):

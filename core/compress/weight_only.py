@@ -1,7 +1,7 @@
-"""Weight-only quantization: large weights of products become codes of 4 or 8 bits, and activations stay float32.
+"""Weight-only quantization: large weights of products become codes of 2, 4 or 8 bits, activations stay float32.
 
 The result is standard ONNX: DequantizeLinear of the codes, with a scale for each block of rows, before MatMul and Gemm
-(opset 21). Lathe multiplies the codes as they are stored (`passes/precision/weight_only.py`).
+(opset 21; 25 for 2 bits). Lathe multiplies the codes as they are stored (`passes/precision/weight_only.py`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class WeightQuantization:
     """The choices of weight-only quantization.
 
     `bits` of a code: 2, 4 or 8. `block` rows of a column share a scale; 0: all rows. `symmetric` codes have the zero
-    point 0. `method`: "nearest" rounds each weight by `rounding`; "gptq" and "awq" need data. Weights with fewer than
-    `least_elements` elements, and the nodes of `skip`, stay float32. UnsupportedError for any other value.
+    point 0. `method`: "gptq" and "awq" need data, "nearest" does not. "nearest" and "awq" round by `rounding`; "gptq"
+    takes only the rounding "nearest". Weights with fewer than `least_elements` elements, and the nodes of `skip`, stay
+    float32. UnsupportedError for any other `bits`, `block` (`BLOCKS`), `method` or `rounding`.
     """
 
     bits: int = 4
@@ -116,7 +117,10 @@ def _quantize_with_data(
     batches: Sequence[Feeds],
     threads: int | None,
 ) -> None:
-    """Quantize products by the moments of their inputs; those of one input together."""
+    """Quantize products by the moments of their inputs; AWQ takes those of one input together.
+
+    DataError without batches.
+    """
     if not batches:
         raise DataError(f"calibration: expected at least one batch of data for {options.method}, got none")
     by_source: dict[str, list[_Product]] = {}

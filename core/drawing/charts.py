@@ -54,7 +54,8 @@ class Axis:
     def decades(label: str, values: Sequence[float]) -> Axis:
         """A logarithmic axis from the power of ten at or below the smallest value to that at or above the largest.
 
-        It has at least one decade, and a tick at each power of ten. Values that are not positive are ignored.
+        It has at least one decade, and a tick at each power of ten. Values that are not positive and finite are
+        ignored; without other values it goes from 1 to 10.
         """
         positive = [v for v in values if math.isfinite(v) and v > 0] or [1.0]
         first = math.floor(math.log10(min(positive)))
@@ -133,7 +134,7 @@ def _dots(points: Points, x: Axis, y: Axis, colour: str) -> str:
 
 
 def legend(names: Sequence[str]) -> str:
-    """The legend of `curves`, as HTML below the plot; "" for a single line."""
+    """The legend of `curves`, as HTML below the plot; "" for fewer than two lines."""
     if len(names) < 2:
         return ""
     square = '<svg class="key" viewBox="0 0 1 1"><rect width="1" height="1" fill="{}"/></svg>'
@@ -157,7 +158,7 @@ def bars(values: dict[str, float], x_label: str, y_label: str) -> str:
 def heatmap(rows: Sequence[Sequence[float]], names: Sequence[str], x_label: str, y_label: str) -> str:
     """A square matrix of counts as SVG, such as a confusion matrix; a cell's shade is its share of the row's sum.
 
-    Counts other than zero are also written as numbers.
+    Counts other than zero are also written as numbers; a count of zero has no cell. Names are cut to 10 characters.
     """
     cell, edge = max(14, min(42, 640 // max(len(names), 1))), 90
     side = edge + cell * len(names)

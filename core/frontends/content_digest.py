@@ -81,7 +81,8 @@ def content_of_bytes(model: bytes, known: ModelContent | None = None, alone: boo
     """The `ModelContent` of a model in memory.
 
     `known`, an earlier result, is returned if its digest is equal, so that the bytes are not searched again. `alone`
-    says that the model may not use other files: then `may_have_external_data` is False without a search.
+    says that the model may not use other files: then `may_have_external_data` is False without a search, unless `known`
+    is returned.
     """
     digest = hashlib.sha256(model).hexdigest()
     if known is not None and known.digest == digest:

@@ -56,7 +56,8 @@ class Symbols:
 def value_type(proto: onnx.TypeProto, symbols: Symbols, name: str) -> ValueType:
     """The type that the model declares for value `name`.
 
-    ModelError if it is missing or malformed, UnsupportedError for other kinds of types, such as sparse tensors.
+    ModelError if it is missing or malformed, or if a tensor is too large (`check_size`). UnsupportedError for a rank
+    above 64, an element type that Lathe lacks, and other kinds of types, such as sparse tensors.
     """
     where = f"value '{name}'"
     match proto.WhichOneof("value"):
@@ -104,7 +105,7 @@ def _dim(proto: onnx.TensorShapeProto.Dimension, symbols: Symbols, hint: str, wh
 
 
 def is_dim_name(param: str) -> bool:
-    """Whether a `dim_param` is a name, so that equal names mean equal sizes.
+    """Whether a `dim_param` is a name (it has a letter and is not "None"), so that equal names mean equal sizes.
 
     Exporters write "?" (Paddle's), "-1", "*" or Python's None for any size. Those are no names: two such dimensions may
     differ.

@@ -39,10 +39,10 @@ def add_diagnosis(error: ModelError, node: OnnxNode, emitter: Emitter) -> ModelE
 
 
 def history(value: Value, emitter: Emitter) -> list[str]:
-    """The last 4 nodes that led to a value, the last one first, as lines of text; "..." if there are more.
+    """The last 4 nodes that led to a value, the last one first, as lines of text; then "..." if there is more.
 
     The node before a node is the one that computes its first input that is not a constant. A shorter history ends with
-    the input or constant at its beginning.
+    the input or constant at its beginning, or with a node that has only constant inputs.
     """
     lines = [_shorten(line) for line in islice(_steps(value, emitter), _MAX_STEPS + 1)]
     return [*lines[:_MAX_STEPS], *(["..."] if len(lines) > _MAX_STEPS else [])]

@@ -20,7 +20,10 @@ _WEIGHT_INPUT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}  # the index of 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The size of a model in bytes, with the files of external initializers, and its opset for each domain."""
+    """The size of a model in bytes, with the files of external initializers, and its opsets.
+
+    `opsets` maps domains to opsets; "ai.onnx" is the default domain.
+    """
 
     size: int
     opsets: Mapping[str, int]

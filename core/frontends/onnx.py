@@ -70,11 +70,11 @@ def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> 
     """Import an ONNX model, given as a path or as bytes.
 
     Tensors of a model that is given as a path may lie in other files of its folder, unless `external_data` is False.
-    These files are mapped, not copied. A model that is given as bytes may not refer to other files.
+    These files are mapped, not copied. Other external data, such as that of a model in bytes, raises ModelError.
 
     ModelError names the node, operator and opset, what was expected and what was given. UnsupportedError means that the
     model is valid but needs a feature that Lathe lacks. OSError if the file at the path cannot be read. ShapeWarning if
-    an output is declared with another shape than its nodes give it.
+    an output is declared with another shape than its nodes give it, except in models with ai.onnx.ml.
     """
     if isinstance(source, bytes):
         return import_model(parse_model(source))
@@ -368,9 +368,9 @@ class _Importer:
     def _define(self, name: str, value: Value, frame: Frame) -> None:
         """Define a value. If inference does not know its rank, it gets the declared shape, which a run checks.
 
-        A value whose elements nothing reads may never be computed, so no run checks its shape. An output that no node
-        reads has the shape that its node produces, whatever was declared. For both, only the declared rank is used
-        (`unchecked`).
+        A declared shape of rank 0, or one of another element type, is ignored. A value whose elements nothing reads may
+        never be computed, so no run checks its shape. An output that no node reads has the shape that its node
+        produces, whatever was declared. For both, only the declared rank is used (`unchecked`).
         """
         frame.scope.define(name, value)
         if name in frame.declared and isinstance(value.type, TensorType) and value.type.shape is None:

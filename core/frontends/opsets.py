@@ -418,7 +418,7 @@ def _scales_to_input(e: Emitter, node: OnnxNode) -> None:
 
 @adapts_below(ANY_VERSION, "CastLike")
 def _cast_by_the_type_of_a_value(e: Emitter, node: OnnxNode) -> None:
-    """Turns CastLike into a Cast to the element type of its second input, which is known at import."""
+    """Turns CastLike into a Cast to the element type of its second input; ModelError if that is no tensor."""
     target = node.required(1).type
     if not isinstance(target, TensorType):
         raise ModelError(f"input 1 (target_type) is {target}, expected a tensor", where=node.where)

@@ -45,6 +45,7 @@ def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
     """The opset that the model imports for each domain; "" is the default domain. ModelError if it imports none.
 
     A model whose IR version is older than opset imports, and that has none, imports opset 1 of the default domain.
+    Other errors as in `read_opsets`.
     """
     if not model.opset_import and model.ir_version < _IR_WITH_OPSETS:
         return {"": 1}

@@ -129,7 +129,8 @@ class Emitter:
     ) -> list[Value]:
         """Add a node with outputs of these names, infer their types, and return them.
 
-        ModelError, which names the node, if its inputs or attributes do not fit.
+        ModelError, which names the node, if its inputs or attributes do not fit; UnsupportedError for an unknown
+        operator, or an unknown rank that the operator needs. After an error, the node is not in the graph.
         """
         node = Node(op, list(inputs), [], dict(attrs), self.session.fresh_label(label or self.label))
         node.outputs = [Value(name, _UNTYPED, node) for name in outputs]

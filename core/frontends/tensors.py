@@ -95,7 +95,8 @@ def check_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
 def sparse_array(sparse: onnx.SparseTensorProto, where: str) -> Array:
     """A sparse tensor as a dense, read-only array. Its indices are linear, [NNZ], or coordinates, [NNZ, rank].
 
-    ModelError for indices of another shape or type, or out of range; UnsupportedError for more than 256 MiB.
+    ModelError for values that are no vector, and for indices of another shape or type, or out of range;
+    UnsupportedError for more than 256 MiB.
     """
     values, indices = tensor_array(sparse.values, where), tensor_array(sparse.indices, where)
     shape = check_shape(sparse.dims, where)

@@ -6,7 +6,7 @@ from lathe.core.ir.graph import Graph, Node, Value
 
 
 def maps_as_tensors(graph: Graph) -> None:
-    """Replace each output of a ZipMap, one map per row, by its scores, [rows, labels] in the order of the labels.
+    """Replace each output that a ZipMap computes (a map per row) by its scores, [rows, labels] in the order of labels.
 
     By default, scikit-learn's converter ends every classifier with a ZipMap. Changes `graph`.
     """

@@ -47,7 +47,8 @@ class Builder:
     def emit(self, op: str, *inputs: Value | None, outputs: int = 1, name: str = "", **attrs: Attr) -> list[Value]:
         """Add a node with `outputs` outputs, and return the outputs, whose types are inferred.
 
-        The node and its outputs are named after `name`, or after the operator if that is empty.
+        The node and its outputs are named after `name`, or after the operator if that is empty. ModelError if the
+        inputs do not fit, UnsupportedError for an unknown operator; then no node is added.
         """
         label = name or self.graph.fresh_name(op.lower())
         node = Node(op, _without_trailing_none(inputs), [], dict(attrs), label)

@@ -69,8 +69,9 @@ Monomial: TypeAlias = tuple[Atom, ...]
 class SymDim:
     """A dimension that depends on symbols. Build with `symbol(name)` and arithmetic; immutable.
 
-    `/` means the same as `//`. `%` raises ZeroDivisionError for the number 0. ValueError if a result has more than
-    `_MAX_SIZE` parts (`size`: terms and atoms, nested ones included).
+    `/` means the same as `//`. `/` and `%` with a number on the left raise TypeError. `%` raises ZeroDivisionError for
+    the number 0. ValueError if a result has more than `_MAX_SIZE` parts (`size`: terms and atoms, nested ones
+    included).
     """
 
     __slots__ = ("_hash", "_names", "size", "terms")
@@ -495,7 +496,7 @@ def _opaque(numerator: Dim, denominator: Dim) -> Dim:
 
 
 def _divide_by_number(numerator: SymDim, denominator: int) -> Dim:
-    """The floor quotient by a positive number that does not divide all terms, with common factors cancelled."""
+    """The floor quotient by a positive number; common factors are cancelled, and a nested quotient is merged."""
     constant = next((value for atoms, value in numerator.terms if not atoms), 0)
     common = reduce(gcd, [value for atoms, value in numerator.terms if atoms], denominator)
     if common > 1:  # (2*n + 1)//4 is n//2: floor((2*n + 1) / 2) is n

@@ -19,7 +19,7 @@ _SIZE = re.compile(rf"(?:size|{FILLED})(0|[1-9][0-9]{{0,5}})")
 
 
 def size(place: int) -> SymDim:
-    """The symbol of the size at index `place` of the table of sizes, which may be 0."""
+    """The symbol of the size at index `place` of the table of sizes, in code for which the size may be 0."""
     return symbol(f"size{place}")
 
 

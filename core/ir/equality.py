@@ -11,9 +11,9 @@ from lathe.core.ir.text import Weights, print_graph
 def difference(a: Graph, b: Graph) -> str:
     """The first difference of two graphs: the first line that differs in their textual forms, of `a` and then of `b`.
 
-    A newline separates the two lines; a missing line is empty. "" if texts and large constants (`print_graph`) are
-    equal; "the bytes of a constant" if only bytes of large constants differ. The order of attributes does not matter,
-    and NaNs in small constants count as equal whatever their bits.
+    A newline separates the two lines; a missing line is empty. "" if texts and large arrays (`print_graph`) are equal;
+    "the bytes of a constant" if only bytes of large arrays differ. The order of attributes does not matter, and NaNs in
+    small arrays count as equal whatever their bits.
     """
     (left, left_weights), (right, right_weights) = (_canonical(graph) for graph in (a, b))
     for ours, theirs in zip_longest(left.splitlines(), right.splitlines(), fillvalue=""):
@@ -23,6 +23,6 @@ def difference(a: Graph, b: Graph) -> str:
 
 
 def _canonical(graph: Graph) -> tuple[str, bytes]:
-    """The text of the graph, and the bytes of the large constants, which the text only refers to."""
+    """The text of the graph, and the bytes of the large arrays, which the text only refers to."""
     weights = Weights()
     return print_graph(graph, weights), weights.tobytes()

@@ -27,7 +27,7 @@ def solve(one: Dim, other: Dim, is_free: Callable[[str], bool]) -> tuple[str, Di
 
 
 def solve_maximum(one: Dim, other: Dim) -> tuple[Maximum, Dim] | None:
-    """A maximum in the two dimensions, and the side that it must equal for `one == other`; None if none is found.
+    """A maximum in `one - other`, and the side that it must equal for `one == other`; None if none is found.
 
     For 2*(64|n) == 128 these are the maximum of 64 and n, and its side 64. Where a factor that all terms share is 0,
     the dimensions are equal for other values of the maximum as well.
@@ -43,9 +43,10 @@ def solve_maximum(one: Dim, other: Dim) -> tuple[Maximum, Dim] | None:
 
 
 def _solutions(difference: Dim, is_free: Callable[[str], bool]) -> Iterator[tuple[str, Dim]]:
-    """Yield each free symbol with the value that makes `difference` 0, if it is a term by itself, with factor 1 or -1.
+    """Yield each free symbol with the value that makes `difference` 0, if it is a term with factor 1 or -1.
 
-    The last symbol by name comes first, so that a symbol is expressed by those before it.
+    The symbol may be in no other term. The last symbol by name comes first, so that a symbol is expressed by those
+    before it.
     """
     if isinstance(difference, int):
         return

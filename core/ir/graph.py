@@ -119,7 +119,7 @@ class Graph:
     defaults: dict[Value, TensorType] = field(default_factory=dict)
 
     def constant_of(self, value: Value | None) -> Array | None:
-        """The array of a constant of this graph; None when `value` is None or any other value."""
+        """The array of `value` if it is a constant of this graph; otherwise None, also when `value` is None."""
         return self.constants.get(value) if value is not None else None
 
     def values(self) -> Iterator[Value]:
@@ -172,7 +172,7 @@ class Graph:
     def replace_uses(self, replacements: Mapping[Value, Value]) -> None:
         """Make every reader of each key (nested graphs, outputs and states included) read its replacement instead.
 
-        Chains (a -> b, b -> c) are followed to their end.
+        Chains (a -> b, b -> c) are followed to their end; they must not be cyclic.
         """
         final = {old: _resolve(new, replacements) for old, new in replacements.items()}
         if final:

@@ -113,7 +113,7 @@ def ratio_of(number: object) -> object:
 
 
 def truncate(number: Ratio | float) -> Dim:
-    """A float32 number rounded towards zero, as Cast does. TypeError for a Ratio as in `Ratio.whole`."""
+    """A float32 number rounded towards zero, as Cast does. TypeError as in `Ratio.whole`. A float must be finite."""
     return number.whole if isinstance(number, Ratio) else int(number)
 
 

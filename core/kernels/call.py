@@ -2,7 +2,8 @@
 
 A selector turns one node into a `KernelCall`: the generator and its parameters (`KernelSpec`), the operands, the
 scratch memory, and the cost. The planner needs no more, and no code is generated for it. The dimensions that kernels
-compute have no symbols but `n` or, in dynamic-shape code, those of sizes (`lathe.core.ir.dims`).
+compute have no symbols but `n` or, in dynamic-shape code, those of sizes (`lathe.core.ir.dims`). A selector returns
+None if its kernel does not cover the node, always if a type has other dimensions (`nest.has_plannable_types`).
 `lathe.core.kernels.kernel_table` lists the selectors of each operator, in the order in which they are asked.
 
 For a CPU every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`.
@@ -67,7 +68,8 @@ class KernelSpec:
     def key(self) -> str:
         """Text of the family and all fields, the same in every process: equal specs have equal keys.
 
-        TypeError if a field holds an object of a kind that the class does not list.
+        TypeError if a field holds anything but numbers, text, None, dimensions, dtypes, graphs, arrays, and tuples and
+        dataclasses of these.
         """
         fields = ", ".join(f"{f.name}={_key(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{self.family}({fields})"
@@ -249,7 +251,8 @@ class Request:
     def select_with(self, **changes: Any) -> KernelCall | None:
         """The kernel that would run the node if these fields of the request had the given values.
 
-        For selectors that start from the kernel of another selector. ValueError if the request has no `select`.
+        For selectors that start from the kernel of another selector. None if no kernel would run it. ValueError if the
+        request has no `select`.
         """
         if self.select is None:
             raise ValueError("the request has no `select`: pass it to lathe.core.kernels.choose.select")

@@ -55,7 +55,10 @@ def candidates(request: Request) -> tuple[KernelCall, ...]:
 
 
 def row_of(op: str, device: str = "cpu") -> Row:
-    """The selectors and offers of an operator on a device; an empty row if the device has no kernel for it."""
+    """The selectors and offers of an operator on a device: the row of `add_row`, otherwise that of the device's table.
+
+    An empty row if there is neither.
+    """
     added = _CUSTOM_ROWS.get((device, op))
     return added if added is not None else _table(device).get(op, Row())
 

@@ -47,7 +47,10 @@ class Target:
 
     @property
     def has_small_byte_dot(self) -> bool:
-        """Whether two instructions do so if the unsigned bytes are at most 127 (PMADDUBSW and PMADDWD), or one does."""
+        """Whether one or two instructions add up four products of bytes, of which the unsigned ones are at most 127.
+
+        Two are PMADDUBSW and PMADDWD of AVX2 and AVX-512; one is that of `has_byte_dot`.
+        """
         return self.has_byte_dot or self.name in ("avx2", "avx512")
 
     @property

@@ -291,7 +291,7 @@ def _describe(module: Module) -> str:
 
 
 def _set_child(owner: Module, name: str, module: Module) -> None:
-    """Make a module an attribute. ValueError for a name with a dot, or the name of an attribute of all modules."""
+    """Make a module an attribute. ValueError for an empty name, one with a dot, or that of a class attribute."""
     if not name or "." in name or hasattr(type(owner), name):
         raise ValueError(f"{name!r} cannot name a module in a {_type(owner)}")
     setattr(owner, name, module)

@@ -194,7 +194,8 @@ def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[Pass
 
     The copy is verified after each pass that changed it. Passes fold the values of constants, so the copy has no
     `defaults` that a run could replace. PassError, naming the passes already run, when a pass fails or leaves a graph
-    that does not verify. ModelError from type inference inside a pass reaches the caller unchanged.
+    that does not verify. ModelError from type inference inside a pass reaches the caller unchanged, but for an unknown
+    rank it becomes a PassError.
     """
     graph = graph.clone()
     graph.defaults.clear()

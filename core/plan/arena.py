@@ -1,8 +1,8 @@
 """The arena allocator: gives buffers offsets.
 
-Greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference"). If the result
-is more than 1 % above the lower bound, the allocator tries again, and places the buffer that reached the highest
-address first.
+Greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference"). While the result
+is more than 1 % above the lower bound, the allocator tries again, at most 24 times. Each time it moves the buffer that
+reached the highest address, of those proportional to the batch size, to the front of the order. The best try counts.
 
 Buffers proportional to the batch size come first. Buffers of constant size go into the gaps between them, or after
 them. Gaps grow with `n`, so a buffer that fits into a gap for n = 1 fits for every n. Every offset is `a*n + b`, or in
@@ -24,9 +24,9 @@ _MAX_PAIRS = 1 << 20  # pairs of buffers that all trials together may visit, not
 def place(buffers: list[Buffer]) -> Affine:
     """Set the offset of each buffer, so that buffers with overlapping lifetimes are disjoint; return the arena's size.
 
-    They are disjoint for every n >= 1, and for all values of the sizes in dynamic-shape code. There, each buffer is
-    constant or a multiple of one unit. The buffers of one unit share memory like buffers proportional to n; each unit
-    has a part of the arena of its own, and so have the constant buffers.
+    They are disjoint for every n >= 1, and for all values of the sizes in dynamic-shape code. Each size must be
+    constant, proportional to n, or a multiple of one unit (`align_size`). The buffers of one unit share memory like
+    buffers proportional to n; each unit has a part of the arena of its own, and so have the constant buffers.
     """
     extent = _place_together([buffer for buffer in buffers if not buffer.size.units])
     for unit in dict.fromkeys(unit for buffer in buffers for unit, _ in buffer.size.units):
@@ -46,7 +46,8 @@ def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
 def _place_together(buffers: list[Buffer]) -> Affine:
     """Place buffers whose sizes are `a*n` or `b`, and return the size of the memory that they need together.
 
-    Several orders of placement are tried unless the first is within 1 % of the lower bound for n = 1.
+    Until the size is within 1 % of the lower bound for n = 1, up to 24 more orders of placement are tried; the order
+    with the smallest size for n = 1 is used.
     """
     rows = [buffer for buffer in buffers if buffer.size.a]
     constant = [buffer for buffer in buffers if not buffer.size.a]

@@ -36,8 +36,9 @@ def is_valid_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bo
 
     `n` and each size get another number above a million. If inference then refuses the node or gives other types, which
     assumptions of the node may cause, combinations of small sizes decide: True if some combination meets the
-    assumptions, and all that do give the declared types. False also if an extent with a maximum, such as min(n, 64),
-    broadcasts in some runs only. True for a node whose types have no symbols and whose parameters are constant.
+    assumptions, and all that do give the declared types; False if there are no sizes. False also if an extent with a
+    maximum, such as min(n, 64), broadcasts in some runs only. True for a node whose types have no symbols and whose
+    parameters are constant.
     """
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     if not any(value.tensor.symbols for value in [*inputs, *node.outputs]) and not _depends_on_data(node, constants):
@@ -63,7 +64,7 @@ def _agrees(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]
 
 
 def find_batch_specific_node(graph: Graph, around: Mapping[Value, Array] | None = None) -> Node | None:
-    """The first live node, also in control-flow bodies, that is valid for some batch sizes only; None if there is none.
+    """The first live node, also in control-flow bodies, for which `_is_batch_specific` is true; None if there is none.
 
     `around` has the constants of the enclosing graphs. Code for a fixed batch size may have a kernel for such a node.
     """
@@ -79,10 +80,10 @@ def find_batch_specific_node(graph: Graph, around: Mapping[Value, Array] | None 
 
 
 def _is_batch_specific(node: Node, constants: Mapping[Value, Array]) -> bool:
-    """Whether a node is valid for some batch sizes only.
+    """Whether a node is valid for some batch sizes only: inference accepts it with `n`, but not with a large number.
 
-    False for a node that is never valid: it is in a branch that no run takes. False if the shape depends on data: then
-    the batch size alone does not decide.
+    False for a node that is never valid: it is in a branch that no run takes. False if no input depends on `n`, or if
+    a parameter such as a shape is not constant: then the batch size alone does not decide.
     """
     if _depends_on_data(node, constants):
         return False

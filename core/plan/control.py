@@ -1,4 +1,4 @@
-"""Control flow in native code: an If, Loop, Scan or MapSelected is one kernel if all nodes of its bodies have kernels.
+"""Control flow in native code: an If, Loop, Scan or MapSelected is one kernel unless `control_call` refuses it.
 
 Each body is planned like a separate graph, whose arena is in the scratch memory of the control-flow node. Captured
 values are operands of the node. `lathe.core.kernels.control.spec` defines where the body's inputs and outputs are.
@@ -55,8 +55,9 @@ class NotNativeError(LatheError):
 def control_call(request: Request, plan_body: PlanBody) -> KernelCall:
     """The kernel call of an If, Loop, Scan or MapSelected; `plan_body` plans one of its bodies.
 
-    NotNativeError if a node of the bodies has no kernel, a value has an unknown size, types outside and inside the
-    bodies differ, the node belongs to dynamic-shape code, or a Scan has another axis than the first.
+    NotNativeError if a node of the bodies has no kernel, an input or output of a body has an unknown size, types
+    outside and inside the bodies differ, or memory depends on the sizes of dynamic-shape code. Also for a Scan along
+    another axis than the first or whose inputs are not known to have equal lengths, and as in `_map_selected`.
     """
     node = request.node
     if node.op == "MapSelected":
@@ -229,8 +230,8 @@ def _scan(node: Node, body: _Body, outer: Sequence[Value]) -> KernelCall:
 def _map_selected(node: Node, constants: Mapping[Value, Array], plan_body: PlanBody) -> KernelCall:
     """The kernel call of a MapSelected, which runs its body for blocks of selected rows.
 
-    In the plan of the body, `n` is the number of rows in a block. NotNativeError also if an extent of rows or captured
-    values is not a number.
+    In the plan of the body, `n` is the number of rows in a block. NotNativeError also if the number of places, or an
+    extent of a captured value or of a row of the base is not a number, or a row of a body's value has an unknown size.
     """
     view = registry.NodeView(registry.get(node.op), node)
     whole: Graph = view.attr("body")
@@ -274,7 +275,7 @@ def _map_selected(node: Node, constants: Mapping[Value, Array], plan_body: PlanB
 
 
 def _row_bytes(value: Value) -> int:
-    """The bytes of a row of a value [n, ...]; NotNativeError if they are not known."""
+    """The bytes of a row of a value [n, ...]; NotNativeError unless the value has a known number of bytes times n."""
     size = exact_affine(value.tensor.nbytes)
     if size is None or size.b or size.units:
         raise NotNativeError(f"%{value.name} of its body is {value.type}, expected rows of a known size")
@@ -282,7 +283,7 @@ def _row_bytes(value: Value) -> int:
 
 
 def _scan_length(node: Node, states: int) -> Dim:
-    """The extent of all scan inputs along axis 0; NotNativeError unless it is known to be the same.
+    """The extent of all scan inputs along axis 0; NotNativeError unless all have the same (there is at least one).
 
     `states`: the number of inputs before the scan inputs.
     """

@@ -18,8 +18,8 @@ from lathe.core.plan.plan import CutPoint
 def find_cut_points(buffers: Sequence[Buffer], times: Sequence[int]) -> tuple[CutPoint, ...]:
     """The cut points of a tape: places between stages that exactly one buffer crosses.
 
-    All values of this buffer are tensors [n, ...] with equal bytes per row. `buffers` have their offsets already;
-    `times` has the time (stage) of each step.
+    All values of this buffer are tensors [n, ...] with equal bytes per row; it is not scratch memory. `buffers` have
+    their offsets already; `times` has the time (stage) of each step.
     """
     found = []
     for step, (before, after) in enumerate(pairwise(times), 1):
@@ -41,7 +41,7 @@ def _extent(buffers: Sequence[Buffer]) -> Affine:
 
 
 def row_bytes(type_: ValueType) -> int | None:
-    """Bytes of one row of a tensor [n, ...]; 0 for a tensor that does not depend on n, None for any other type."""
+    """Bytes of one row of a tensor [n, ...]; 0 for a tensor whose shape is known numbers, None for any other type."""
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
     known = [parts for dim in type_.shape if (parts := affine(dim, "n")) is not None]

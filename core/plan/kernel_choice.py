@@ -18,7 +18,10 @@ from lathe.core.plan.windows import Window, Windows
 
 
 def is_plannable(value: Value) -> bool:
-    """Whether a value can live in the arena: a tensor, not of strings, whose sizes `exact_affine` expresses."""
+    """Whether a value can live in the arena: a tensor, not of strings, of a known size.
+
+    `exact_affine` must express each extent and the number of elements.
+    """
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
         return False
@@ -32,7 +35,7 @@ def unplannable_reason(node: Node) -> str | None:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the output of the node has the same bytes as its first input, for every batch size."""
+    """Whether the node is in `VIEWS`, and its one output has the bytes of its one input for every batch size."""
     source = node.input(0)
     if node.op not in VIEWS or len(node.outputs) != 1 or source is None or not is_plannable(source):
         return False
@@ -100,7 +103,8 @@ class KernelChoice:
         The caller must make sure that no other node reads that memory later. The kernel must allow it
         (`KernelCall.inplace`), and no other operand may lie in that memory: neither a view or a window of the same
         tensor, nor a captured value. The same value as a second operand is harmless if the kernel is pointwise: it
-        then reads every element before it writes the element with the same index. False if the input is a window.
+        then reads every element before it writes the element with the same index. False if the input is a window or
+        absent, or the node has no kernel.
         """
         call, source = self.calls.get(node), node.input(index)
         if call is None or source is None or index not in call.inplace or source in self.windows:
@@ -148,7 +152,7 @@ def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: ChoiceOptions) ->
 def _kernel(request: Request, asked: ChoiceOptions, bodies: dict[Node, tuple[PlannedGraph, ...]]) -> KernelCall | str:
     """The kernel of a node, or the reason why it has none.
 
-    On a CPU, control flow is one kernel if its bodies have kernels; then `bodies` receives the plans of the bodies.
+    On a CPU, control flow is one kernel unless `control_call` refuses it; `bodies` then receives its bodies' plans.
     """
     if request.node.op not in WITH_BODIES or not isinstance(asked.target, Target) or not has_elements(request.node):
         return choose_kernel(request, asked.choose)

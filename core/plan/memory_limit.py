@@ -22,8 +22,9 @@ def plan_within(
 
     `plan` plans a graph. `graph` does not change: the result is `graph` itself if its plan fits, otherwise a copy in
     which values are recomputed. Its shapes must be known. The pass limits the live bytes, which differ from the arena:
-    an arena has gaps, and some results are computed in place. So each trial derives its goal for the pass from the
-    arena of the trial before. ModelError, with the smallest arena that was reached, if no trial fits.
+    an arena has gaps, and some results are computed in place. So each trial but the first derives its
+    goal for the pass from the arena of the trial before. ModelError, with the smallest arena that was reached, if none
+    of 6 trials fits.
     """
     planned, changed, result, goal = plan(graph), graph, PassResult(0), limit
     reached = [planned.plan.arena.at(1)]

@@ -20,8 +20,9 @@ _ALLOWED_EXTRA_BYTES = 1024
 def node_order(graph: Graph) -> list[Node]:
     """The nodes in the graph's own order, or in the greedy order if its peak of memory for n = 1 is lower.
 
-    Nodes that no kernel can run because they produce only strings, maps, sequences or optionals move to the end if that
-    raises the peak by at most 5 % plus 1 KiB. `graph` does not change.
+    Nodes that no kernel can run because they produce only strings, maps, sequences or optionals, which only such nodes
+    read, move to the end if that raises the peak by at most 5 % plus 1 KiB. A graph with states keeps them in place.
+    `graph` does not change.
     """
     given = list(graph.nodes)
     greedy = _greedy_order(graph)
@@ -83,7 +84,7 @@ class _GreedyScheduler:
                 self._add_ready(index)
 
     def next(self) -> Node:
-        """Run and return the ready node that grows the live set least.
+        """Run and return the ready node that grows the live set least. There must be a ready node.
 
         Nodes that overwrite a state that other nodes still have to read are taken only if no other node is ready.
         """

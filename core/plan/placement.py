@@ -103,7 +103,7 @@ def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOpti
     """Assign the nodes of `graph` to devices, and partition the graph into parts, which are copies of its nodes.
 
     `sites` are in order of preference, and the host is the last. UnsupportedError for a pin that names no node or no
-    device, or a device that lacks a kernel or memory for the pinned node.
+    device, or a device other than the host that lacks a kernel or memory for the pinned node.
     """
     problem = _Problem(graph, sites, wishes)
     worth = _worth_copies(problem) if wishes.by_cost else set(problem.nodes)
@@ -122,7 +122,7 @@ class _Problem:
         self.pins = self._checked_pins()
 
     def call(self, node: Node, site: DeviceSite) -> KernelCall | None:
-        """The kernel that the catalog prefers for a node on a device; None if it has none."""
+        """The kernel that the catalog prefers for a node on a device; None if the device has none for it."""
         if unplannable_reason(node) is not None:
             return None
         found = choose_kernel(Request(node, self.graph.constants, site.target))
@@ -155,8 +155,9 @@ class _Problem:
 def _assign_by_memory(problem: _Problem, worth: Set[Node]) -> dict[Node, str]:
     """Assign every node in `worth` to the first device with a kernel and free memory, all other nodes to the host.
 
-    A pinned node considers its device only; UnsupportedError if it does not fit there. Once a device is full, later
-    nodes go to the next device, so that a chain of nodes crosses between the two once.
+    A pinned node considers its device only; UnsupportedError if it does not fit there. If a node does not fit on a
+    device, the device is full: later nodes, also small ones, go to the next device, so that a chain of nodes crosses
+    between the two once.
     """
     where: dict[Node, str] = {}
     usage = {site.name: _MemoryEstimate(problem.graph, problem.wishes.rows) for site in problem.devices}
@@ -348,10 +349,10 @@ def _is_ready(node: Node, available: set[Value]) -> bool:
 def _owner(
     state: State, graph: Graph, groups: Sequence[tuple[str, list[Node]]], maker: Mapping[Value, int]
 ) -> int | None:
-    """The index of the part that owns a state: the only part that reads the state and computes its next value.
+    """The index of the part that owns a state: the part in which all its readers and the maker of its next value are.
 
-    None if there are several such parts or none, or if the next value is an input or another state. A state that does
-    not change, or becomes a constant, belongs to its only reader.
+    None if they are in several parts, or if there are none, or if the next value is an input or another state. A state
+    that does not change, or becomes a constant, belongs to the part that has all its readers.
     """
     readers = {i for i, (_, nodes) in enumerate(groups) for node in nodes if state.value in set(node_reads(node))}
     if state.update in maker:
@@ -365,7 +366,8 @@ def part_graph(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value,
     """The graph of part `index`, a copy of `nodes` with new values of the same names.
 
     `home` has the index of the part that makes each value, and `states` are the states that this part owns. The outputs
-    of the result are the values that other parts read, outputs of `graph`, and next values of states of other owners.
+    of the result are those values of `nodes` that other parts read, that are outputs of `graph`, or that are next
+    values of states that the part does not own.
     """
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}

@@ -110,8 +110,8 @@ class CutPoint:
 class Memory:
     """The bytes of a plan for n = 1.
 
-    `peak` is the arena as planned, `lower_bound` the most that is live at one step, `unshared` the sum of all buffers,
-    `weights` the weight block.
+    `peak` is the arena as planned, `lower_bound` the most that is live at one time (stage), `unshared` the sum of all
+    buffers, `weights` the weight block.
     """
 
     peak: int

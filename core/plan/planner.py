@@ -55,8 +55,8 @@ def make_plan(
 def placeholder_plan(graph: Graph, target: Target | GpuTarget, misfit: Node) -> Plan:
     """A placeholder for the plan of a graph with a node, `misfit`, that is valid for some batch sizes only.
 
-    It has the inputs of `graph` but no steps and outputs, and serves no batch size, so every batch size is compiled
-    separately. Code for one batch size may have a kernel for `misfit`.
+    It has the inputs of `graph` but no steps, states and outputs, and serves no batch size, so every batch size is
+    compiled separately. Code for one batch size may have a kernel for `misfit`.
     """
     nothing = make_plan(Graph(graph.name, inputs=list(graph.inputs)), target).plan
     note = f"each batch size is compiled separately: {describe(misfit)} is valid for some batch sizes only"
@@ -114,7 +114,7 @@ def _value_addresses(
 ) -> dict[str, tuple[Address, TensorType]]:
     """The address and type, by name, of each value that fallbacks read or write, or that is copied at the end of a run.
 
-    Values without memory in the plan (strings, unknown sizes) are left out.
+    Left out are constants that only fallbacks read, and values without memory in the plan (strings, unknown sizes).
     """
     operands = (v for node in choice.reasons for v in (*node_reads(node), *node.outputs) if v not in graph.constants)
     crossing = dict.fromkeys([*operands, *(value for value, _ in _final_copies(storage, ports))])

@@ -23,8 +23,9 @@ def separate_stages(nodes: Sequence[Node]) -> dict[Node, int]:
 def concurrent_stages(
     nodes: Sequence[Node], kernels: Set[Node], barred: Set[Node], home: MemoryOf, parts: Set[Value]
 ) -> dict[Node, int]:
-    """The stage of every node, counted from 0; each stage is a run of consecutive nodes.
+    """The stage of every node, counted from 0 (1 if the first is barred); a stage is a run of consecutive nodes.
 
+    A node begins a new stage if it reads memory that the stage's nodes write, or writes memory that they read or write.
     `barred` nodes (fallbacks) have a stage to themselves. Nodes that are neither in `kernels` nor in `barred` have no
     work, and the stage of the node before. `home` returns an identifier of the memory of a value: values with the same
     identifier may share bytes. Only `parts` (windows of other values) may be written to the same memory in one stage,

@@ -10,7 +10,8 @@ def states_updated_in_place(graph: Graph, choice: KernelChoice) -> dict[Value, S
     """The states whose next value a kernel may write directly into their memory, by the value that the kernel computes.
 
     That value is the next value itself, or the source of which the next value is a view. It has the type of the state,
-    and is no output. No node may read the old value after that kernel. The kernel itself may read the old value, if it
+    and is neither an output nor the next value of an earlier state. The old value may not be an output or the next
+    value of a state, and no node may read it after that kernel. The kernel itself may read the old value, if it
     reads every element before it writes the element with the same index.
     """
     position = {node: at for at, node in enumerate(choice.nodes)}
@@ -36,7 +37,8 @@ def states_updated_in_place(graph: Graph, choice: KernelChoice) -> dict[Value, S
 def _can_update_in_place(choice: KernelChoice, new: Value, old: Value) -> bool:
     """Whether the kernel that computes `new` may overwrite its input `old`, the state's present value.
 
-    The kernel must read `old`, and read each element of it before it writes the element with the same index.
+    The kernel must read `old`, and read each element of it before it writes the element with the same index. Unless the
+    kernel is pointwise, `new` must be its first output.
     """
     node = new.producer
     if node is None or not (choice.calls[node].pointwise or new is node.output):

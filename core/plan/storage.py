@@ -153,7 +153,8 @@ class Storage:
     def _inplace(self, time: int, node: Node, value: Value, last_read: Mapping[Value, int]) -> Buffer | None:
         """The buffer of an input that the kernel may overwrite with its result `value`; None if there is none.
 
-        The input has the same size. No later node, and no other node of the same time, reads its memory.
+        The input has the same size. No later node, and no other node of the same time, reads its memory. None also if
+        `value` is not the node's first output.
         """
         call = self.choice.calls.get(node)
         if call is None or value is not node.output:

@@ -88,7 +88,7 @@ class Windows:
                 self._make_input_windows(node)
 
     def kernels(self) -> dict[Node, KernelCall]:
-        """New kernel calls, with strides, for all nodes that read or write windows."""
+        """New kernel calls, with strides, for the nodes that read or write windows, except those in `gone`."""
         strides = self._strides(self.windows)
         return {node: self._same_kernel(node, strides) for node in self._touched if node not in self.gone}
 
@@ -213,9 +213,10 @@ class Windows:
         return True
 
     def _supports(self, node: Node, strides: Strides) -> bool:
-        """Whether the catalog has a kernel for the node that supports `strides` for all operands that are keys of it.
+        """Whether the catalog's first kernel for the node and `strides` supports these for all operands that are keys.
 
-        Always true for a Concat, which is a copy. Never true if a body of the node captures such a value.
+        Always true for a Concat with a kernel, which is a copy. Never true if the node has no kernel, or a body of the
+        node captures such a value.
         """
         if node not in self.calls or any(value in strides for value in set(node_reads(node)) - set(node.inputs)):
             return False
@@ -299,9 +300,9 @@ def _gather(node: Node, strides: tuple[Dim, ...], graph: Graph) -> Iterator[tupl
 
 
 def view_strides(shape: Sequence[Dim], strides: Sequence[Dim], target: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """The strides of a view with shape `target` of a tensor with `shape` and `strides`; None if not covered.
+    """The strides of a view with shape `target` of a tensor with `shape` and `strides`.
 
-    The shapes may differ by axes of extent 1 only.
+    None if the shapes differ by more than axes of extent 1; these get stride 0.
     """
     nontrivial = [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
     if [extent for extent, _ in nontrivial] != [extent for extent in target if extent != 1]:

@@ -29,7 +29,10 @@ class ModelFacts:
         return {factor: version for version, seen in self.factors.items() for factor in seen}
 
     def expected(self, operation: Operation) -> Iterator[int]:
-        """The versions that must exist during an operation: known before it, and not deleted before its end."""
+        """The versions that must exist during an operation: those known before it.
+
+        Left out are versions of which a delete that may have taken effect began before the operation's end.
+        """
         for version, since in self.known.items():
             deletes = self.deletes.get(version, ())
             if since < operation.invoked and not any(delete.invoked <= operation.end for delete in deletes):

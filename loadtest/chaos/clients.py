@@ -35,7 +35,7 @@ AWAY = 0.05  # seconds between two attempts to connect
 
 
 def model_file(factor: int) -> bytes:
-    """An ONNX model that multiplies its input by a whole number, which is exact in float32."""
+    """The bytes of an ONNX model y = factor * x, for x float32[n, WIDTH]. Exact for whole numbers below 2^24."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in "xy")
     constant = numpy_helper.from_array(np.array(factor, np.float32), "factor")
     graph = helper.make_graph([helper.make_node("Mul", ["x", "factor"], ["y"])], "times", [x], [y], [constant])
@@ -108,7 +108,10 @@ class Client:
             self._connection = None
 
     async def change(self, operation: Operation, method: str, path: str, body: bytes = b"") -> Operation:
-        """Make a change, retry it at random if no response comes, and record it."""
+        """Make a change, retry it at random if no response comes, and record it.
+
+        After a retry a refusal is recorded as unknown, because the first call may have taken effect.
+        """
         headers = {"Idempotency-Key": self.world.next_key()}
         if body[:1] == b"{":
             headers["Content-Type"] = "application/json"
@@ -241,7 +244,7 @@ class Client:
         self.note(replace(operation, invoked=invoked, found=found), answer)
 
     async def list_versions(self) -> dict[str, int]:
-        """List the versions, each with the factor of the upload with the same digest; 0 if there is none."""
+        """The factors by version: that of the upload with the same digest, 0 without one. Empty if the call fails."""
         operation = self.begin("versions")
         invoked, answer = await self.call("GET", f"{self.path}/versions")
         listed = answer.json() if answer is not None and answer.status == 200 else []

@@ -120,7 +120,10 @@ def idle_process() -> Iterator[list[Wait]]:
 
 
 def check_promises(history: Sequence[Operation], report: Report, console: Console) -> None:
-    """Check every promise on a history, and print some violations."""
+    """Add a verdict on every promise to the report, and print the first 5 violations of each.
+
+    Kinds of operation that every run must have are promises, too.
+    """
     kinds = Counter(op.kind for op in history)
     for promise, check in PROMISES.items():
         violations = list(check(history))

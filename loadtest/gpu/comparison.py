@@ -108,7 +108,7 @@ def ahead_of(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def slowest_steps(session: Session, x: NDArray[Any], bench: Bench, precision: str) -> list[dict[str, Any]]:
-    """The slowest steps, each timed separately, with their shares of the GPU's peak (roofline).
+    """The 12 slowest steps, each timed separately, with their shares of the GPU's peak (roofline).
 
     A share is None if the peaks were not measured.
     """

@@ -21,7 +21,10 @@ def elementwise(width: int) -> Graph:
 
 
 def only_executable(session: Session) -> DeviceExecutable:
-    """The device executable of a model placed entirely on one device. LatheError if it is placed on several."""
+    """The device executable of a model placed entirely on one device, besides the host.
+
+    LatheError if nodes run on the host or on several devices.
+    """
     runner: Any = next(iter(session._shapes.cached_runners().values()))
     part = runner._parts[0]
     if not isinstance(part, DeviceExecutable) or len(runner._parts) != 1:

@@ -97,7 +97,10 @@ class Run:
         return sorted(cases, key=lambda case: case.key in found)
 
     def _worker(self, todo: Sequence[Case], clock: Clock) -> list[Case]:
-        """Run one worker until it ends, a case exceeds its limit, or time is up. Returns the remaining cases."""
+        """Run one worker until it ends, a case exceeds its limit, or time is up. Returns the remaining cases.
+
+        A case that crashed the worker or exceeded its limit is recorded, and is not among them.
+        """
         known = {key: record["figures"] for key, record in self.results.cases(self.code).items()}
         remaining, at, began = list(todo), None, clock.now()
         lines = self.start(todo, Bench(self.options, known))
@@ -136,7 +139,7 @@ class Run:
         print(f"{'LOST':8s}{case.part:10s}{case.name}: {why}", flush=True)
 
     def keep_cache(self) -> None:
-        """Append new kernels and tuning results to the results file, for the next run."""
+        """Append new kernels and tuning results to the results file, for the next run. An OSError is ignored."""
         with suppress(OSError):
             self.left_out = sum(not self.results.add_cache_file(*each) for each in portable_cache.contents(self.store))
 

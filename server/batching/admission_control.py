@@ -110,7 +110,10 @@ class AdmissionControl:
         return self._dispatch.remaining(monotonic()) + own
 
     def _make_room(self, nbytes: int) -> bool:
-        """Drop requests of the clients with most of the queue until one more of `nbytes` fits; False if none fits."""
+        """Drop requests of the clients with most of the queue until one more of `nbytes` fits.
+
+        False if no more can be dropped before it fits.
+        """
         while not self._admission.has_room(nbytes):
             missing, _ = self._admission.missing(nbytes)
             entry = self._queue.entry_to_drop(by_bytes=missing <= 0)

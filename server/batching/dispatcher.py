@@ -71,7 +71,7 @@ class Dispatcher:
         return [(thread, batch) for *_, thread, batch in list(self._running.values())]
 
     def remaining(self, now: float) -> float:
-        """The seconds until the next batch can start: after a running one has ended and the staged ones have run."""
+        """The seconds until another batch can start: until an instance is free, and the staged batches have run."""
         bound, begun = self._cost.bound, list(self._running.values())  # a copy: workers change the dictionary
         staged = sum(bound(sum(entry.work for entry in batch)) for batch in tuple(self.staged))
         if len(begun) < self.instances:

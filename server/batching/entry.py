@@ -96,7 +96,7 @@ class Entry:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether neither the request nor any of its parts has started to run."""
+        """Whether the request, or each of its parts if it has any, waits or is staged: neither runs nor is done."""
         if self.parts:
             return all(part.is_waiting for part in self.parts)
         return self.state in (WAITING, STAGED)

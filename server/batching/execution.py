@@ -75,7 +75,7 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResu
 def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
     """Like `run`, for sequences of different lengths: they are executed together without padding.
 
-    If the model does not pack, they run as in `run_each`.
+    If the model is no `PackingModel`, they run as in `run_each`.
     """
     packing = model if isinstance(model, PackingModel) else None
     if packing is None:
@@ -115,7 +115,10 @@ def run_padded(
 
 
 def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> BatchResult:
-    """Execute requests without stacking them: by the model's `execute_each`, otherwise one after the other."""
+    """Execute requests without stacking them: by the model's `execute_each`, otherwise one after the other.
+
+    Errors are outcomes, never raised. If `execute_each` raises, all requests fail.
+    """
     started = monotonic()
     outcomes: list[Outcome]
     try:

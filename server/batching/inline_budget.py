@@ -26,8 +26,8 @@ class InlineBudget:
     def allows(self, rows: int) -> bool:
         """Whether a batch of `rows` may run on the event loop's thread.
 
-        The batch must be expected to be short, no worker may be busy (a worker's run could hold the compute thread
-        pool), and no model may have a configured share of the workers' time.
+        Enough measurements must predict that the batch takes at most the limit. No worker may be busy (a worker's run
+        could hold the compute thread pool), and no model may have a configured share of the workers' time.
         """
         pool = self._pool
         if not self._seconds or pool.busy or pool.shared:
@@ -41,5 +41,5 @@ class InlineBudget:
 
 
 def has_known_shapes(model: LoadedModel) -> bool:
-    """Whether the number of rows is the only dynamic extent; otherwise a new shape may need a compilation."""
+    """Whether no extent is dynamic but the rows of a batchable model; otherwise a new shape may need a compilation."""
     return all(-1 not in spec.shape[1 if model.batchable else 0 :] for spec in model.inputs)

@@ -37,7 +37,7 @@ class PaddingRule:
         return next(self._problems(signature), None)
 
     def apply(self, entry: Entry, signature: Signature) -> None:
-        """Schedule the padding of a request that is about to be queued; BadRequest if its inputs differ in length.
+        """Schedule the padding, if any, of a request before it is queued; BadRequest if its inputs differ in length.
 
         The thread that executes the request pads it: the time for that grows with the inputs.
         """

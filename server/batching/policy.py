@@ -46,7 +46,7 @@ class BatchPolicy:
         return asked if 1 <= asked <= self.priority_levels else self.default_priority
 
     def is_large_enough(self, rows: int, limit: int) -> bool:
-        """Whether `rows` waiting rows make a batch worth running now; `limit` is the most rows of one batch."""
+        """Whether `rows` waiting rows reach the smallest preferred size or `limit`, the most rows of one batch."""
         return rows >= min(*self.preferred, limit) if self.preferred else rows >= limit
 
     def most(self, waiting: Iterable[int], limit: int) -> int:

@@ -114,7 +114,7 @@ class Queue:
     def entry_to_drop(self, *, by_bytes: bool) -> Entry | None:
         """The newest of the least urgent entries of the client with most of the queue.
 
-        None if no other client waits, or if all waiting entries of that client were put back (`put_back`).
+        None if fewer than two clients wait, or if all waiting entries of that client were put back (`put_back`).
         """
         if self._client is not None or not len(self):
             return None
@@ -143,10 +143,11 @@ class Queue:
         return [entry for key in self._order(now) for entry in self._groups[key]]
 
     def take(self, max_rows: int, now: float) -> list[Entry]:
-        """Take the next batch: entries of the group that is next, then less urgent ones of the same shapes.
+        """Take the next batch: entries of the group that is next, then of the less urgent groups of the same shapes.
 
-        Takes entries in order while their rows fit into `max_rows`; the first is taken in any case. No entry of the
-        same group follows one that is never stacked (`group.rows` 0). Empty if nothing waits.
+        Of each group, entries are taken in order until the rows of one do not fit into `max_rows`; smaller entries of
+        less urgent groups may still follow. The first entry is taken in any case. One that is never stacked
+        (`entry.group.rows` 0) is only taken first, and no entry of its own priority follows it. Empty if nothing waits.
         """
         while self._groups:
             batch: list[Entry] = []

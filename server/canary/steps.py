@@ -74,7 +74,7 @@ def check_steps(steps: tuple[Step, ...], shadow: float) -> None:
 
 
 def check_number(name: str, value: float, low: float, high: float) -> None:
-    """Raises BadRequest for a number out of range."""
+    """Raises BadRequest for a number that is out of range or not finite."""
     if not (low <= value <= high and math.isfinite(value)):
         raise BadRequest(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
 

@@ -109,7 +109,10 @@ class Trial:
             self.candidate.submit(Entry(inputs, self.candidate.signature.group_of(inputs), compare))
 
     def _update_verdict(self) -> None:
-        """Report a new verdict of the guard. A candidate that has passed but is not promoted may still fail later."""
+        """Report a new verdict of the guard; before the end of the last step (`release`) PROMOTE is only noted.
+
+        A candidate that has passed but is not promoted may still fail later.
+        """
         passed = self.verdict is Verdict.PROMOTE and self.plan.promote and not self._is_held
         if self.verdict is Verdict.ROLL_BACK or passed:
             return

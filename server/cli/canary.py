@@ -62,7 +62,7 @@ def parse_step(text: str) -> dict[str, float]:
 
 
 def parse_time(text: str) -> str:
-    """Return an ISO 8601 time, local unless it names a zone, with its zone; raises typer.BadParameter."""
+    """Return an ISO 8601 time, local unless it names a zone, in the local zone; raises typer.BadParameter."""
     try:
         return datetime.fromisoformat(text).astimezone().isoformat()
     except (ValueError, OverflowError):

@@ -53,7 +53,10 @@ def progress_line(name: str, state: CanaryState) -> str:
 
 
 def progress_key(state: CanaryState) -> tuple[object, ...]:
-    """Return a value that changes when a new `progress_line` is worth printing: at each tenth of the evidence."""
+    """Return a value that changes when a new `progress_line` is worth printing.
+
+    That is at a new step or verdict, at the first request, and at each tenth of the evidence.
+    """
     tenths = [int(10 * max(each.in_favour, 0.0)) for each in state.evidence]
     return state.step, state.verdict, state.requests > 0, min(tenths, default=0)
 

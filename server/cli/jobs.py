@@ -254,7 +254,10 @@ def _refusal(result: JobResult | None) -> str:
 
 
 def _next_command(job: JobDetail, url_option: str) -> str:
-    """Return the command that makes a job's version live; empty without a version, if it is live, or was refused."""
+    """Return the command that makes a job's version live.
+
+    Empty without a version, if an alias moved to it, or if the gate refused it.
+    """
     result = job.result
     if result is None or result.version is None or result.moved_alias or _refusal(result):
         return ""

@@ -85,7 +85,7 @@ def quantize(
 ) -> None:
     """Write a model with int8 products, or with weights of few bits; other ONNX runtimes run it, too.
 
-    It measures the error of each output on the first rows of the data.
+    With --data it measures the error of each output on the first rows.
 
     \b
     Examples:

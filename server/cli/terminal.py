@@ -114,7 +114,7 @@ def ticks(interval: float, rounds: int | None) -> Iterator[int]:
 
 @contextmanager
 def transfer_progress(sending: str, waiting: str, first: str | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar for an upload, then a spinner until the server answers.
+    """Show a progress bar for an upload, then a spinner until the server answers; nothing without a terminal.
 
     Yields a callback that takes the bytes sent so far and the bytes in all. The texts name the three phases: `first`
     before the first byte is sent, `sending` during the upload, `waiting` after the last byte.

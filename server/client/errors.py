@@ -51,6 +51,6 @@ def _key_message(*, was_sent: bool) -> str:
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds in the Retry-After header; None if it is absent or a date."""
+    """Return the seconds in the Retry-After header; None if it is absent or no whole number, such as a date."""
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else None

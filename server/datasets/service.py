@@ -145,9 +145,9 @@ class Datasets:
         """Receive an upload, check it in a child process, and move `name` to it.
 
         Raises TooLarge, BadRequest for an invalid name, an empty body or another digest than `sha256` (None: any),
-        Unprocessable with file, row and column of invalid data, StorageFull, Overloaded if too many uploads wait. After
-        an error the name is unchanged. Once the body is received, check and storing go on even if the caller is
-        cancelled.
+        Unprocessable with file, row and column of invalid data, StorageFull, Overloaded if too many uploads wait, or
+        another ServerError. After an error the name is unchanged. Once the body is received, check and storing go on
+        even if the caller is cancelled.
         """
         self._check_open()
         check_name(name)

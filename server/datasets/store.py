@@ -130,7 +130,8 @@ class DatasetStore:
     def keep(self, name: str, staging: Staging, content: Content, naming: NameEntry) -> DatasetName:
         """Store a staged file as a content and move `name` to it, both or none; returns the name's record.
 
-        Raises StorageFull if the content exceeds the budget, OSError.
+        Raises StorageFull if the content exceeds the budget, OSError, and Unavailable if the lock is held for too long
+        or the name's record is damaged.
         """
         staging.create(ABOUT, counts=False).write(content.dump())
         staging.settle()

@@ -152,7 +152,7 @@ def _read(document: str) -> Job:
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """A context manager that turns the errors of SQLite and SQLAlchemy into ServerErrors."""
+    """A context manager that turns a DBAPIError into StorageFull if the disk is full, otherwise Unavailable."""
     try:
         yield
     except DBAPIError as error:

@@ -246,10 +246,11 @@ class Dispatcher:
         await self._change_with_retries(job.id, change)
 
     async def _publish_with_retries(self, job: Job) -> Change:
-        """Publish a result, with retries; returns the change of the job: succeeded, failed or cancelled.
+        """Publish a result; returns the change of the job: succeeded, failed or cancelled.
 
-        If the server stops in between, the change does nothing, and the next start publishes. A cancellation takes
-        effect only between two attempts, because an interrupted attempt may have published.
+        A 5xx error is retried for an hour; any other error fails the job. If the server stops in between, the change
+        does nothing, and the next start publishes. A cancellation takes effect only between two attempts, because an
+        interrupted attempt may have published.
         """
         pauses, deadline = list(_RETRY_PAUSES), time.monotonic() + _PUBLISH_TIMEOUT
         while True:

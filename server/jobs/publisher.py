@@ -66,7 +66,7 @@ class Publisher:
         self._judge = judge
 
     async def finish(self, job: Job, folder: Path) -> Publication:
-        """Publish the model in `folder/result` unless its gate discards it; idempotent. Raises ServerError.
+        """Publish the model in `folder/result` unless its gate discards it; idempotent. Raises ServerError, OSError.
 
         The version of the returned `Publication` is None if the gate discarded the model. The gate's decision is stored
         in `folder`. Conflict if other callers move the live alias during each of 5 attempts.

@@ -113,7 +113,7 @@ class Register:
     async def add(self, job: Job, fill: Callable[[Path], None] | None = None) -> Job:
         """Add a job, durable on return, and return it; if a job of the same owner has the same key, return that job.
 
-        `fill` adds files to the job's new folder. Raises Unavailable, StorageFull.
+        `fill` adds files to the job's new folder. Raises Unavailable, StorageFull, and the ServerErrors of `fill`.
         """
         async with self._change_lock:
             self.check()

@@ -159,7 +159,7 @@ class StepProcess:
         return resource_usage(child.pid).memory if child is not None else 0
 
     def close(self) -> None:
-        """End the process; idempotent."""
+        """End the process, after an `ask` that is under way; idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True

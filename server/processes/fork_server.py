@@ -120,7 +120,10 @@ def main() -> None:
 
 
 def _run_and_exit(module: str, arguments: list[str]) -> NoReturn:
-    """Run a module as a program, and exit without interpreter shutdown, which takes as long as a small model."""
+    """Run a module as a program, then the functions of `atexit`, and exit with its status; 1 after an exception.
+
+    There is no interpreter shutdown, which takes as long as a small model.
+    """
     code: object = 0
     try:
         run_as_program(module, arguments)

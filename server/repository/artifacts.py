@@ -118,7 +118,10 @@ class ArtifactCache:
         return work
 
     def find(self, key: str) -> Path | None:
-        """Return the artifact's folder, None if there is none; removes one that is damaged or of another user."""
+        """Return the artifact's folder, and note its use for `collect`; None if there is none.
+
+        Also None if it is damaged or of another user; then it is removed.
+        """
         folder = self._path(key)
         if not folder.is_dir():
             return None

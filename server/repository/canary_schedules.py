@@ -61,7 +61,7 @@ class CanarySchedules:
             await asyncio.sleep(CHECK_INTERVAL)
 
     async def look(self) -> None:
-        """Begin the steps that are due now."""
+        """Begin the steps that are due now, and let a guard decide after the last step; errors are logged."""
         scheduled = {model.name: model for model in self._models if model.aliases.canary and model.aliases.canary.steps}
         for name in self._timers.keys() - scheduled.keys():
             del self._timers[name]
@@ -77,7 +77,7 @@ class CanarySchedules:
             await self._advance(model, plan)
 
     def left(self, name: str, plan: CanaryPlan) -> float:
-        """Return the seconds until the present step of a model's trial ends, or until its first step begins."""
+        """Return the seconds, at least 0, until the present step of a model's trial ends, or its first step begins."""
         return max(self._timer(name, plan).ends - self._clocks.monotonic(), 0.0)
 
     def _timer(self, name: str, plan: CanaryPlan) -> _Timer:
@@ -120,7 +120,10 @@ class CanarySchedules:
 
 
 def _can_advance(model: LiveModel, plan: CanaryPlan) -> bool:
-    """Whether the next step may begin: both versions are loaded, no rollback is due, and the step has its requests."""
+    """Whether the next step may begin: the trial runs, no rollback is due, and the present step has its requests.
+
+    For the first step: whether the trial can run (`LiveModel.can_run_trial`).
+    """
     trial = model.trial
     if trial is None or plan.step == SCHEDULED:
         return plan.step == SCHEDULED and model.can_run_trial(plan)

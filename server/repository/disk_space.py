@@ -39,7 +39,7 @@ class DiskSpace:
 
     @property
     def is_full(self) -> bool:
-        """Whether new files are refused, as of the last look."""
+        """Whether new files are refused, as of the last look; False if the free bytes are unknown."""
         return self.free is not None and self.free < self.kept
 
     def look(self) -> None:
@@ -65,7 +65,7 @@ class DiskSpace:
             log.info("%s: there is space on the disk again", self.name)
 
     def check(self) -> None:
-        """Raise StorageFull if less than the reserve is free. May block."""
+        """Raise StorageFull if less than the reserve is free, but not if the free bytes are unknown. May block."""
         self.look()
         if self.is_full:
             raise StorageFull(
@@ -73,7 +73,7 @@ class DiskSpace:
             )
 
     async def watch(self, interval: float) -> None:
-        """Call `tell` every `interval` seconds, until cancelled."""
+        """Call `tell` at once, then every `interval` seconds, until cancelled."""
         while True:
             await asyncio.to_thread(self.tell)
             await asyncio.sleep(interval)

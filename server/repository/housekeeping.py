@@ -83,7 +83,10 @@ class Housekeeping:
         return found
 
     async def _delete_unless_pinned(self, model: LiveModel, version: int) -> None:
-        """Delete a version, unless an operation that began meanwhile, such as its promotion, has pinned it."""
+        """Delete a version, unless an operation that began meanwhile, such as its promotion, has pinned it.
+
+        A ServerError is logged, not raised.
+        """
         try:
             async with model.lock:
                 if not model.pinned[version]:

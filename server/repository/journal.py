@@ -158,7 +158,10 @@ class Journal:
             return self._read_back()
 
     def find_key(self, key: str) -> Record | None:
-        """Return the newest change made under an idempotency key, among the newest `MAX_REMEMBERED`; otherwise None."""
+        """Return the newest change made under an idempotency key, among the newest `MAX_REMEMBERED`; otherwise None.
+
+        A change that was undone (void) does not count. Raises as `snapshot`.
+        """
         with self._lock:
             self._refresh()
             if key not in self._keys:
@@ -166,15 +169,15 @@ class Journal:
             return next((record for record in reversed(self._read_back()) if record.key == key), None)
 
     def refresh(self) -> None:
-        """Read the lines that other processes have added."""
+        """Read the lines that other processes have added; all lines of a log that was replaced. Raises OSError."""
         with self._lock:
             self._refresh()
 
     def append(self, record: Record) -> Record:
         """Write `record` durably and return it with its `previous`.
 
-        A torn tail is cut off first, and the oldest lines may move to an archive. On OSError the written part of the
-        record is cut off again; if that fails, too, the next `refresh` reads what the file holds.
+        A torn tail is cut off first, and the oldest lines may move to an archive. Raises OSError; then the written part
+        of the record is cut off again or, if that fails, too, the next `refresh` reads what the file holds.
         """
         with self._lock:
             self._refresh()
@@ -186,7 +189,7 @@ class Journal:
             return record
 
     def settle(self) -> None:
-        """Sync the log: a record that recovery found may have been written but not synced."""
+        """Sync the log: a record that recovery found may have been written but not synced. Raises OSError."""
         with self._lock:
             self._sync(self._fs.append(self._path))
 
@@ -230,7 +233,10 @@ class Journal:
             self._fs.truncate(self._path, self._end)
 
     def _archive_oldest(self) -> None:
-        """Move all but the newest `MAX_REMEMBERED` lines to an archive. The next append makes the rename durable."""
+        """Move all but the newest `MAX_REMEMBERED` lines to an archive. The next append makes the rename durable.
+
+        If the archive or the new log cannot be written, the log stays as it is, without an error.
+        """
         *lines, _ = self._path.read_bytes()[: self._end].split(b"\n")
         old, recent = lines[:-MAX_REMEMBERED], lines[-MAX_REMEMBERED:]
         archive = self._path.with_suffix(f".log-{Record.parse(old[0]).generation:09d}")
@@ -269,10 +275,10 @@ class Journal:
             self._forget()  # the next refresh reads what the disk really holds
 
     def _read_back(self) -> list[Record]:
-        """Return the newest `MAX_REMEMBERED` changes in the log, oldest first, read from the file.
+        """Return the newest changes in the log, at most `MAX_REMEMBERED`, oldest first, read from the file.
 
-        Another process may replace the log at any time: then the file is read again, at most 3 times.
-        DamagedDocument if it changes at each attempt.
+        Another process may replace the log at any time: then the file is read again, in all at most 3 times. OSError,
+        or DamagedDocument if it changes at each attempt. The caller holds `_lock`.
         """
         for _ in range(_READ_ATTEMPTS):
             self._refresh()

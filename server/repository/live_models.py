@@ -285,5 +285,5 @@ def _batch_too_large(model: LoadedModel, rows: int) -> str:
 
 
 def _not_packable(model: LoadedModel) -> str:
-    """Why a model that was compiled for packing does not pack; empty if it does."""
+    """Why a `PackingModel` does not pack; empty if it does, and for other models."""
     return model.packing_reason if isinstance(model, PackingModel) and not model.packs else ""

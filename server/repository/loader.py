@@ -100,7 +100,8 @@ class Loader:
     async def rebuild(self, model: LiveModel, version: int) -> None:
         """Build a loaded version again with the present configuration, and switch to the new build.
 
-        Raises ServerError, CorruptVersion or DamagedDocument; then the old build continues to answer.
+        The new build is dropped if the version was unloaded or loaded again meanwhile. Raises ServerError,
+        CorruptVersion, DamagedDocument or OSError, and the old build continues to answer; KeyError if it is not loaded.
         """
         before = model.loaded[version]
         folder = await asyncio.to_thread(self._store.folder, model.name, version)
@@ -163,7 +164,7 @@ class Loader:
             await asyncio.wait(self._tasks)
 
     async def stop(self, patience: float) -> None:
-        """Wait `patience` seconds for the background tasks, then cancel them."""
+        """Wait at most `patience` seconds for the background tasks, then cancel those left, and wait for their end."""
         try:
             await asyncio.wait_for(self.settle(), patience)
         except TimeoutError:

@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Compare the size and sha256 of each file that the manifest names; raises CorruptVersion."""
+    """Raise CorruptVersion if a file that the manifest names cannot be read, or has another size or sha256."""
     for name, expected in manifest.files.items():
         try:
             found = digest_file(folder / name)
@@ -178,8 +178,8 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 def describe_folder(folder: Path) -> dict[str, FileEntry]:
     """Return digest and size of each file of a hand-copied version except the manifest, by name.
 
-    Raises CorruptVersion unless the folder is a flat one of plain files, exactly one of them a model or pipeline, and
-    OSError if a file cannot be read.
+    Raises CorruptVersion unless the folder is a flat one of plain files with allowed names, exactly one of them a model
+    or pipeline, and OSError if a file cannot be read.
     """
     entries = {}
     for entry in list(os.scandir(folder)):

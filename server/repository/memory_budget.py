@@ -45,7 +45,10 @@ class MemoryBudget:
             return sum(claim.nbytes for claim in self._claims)
 
     def claim(self, needs: MemoryNeeds, owner: Owner) -> MemoryClaim:
-        """Claim memory for a model until the claim is released; raises OutOfMemory, and then claims nothing."""
+        """Claim memory for a model until the claim is released.
+
+        Raises OutOfMemory beyond `limit` or the model's `max_memory_bytes`, and then claims nothing.
+        """
         claim = MemoryClaim(self, needs, owner)
         most = owner.config.max_memory_bytes
         if most is not None and claim.nbytes > most:

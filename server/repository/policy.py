@@ -29,10 +29,10 @@ def answering_version(
 ) -> int | None:
     """Return the version that answers for `alias`, None if there is none.
 
-    That is the version that the alias names. If it is not loaded, the version that answers `now` continues to answer.
-    If there is none, as after a start, it is the latest loaded version before the named one in the history, unless the
-    named version is `coming` (about to be loaded): callers would get answers of an older version for a while. KeyError
-    for an unknown alias.
+    That is the version that the alias names. If it is not loaded, the version that answers `now` continues to answer,
+    if that is loaded. Otherwise, as after a start, it is the latest loaded version before the named one in the history,
+    unless the named version is `coming` (about to be loaded): callers would get answers of an older version for a
+    while. KeyError for an unknown alias.
     """
     named = state.aliases[alias]
     if named.version in loaded:

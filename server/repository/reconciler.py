@@ -45,7 +45,7 @@ class Reconciler:
         Also applies the configuration. Failures of adopting and loading are recorded, not raised. `settled` says
         whether a hand-copied folder is completely written; the others are left for a later sync. A model whose folder
         is gone is forgotten. A model that a call unloaded loads nothing. The last step unloads and deletes versions
-        that are not needed (`Housekeeping.tidy`). Raises OSError.
+        that are not needed (`Housekeeping.tidy`). Raises OSError, and as `Loader.rebuild`, except ServerError.
         """
         model = self._models.get(name)
         async with model.lock:  # without it, a list older than a visible change would revert that change
@@ -77,7 +77,10 @@ class Reconciler:
                 await self._apply_config(model, config)
 
     async def _apply_config(self, model: LiveModel, config: ModelConfig) -> None:
-        """Apply a configuration; versions are rebuilt if compiler options or the meaning of dimension 0 changed."""
+        """Apply a configuration; versions are rebuilt if compiler options or the meaning of dimension 0 changed.
+
+        A ServerError of a rebuild is recorded (`config_error`), and the others continue.
+        """
         before, rebuilt = model.config, list(model.loaded)
         model.configure(config)
         for version in rebuilt if (config.compile, config.batches) != (before.compile, before.batches) else ():

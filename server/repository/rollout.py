@@ -123,7 +123,10 @@ class Rollout:
         await asyncio.to_thread(self._store.open)
 
     async def load_all(self) -> None:
-        """Load the versions that each model should have in memory; the index shows which could not be loaded."""
+        """Load the versions that each model should have in memory; the index shows which could not be loaded.
+
+        An error of a model's sync is logged, and the other models are loaded.
+        """
         try:
             for models in await asyncio.to_thread(self._store.loading_order):
                 for error in await asyncio.gather(*(self.sync(model) for model in models), return_exceptions=True):

@@ -136,7 +136,10 @@ class StagingArea:
             os.close(fd)
 
     def begin(self) -> Staging:
-        """Make a folder for an upload, counted for the caller in the context variable `CLIENT`; raises StorageFull."""
+        """Make a folder for an upload, counted for the caller in the context variable `CLIENT`.
+
+        Raises StorageFull, OSError.
+        """
         claim = self._budget.begin(CLIENT.get())
         try:
             return Staging(self._fs, self._own / secrets.token_hex(8), claim)

@@ -159,7 +159,7 @@ class Store:
         return sorted(name for name in folders if (self.root / name / ALIASES).exists() or self.versions(name))
 
     def versions(self, model: str) -> list[int]:
-        """Return the numbers of a model's version folders, including hand-copied ones, ascending."""
+        """Return the numbers of a model's version folders, hand-copied ones too, ascending; [] without a folder."""
         try:
             entries = list(os.scandir(self.root / names.check_model(model)))
         except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +176,10 @@ class Store:
         return folder
 
     def manifest(self, model: str, version: int) -> Manifest | None:
-        """Return a version's manifest, None if it has none, as hand-copied ones; raises NotFound, DamagedDocument."""
+        """Return a version's manifest, None if it has none, as hand-copied ones.
+
+        Raises NotFound, DamagedDocument, OSError.
+        """
         try:
             return read_manifest(self.folder(model, version))
         except FileNotFoundError:
@@ -186,7 +189,7 @@ class Store:
         """Return the aliases after the last change, from `aliases.json`; without any change, empty ones.
 
         If that file is missing or damaged, or the repository read-only, the log is read too: the newer state counts.
-        Raises DamagedDocument if the file is damaged and there is no log.
+        A damaged file counts as empty if the log has no valid record; DamagedDocument if there is no log.
         """
         try:
             document = self._read_aliases(model)
@@ -231,7 +234,7 @@ class Store:
     def find_key(self, model: str, origin: Origin) -> Outcome | None:
         """Return the outcome of the call with the same idempotency key, None if there is none or `origin` has no key.
 
-        Raises Unprocessable if its request differed.
+        Raises Unprocessable if its request differed, and as `Journal.snapshot`.
         """
         if (found := _replayable(self._journal(model), origin)) is not None:
             return Outcome(found, replayed=True)
@@ -267,7 +270,10 @@ class Store:
         return self._change(model, origin, build)
 
     def adopt(self, model: str, version: int, manifest: Manifest, change: Change) -> Outcome:
-        """Adopt a hand-copied version: write its manifest if it has none, log its number, and apply `change`."""
+        """Adopt a hand-copied version: write its manifest if it has none, log its number, and apply `change`.
+
+        Raises NotFound without its folder, DamagedDocument if its manifest is invalid.
+        """
 
         def build(state: Aliases) -> Record:
             if self.manifest(model, version) is None:
@@ -341,7 +347,10 @@ class Store:
             return Outcome(record)
 
     def _remember_unchanged(self, model: str, origin: Origin, record: Record) -> None:
-        """Remember the idempotency key of a call that changed nothing, so that a repetition does nothing either."""
+        """Remember the idempotency key of a call that changed nothing, so that a repetition does nothing either.
+
+        This process remembers the latest `_MOST_UNCHANGED` of them.
+        """
         if origin.entry is not None:
             self._unchanged[model, origin.entry] = record
             if len(self._unchanged) > _MOST_UNCHANGED:
@@ -397,7 +406,10 @@ class Store:
             return  # the next reader of this model's state reports it
 
     def _recover(self, model: str) -> Aliases:
-        """Apply the model's last record, or undo it if its staging folder is lost; returns the state after it."""
+        """Apply the model's last record if it is not applied yet, or undo it if its staging folder is lost.
+
+        Returns the state after it. DamagedDocument if `aliases.json` is damaged and the log has no record.
+        """
         journal = self._journal(model)
         journal.refresh()
         last = journal.last

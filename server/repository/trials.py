@@ -54,8 +54,8 @@ class Trials:
     async def start(self, name: str, plan: CanaryPlan, origin: Origin) -> Outcome:
         """Begin the trial of a version; raises BadRequest, NotFound, Conflict, or the error of loading it.
 
-        BadRequest for a plan with values out of range; Conflict if no version is live, another trial is running, or
-        inputs or outputs differ from the live version's.
+        BadRequest for a plan with values out of range; Conflict if no other version is live, another trial is running,
+        inputs or outputs differ from the live version's, or the model was unloaded by a call.
         """
         model = self._models.check_changeable(self._models.known(name))
         origin = replace(origin, fingerprint=f"canary {plan.validate().to_json()}")

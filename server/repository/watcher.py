@@ -67,7 +67,7 @@ class Watcher:
     async def poll(self) -> None:
         """Reload versions after device faults; look once, and sync models whose folders changed or that are retried.
 
-        Raises OSError if the repository cannot be read.
+        Raises OSError if the repository cannot be read, or the first error of a sync; the other syncs continue.
         """
         await self._rollout.renew()
         looks = await asyncio.to_thread(self._look)

@@ -122,7 +122,7 @@ def _attention_output(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, 
 
 
 def score_scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
-    """The factor of the scores for queries q [B,N,S,D]: the attribute `scale`, or 1 / sqrt(D) by default."""
+    """The factor of the scores for queries q [B,N,S,D]: the attribute `scale`; 1 / sqrt(D) if it is absent or 0."""
     given: Any = node.attrs.get("scale", 0.0)
     depth = q.shape[-1]
     if given:

@@ -23,7 +23,8 @@ def _gather_block_quantized(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
     Rows are gathered before they are dequantized, so that the table in memory stays quantized. Without zero points, the
     middle of the range represents zero in a table of uint8, and 0 in others. UnsupportedError if the table or its zero
-    points are no constants of 4 or 8 bits, or if rows are gathered along the axis of blocks.
+    points are no constants of 4 or 8 bits, or if rows are gathered along the axis of blocks, or if `block_size` is
+    below 1.
     """
     attrs: dict[str, Any] = {name: node.attrs.get(name, default) for name, default in _DEFAULTS.items()}
     rank, block = node.rank(0), attrs["block_size"]

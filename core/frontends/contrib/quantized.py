@@ -178,7 +178,7 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 
     The weight is uint8 [N,blocks,bytes per block]; each block has a scale. Zero points are packed like the weights, or
     floats. Without them, the middle of the range represents zero. UnsupportedError unless weight and zero points are
-    constants, `bits` is 4 or 8, and a block has at least 16 elements.
+    constants, `bits` is 4 or 8, a block has at least 16 elements, and input 4 (the group of each column) is absent.
     """
     refuse_attributes(node, "weight_prepacked")
     sizes = [node.attrs.get(name) for name in ("K", "N", "bits", "block_size")]

@@ -247,7 +247,10 @@ def _extent(window: Window) -> int:
 
 
 def _shared(window: Window) -> int:
-    """Padding pixels that the end of a line shares with the beginning of the next line; no result lies there."""
+    """Padding pixels that the end of a line shares with the beginning of the next line; 0 for strides above 1.
+
+    No result lies there.
+    """
     return min(window.before, window.after, _reach(window)) if window.stride == 1 else 0
 
 

@@ -132,7 +132,8 @@ class QueryRowsSpec(AttentionSpec):
     def reads_keys_in_place(self, queries: int) -> bool:
         """Whether `queries` queries read keys in place, and add up the lanes of a sum for each query and key.
 
-        For more queries, transposing the keys first takes less time.
+        That is so for at most 3 queries if each key is contiguous. For more queries, transposing the keys first takes
+        less time.
         """
         return self.k_steps[1] == 1 and queries <= _ADDED_ACROSS
 

@@ -196,7 +196,7 @@ def implicit_gemm(request: Request) -> KernelCall | None:
     """Selector of channels-last convolutions with constant weights and image sizes that are numbers.
 
     A 1x1 convolution without stride, padding and groups becomes a matrix product over pixels, if these are evenly
-    spaced in memory.
+    spaced in memory. None if the input channels of a group do not fill whole words, and as in `is_covered`.
     """
     node = request.node
     weight = request.constant(1)

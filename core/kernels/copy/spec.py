@@ -100,7 +100,8 @@ def _call(
 ) -> KernelCall | None:
     """The call that copies all pieces, with their loops merged; None if code cannot compute an extent or an offset.
 
-    `strided` says that the pieces use the operands' own strides, so that the operands may lie inside other tensors.
+    Pieces with an extent of 0 are dropped. `strided` says that the pieces use the operands' own strides, so that the
+    operands may lie inside other tensors.
     """
     live = [piece for piece in pieces if 0 not in piece.nest.extents]
     merged = tuple(Piece(p.source, p.target, p.nest.collapsed(), p.offsets) for p in live)
@@ -117,7 +118,10 @@ def _is_movable(node: Node) -> bool:
 
 
 def _copy_call(node: Node, extents: Sequence[Dim], strides: Sequence[Dim], offset: Dim = 0) -> KernelCall | None:
-    """The call that fills one row-major output from one row-major input, walked with `strides` from `offset`."""
+    """The call that fills one row-major output from one row-major input, walked with `strides` from `offset`.
+
+    None as in `_call`.
+    """
     nest = Nest(tuple(extents), (tuple(strides), row_major(extents)))
     return _call(node, [Piece(0, 1, nest, (offset, 0))], [In(0), Out()])
 
@@ -265,7 +269,10 @@ def _first_place(start: Dim, step: int, extent: Dim) -> Dim | None:
 
 
 def concat(request: Request) -> KernelCall | None:
-    """Selector of Concat: one piece per input that does not lie at its place in the output already."""
+    """Selector of Concat: one piece per input that does not lie at its place in the output already.
+
+    None if an input is absent.
+    """
     node = request.node
     if not _is_movable(node) or any(value is None for value in node.inputs):
         return None

@@ -23,7 +23,7 @@ def generate(spec: KernelSpec, target: Target) -> Kernel:
 
 
 def object_for(spec: KernelSpec, target: Target, cache: ObjectCache | None = None) -> bytes:
-    """The object file of `spec`: from the cache, or compiled and then stored there."""
+    """The object file of `spec`: from the cache, or compiled and then stored there; OSError as in `ObjectCache`."""
     key = object_key(spec, target)
     found = cache.get(key) if cache is not None else None
     if found is not None:

@@ -22,7 +22,7 @@ _LINE_BYTES = 64
 
 
 def grain(nbytes: float, operations: float = 0) -> int:
-    """The number of loop iterations that make one task worth its overhead.
+    """The number of loop iterations, at least 1, that make one task worth its overhead.
 
     An iteration moves `nbytes` and does `operations` vectorised operations.
     """

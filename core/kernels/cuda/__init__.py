@@ -35,7 +35,8 @@ def generate(spec: KernelSpec, target: GpuTarget) -> Source:
 def binary_for(spec: KernelSpec, target: GpuTarget, cache: ObjectCache | None = None) -> Binary:
     """The binary of `spec`: from the cache, or compiled and then stored there.
 
-    UnsupportedError if it must be compiled and Triton is not installed, RuntimeError if it does not compile.
+    UnsupportedError if it must be compiled and Triton is not installed, RuntimeError if it does not compile,
+    ArtifactError if the cached bytes are no binary.
     """
     found = cached(spec, target, cache) if cache is not None else None
     if found is not None:

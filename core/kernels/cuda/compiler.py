@@ -19,7 +19,8 @@ _ARCH_SPECIFIC = 90  # from this architecture on, Triton writes PTX with instruc
 def compile_source(source: Source, target: GpuTarget) -> Binary:
     """Machine code for `target`, with PTX if later architectures can run it.
 
-    UnsupportedError without Triton; RuntimeError if Triton cannot compile the text.
+    UnsupportedError without Triton; RuntimeError if Triton cannot compile the text, or the kernel needs scratch memory
+    of Triton's own.
     """
     kernel = _compile(source, target.arch)
     ptx = kernel.asm["ptx"] if target.arch < _ARCH_SPECIFIC else ""

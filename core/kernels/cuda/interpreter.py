@@ -38,8 +38,9 @@ class _Pointer:
 def run(source: Source, grid: Sequence[int], arrays: Sequence[Array | int], n: int) -> None:
     """Run all programs, one after the other.
 
-    ValueError if there is not one array per operand, or an array is not C-contiguous. UnsupportedError without the
-    version of Triton whose interpreter is supported.
+    ValueError if there is not one array per operand. If the grid has no programs, nothing else happens; otherwise
+    UnsupportedError without the version of Triton whose interpreter is supported, and ValueError if an array is not
+    C-contiguous.
     """
     if len(arrays) != len(source.operands):
         raise ValueError(f"kernel {source.symbol} takes {len(source.operands)} operands, got {len(arrays)}")

@@ -47,7 +47,7 @@ def is_interpreter_supported() -> bool:
 def function_of(source: Source) -> FunctionType:
     """The Python function that a source defines, without Triton's `jit` around it.
 
-    Triton reads the function's text through `linecache`, so the text is entered there.
+    Triton reads the function's text through `linecache`, so the text is entered there. UnsupportedError without Triton.
     """
     triton = import_triton()
     file = f"<lathe {source.symbol}>"

@@ -39,7 +39,7 @@ class CumulativeSpec(KernelSpec):
 
 
 def running_sums(request: Request) -> KernelCall | None:
-    """Selector of CumSum of numeric types with a known axis."""
+    """Selector of CumSum of numeric types along an axis that is an attribute; not for scalars."""
     return next(_calls(request), None)
 
 

@@ -82,7 +82,7 @@ def depthwise(request: Request) -> KernelCall | None:
 
 
 def is_depthwise(node: Node, weight: Array, windows: tuple[Window, ...]) -> bool:
-    """Whether each channel is convolved separately, over one or two axes."""
+    """Whether each of several channels is convolved separately into one result channel, over one or two axes."""
     groups = int(attribute(node, "group"))
     return len(windows) <= 2 and groups > 1 and weight.shape[:2] == (groups, 1)
 

@@ -84,7 +84,8 @@ class DynamicWindowsSpec(KernelSpec):
 def dynamic_pool(request: Request) -> KernelCall | None:
     """Selector of float32 pools without indices over images with dynamic extents.
 
-    Also of channels-first images of known size, if vectors can hold adjacent results. The channels must be a number.
+    Also of channels-first images of known size, if vectors can hold adjacent results. In other layouts the channels
+    must be a number.
     """
     node = request.node
     x, y, kernel = node.inputs[0], node.outputs[0], integers(node, "kernel_shape")
@@ -121,7 +122,10 @@ def dynamic_windows_of(
 
 
 def dynamic_depthwise(request: Request) -> KernelCall | None:
-    """Selector of float32 depthwise convolutions with constant weights over images with dynamic extents."""
+    """Selector of channels-last float32 depthwise convolutions with constant weights over images with dynamic extents.
+
+    Each channel has one result channel. None unless the padding is known.
+    """
     node, weight = request.node, request.constant(1)
     if weight is None or not has_plannable_types(node) or not is_covered(node) or not _is_depthwise(node):
         return None

@@ -162,7 +162,10 @@ def _element(request: Request) -> DType | None:
 
 
 def _right_operand(request: Request, element: DType) -> tuple[Operand, tuple[DType, DType]]:
-    """The operand B and the types of A and B in memory. A constant B is converted to `element` at compile time."""
+    """The operand B and the types of A and B in memory.
+
+    A constant B is converted to `element` at compile time; bytes are transposed (`_transpose`).
+    """
     a, b = (value.dtype for value in request.node.inputs[:2] if value is not None)
     if element is I8:
         return Packed(1, "turned", partial(_transpose, perm=perm_attribute(request.node, "perm_b"))), (a, b)

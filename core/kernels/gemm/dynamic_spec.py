@@ -31,7 +31,7 @@ def dynamic_gemm(request: Request) -> KernelCall | None:
     """Selector of products that no other kernel covers: `varying_gemm`, `wide_gemm`, or both.
 
     Both are combined if each covers the product and the number of rows is dynamic; if that is a number, `varying_gemm`
-    is preferred.
+    is preferred. None if neither covers it.
     """
     few, many = varying_gemm(request), wide_gemm(request)
     if few is None or many is None:

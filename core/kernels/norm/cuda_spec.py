@@ -41,7 +41,10 @@ class NormSpec(KernelSpec):
 
 
 def norm(request: Request) -> KernelCall | None:
-    """Selector of layer, RMS, group and instance normalisation of float32, float16 and bfloat16."""
+    """Selector of layer, RMS, group and instance normalisation of float32, float16 and bfloat16.
+
+    None as in the CPU's `layer_call_of` and `group_call_of`.
+    """
     return next(_calls(request), None)
 
 

@@ -66,7 +66,10 @@ class GroupNormSpec(KernelSpec):
 
 
 def layer_norm(request: Request) -> KernelCall | None:
-    """Selector of layer and RMS normalisation of float32; x and y may be float16 or bfloat16."""
+    """Selector of layer and RMS normalisation of float32; x and y may be float16 or bfloat16.
+
+    None as in `layer_call_of`.
+    """
     return layer_call_of(request, lambda node: _is_float32(node, also=NARROW))
 
 
@@ -98,7 +101,7 @@ def layer_call_of(request: Request, is_covered: Callable[[Node], bool]) -> Kerne
 
 
 def group_norm(request: Request) -> KernelCall | None:
-    """Selector of group and instance normalisation of float32."""
+    """Selector of group and instance normalisation of float32. None as in `group_call_of`."""
     return group_call_of(request, _is_float32)
 
 

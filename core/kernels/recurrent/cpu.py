@@ -117,7 +117,10 @@ class _Recurrent:
         return self.kernel.ops.select(direction.equals(1), last - step, step)
 
     def _start(self, task: _Task, given: Pointer | None, state: Pointer) -> None:
-        """Set the rows of a task in `state` to the state before the first step: that at `given`, or zero if None."""
+        """Set the rows of a task in `state` to the state before the first step: that at `given`, or zero if None.
+
+        A sequence without steps begins with zero (`_initial_state`).
+        """
 
         def copy(row: Val, unit: Val, mask: Val | None) -> None:
             place = row * self.spec.pitch + unit

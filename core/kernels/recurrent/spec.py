@@ -178,7 +178,7 @@ def recurrence_of(request: Request) -> Recurrence | None:
     """A spec with the fields that the specs of all devices share, for a node RecurrentSteps.
 
     None for weights that are not constant, types other than float32, activations that are not operators, directions
-    with different activations, and activation parameters for two directions.
+    with different activations, and activation parameters for two directions or without `activations`.
     """
     node = request.node
     r, activations = request.constant(1), _activations(node)
@@ -217,8 +217,8 @@ def _pack(r: Array, cell: str, stage: tuple[int, ...], lanes: int) -> Array:
 def _activations(node: Node) -> tuple[Graph, ...] | None:
     """One body per activation of a direction.
 
-    None if an activation is no operator with a kernel, directions have different ones, or parameters are given for
-    two directions.
+    None if an activation is no operator with a kernel, directions have different ones, or parameters are given for two
+    directions or without `activations`.
     """
     cell = str(attribute(node, "cell"))
     count = len(_DEFAULTS[cell])

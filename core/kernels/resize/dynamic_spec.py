@@ -52,7 +52,8 @@ class DynamicResizeSpec(KernelSpec):
 def dynamic_resize(request: Request) -> KernelCall | None:
     """Selector of linear and nearest Resize of float32 images, if only the two spatial axes change.
 
-    At least one spatial extent, of the image or of the result, must be dynamic.
+    At least one spatial extent, of the image or of the result, must be dynamic. None for coordinates other than
+    `_COORDINATES`, for `antialias` and `exclude_outside`, for parameters that are inputs, and for a kept aspect ratio.
     """
     node = request.node
     x = node.inputs[0]

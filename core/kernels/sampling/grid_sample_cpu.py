@@ -136,7 +136,8 @@ def _tap(k: Kernel, spec: GridSampleSpec, at: Val, count: Val, weight: Val | Non
     """The tap at position `at` (rounded) along an axis of `count` places.
 
     With zero padding, places outside and NaN are not read. With other paddings the position has been moved into the
-    image, NaN reads place 0 and its weight is NaN, and nothing is read from an empty image.
+    image, NaN reads place 0 (with a weight of NaN, or without a weight if that is None), and nothing is read from an
+    empty image.
     """
     at = k.ops.rint(at)
     ahead = k.ops.select(at >= 0.0, at, k.zeros(F32, k.lanes))

@@ -90,7 +90,7 @@ def ranked_tiles(
     """Tiles that fit into shared memory and the product's size, in the order in which they should be tried.
 
     First the tile with the least total regret (its cost relative to the best tile) over the batch sizes 1, 8, 32 and
-    128, then the best tile for each of these sizes, then the rest. `batch` is the number of products. The depth of a
+    128, then the best tile for 128, 32, 8 and 1, then the rest. `batch` is the number of products. The depth of a
     tile is reduced to that of a shallow product.
     """
     sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]

@@ -102,8 +102,8 @@ class Tails(NamedTuple):
 def tail_heights(rows: Dim, height: int) -> Tails:
     """The heights of the smaller tiles that cover what full tiles of `height` rows leave of `rows` rows.
 
-    If at most two remainders can occur, each has a tile of its own; otherwise tiles of 8, 4, 2 and 1 rows, those that
-    are lower than `height`, add up.
+    If at most two remainders above 0 can occur, each has a tile of its own; otherwise tiles of 8, 4, 2 and 1 rows, as
+    far as they are lower than `height`, add up.
     """
     form = affine(rows, "n")
     if form is None:
@@ -118,9 +118,9 @@ def tail_heights(rows: Dim, height: int) -> Tails:
 def prefetch_tiles(rows: Dim, tile: Tile, in_blocks: bool) -> int:
     """The number of row tiles over which the prefetch of the next panel is spread.
 
-    0 (no prefetch) if a batch of one has few tiles: then reading panels is bound by memory, and prefetches compete.
-    `in_blocks`: whether rows go through the panels in blocks of `BLOCK_TILES` tiles; the result is at most a block
-    then.
+    They are the whole tiles of a batch of one, or 8 if `rows` is not affine in n. 0 (no prefetch) if there are fewer
+    than 4: then reading panels is bound by memory, and prefetches compete. `in_blocks`: whether rows go through the
+    panels in blocks of 8 tiles (`BLOCK_TILES`); then the result is at most 8.
     """
     form = affine(rows, "n")
     tiles = sum(form) // tile.rows if form is not None else BLOCK_TILES

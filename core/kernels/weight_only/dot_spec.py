@@ -67,7 +67,10 @@ class WeightOnlyDotSpec(WeightOnlySpec):
 
 
 def weight_only_dot(request: Request) -> KernelCall | None:
-    """Selector of products that `weight_only` covers, with codes that count up, on CPUs that multiply such bytes."""
+    """Selector of products that `weight_only` covers, with codes that count up, on CPUs that multiply such bytes.
+
+    None also if blocks cannot be cut into steps (`_step`).
+    """
     call = weight_only(request)
     if call is None or not isinstance(call.spec, WeightOnlySpec):
         return None
@@ -95,7 +98,10 @@ def _zero(spec: WeightOnlySpec) -> int | None:
 
 
 def _step(spec: WeightOnlySpec) -> int | None:
-    """Elements of A with one scale: a block of weights, or a part of it if its sums could exceed 32 bits."""
+    """Elements of A with one scale: a block of weights, or 128 of its elements if its sums could exceed 32 bits.
+
+    None if there are several blocks, and a block does not hold whole words of codes, or is cut but no multiple of 128.
+    """
     per_word = WORD_BYTES * _BYTE // spec.bits
     if spec.blocks > 1 and spec.block % per_word:
         return None

@@ -87,7 +87,10 @@ class WeightOnlySpec(KernelSpec):
 
 
 def weight_only(request: Request) -> KernelCall | None:
-    """Selector of products with constant codes, whose A and Y are contiguous along the depth and the columns."""
+    """Selector of products with constant codes, scales and offsets, whose A is contiguous along the depth.
+
+    None for tables of other than 2, 4 or 16 numbers, and if a word of codes would have two scales.
+    """
     node, codes = request.node, request.constant(1)
     scales, offsets = request.constant(2), request.constant(3)
     a, y, epilogue = node.required_input(0), node.output, node.attrs.get("epilogue")

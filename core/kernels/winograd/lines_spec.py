@@ -129,8 +129,9 @@ def winograd_lines(request: Request) -> KernelCall | None:
 def suits_winograd_lines(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:
     """Whether Winograd's algorithm along one axis is expected to win.
 
-    It is for 7x7 windows with a stride of 2 over float32, few input channels, whole vectors of output channels, and a
-    short epilogue.
+    It is for 7x7 windows with a stride of 2, without dilation and groups, over float32, with fewer than 16 input
+    channels, at least two vectors of output channels, all whole, of at least 8 floats, at least 6 lines of results, and
+    a short epilogue.
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]

@@ -172,7 +172,7 @@ class Cover:
     """Tiles of `output` results along an axis of `count` results. The last tiles may be short: without a first result.
 
     Only that result needs the value at the point 0, so a short tile takes fewer products. There is one short tile for
-    each result that would otherwise lie beyond the image.
+    each result that would otherwise lie beyond the image, but at most all tiles are short.
     """
 
     count: int

@@ -22,7 +22,7 @@ class MapSelected(OpDef):
     base is [T, ...]; mask, bool [P, T], has P elements for each row. A source is [T, ...], or [P, T, ...] if its
     element of the attribute `per_place` is 1. For the S true elements [p, t] of the mask, in row-major order, the body
     is given row t, or row [p, t], of each source, as [S, ...]; it computes one result [S, ...], row by row. Each row of
-    the result replaces row t of a copy of base, or is added to it if `adds` is 1.
+    the result replaces row t of a copy of base (the last one, if several have one t), or is added to it if `adds` is 1.
     """
 
     domain = "lathe"

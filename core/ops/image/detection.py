@@ -15,7 +15,7 @@ from lathe.core.ops.opdef.type_rules import FLOAT, as_computed, check_kind, expe
 
 @register
 class NonMaxSuppression(OpDef):
-    """For each image and class, the boxes of highest score that overlap no better box by more than `iou_threshold`.
+    """For each image and class, the best boxes that overlap no better selected box by more than `iou_threshold`.
 
     boxes [N, B, 4] are y1, x1, y2, x2 (corners in any order), or with `center_point_box` x, y, width, height; scores
     [N, C, B]. The result [S, 3] holds (image, class, box). At most `max_output_boxes_per_class` (0 by default) are

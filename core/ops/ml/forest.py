@@ -61,7 +61,7 @@ class Forest:
 def check_forest(c: NodeView, forest: Forest, targets: int) -> int:
     """Checks a forest of `targets` targets; returns its depth.
 
-    ModelError for a forest without trees, nodes or targets out of range, negative feature indices, and cycles.
+    ModelError for a forest without trees, or with nodes or targets out of range, negative feature indices, or cycles.
     """
     nodes = len(forest.mode)
     if not len(forest.roots) or np.any(_outside(forest.roots, nodes)):

@@ -53,7 +53,7 @@ class _NamedTrees(Trees):
     }
 
     def numbers(self, c: NodeView, name: str) -> Array:
-        """A numeric attribute as a vector, from `name` (floats), or from `name` + "_as_tensor" if that is present."""
+        """A numeric attribute as a vector: `name` + "_as_tensor" if present, otherwise `name`; empty without both."""
         tensor = c.attr(f"{name}_as_tensor")
         return floats(c.attr(name)) if tensor is None else np.asarray(tensor).ravel()
 

@@ -68,7 +68,7 @@ class NodeView:
         self.node = node
 
     def attr(self, name: str) -> Any:
-        """The value of attribute `name`, or its declared default; None if the operator declares no such attribute.
+        """The node's value of attribute `name`, otherwise the operator's default; None if neither exists.
 
         ModelError (`fail`) if a required attribute is missing.
         """
@@ -91,7 +91,7 @@ class NodeView:
         return one == other or not (isinstance(one, int) and isinstance(other, int))
 
     def broadcast(self, dims: Sequence[Dim]) -> None:
-        """Called by type rules for extents that must broadcast (be equal, or 1): a hook for subclasses."""
+        """A hook of subclasses that type rules call for extents that must broadcast (be equal, or 1): does nothing."""
 
     def fail(self, message: str) -> NoReturn:
         """Raises a ModelError that names the node. Views of a run raise FeedError instead (`Call`, `_RunInfer`)."""

@@ -58,7 +58,7 @@ class Writer:
     def emit(
         self, op: str, inputs: Sequence[Value | None], attrs: dict[str, Attr] | None = None, outputs: int = 1
     ) -> list[Value]:
-        """Appends a node; returns its `outputs` outputs. ModelError, without a new node, if the inputs do not fit."""
+        """Appends a node; returns its `outputs` outputs. ModelError, without a new node, as in `infer_node`."""
         present = list(inputs)
         while present and present[-1] is None:
             present.pop()
@@ -72,7 +72,8 @@ class Writer:
     def inline(self, body: Graph, arguments: Sequence[Value]) -> list[Value]:
         """Appends a copy of a nested graph's nodes, on `arguments` as inputs; returns the outputs of the copy.
 
-        Infers the types of the whole graph again; ModelError if `arguments` do not fit.
+        Infers the types of the whole graph again. ModelError if the types of `arguments` do not fit: the nodes stay in
+        the graph. ValueError, without new nodes, if their number does not fit.
         """
         copy = body.clone()
         for value in copy.values():

@@ -197,7 +197,7 @@ def _columns(a: Labelled, b: Labelled, result: Labels) -> list[Label]:
 
 
 def _label(labels: Labels) -> Label:
-    """The label of the axis that `joined` creates from axes with these labels."""
+    """The label of the axis that `Labelled.join_axes` makes of axes with these labels."""
     return labels[0] if len(labels) == 1 else tuple(labels)
 
 

@@ -159,7 +159,7 @@ class STFT(OpDef):
         return [TensorType(dtype, (shape[0], frames, length // 2 + 1 if c.attr("onesided") else length, 2))]
 
     def extents(self, c: Infer) -> tuple[Dim, ...]:
-        """The number of elements of all frames of a signal together, and of one frame; zeros if it is not known."""
+        """The numbers of elements of all frames of a signal together, and of one; zeros if the latter is not known."""
         length, frames = self._frame_length(c), c.node.output.shape[1]
         return (0, 0) if length is None else (frames * length, length)
 

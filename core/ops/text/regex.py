@@ -418,7 +418,7 @@ class _DfaState:
 
 
 class _Checks:
-    """Calls `check` at once, and again after every 10,000 visits of states."""
+    """Calls `check` at the first `count`, and again after every 10,000 visits of states."""
 
     def __init__(self, check: Callable[[], object]) -> None:
         self._check, self._left = check, 0

@@ -23,7 +23,8 @@ class Tokenizer(OpDef):
 
     Tokens are the matches of `tokenexp`, or the text between matches of `separators` (each character for a single empty
     separator). As in ONNX Runtime, the first separator divides the text, and each further one the parts before it made.
-    Tokens of fewer than `mincharnum` characters are dropped; `mark` adds start and end tokens if any string has tokens.
+    Empty tokens, and those of fewer than `mincharnum` characters, are dropped; `mark` adds start and end tokens if any
+    string has tokens.
     """
 
     inputs = "X"

@@ -149,9 +149,10 @@ def _changes_leading_axes(source: Value, value: Value) -> bool:
 
 
 def _product_before(editor: Editor, softmax: Node) -> list[Node] | None:
-    """The product that computes the scores, followed by the elementwise nodes up to the softmax; None if there is none.
+    """The product that computes the scores, and the elementwise nodes up to the softmax; None if there is none.
 
-    `FuseEpilogue` did not fuse these nodes, such as boolean masks. No other node may read a value between them.
+    `FuseEpilogue` did not fuse these nodes, such as boolean masks. No other node may read a value between them, and the
+    scores must be float32.
     """
     scores = softmax.inputs[0]
     return _path(editor, scores, softmax) if scores is not None and scores.dtype is DType.FLOAT32 else None

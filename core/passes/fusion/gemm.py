@@ -105,7 +105,7 @@ def _attrs(perm_a: Perm | None, perm_b: Perm | None, body: Body | None) -> dict[
 
 
 def _from_matmul(editor: Editor, node: Node) -> None:
-    """Rewrites a MatMul as FusedMatMul, if the summed extents are provably equal.
+    """Rewrites a MatMul as FusedMatMul, if ranks are known and the summed extents are provably equal.
 
     A vector operand becomes a matrix of one row or column, and the result is reshaped.
     """

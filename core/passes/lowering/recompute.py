@@ -27,7 +27,7 @@ _MATTERS = 500  # a value smaller than 1/500 of the peak is not worth dropping
 _SMALL = 16  # an input smaller than 1/16 of the dropped value is kept instead of recomputed
 _ELEMENT_COST = 25  # cost model: moving one element through memory costs as much as 25 multiplications
 _CONTROL = frozenset({"If", "Loop", "Scan"})
-_PATIENCE = 40  # the search ends after 40 drops without a lower peak
+_PATIENCE = 40  # the search ends after more than 40 drops without a lower peak
 
 
 @dataclass(frozen=True)

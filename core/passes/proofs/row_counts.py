@@ -33,7 +33,7 @@ def depends(dim: object, rows: str) -> bool:
 
 
 def steps_per_row(dim: Dim, rows: str) -> Dim | None:
-    """The factor k of a dimension k*n, with n the symbol `rows`; None if k contains n, or is a number less than 1."""
+    """The factor k if `dim` is k*n, where n is the symbol `rows`; None if not, or if k contains n or is below 1."""
     if not depends(dim, rows):
         return None
     quotient = floor_div(dim, symbol(rows))

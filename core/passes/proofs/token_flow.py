@@ -303,7 +303,7 @@ class TokenFlow:
     def _position_of_extreme(self, node: Node, axis: int) -> bool | None:
         """Rewrites ArgMax or ArgMin of integers as the first (or last) position of each sequence's extreme number.
 
-        True if it did; None, without a change, for other types, and for more than one number per token.
+        True if it did; None, without a change, for other types, another axis, and more than one number per token.
         """
         x, view = node.required_input(0), self._view(node)
         alone = all(dim == 1 for i, dim in enumerate(x.shape) if i != axis)
@@ -403,7 +403,8 @@ class TokenFlow:
     def _cumulative_sum(self, node: Node, flow: Flow) -> bool | None:
         """Rewrites a CumSum of integers as the CumSum over all sequences, minus the sum before the token's sequence.
 
-        The difference is exact for integers only. True if it did; None, without a change, for floats and reversed sums.
+        The difference is exact for integers only. True if it did; None, without a change, for floats, reversed sums,
+        and an axis that is unknown or not the tokens'.
         """
         view, axis, x = self._view(node), flow.axes[0], node.required_input(0)
         along = view.param("axis") if "axis" in view.op.params else view.value(1)

@@ -156,7 +156,7 @@ class Editor:
         self.graph.outputs = [new if value is old else value for value in self.graph.outputs]
 
     def _release(self, node: Node | None) -> None:
-        """Marks a node as dead if nothing reads its outputs, and then each producer of its inputs likewise."""
+        """Marks a node as dead if its outputs have no readers and are not live, then its inputs' producers likewise."""
         pending = [node]
         while pending:
             node = pending.pop()

@@ -135,7 +135,7 @@ def match(pattern: Op, root: Node, editor: Editor) -> Match | None:
 
 
 def apply(editor: Editor, rules: Sequence[Rule]) -> None:
-    """Applies to each node the first of `rules` that fits, in sweeps over the graph until one changes nothing.
+    """Applies to each node the first of `rules` that changes something, in sweeps until one changes nothing.
 
     The number of uses of each rule is added to the editor's notes.
     """
@@ -226,5 +226,5 @@ def _is_private(found: Match, editor: Editor) -> bool:
 
 
 def is_constant(value: float) -> Callable[[Array], bool]:
-    """A test for arrays whose every element is exactly `value`."""
+    """A test for arrays of at least one element in which every element is exactly `value`."""
     return lambda array: array.size > 0 and bool(np.all(array == value))

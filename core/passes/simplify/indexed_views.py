@@ -222,7 +222,10 @@ def _scatter_nd(editor: Editor, finder: PositionFinder, node: Node) -> None:
 
 
 def _range_of(found: Positions | None, axis: int, axes: int) -> tuple[int, Dim] | None:
-    """The first of the coordinates `found`, and their number; None unless they count up by 1 along `axis` alone."""
+    """The first of the coordinates `found`, and their number; None unless they count up by 1 along `axis` alone.
+
+    None also unless the first one is a number of at least 0, and they have as many axes as `axes`.
+    """
     if found is None or len(found.shape) != axes or not isinstance(found.offset, int) or found.offset < 0:
         return None
     steps = tuple(int(each == axis and found.shape[axis] != 1) for each in range(axes))

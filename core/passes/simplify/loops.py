@@ -41,7 +41,7 @@ class SimplifyLoops:
 
 
 def _hoist_invariants(graph: Graph) -> int:
-    """Removes carried values that no iteration changes: the body captures them instead. Returns their number."""
+    """Removes carried values that no iteration changes: the body captures them. Returns the edits, 2 for each value."""
     editor = Editor(graph)
     for node in editor.nodes():
         body = node.attrs["body"] if node.op == "Loop" else None

@@ -137,9 +137,9 @@ def load(path: Path, threads: int, written: FileIdentity | None = None) -> Loade
 
     `written`: what `save` returned in this process. If the file is still the same, its digests are not checked.
 
-    ArtifactError if the file is missing, damaged, owned by another user than root, writable by other users, or made for
-    another target or version. UnsupportedError, DeviceLost or DeviceMemoryError if a device of the code cannot be used
-    or has too little memory.
+    ArtifactError if the file is missing, damaged, a link, owned neither by this user nor by root, writable by its group
+    or others, or made for another target or version. UnsupportedError, DeviceLost or DeviceMemoryError if a device of
+    the code cannot be used or has too little memory.
     """
     bundle = Bundle(path, written)
     with ExitStack() as stack:

@@ -147,7 +147,8 @@ class Bundle:
         `written`: the result of `write_bundle` in this process. If the file at `path` is still that one, unchanged, the
         digests of its sections are not checked.
 
-        ArtifactError if the file is missing, not a complete bundle, or could have been written by another user.
+        ArtifactError if the file is missing, a link, not a complete bundle, or could have been written by a user other
+        than this one and root.
         """
         self.name = path.name
         self.digest = ""  # of the header, and with it of all sections

@@ -78,7 +78,7 @@ def make_runner(
     result.
 
     DeviceMemoryError if a device has too little memory for batches of `max_batch`. ArtifactError if the object code
-    cannot be loaded on this machine or device.
+    cannot be loaded on this machine or device. UnsupportedError or DeviceLost if the device cannot be used.
     """
     made: Runner
     there = adopted or {}

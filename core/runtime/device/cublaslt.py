@@ -281,7 +281,7 @@ class Product:
         return layout
 
     def _algorithm(self, form: _Descriptors, n: int) -> _Algorithm:
-        """The tuned algorithm of the nearest batch size, if the library accepts it here within the spec's workspace.
+        """The tuned algorithm for `n` (see `_nearest`), if the library accepts it here within the spec's workspace.
 
         Otherwise the first one of the library's heuristic. DeviceError if there is none.
         """

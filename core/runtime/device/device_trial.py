@@ -68,7 +68,8 @@ def device_bench(device: Device, cache: ObjectCache | None = None) -> Bench:
 def _module(device: Device, call: KernelCall, cache: ObjectCache | None, preferred: bool) -> Module | None:
     """The loaded kernel of a candidate; None if it does not compile or the device cannot run it.
 
-    With `preferred`, such an error is raised instead; lack of memory and the loss of the device are always raised.
+    With `preferred`, such an error is raised instead. Always raised are lack of memory, the loss of the device,
+    UnsupportedError and ArtifactError.
     """
     try:
         return device.load({call.spec.symbol: device.code(call.spec, cache)})

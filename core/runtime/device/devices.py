@@ -58,7 +58,7 @@ def open_device(name: str) -> Device:
 
 
 def loss_of(name: str) -> str:
-    """Why an open device was lost; "" if it works or was never opened."""
+    """Why an open device was lost; "" if it works or was never opened. `name`: as `canonical` gives it."""
     device = _devices.get(name)
     return device.lost if device is not None else ""
 

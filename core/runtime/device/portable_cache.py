@@ -69,7 +69,7 @@ def write_tar(path: Path, store: Store) -> int:
 
 
 def read_tar(path: Path, store: Store) -> int:
-    """Put the files of a tar by `write_tar` into a store; returns their number.
+    """Put the files of a tar by `write_tar` into a store, as `add` does; returns how many the tar has.
 
     ArtifactError for any other file, or if a file cannot be read or written; the files before it stay in the store.
     """

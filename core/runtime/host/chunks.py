@@ -41,9 +41,9 @@ class ChunkSizes:
 def chunk_sizes(plan: Plan, threads: int) -> ChunkSizes:
     """The chunk sizes for batches of independent rows: chunks whose values fit the cache.
 
-    A chunk costs one more read of the weights; the rows at a cut point are written and read once more. The plan is cut
-    where that moves the fewest bytes, or not at all. Batches are not cut if the arena does not grow with them, or if an
-    input or output has no rows of fixed size.
+    A chunk costs one more read of the weights; the rows at a cut point are written and read once more. The result has
+    the cut point that moves the fewest bytes, if it saves at least a tenth of the bytes that a row moves. All rows are
+    one chunk if the arena does not grow with them, or if an input or output has no rows, or none of fixed size.
     """
     if plan.arena.a == 0 or not all(row_bytes(port.type) for port in (*plan.inputs, *plan.outputs)):
         return ChunkSizes()
@@ -88,5 +88,5 @@ def even_chunk_rows(n: int, most: int) -> int:
 
 
 def row_steps(ports: Sequence[Port]) -> list[int]:
-    """Bytes from one row to the next, for each port; 0 for a port whose rows have no fixed size."""
+    """Bytes from one row of the batch to the next, for each port; 0 if it has no such rows, or none of fixed size."""
     return [row_bytes(port.type) or 0 for port in ports]

@@ -70,14 +70,20 @@ def grid_of(dims: Sequence[Dim], n: int) -> Grid:
 
 @dataclass(eq=False)
 class Graphs:
-    """A cache of at most `limit` captured graphs, which drops the least recently used; counts the runs per key."""
+    """A cache of at most `limit` captured graphs, which closes the least recently used one beyond that.
+
+    It also counts the runs of each key, for the 8 * `limit` keys that ran last.
+    """
 
     limit: int
     made: OrderedDict[Key, tuple[Graph, Generations]] = field(default_factory=OrderedDict)
     seen: OrderedDict[Key, int] = field(default_factory=OrderedDict)
 
     def find(self, key: Key, generations: Generations) -> Graph | None:
-        """The graph of this key; None if there is none, or if memory whose addresses it holds has been reallocated."""
+        """The graph of this key; None if there is none.
+
+        None also if memory whose addresses it holds has been reallocated: then the graph is closed and dropped.
+        """
         graph, known = self.made.get(key, (None, None))
         if graph is None:
             return None

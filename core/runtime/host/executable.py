@@ -60,7 +60,8 @@ _ARRAYS = int(ContextWord.ARRAY_COUNT)
 class Executable:
     """A plan with its native code and weights in memory, ready to run on the host.
 
-    `close` frees code, weights and arenas once the last run in flight has ended.
+    Any number of threads may call `run`; runs of a plan with states take turns, and give the states their next values.
+    `close` frees code, weights, states and arenas once the last run in flight has ended.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Executable:
         self._states[port.base] = array
 
     def state(self, name: str) -> NDArray[Any]:
-        """A copy of a state's current value."""
+        """A copy of a state's current value, after the run in flight, if there is one."""
         port = next(port for port in self.plan.states if port.name == name)
         with self._state_lock:
             return self._states[port.base].copy()
@@ -160,9 +161,10 @@ class Executable:
             raise out_of_memory_error(n, error) from error
 
     def call(self, n: int) -> Run:
-        """A function that runs batches of just `n` rows, with less overhead if one thread suffices for them.
+        """A function that runs batches of just `n` rows, with less overhead than `run` where it can.
 
-        FeedError if no batch of `n` rows fits the model. Errors of the function are those of `run`.
+        It can where one thread suffices, in one chunk, without states and without loops that may not end. Errors of the
+        function are those of `run`; FeedError for an `n` that does not fit the model comes from here or from it.
         """
         alone = self.threads == 1 or self._work.at(n) <= _ONE_THREAD_BELOW_WHEN_AWAKE
         if not alone or self.plan.states or self.may_not_end or n > self._chunks.rows:
@@ -204,7 +206,8 @@ class Executable:
         """The nodes after the native code; None if they cannot run on the fast path of `CallWithTail`.
 
         The native code must be one segment, followed only by nodes with a quick reference (`OpDef.quickly`). These must
-        make all copied outputs, each of them once, and nothing that native code reads.
+        make all copied outputs, each of them once, and nothing that native code reads, and must not read inputs of the
+        model.
         """
         if not self.plan.schedule:
             return None

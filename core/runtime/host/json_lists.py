@@ -27,7 +27,7 @@ from lathe.core.runtime.artifact.store import open_store
 from lathe.core.runtime.host.memory import address_of
 
 _RELEASE_ABOVE = 1 << 15  # bytes of text above which reading releases the interpreter lock
-_MAX_BY_PYTHON = 64  # the most numbers of one list that Python parses for native code; with more, `read` gives up
+_MAX_BY_PYTHON = 64  # numbers of one list that Python would parse for native code; with this many, `read` gives up
 
 _State = ctypes.c_int64 * ReadWord.SIZE
 _ARGUMENTS = (None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
@@ -104,7 +104,7 @@ class ListReader:
     def read(self, text: bytes, start: int, end: int) -> bytes | None:
         """The elements of the list in `text[start:end]`, as the bytes of a C-ordered array.
 
-        None if the text there is no such list, ends elsewhere, or has a number that native code cannot parse.
+        None if no such list begins there, if it ends elsewhere, or if native code cannot parse one of its numbers.
         """
         state, size = self._state, len(text)
         state[_AT], state[_INDEX] = start, 0

@@ -37,7 +37,10 @@ class Layouts:
     """The memory layouts of one plan of dynamic-shape code: `of` computes the layout for given sizes."""
 
     def __init__(self, plan: Plan, slots: Sequence[tuple[int, Affine]]) -> None:
-        """`slots`: the number of the base, and the offset from it, of every operand, in the order of the steps."""
+        """`slots`: the number of the base, and the offset from it, of every operand, in the order of the steps.
+
+        TypeError for an output that is no tensor, or has no rank.
+        """
         offsets = [offset for _, offset in slots]
         shapes = [_shape_of(port) for port in plan.outputs]
         dims: dict[Dim, int] = {}

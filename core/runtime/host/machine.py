@@ -49,7 +49,11 @@ class Peaks:
 
 @functools.cache
 def peaks() -> Peaks:
-    """The peak rates of one thread of this machine: from the default store, otherwise measured and stored there."""
+    """The peak rates of one thread of this machine, found once per process.
+
+    They come from the default store, if they were measured there for the same target. Otherwise they are measured, and
+    stored there if possible.
+    """
     store = open_store(None)
     path = store.root / "machine.json" if store else None
     known = _read(path) if path else None

@@ -52,7 +52,10 @@ def set_priority(pid: int, priority: Priority) -> None:
 
 
 def resource_usage(pid: int) -> Usage:
-    """The resources that a process and its descendants use now. Processor time includes children that have ended."""
+    """The resources that a process and its descendants use now. Processor time includes children that have ended.
+
+    Of each process only the children that its main thread has started are found.
+    """
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         # Own, and of children that have ended.
@@ -65,10 +68,10 @@ def resource_usage(pid: int) -> Usage:
 
 
 def is_starved(pid: int, computed: float, modesty: float = IDLE_PATIENCE) -> bool:
-    """Whether a process of priority IDLE waited for a processor for more than `modesty` + 4 * `computed` seconds.
+    """Whether a process, its main thread, waited for a processor for more than `modesty` + 4 * `computed` seconds.
 
-    `computed`: the seconds of processor time that it got. Raising its priority again would take privileges, so the
-    caller restarts it with a share.
+    `computed`: the seconds of processor time that it got. For processes of priority IDLE: raising the priority again
+    would take privileges, so the caller restarts the process with a share.
     """
     return _wait_seconds(pid) > modesty + _WAIT_PER_SECOND * computed
 

@@ -54,9 +54,9 @@ class ThreadPool:
                 self._add_worker()
 
     def stop(self) -> None:
-        """End all workers after their current run, and wait at most one second for each.
+        """Wait for the pool's run in progress, end all workers, and wait at most one second for each.
 
-        Later runs use only their callers' threads.
+        Later runs use only their callers' threads. Call it once, and not after `abandon`: otherwise it never returns.
         """
         self._stop(self.address)
         for worker in self._workers:

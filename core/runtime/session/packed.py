@@ -161,7 +161,10 @@ class LazyPacked:
         self.made: PackedRuns | None = None
 
     def get(self) -> PackedRuns:
-        """The packed code; the first call compiles it, and raises whatever that raises. SessionClosed after `close`."""
+        """The packed code; the first call compiles it, and raises whatever that raises.
+
+        SessionClosed if `close` was called before it was compiled.
+        """
         if self.made is None:
             with self._lock:
                 if self._closed:

@@ -228,6 +228,7 @@ class _PartCode:
         """The outputs of the part.
 
         UnservedSizes if the part does not serve these sizes, or if an array does not have the shape that they imply.
+        KeyError if `known` lacks a size.
         """
         ready, inputs = self._ready_for(arrays, known)
         return ready.call(inputs)

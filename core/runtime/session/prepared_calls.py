@@ -298,11 +298,11 @@ class CallCache:
         self._lock = threading.Lock()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Outputs by name, from the call that was cached for feeds of these shapes.
+        """Outputs by name, from the call cached for feeds of these shapes, or for any number of rows.
 
         None for feeds that are not contiguous arrays of exactly the right dtypes (text may be of dtype str) and names,
-        if no call is cached for their shapes, or if its code was replaced or closed: then the caller has to check the
-        feeds in full. Errors are those of the run.
+        if no call is cached that serves their shapes, or if its code was replaced or closed: then the caller has to
+        check the feeds in full. Errors are those of the run.
         """
         if len(feeds) != len(self._expected):
             return None

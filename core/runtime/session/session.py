@@ -250,7 +250,7 @@ class Session:
         """Run with one array, for a model with one input, or with arrays by the names of the inputs.
 
         Returns the output, or a mapping from names to outputs unless the model has exactly one. Errors as for `run`;
-        FeedError also for an array without a name if the model has several inputs.
+        FeedError also for a mapping, and for an array without a name unless it is the only argument for the only input.
         """
         results = self.run(feeds_from_call(self.inputs, arrays, named))
         return next(iter(results.values())) if len(results) == 1 else results
@@ -258,8 +258,8 @@ class Session:
     def run_packed(self, feeds: Sequence[Mapping[str, Any]], record: Record | None = None) -> list[dict[str, Any]]:
         """The outputs by name for each of many feeds, whose sequences may have different lengths.
 
-        The results are those of `run` for each feed, computed together without padding where possible. `record`: as for
-        `run`.
+        The results are those of `run` for each feed, computed together without padding. If a feed has defaults, has no
+        token, or violates what the code assumes, each feed runs by itself. `record`: as for `run`.
 
         UnsupportedError if the model was compiled without `packing` or cannot be packed; otherwise the errors of `run`.
         """
@@ -288,7 +288,7 @@ class Session:
         """Whether inputs of these shapes are as the code assumes, beyond what the model declares.
 
         Inputs that violate the assumptions run on code of their own, and never share a batch with other rows. True also
-        for inputs that do not fit the model at all: `run` refuses those.
+        if an input is missing or has another rank than declared: `run` refuses those.
         """
         return self._assumed is None or self._assumed.fits(shapes)
 
@@ -446,7 +446,10 @@ class Session:
         return lines
 
     def prepare(self) -> None:
-        """Load the cached stand-in for shapes without code of their own, so that the first run does not have to."""
+        """Load the stand-in for shapes without code of their own, so that the first run does not have to.
+
+        No effect unless there is a stand-in, and it is in the cache.
+        """
         self._shapes.prepare()
 
     def settle(self, timeout: float | None = None) -> bool:

@@ -25,7 +25,7 @@ class ShadowInputs:
         self.caller_inputs = {name: type_ for name, type_ in inputs.items() if name not in self._sources}
 
     def beside(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The feeds, and a shadow input for each fed number that has one: a uint8 array of that length.
+        """The feeds, and a shadow input for each fed number that has one: a uint8 array of that length, 0 if negative.
 
         FeedError for a shadow that is fed, and for a number above 2^31 - 1. The other checks find numbers that are
         missing or of the wrong type.

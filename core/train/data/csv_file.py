@@ -41,8 +41,9 @@ def read_csv(file: TableFile) -> Dataset:
     """A dataset of the columns: whole numbers are int64, other numbers float64, other values text.
 
     Whole numbers with missing values are float64, too; a missing number is NaN, a missing text None. A column without
-    any value is text. Reads the whole file once. DataError for a file that cannot be read or has no rows, a line with
-    too many or too few fields, a line of more than 8 MiB, or a header that `_header` refuses.
+    any value is text. Reads the whole file once for the types; `take` reads it again. DataError for a file that cannot
+    be read or has no rows, a line with too many or too few fields, a line of more than 8 MiB, or a header that
+    `_header` refuses.
     """
     table = _Csv(file, *_header(file))
     columns = table.scan()
@@ -204,7 +205,7 @@ class _Csv:
         return notes
 
     def _lines(self, rows: Sequence[int]) -> dict[int, int]:
-        """The line number of each of these rows, counted from 1. Blank lines are no rows.
+        """The line number of each of these rows, counted from 1. Blank lines are no rows. Left out are rows not found.
 
         Lines are taken to end at each line feed, so line feeds within quotation marks shift the numbers.
         """

@@ -241,8 +241,8 @@ class Dataset:
 def from_arrays(arrays: Mapping[str, Values], name: str = "arrays") -> Dataset:
     """A dataset of arrays in memory, whose first axis is the rows. The arrays are not copied.
 
-    `name` is the dataset's name in error messages. DataError for an array that `column_of` refuses, and for arrays that
-    differ in their number of rows.
+    `name` is the dataset's name in error messages. DataError for an array that `column_of` refuses, and as for
+    `Dataset`.
     """
     sources = {key: ArraySource(column_of(key, array, name), np.asarray(array)) for key, array in arrays.items()}
     return Dataset(name, sources, lambda: _digest_of_arrays(arrays))

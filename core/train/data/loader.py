@@ -33,7 +33,8 @@ class Loader:
 
     `workers` threads prepare batches ahead, and run until `close`; with 0 the caller's thread makes each batch when it
     is needed. Without `shuffle` rows keep their order. The last batch of an epoch has the remaining rows; `drop_last`
-    leaves it out if it is not full. DataError if there is no row, or with `drop_last` fewer than a batch.
+    leaves it out if it is not full. DataError if `batch` is below 1, or if there is no row, or with `drop_last` fewer
+    rows than a batch.
 
     `transforms` augment the input that holds images; DataError unless there is exactly one such input. It becomes
     float32 in the same layout and value range; `inputs` gives the resulting types.

@@ -59,7 +59,10 @@ def row_types_of(model: Graph) -> dict[str, Column] | None:
 
 
 def check_classes(output: TensorType, examples: Examples) -> None:
-    """DataError if the model's output has fewer classes (axis 1) than the data; a symbolic axis passes."""
+    """DataError if the model's output has fewer classes (axis 1) than the data; a symbolic axis passes.
+
+    An output of rank 1 counts as one class, and data without classes pass.
+    """
     classes, outputs = examples.classes, output.dims[1] if output.rank > 1 else 1
     if classes is not None and isinstance(outputs, int) and outputs < len(classes):
         message = f"has {len(classes)} classes, but the model's output {output} has {outputs}"

@@ -23,7 +23,8 @@ def reserve_disk_space(size: int) -> None:
 def write_file(path: Path, content: bytes) -> None:
     """Write a file atomically: to a temporary file, synced and renamed. After an OSError the old file is unchanged.
 
-    The OSError has the name of the file without its folder, as that of `write_folder` does.
+    Only if the flush of the folder fails, the file is the new one already. The OSError has the name of the file without
+    its folder, as that of `write_folder` does.
     """
     try:
         replace_file(path, content, durable=True)

@@ -53,10 +53,11 @@ def begin_training(
 
 
 def initial_model_reader(config: Recipe, file: Path, parent: Path | None = None) -> Callable[[], bytes] | None:
-    """A function that reads the initial model as the bytes of an ONNX file; None if there is no such file.
+    """A function that reads the initial model as the bytes of an ONNX file.
 
     The function reads the file that the recipe names, relative to the folder of the recipe's `file`; if the recipe
-    names no file, it reads `parent`. It raises RecipeError if the file that the recipe names does not exist.
+    names no file, it reads `parent`. None if the recipe names no file and `parent` is None. The function raises
+    RecipeError if the file that the recipe names does not exist.
     """
     if isinstance(config.model, OnnxModel):
         path = file.parent / config.model.onnx

@@ -26,8 +26,8 @@ _NEXT = ".next"
 class LossScaling:
     """How the factor of the loss changes; defaults are those of `torch.amp.GradScaler`.
 
-    The factor begins as `initial`. `interval` good updates in a row multiply it by `growth`, a skipped update by
-    `backoff`.
+    The factor begins as `initial`. `interval` good updates in a row multiply it by `growth`, unless it would become
+    infinite; a skipped update multiplies it by `backoff`.
     """
 
     initial: float = 65536.0

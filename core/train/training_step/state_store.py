@@ -37,11 +37,14 @@ class StateStore(Protocol):
         ...
 
     def read(self, name: str) -> Array:
-        """The present value of a state: on the host the array itself, from a device a copy. Errors as for `check`."""
+        """The present value of a state: on the host the array itself, from a device a copy.
+
+        LatheError while this state is invalid; on a device SessionClosed after `close`.
+        """
         ...
 
     def write(self, name: str, array: Array) -> None:
-        """Overwrite a state by the elements of `array`, which has the shape and dtype of the state."""
+        """Overwrite a state by the elements of `array`, of its shape and dtype; the state is valid then."""
         ...
 
     def invalidate(self) -> None:

@@ -195,7 +195,7 @@ def raw_shape(spec: Shape, elements: int) -> Shape:
 def raw_string(spec: TensorSpec, size: int) -> InputLocation:
     """The location of a raw body that is one string of `size` bytes without a length before it.
 
-    All dynamic dimensions are 1; BadRequest if the shape then has more than one element.
+    All dynamic dimensions are 1; BadRequest unless the shape then has exactly one element.
     """
     shape = tuple(1 if axis < 0 else axis for axis in spec.shape)
     if element_count(shape) != 1:

@@ -54,8 +54,8 @@ class ConnectionSlot:
     def on_request(self, connection: Connection) -> bool:
         """Note that the head of a request has arrived; return whether the slot is a normal one (not in the reserve).
 
-        A slot of the reserve becomes a normal one if there is room now. On a connection in the reserve only health
-        checks may be answered.
+        A slot of the reserve becomes a normal one if there is room, or if another connection can be evicted; otherwise
+        the next request tries again. On a connection in the reserve only health checks may be answered.
         """
         if self._slots is not None and self.connection is None:
             self._slots.heard(self, connection)
@@ -149,7 +149,11 @@ class ConnectionSlots:
         return victim is not None
 
     def heard(self, slot: ConnectionSlot, connection: Connection) -> None:
-        """Note the first request of a connection. One in the reserve moves to a normal slot if there is room now."""
+        """Note the first request of a connection.
+
+        A connection in the reserve moves to a normal slot if there is room, or if another connection can be evicted.
+        Otherwise nothing is noted, and its next request tries again.
+        """
         if slot.reserved and self._has_room(slot.client):
             del self._reserve[slot]
             slot.reserved = False

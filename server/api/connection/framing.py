@@ -79,7 +79,8 @@ def _check_codings(version: str, value: bytes, present: Iterable[bytes]) -> None
 def check_target(method: bytes, target: bytes, headers: Headers) -> None:
     """Check the request target; BadRequest if it is invalid.
 
-    Valid are a path, `*` for OPTIONS, and an absolute URL (as sent to a proxy) whose host equals the Host header.
+    Valid are a path, `*` for OPTIONS, and an absolute URL (as sent to a proxy) whose host equals the Host header,
+    if there is one.
     """
     if target.startswith(b"/"):
         if b"#" in target:

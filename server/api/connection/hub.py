@@ -60,7 +60,7 @@ class Hub:
         """Cache the parsed head of these bytes, if they are at most `_MAX_HEAD_BYTES` and have no bare CR or LF.
 
         Then every parser ends the head at the first empty line, so equal bytes at the start of a message mean the same
-        request.
+        request. A full cache is emptied first.
         """
         if len(raw) <= _MAX_HEAD_BYTES and raw.count(b"\n") == raw.count(b"\r\n") == raw.count(b"\r"):
             if len(self.heads) >= _MAX_HEADS:

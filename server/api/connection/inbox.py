@@ -125,8 +125,8 @@ class Inbox:
     def receive(self, data: bytes) -> None:
         """Take bytes that match no request template.
 
-        They are the rest of a body, requests whose heads are cached, or input of the parser. A request that is refused
-        is answered with its error (`reject`).
+        They are the rest of a body, requests whose heads are cached, or input of the parser; dropped if `is_deaf`. A
+        request that is refused is answered with its error (`reject`).
         """
         if self.is_deaf:
             self._deadline.extend(self._hub.now)

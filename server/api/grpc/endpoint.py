@@ -54,7 +54,10 @@ class GrpcEndpoint:
         self.port = 0  # set once it listens
 
     async def start(self) -> None:
-        """Start to listen; RuntimeError if the address is in use, OSError if a TLS file cannot be read."""
+        """Start to listen.
+
+        RuntimeError if the address or certificate cannot be used, OSError if a TLS file cannot be read.
+        """
         settings = self._parts.settings
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=settings.max_connections + EXTRA_CALLS,  # `Calls` limits the calls of each client
@@ -248,7 +251,7 @@ def _unparsed(data: Any) -> Any:
 
 
 def _parse_for_log(data: bytes) -> Message | None:
-    """The parsed inference request, for the access log; None if parsing would take long."""
+    """The parsed inference request, for the access log; None if parsing takes long; BadRequest if invalid."""
     sent = split_small(data)
     return sent.message if sent is not None else None
 

@@ -265,7 +265,10 @@ class InferCall:
         return Reply(200, headers, body, render_block(headers, body)), NOTHING
 
     def _is_compressed(self, size: int) -> bool:
-        """Whether an answer of `size` bytes is compressed: the caller accepts nothing else, or it is large enough."""
+        """Whether an answer of `size` bytes is compressed.
+
+        That is if the caller accepts a coding and, unless it lists only that one, the answer is large enough.
+        """
         head = self.head
         return bool(head.accepts) and (head.is_only_coding or size >= self.service.settings.compress_min)
 

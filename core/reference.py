@@ -13,6 +13,7 @@ from lathe.core.ir.dim import SymDim, affine, symbols
 from lathe.core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from lathe.core.ir.types import TensorType, ValueType
 from lathe.core.ops.opdef import registry
+from lathe.core.ops.opdef.inference import forget_types, infer_graph
 from lathe.core.passes.lowering.input_variants import with_default_inputs
 
 
@@ -36,8 +37,31 @@ def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
     for name in feeds.keys() - {value.name for value in graph.inputs}:
         raise FeedError(f"unknown input '{name}'; the model has {', '.join(v.name for v in graph.inputs) or 'none'}")
     environment.update({state.value: state.initial for state in graph.states})
-    run_nodes(graph, environment, bind_symbols(graph.inputs, environment))
+    sizes = bind_symbols(graph.inputs, environment)
+    try:
+        run_nodes(graph, environment, dict(sizes))
+    except FeedError:
+        fitted = _with_sizes(graph, sizes)
+        if fitted is None:
+            raise
+        return interpret(fitted, feeds)
     return {value.name: environment[value] for value in graph.outputs}
+
+
+def _with_sizes(graph: Graph, sizes: Mapping[str, int]) -> Graph | None:
+    """A copy of the graph with numbers for the symbols of its inputs; None if there are none, or if it is not valid.
+
+    Types of the graph may hold for some sizes only: `x[-3:]` of [n] has the type [3], which is wrong for n = 2.
+    """
+    if not sizes:
+        return None
+    copy = graph.clone(sizes)
+    forget_types(copy)
+    try:
+        infer_graph(copy)
+    except ModelError:
+        return None
+    return copy
 
 
 # Runs a node instead of its reference: from its inputs, and the values of symbols, to its outputs.

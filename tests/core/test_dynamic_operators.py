@@ -37,7 +37,6 @@ KNOWN_SIZES_ONLY = {
     ("DFT", 0): "the last extent is 1 or 2",
     ("STFT", 2): "a window is multiplied by tables of known length",
     ("Col2Im", 0): "channels are divided by those of a block",
-    ("MatMulInteger", 1): "one zero point, or one for each column: only a run shows which",
     ("MatMulInteger", 3): "one zero point, or one for each column: only a run shows which",
     ("Resize", 0): "cubic and smoothing filters have tables of known length",
 }
@@ -97,7 +96,7 @@ class Place:
         shape: list[Any] = [*self.case.inputs[self.index].shape]
         shape[self.axis] = symbol("m")
         try:
-            return _with_weights(graph_of(self.case, {self.index: tuple(shape)}), self.case)
+            return with_weights(graph_of(self.case, {self.index: tuple(shape)}), self.case)
         except LatheError:
             return None
 
@@ -109,7 +108,7 @@ class Place:
         return {f"x{index}": array for index, array in enumerate(arrays)}
 
 
-def _with_weights(graph: Graph, origin: Case) -> Graph:
+def with_weights(graph: Graph, origin: Case) -> Graph:
     if origin.label in WITH_WEIGHTS:
         for value in graph.inputs[1:]:
             graph.constants[value] = origin.inputs[int(value.name[1:])]
@@ -134,11 +133,11 @@ def _places(origin: Case) -> Iterator[Place]:
 
 def _fed(origin: Case) -> list[int]:
     """The indices of the inputs that are no constants."""
-    return [int(value.name[1:]) for value in _with_weights(graph_of(origin), origin).inputs]
+    return [int(value.name[1:]) for value in with_weights(graph_of(origin), origin).inputs]
 
 
 def _has_kernels(origin: Case) -> bool:
-    graph, _ = run_passes(_with_weights(graph_of(origin), origin), OPTIONS)
+    graph, _ = run_passes(with_weights(graph_of(origin), origin), OPTIONS)
     return has_dynamic_kernels(graph, OPTIONS)
 
 

@@ -32,6 +32,15 @@ def test_an_empty_batch_runs_through_shape_computations() -> None:
         assert session.run(feeds)["reshape"].shape == (0, 2, 9)
 
 
+@pytest.mark.parametrize("length", [0, 2, 3, 5])
+def test_inputs_may_be_shorter_than_a_slice(length: int) -> None:
+    """The inferred type of x[:, -3:] is [n, 3], which is right for three elements or more."""
+    graph, b, x = one_input(symbol("n"), symbol("m"))
+    graph.outputs = [b("Slice", x, starts=(-3,), ends=(2**31,), axes=(1,))]
+    data = np.arange(2.0 * length, dtype=np.float32).reshape(2, length)
+    np.testing.assert_array_equal(lathe.interpret(graph, {"x": data})["slice"], data[:, -3:])
+
+
 @pytest.mark.parametrize("values", [[1, 0, 2, 0, 3, 0], [0] * 6])
 def test_a_symbol_found_from_a_result_is_known_to_later_nodes(values: list[int]) -> None:
     graph, b, x = one_input(6)

@@ -69,7 +69,8 @@ class SegmentAttentionSpec(KernelSpec):
 def segment_attention(request: Request) -> KernelCall | None:
     """Selector of float32 attention within packed sequences.
 
-    None unless the strides between tokens and the numbers of columns are numbers, and columns are contiguous.
+    None unless there are `n` tokens, the strides between tokens and the numbers of columns are numbers, and columns are
+    contiguous.
     """
     node = request.node
     if not _is_covered(node):
@@ -83,6 +84,8 @@ def segment_attention(request: Request) -> KernelCall | None:
     steps = _numbers(step for matrix in (q, k, v, y) for step in matrix.strides[-2:])
     sizes = _numbers((q.shape[-1], v.shape[-1]))
     if steps is None or sizes is None or 0 in sizes or steps[1::2] != [1, 1, 1, 1]:
+        return None
+    if q.shape[-2] != symbol("n"):  # for n tokens there is scratch memory
         return None
     batch, epilogue = shape[:-2], node.attrs.get("epilogue")
     nest = Nest(batch, tuple(matrix.along(batch) for matrix in (q, k, v, *extras.values(), y))).collapsed()

@@ -64,7 +64,7 @@ class Col2Im(OpDef):
         out = [(size - extent) // stride + 1 for size, extent, stride in spans]
         if prod(out) != x.shape[2]:
             c.fail(f"input has {x.shape[2]} windows, the image {prod(out)}")
-        columns = as_computed(x).reshape(len(x), -1, *block, *out)
+        columns = as_computed(x).reshape(len(x), x.shape[1] // prod(block), *block, *out)
         y = np.zeros((len(x), columns.shape[1], *padded), columns.dtype)
         for tap, where in window.taps(out):
             y[where] += columns[(slice(None), slice(None), *tap[1:])]

@@ -396,11 +396,12 @@ def _transposed_output(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) 
     if c.attr("output_shape") is not None:
         return list(c.attr("output_shape"))[-len(spatial) :]
     if window.pads is None:
-        return [size * stride for size, stride in zip(spatial, window.strides, strict=True)]
-    full = _full_extent(window, spatial, extra)
-    out = [size - (before + after) for size, (before, after) in zip(full, window.pads, strict=True)]
+        out, reason = [size * stride for size, stride in zip(spatial, window.strides, strict=True)], "X is empty"
+    else:
+        full, reason = _full_extent(window, spatial, extra), f"pads {window.pads} are larger than what they cut"
+        out = [size - (before + after) for size, (before, after) in zip(full, window.pads, strict=True)]
     if any(isinstance(size, int) and size < 1 for size in out):
-        c.fail(f"output would have spatial shape {out}: pads {window.pads} are larger than what they cut")
+        c.fail(f"output would have spatial shape {out}: {reason}")
     return out
 
 

@@ -50,7 +50,11 @@ class Pool(OpDef):
 
 @register
 class MaxPool(Pool):
-    """The greatest element of each window, and optionally its index in the flattened input."""
+    """The greatest element of each window, and optionally its index in the flattened input.
+
+    Without indices, the maximum of a window with NaN is NaN. With indices, NaN counts only if it is the window's first
+    element, as in ONNX Runtime (whose maxima without indices depend on the order of its vector code).
+    """
 
     outputs = "Y, Indices"
     attrs = {**Pool.attrs, "storage_order": 0}

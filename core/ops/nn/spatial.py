@@ -123,7 +123,7 @@ class Window:
         for tap in np.ndindex(*self.kernel):
             starts = [t * d for t, d in zip(tap, self.dilations, strict=True)]
             spans = zip(starts, out, self.strides, strict=True)
-            where = (slice(start, start + (count - 1) * stride + 1, stride) for start, count, stride in spans)
+            where = (slice(start, start + max((count - 1) * stride + 1, 0), stride) for start, count, stride in spans)
             yield (..., *tap), (..., *where)
 
     def padded(self, x: Any, out: Sequence[int], fill: Any = 0) -> Any:
@@ -137,13 +137,10 @@ class Window:
         return np.pad(x, widths, constant_values=fill) if any(map(any, widths)) else x
 
 
-def window_of(c: NodeView, kernel: Sequence[int], *, strides_default: Sequence[int] | None = None) -> Window:
-    """The window that the node's attributes describe, for a kernel of these extents. ModelError if they do not fit.
-
-    A node without `strides` has `strides_default`, or strides of 1.
-    """
+def window_of(c: NodeView, kernel: Sequence[int]) -> Window:
+    """The window that the node's attributes describe, for a kernel of these extents. ModelError if they do not fit."""
     rank = len(kernel)
-    strides = _positive(c, "strides", c.attr("strides") or strides_default or (1,) * rank, rank)
+    strides = _positive(c, "strides", c.attr("strides") or (1,) * rank, rank)
     dilations = _positive(c, "dilations", c.attr("dilations") or (1,) * rank, rank)
     mode = c.attr("auto_pad") or "NOTSET"
     if mode not in AUTO_PADS:
@@ -234,7 +231,7 @@ def _too_large(c: Infer, window: Window, axis: int, size: Dim) -> NoReturn:
 def _output_dim(c: Infer, window: Window, axis: int, size: Dim, ceil_mode: bool) -> Dim:
     stride, extent = window.strides[axis], window.extents[axis]
     if window.pads is None:
-        return (size + (stride - 1)) // stride
+        return (size + (stride - 1)) // stride if size != 0 else c.fail(f"spatial axis {axis} is empty")
     before, after = window.pads[axis]
     room = _room(window, axis, size)
     if isinstance(room, int) and room < 0:

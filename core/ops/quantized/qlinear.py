@@ -25,11 +25,14 @@ class MatMulInteger(OpDef):
 
     inputs = "A, B, a_zero_point?, b_zero_point?"
     outputs = "Y"
+    agreeing = True
     zero_gradient = "integers have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         for index in (0, 1):
             check_kind(c, index, _BYTES)
+        _check_per_line(c, c.shape(0), -2, (2,))
+        _check_per_line(c, c.shape(1), -1, (3,))
         return [TensorType(DType.INT32, product_shape(c, c.shape(0), c.shape(1)))]
 
     def reference(
@@ -49,10 +52,13 @@ class QLinearMatMul(OpDef):
 
     inputs = "a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point"
     outputs = "y"
+    agreeing = True
     zero_gradient = "integers have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         _check_operands(c, 0, 3)
+        _check_per_line(c, c.shape(0), -2, (1, 2))
+        _check_per_line(c, c.shape(3), -1, (4, 5))
         return [TensorType(check_kind(c, 7, QUANTIZED), product_shape(c, c.shape(0), c.shape(3)))]
 
     def reference(self, c: Call, *x: Array) -> Array:
@@ -132,6 +138,17 @@ def _check_per_channel(c: Infer, w: Shape | None, indices: Sequence[int]) -> Non
         shape = c.shape(index) if c.has_input(index) else None
         if w is not None and shape is not None and shape != () and not fits(shape, (1,)):
             expect_shape(c, index, w[:1])
+
+
+def _check_per_line(c: Infer, matrix: Shape | None, axis: int, indices: Sequence[int]) -> None:
+    """ModelError for a vector among these inputs that has neither one element nor one for each row or column.
+
+    `axis` of `matrix` is -2 for rows, -1 for columns.
+    """
+    for index in indices:
+        shape = c.shape(index) if c.has_input(index) else None
+        if matrix is not None and len(matrix) > 1 and shape is not None and len(shape) == 1 and not fits(shape, (1,)):
+            expect_shape(c, index, (matrix[axis],))
 
 
 def _check_operands(c: Infer, *starts: int) -> None:

@@ -21,6 +21,7 @@ from lathe.core.ops.tensor.einsum_definition import Label, Labelled, define
 class Einsum(OpDef):
     """`equation` as in NumPy's einsum, with or without an arrow and ellipses."""
 
+    agreeing = True  # NumPy reads beyond an operand whose diagonal has an axis of extent 0
     rounds_freely = True
     inputs = "*Inputs"
     outputs = "Output"

@@ -152,6 +152,17 @@ def _rows_together(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
     return [row]
 
 
+def _indexed(c: Call, data: Array, indices: Array, batch: int = 0) -> tuple[Array, list[Array]]:
+    """`data` and the indices along its axes after the first `batch`, from coordinates along the last axis of `indices`.
+
+    Without coordinates, where each place is all of `data`, the result has an axis of extent 1 for a single index.
+    """
+    if indices.shape[-1] == 0:
+        return np.expand_dims(data, batch), [np.zeros(indices.shape[:-1], np.int64)]
+    places = range(indices.shape[-1])
+    return data, [normalize_indices(c, indices[..., i], data.shape[batch + i], batch + i) for i in places]
+
+
 @register
 class GatherND(OpDef):
     """The slices of `data` at coordinates, which the last axis of `indices` holds.
@@ -179,9 +190,7 @@ class GatherND(OpDef):
         batch = c.attr("batch_dims")
         lead = np.ogrid[tuple(slice(extent) for extent in data.shape[:batch])] if batch else []
         spread = [np.expand_dims(g, tuple(range(batch, indices.ndim - 1))) for g in lead]
-        parts = [
-            normalize_indices(c, indices[..., i], data.shape[batch + i], batch + i) for i in range(indices.shape[-1])
-        ]
+        data, parts = _indexed(c, data, indices, batch)
         return data[(*spread, *parts)]
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
@@ -312,8 +321,8 @@ class ScatterND(Scattering):
         return super().infer(c)
 
     def reference(self, c: Call, data: Array, indices: Array, updates: Array) -> Array:
-        parts = tuple(normalize_indices(c, indices[..., i], data.shape[i], i) for i in range(indices.shape[-1]))
-        return self.write(c, data, parts, updates)
+        indexed, parts = _indexed(c, data, indices)
+        return self.write(c, indexed, tuple(parts), updates).reshape(data.shape)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | MixesRows:
         """Rows stay apart along an axis that no coordinate indexes, if `updates` have rows there, `indices` none."""

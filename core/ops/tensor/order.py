@@ -118,6 +118,13 @@ class TopK(OpDef):
         result = (*shape[:axis], count, *shape[axis + 1 :])
         return [TensorType(dtype, result), TensorType(DType.INT64, result)]
 
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        """The extent minus K: kernels read K elements of each line. A run fails where it is negative."""
+        shape, given = c.shape(0), c.param("K")
+        if shape is None or given is None:
+            return ()
+        return [shape[normalize_axis(c, c.attr("axis"), len(shape))] - given[0]]
+
     def reference(self, c: Call, x: Array, _: RuntimeValue = None) -> tuple[Array, Array]:
         axis, count = normalize_axis(c, c.attr("axis"), x.ndim), int((c.param("K") or (0,))[0])
         if not 0 <= count <= x.shape[axis]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lathe.core.ir.dim import product
+from lathe.core.ir.dim import Dim, product
 from lathe.core.ir.graph import Array
 from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ops.opdef.backward import Backward, Rewrite
@@ -263,8 +263,15 @@ class ArgExtreme(OpDef):
             c.fail(f"axis {axis} of {c.tensor(0)} is empty, expected at least one element")
         return [TensorType(DType.INT64, reduced_shape(shape, (axis,), c.attr("keepdims")))]
 
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        """The extent minus 1: an empty axis has no extreme. Kernels read the first element."""
+        shape = c.shape(0)
+        return () if shape is None else [shape[normalize_axis(c, c.attr("axis"), len(shape))] - 1]
+
     def reference(self, c: Call, x: Array) -> Array:
         axis = normalize_axis(c, c.attr("axis"), x.ndim)
+        if x.shape[axis] == 0:
+            c.fail(f"axis {axis} of shape {list(x.shape)} is empty, expected at least one element")
         if c.attr("select_last_index"):
             index = x.shape[axis] - 1 - self.find(np.flip(as_computed(x), axis), axis)
         else:

@@ -443,6 +443,7 @@ def _indexing() -> list[Case]:
         case("GatherND", x, vector([0, 1], [3, -1])),
         case("GatherND", x, vector([[0], [1]])),
         case("GatherND", x, vector([0, 1, 2])),
+        case("GatherND", x, ints(2, 3, 0)),
         case("GatherND", x, ints(4, 2, 1, low=0, high=4), batch_dims=1),
         case("GatherND", floats(2, 3, 4), ints(2, 3, 5, 1, low=0, high=3), batch_dims=2),
         case("ScatterElements", x, np.tile(np.arange(3)[:, None], (4, 1, 6)), floats(4, 3, 6), axis=1),
@@ -451,6 +452,7 @@ def _indexing() -> list[Case]:
             for how in ("add", "mul", "max", "min")
         ),
         case("ScatterND", x, vector([1], [-1]), floats(2, 5, 6)),
+        case("ScatterND", x, ints(1, 0), floats(1, 4, 5, 6)),
         case("ScatterND", x, vector([1, 2], [0, 4], [1, 2]), floats(3, 6), **add),
         *(
             case("ScatterND", x, vector([1, 2, 3], [1, 2, 3]), floats(2), reduction=how)

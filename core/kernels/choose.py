@@ -63,13 +63,6 @@ def row_of(op: str, device: str = "cpu") -> Row:
     return added if added is not None else _table(device).get(op, Row())
 
 
-def covered_ops(device: str = "cpu") -> frozenset[str]:
-    """The names of the operators for which a device's table has a row or `add_row` added selectors."""
-    return frozenset(_table(device)) | {
-        op for (where, op), row in _CUSTOM_ROWS.items() if where == device and row.selectors
-    }
-
-
 def families(op: str, device: str = "cpu") -> tuple[str, ...]:
     """The modules of an operator's selectors on a device, in the order of its row, each once, such as "conv.batch".
 

@@ -22,7 +22,6 @@ from lathe.core.errors import ModelError, UnsupportedError
 from lathe.core.ir.text import Weights, parse_graph, print_graph
 from lathe.core.ir.types import DType, TensorType
 from lathe.core.kernels import choose
-from lathe.core.kernels.choose import covered_ops
 from lathe.core.ops.opdef import registry
 from lathe.core.runtime.session.session import Session
 from tests.core.frontends.models import model
@@ -150,7 +149,7 @@ def test_a_new_definition_replaces_the_first_completely() -> None:
         with lathe.compile(lathe.load(data), threads=1) as session:
             assert shown in session.explain()
             agrees(session, data)
-    assert "CentreRows" not in covered_ops()
+    assert not choose.row_of("CentreRows").selectors
 
 
 def test_a_new_definition_is_compiled_again(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from lathe.core.kernels.choose import candidates, select
 from lathe.core.kernels.gemm.cublaslt_spec import LibrarySpec
 from lathe.core.ops.opdef import registry
 
-DEVICE = "simulated"  # of `GpuTarget.device`
-
 
 @dataclass(frozen=True)
 class ReferenceSpec(KernelSpec):

@@ -89,7 +89,7 @@ def check_arity(node: Node, op: registry.OpDef) -> None:
     count = len(node.inputs)
     if least <= count and (most is None or count <= most) and None not in node.inputs:
         return  # nearly all nodes
-    required = [value for value in node.inputs[:least] if value is not None or node.op in ("Sequence",)]
+    required = [value for value in node.inputs[:least] if value is not None]
     from_attrs = sum(1 for name, index in op.params.items() if index < least and node.attrs.get(name) is not None)
     if len(required) + from_attrs < least or (most is not None and count > most):
         expected = f"at least {least}" if most is None else (str(least) if least == most else f"{least} to {most}")

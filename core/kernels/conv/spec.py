@@ -31,7 +31,7 @@ from lathe.core.kernels.shared.panels import (
     stage_bytes,
 )
 from lathe.core.kernels.shared.window import Window
-from lathe.core.kernels.shared.words import WORD_BYTES, count_in_words, element_of, pack_words, word_of
+from lathe.core.kernels.shared.words import WORD_BYTES, count_in_words, element_of, pack_words, word_of_bytes
 from lathe.core.kernels.target import Target
 from lathe.core.ops.nn.conv import conv_pads
 from lathe.core.ops.opdef import registry
@@ -228,7 +228,7 @@ def implicit_gemm(request: Request) -> KernelCall | None:
     )
     extras = [In(i) for i in extra_indices(node)]
     lines = strided_operands(request)
-    fill = word_of(attribute(node, "pad_value"), element) if node.op == "FusedConv" else 0
+    fill = word_of_bytes(attribute(node, "pad_value")) if node.op == "FusedConv" else 0
     full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill, pair)
     short = channels < FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows
     if single and short:
@@ -274,9 +274,8 @@ def dynamic_conv(request: Request) -> KernelCall | None:
     groups, channels, columns = groups // pair, channels * pair, columns * pair
     finish, tile = finish_of(node, request), choose_tile(request.cpu, product(y.shape[:-1]), columns, request.rank)
     pack = partial(_pack, groups=groups, tile=tile, element=F32)
-    fill = word_of(attribute(node, "pad_value"), F32) if node.op == "FusedConv" else 0
     spec = DynamicConvSpec(
-        x.shape[0], windows, groups, channels, columns, finish, False, tile, F32, fill, pair, image, results
+        x.shape[0], windows, groups, channels, columns, finish, False, tile, F32, 0, pair, image, results
     )
     weights = Packed(1, f"conv{tile.columns}x{tile.lanes}g{groups}{F32}", pack)
     extras = [In(i) for i in extra_indices(node)]

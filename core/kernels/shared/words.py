@@ -58,14 +58,9 @@ def accumulator_dtype(element: DType) -> DType:
     return DType.FLOAT32 if element.is_float else DType.INT32
 
 
-def word_of(value: int, element: DType) -> int:
-    """The 32-bit word, as a signed integer, whose elements all have the value `value`.
-
-    ValueError for float16, which does not fill a word, unless the value is 0.
-    """
-    if value == 0:
-        return 0
-    return int(np.full(elements_per_word(element), value, element.numpy).view(np.int32)[0])
+def word_of_bytes(value: int) -> int:
+    """The word, as a signed integer, of four bytes of the value `value`, from 0 to 255."""
+    return int(np.full(WORD_BYTES, value, np.uint8).view(np.int32)[0])
 
 
 def count_in_words(count: Dim, element: DType) -> Dim | None:

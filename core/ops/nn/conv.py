@@ -13,7 +13,7 @@ import numpy as np
 
 from lathe.core.ir.dim import evaluate, product
 from lathe.core.ir.graph import Array
-from lathe.core.ir.types import Dim, TensorType, ValueType
+from lathe.core.ir.types import Dim, DType, TensorType, ValueType
 from lathe.core.ops.nn.conv_gradient import explicit_pads, flat_pads, image_gradient, shared_attrs
 from lathe.core.ops.nn.fused import apply_epilogue, check_extras, epilogue_dtype
 from lathe.core.ops.nn.narrow_products import as_product_operands, check_epilogue, padded_total, product_dtype
@@ -115,8 +115,9 @@ def _pixels_of_tap(padded: Term, window: Window, out: Sequence[Dim], place: Sequ
 class FusedConv(Conv):
     """A convolution with an epilogue: Y = epilogue(conv(X, W) + B, *extras).
 
-    `pads` are explicit, and filled with `pad_value`. Extras broadcast to Y in the node's layout. X may be narrower than
-    the product, whose type B has (`lathe.core.ops.nn.narrow_products` lists the pairs of types).
+    `pads` are explicit, and filled with `pad_value`, which is 0 unless X is uint8. Extras broadcast to Y in the node's
+    layout. X may be narrower than the product, whose type B has (`lathe.core.ops.nn.narrow_products` lists the pairs of
+    types).
     """
 
     domain = "lathe"
@@ -127,6 +128,8 @@ class FusedConv(Conv):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape = product_dtype(c), conv_shape(c)
         check_epilogue(c, dtype)
+        if not 0 <= c.attr("pad_value") <= (255 if c.dtype(0) is DType.UINT8 else 0):
+            c.fail(f"pad_value is {c.attr('pad_value')} for {c.dtype(0)}, expected 0, or up to 255 for uint8")
         if c.has_input(2) and c.dtype(2) is not dtype:
             c.fail(f"B is {c.dtype(2)}, the product is {dtype}")
         if shape is not None:

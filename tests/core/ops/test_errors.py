@@ -10,7 +10,7 @@ import pytest
 from lathe.core.errors import FeedError, ModelError, UnsupportedError
 from lathe.core.ir.dim import symbol
 from lathe.core.ops.opdef import registry
-from tests.core.ops.cases import F32, I64, bools, case, floats, ints, scalar, vector
+from tests.core.ops.cases import F16, F32, I64, bools, case, floats, ints, scalar, vector
 from tests.core.ops.harness import graph_of, run, run_lathe
 
 ILL_TYPED = [
@@ -87,6 +87,8 @@ ILL_TYPED = [
     (case("GRU", floats(5, 2, 3), floats(1, 6, 3), floats(1, 6, 2), activations=("Tanh",)), "has 1 activations"),
     (case("GridSample", floats(1, 2, 3, 4), floats(1, 5, 5, 3)), "grid is float32[1,5,5,3], expected [1,O1,O2,2]"),
     (case("Adagrad", scalar(0.1), scalar(0, I64), floats(3), floats(1), floats(3)), "is float32[1], expected [3]"),
+    (case("FusedConv", floats(1, 2, 3, 3), floats(2, 2, 1, 1), pad_value=1), "pad_value is 1 for float32, expected 0"),
+    (case("FusedConv", floats(1, 2, 3, 3, dtype=F16), floats(2, 2, 1, 1, dtype=F16), pad_value=1), "pad_value is 1"),
     (case("BitCast", floats(3), to=11), "expected an element type as wide as float64"),
 ]
 

@@ -43,11 +43,11 @@ def plan_from_json(data: dict[str, Any], fallbacks: Graph) -> Plan:
 
     ArtifactError for another schema, or malformed data.
     """
-    if data.get("schema") != SCHEMA:
-        raise ArtifactError(f"plan has schema {data.get('schema')!r}, expected {SCHEMA}")
     try:
+        if data["schema"] != SCHEMA:
+            raise ArtifactError(f"plan has schema {data['schema']!r}, expected {SCHEMA}")
         return _plan(data, fallbacks)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ArtifactError(f"plan is malformed: {type(error).__name__} {error}") from error
 
 

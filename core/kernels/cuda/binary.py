@@ -40,13 +40,19 @@ class Binary:
 
     @staticmethod
     def from_bytes(data: bytes) -> Binary:
-        """The binary that `to_bytes` wrote. ArtifactError if the magic number or the sizes are wrong."""
+        """The binary that `to_bytes` wrote. ArtifactError for any other bytes, except changed machine code or PTX."""
         if len(data) < _HEAD.size or not Binary.is_one(data):
             raise ArtifactError("GPU kernel: the data are not a binary of a GPU kernel")
         _, facts, cubin, ptx = _HEAD.unpack_from(data)
         ends = [_HEAD.size, _HEAD.size + facts, _HEAD.size + facts + cubin, _HEAD.size + facts + cubin + ptx]
         if ends[-1] != len(data):
             raise ArtifactError(f"GPU kernel: expected {ends[-1]} bytes, got {len(data)}")
-        symbol, arch, warps, shared, compiler = json.loads(data[ends[0] : ends[1]])
-        code, text = data[ends[1] : ends[2]], data[ends[2] : ends[3]].decode()
-        return Binary(symbol, arch, warps, shared, code, text, compiler)
+        code, text = data[ends[1] : ends[2]], data[ends[2] : ends[3]]
+        try:
+            found = json.loads(data[ends[0] : ends[1]])
+            if not isinstance(found, list) or [type(fact) for fact in found] != [str, int, int, int, str]:
+                raise ValueError("expected a symbol, three numbers and a compiler")
+            symbol, arch, warps, shared, compiler = found
+            return Binary(symbol, arch, warps, shared, code, text.decode(), compiler)
+        except (ValueError, RecursionError) as error:
+            raise ArtifactError(f"GPU kernel: its facts or its PTX are malformed: {error}") from error

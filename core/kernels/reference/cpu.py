@@ -50,16 +50,21 @@ class ReferenceKernel:
     """A loaded reference kernel. All arrays that it reads and writes are views of the memory that `run` receives."""
 
     def __init__(self, data: bytes) -> None:
-        """Load the bytes that `object_of` wrote. ArtifactError for code of another device."""
+        """Load the bytes that `object_of` wrote. ArtifactError for code of another device, and for malformed bytes."""
         if not data.startswith(MAGIC):
             raise ArtifactError("code: expected that of a simulated device, got code for another device")
         header, _, weights = data.removeprefix(MAGIC).partition(b"\n")
-        facts = json.loads(header)
-        self.graph: Graph = parse_graph(facts["graph"], weights)
-        self.operands: int = facts["operands"]
-        self.flagged: bool = facts["flagged"]
-        self.kernel: str = facts["kernel"]
-        self.strides: list[tuple[Dim, ...]] = [tuple(map(parse_dim, each)) for each in facts["strides"]]
+        try:
+            facts = json.loads(header)
+            self.graph: Graph = parse_graph(facts["graph"], weights)
+            self.operands = int(facts["operands"])
+            self.flagged = bool(facts["flagged"])
+            self.kernel = str(facts["kernel"])
+            self.strides: list[tuple[Dim, ...]] = [tuple(map(parse_dim, each)) for each in facts["strides"]]
+            if len(self.graph.nodes) != 1 or len(self.strides) != len(self.graph.inputs) + len(self.graph.outputs):
+                raise ValueError("expected one node, and strides for each of its operands")
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, ModelError) as error:
+            raise ArtifactError(f"code of a simulated device is malformed: {type(error).__name__} {error}") from error
 
     def run(self, grid: tuple[int, int, int], addresses: Sequence[int], n: int, view: View) -> None:
         """Run the node once on the operands at `addresses`, for a batch of `n`; the grid is ignored.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,10 @@ class MaxRoiPool(OpDef):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, x, rois = check_kind(c, 0, FLOAT), c.shape(0), c.shape(1)
-        if len(c.attr("pooled_shape")) != 2:
-            c.fail(f"pooled_shape is {list(c.attr('pooled_shape'))}, expected 2 numbers")
+        if len(c.attr("pooled_shape")) != 2 or min(c.attr("pooled_shape")) < 1:
+            c.fail(f"pooled_shape is {list(c.attr('pooled_shape'))}, expected 2 numbers of at least 1")
+        if not isfinite(c.attr("spatial_scale")):
+            c.fail(f"spatial_scale is {c.attr('spatial_scale')}, expected a finite number")
         if x is None or rois is None:
             return [TensorType(dtype, None)]
         expect_shape(c, 0, ("N", "C", "H", "W"))

@@ -188,6 +188,7 @@ class MaxUnpool(OpDef):
 class Det(OpDef):
     """The determinants of matrices in the last two axes."""
 
+    agreeing = True
     inputs = "X"
     outputs = "Y"
     no_gradient = "it needs a matrix inverse, for which ONNX has no operator"

@@ -25,6 +25,7 @@ _MODES = ("nearest", "linear", "cubic")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
+_LARGEST_SCALE = 1 << 20  # a bound that is safe: far above any scale in use
 _MOST_TAPS = 1 << 16  # larger than any image; an unlimited filter could exhaust memory
 
 Params = tuple[Any, ...]
@@ -185,8 +186,8 @@ def _scaled_size(c: Infer, size: Dim, scale: float, axis: int) -> Dim:
 
     Otherwise it gives a new symbol. ModelError for a scale that is not positive, or above 2**20.
     """
-    if not scale > 0 or scale > 1 << 20:
-        c.fail(f"scale is {scale}, expected a number above 0")
+    if not 0 < scale <= _LARGEST_SCALE:
+        c.fail(f"scale is {scale}, expected a number above 0, at most {_LARGEST_SCALE}")
     if isinstance(size, int):
         return int(np.floor(np.float32(size) * np.float32(scale)))
     fraction = Fraction(scale)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from itertools import product
-from math import prod
+from math import isfinite, prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,8 +89,8 @@ class GridSample(OpDef):
         x, grid = c.shape(0), c.shape(1)
         if x is None or grid is None:
             return [TensorType(dtype, None)]
-        if len(x) < 3:
-            c.fail(f"X is {c.tensor(0)}, expected rank 3 or more")
+        if len(x) < 3 or 0 in x[2:]:
+            c.fail(f"X is {c.tensor(0)}, expected rank 3 or more and at least one pixel")
         expect_shape(c, 1, (x[0], *(f"O{axis}" for axis in range(1, len(x) - 1)), len(x) - 2))
         return [TensorType(dtype, (x[0], x[1], *grid[1:-1]))]
 
@@ -212,6 +212,13 @@ class RoiAlign(OpDef):
         if x is None or rois is None:
             return [TensorType(dtype, None)]
         expect_shape(c, 0, ("N", "C", "H", "W"))
+        if 0 in x[2:]:
+            c.fail(f"X is {c.tensor(0)}, expected at least one pixel")
+        for name, least in (("output_height", 1), ("output_width", 1), ("sampling_ratio", 0)):
+            if c.attr(name) < least:
+                c.fail(f"{name} is {c.attr(name)}, expected at least {least}")
+        if not isfinite(c.attr("spatial_scale")):
+            c.fail(f"spatial_scale is {c.attr('spatial_scale')}, expected a finite number")
         expect_shape(c, 1, ("num_rois", 4))
         expect_shape(c, 2, (rois[0],))
         return [TensorType(dtype, (rois[0], x[1], c.attr("output_height"), c.attr("output_width")))]

@@ -184,8 +184,9 @@ class FeatureVectorizer(OpDef):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         sizes = c.attr("inputdimensions") or ()
-        if len(sizes) != len(c.node.inputs) or min(sizes) < 0:
-            c.fail(f"inputdimensions is {list(sizes)}, expected a size for each of the {len(c.node.inputs)} inputs")
+        if not sizes or len(sizes) != len(c.node.inputs) or min(sizes) < 0:
+            count = len(c.node.inputs)
+            c.fail(f"inputdimensions is {list(sizes)}, expected a size for each of the {count} inputs, at least one")
         shapes = [c.shape(index) for index, _ in enumerate(sizes) if check_kind(c, index, NUMBERS)]
         rows = [shape[0] if len(shape) > 1 else 1 for shape in shapes if shape is not None]
         if not rows:

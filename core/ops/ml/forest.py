@@ -94,8 +94,7 @@ def scores(forest: Forest, x: Array, targets: int, how: int) -> Array:
     """Scores [rows, targets] in float64 for the rows `x` [rows, features].
 
     The weights of the leaves that a row reaches in all trees are aggregated by `how`: `SUM`, `AVERAGE` (the sum divided
-    by the number of trees), `MIN` or `MAX`. A target without weights gets 0, as does one whose `MIN` or `MAX` is
-    infinite.
+    by the number of trees), `MIN` or `MAX`. A target without weights gets 0.
     """
     step = max(1, _WALKERS // max(len(forest.roots), 1))
     parts = [_scores(forest, x[at : at + step], targets, how) for at in range(0, len(x), step)]
@@ -115,7 +114,7 @@ def _scores(forest: Forest, x: Array, targets: int, how: int) -> Array:
     start, combine = (np.inf, np.minimum) if how == MIN else (-np.inf, np.maximum)
     best = np.full(size, start)
     combine.at(best, places, weights)
-    return np.where(np.isinf(best), 0, best).reshape(len(x), targets)
+    return np.where(np.bincount(places, minlength=size) > 0, best, 0).reshape(len(x), targets)
 
 
 def _leaves(forest: Forest, x: Array) -> Array:

@@ -49,7 +49,7 @@ class LabelEncoder(OpDef):
         keys, values, default = self.table(c)
         if c.dtype(0) is not DType.from_numpy(keys.dtype):
             c.fail(f"X is {c.tensor(0)}, its keys are {DType.from_numpy(keys.dtype)}")
-        if keys.shape != values.shape or default.size != 1 or default.dtype != values.dtype:
+        if keys.shape != values.shape or default.size != 1:
             c.fail(f"has {keys.size} keys, {values.size} values and {default.size} defaults, expected a value per key")
         return [TensorType(DType.from_numpy(values.dtype), c.shape(0))]
 
@@ -57,13 +57,19 @@ class LabelEncoder(OpDef):
         """The keys, the values, and the default, as arrays, from the attributes that the node has.
 
         Of several attributes for the keys or for the values, the first of `_tensor`, `_int64s`, `_strings` and
-        `_floats` counts. ModelError if there is none.
+        `_floats` counts. ModelError if there is none, and for a default that the element type of the values lacks.
         """
         (_, keys), (kind, values) = self._present_attribute(c, "keys"), self._present_attribute(c, "values")
         default = c.attr(f"default_{kind}")
+        if isinstance(default, np.ndarray) and default.dtype != values.dtype:
+            found, wanted = (DType.from_numpy(each.dtype) for each in (default, values))
+            c.fail(f"default_tensor is {found}, expected {wanted} as values_tensor")
         if default is None:
             default = self._default(c, values)
-        return keys, values, np.asarray(default, values.dtype)
+        try:
+            return keys, values, np.asarray(default, values.dtype)
+        except OverflowError:
+            return c.fail(f"default_int64 is {default}, expected a number of {DType.from_numpy(values.dtype)}")
 
     def _present_attribute(self, c: NodeView, side: str) -> tuple[str, Array]:
         if c.attr(f"{side}_tensor") is not None:

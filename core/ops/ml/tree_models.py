@@ -55,6 +55,8 @@ class _NamedTrees(Trees):
     def numbers(self, c: NodeView, name: str) -> Array:
         """A numeric attribute as a vector: `name` + "_as_tensor" if present, otherwise `name`; empty without both."""
         tensor = c.attr(f"{name}_as_tensor")
+        if tensor is not None and tensor.dtype.kind != "f":
+            c.fail(f"{name}_as_tensor is {DType.from_numpy(tensor.dtype)}, expected float32 or float64")
         return floats(c.attr(name)) if tensor is None else np.asarray(tensor).ravel()
 
     def base(self, c: NodeView) -> Array:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from lathe.core.ir.graph import Array, Node
-from lathe.core.ir.types import TensorType, ValueType
+from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ops.ml.forest import LEAF, MAX, MEMBER, SUM, Forest, check_forest, integers, scores, split_sets
 from lathe.core.ops.ml.scores import DOMAIN, POST_TRANSFORMS
 from lathe.core.ops.opdef.registry import Call, Infer, MixesRows, NodeView, OpDef, Required, RowAxis, register
@@ -117,8 +117,8 @@ class TreeEnsemble(Trees):
         targets = integers(c.attr("leaf_targetids"))
         if len(targets) != leaves:
             c.fail(f"leaf_targetids has {len(targets)} items, expected one for each of the {leaves} leaves")
-        if int(np.max(c.attr("nodes_modes"), initial=0)) > MEMBER:
-            c.fail("nodes_modes or nodes_featureids is out of range")
+        if (mode := int(np.max(c.attr("nodes_modes"), initial=0))) > MEMBER:
+            c.fail(f"nodes_modes has {mode}, expected 0 to {MEMBER}")
         own = np.arange(nodes, nodes + leaves)
         return Forest(
             roots=self._roots(c, nodes),
@@ -127,13 +127,21 @@ class TreeEnsemble(Trees):
             split=np.concatenate([c.attr("nodes_splits"), np.zeros(leaves, c.attr("nodes_splits").dtype)]),
             yes=np.concatenate([self._branches(c, "true", nodes, leaves), own]),
             no=np.concatenate([self._branches(c, "false", nodes, leaves), own]),
-            missing=np.resize(integers(c.attr("nodes_missing_value_tracks_true") or (0,)) != 0, nodes + leaves)
-            & (np.arange(nodes + leaves) < nodes),
+            missing=np.concatenate([self._missing(c, nodes), np.zeros(leaves, np.bool_)]),
             first=np.maximum(np.arange(nodes + leaves + 1) - nodes, 0),
             target=targets,
             weight=np.asarray(c.attr("leaf_weights")),
             members=self._members(c),
         )
+
+    def _missing(self, c: NodeView, nodes: int) -> Array:
+        """Whether NaN goes to the true branch, for each node: nowhere without `nodes_missing_value_tracks_true`."""
+        given = integers(c.attr("nodes_missing_value_tracks_true"))
+        if given.size and len(given) != nodes:
+            c.fail(
+                f"nodes_missing_value_tracks_true has {len(given)} items, expected one for each of the {nodes} nodes"
+            )
+        return given != 0 if given.size else np.zeros(nodes, np.bool_)
 
     def _roots(self, c: NodeView, nodes: int) -> Array:
         roots = integers(c.attr("tree_roots"))
@@ -158,6 +166,8 @@ class TreeEnsemble(Trees):
         wanted, values = np.flatnonzero(np.asarray(c.attr("nodes_modes")) == MEMBER), c.attr("membership_values")
         if values is None:
             return {} if not wanted.size else c.fail("has nodes of membership, but no membership_values")
+        if values.dtype.kind != "f":
+            c.fail(f"membership_values is {DType.from_numpy(values.dtype)}, expected floating-point numbers")
         sets = list(split_sets(values))
         if len(sets) < wanted.size:
             c.fail(f"membership_values has {len(sets)} sets, expected {wanted.size}")

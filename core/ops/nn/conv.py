@@ -394,10 +394,12 @@ def _with_bias(y: Any, b: Any) -> Any:
 
 
 def _transposed_output(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) -> Sequence[Dim]:
-    window = window_of(c, kernel)
+    window, given = window_of(c, kernel), c.attr("output_shape")
     extra = _output_padding(c, len(spatial))
-    if c.attr("output_shape") is not None:
-        return list(c.attr("output_shape"))[-len(spatial) :]
+    if given is not None:
+        if len(given) < len(spatial) or min(given) < 1:
+            c.fail(f"output_shape is {list(given)}, expected {len(spatial)} numbers of at least 1")
+        return list(given)[-len(spatial) :]
     if window.pads is None:
         out, reason = [size * stride for size, stride in zip(spatial, window.strides, strict=True)], "X is empty"
     else:
@@ -408,8 +410,11 @@ def _transposed_output(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) 
     return out
 
 
-def _output_padding(c: Any, rank: int) -> tuple[int, ...]:
-    return tuple(c.attr("output_padding") or (0,) * rank)
+def _output_padding(c: NodeView, rank: int) -> tuple[int, ...]:
+    given = tuple(c.attr("output_padding") or (0,) * rank)
+    if len(given) != rank or min(given) < 0:
+        c.fail(f"output_padding is {list(given)}, expected {rank} numbers of at least 0")
+    return given
 
 
 def _full_extent(window: Window, spatial: Sequence[Any], extra: Sequence[int]) -> list[Any]:

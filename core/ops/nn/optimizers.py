@@ -98,9 +98,12 @@ class Momentum(Optimizer):
              "norm_coefficient": Required("float")}  # fmt: skip
     states = 1
 
-    def step(self, c: NodeView, rate: Any, count: Any, x: Any, gradient: Any, *states: Any) -> tuple[Any, ...]:
+    def infer(self, c: Infer) -> Sequence[ValueType]:
         if c.attr("mode") not in ("standard", "nesterov"):
             c.fail(f"mode is {c.attr('mode')!r}, expected standard or nesterov")
+        return super().infer(c)
+
+    def step(self, c: NodeView, rate: Any, count: Any, x: Any, gradient: Any, *states: Any) -> tuple[Any, ...]:
         slope = c.attr("norm_coefficient") * x + gradient
         momentum = c.attr("alpha") * states[0] + (c.attr("beta") if count > 0 else 1) * slope
         ahead = slope + c.attr("alpha") * momentum if c.attr("mode") == "nesterov" else momentum

@@ -105,6 +105,10 @@ class LpPool(Pool):
 
     attrs = {**Pool.attrs, "p": 2}
 
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        _check_norm(c)
+        return super().infer(c)
+
     def reference(self, c: Call, x: Array) -> Array:
         first, p = to_first(c, x), c.attr("p")
         window, out = _window_and_output(c, first.shape)
@@ -188,6 +192,8 @@ class GlobalMaxPool(GlobalPool):
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
         if 0 in x.shape[:2]:  # NumPy has no maximum of an empty array
             return np.empty((*x.shape[:2], *(1 for _ in axes)), x.dtype)
+        if x.size == 0:
+            c.fail(f"X has spatial shape {list(x.shape[2:])}, expected at least one pixel")
         return x.max(axis=axes, keepdims=True)
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
@@ -198,6 +204,10 @@ class GlobalMaxPool(GlobalPool):
 class GlobalLpPool(GlobalPool):
     attrs = {**GlobalPool.attrs, "p": 2}
 
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        _check_norm(c)
+        return super().infer(c)
+
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
         p = c.attr("p")
         return (np.abs(x) ** p).sum(axis=axes, keepdims=True) ** (1 / p)
@@ -205,6 +215,11 @@ class GlobalLpPool(GlobalPool):
     def definition(self, g: Rewrite) -> Sequence[Term]:
         p = g.attr("p")
         return [(g.x().abs() ** p).sum(self.spatial_axes(g)) ** (1 / p)]
+
+
+def _check_norm(c: Infer) -> None:
+    if c.attr("p") < 1:
+        c.fail(f"p is {c.attr('p')}, expected at least 1")
 
 
 def _window_sums(g: Rewrite, x: Term) -> tuple[Term, Window]:

@@ -182,7 +182,7 @@ def _spread(c: NodeView, values: Any, shape: tuple[int, ...]) -> Any:
         return values.reshape(())
     axis = normalize_axis(c, c.attr("axis"), len(shape))
     if c.attr("block_size"):
-        repeated = np.repeat(values, c.attr("block_size"), axis).take(range(shape[axis]), axis)
+        repeated = np.repeat(values, c.attr("block_size"), axis)[(*[slice(None)] * axis, slice(shape[axis]))]
         return repeated if repeated.shape == shape else c.fail(f"blocks of shape {values.shape} do not cover {shape}")
     return values.reshape(-1, *(1,) * (len(shape) - axis - 1))
 

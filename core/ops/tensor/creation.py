@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,8 @@ class ConstantOfShape(OpDef):
         return np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
+        if self.fill(c).size != 1:
+            c.fail(f"value has {self.fill(c).size} elements, expected 1")
         dtype, shape = DType.from_numpy(self.fill(c).dtype), c.param("shape")
         if shape is None:
             return [TensorType(dtype, unknown_shape(c, c.shape(0)))]
@@ -74,6 +76,13 @@ class ConstantOfShape(OpDef):
     def reference(self, c: Call, *_: RuntimeValue) -> Array:
         fill = self.fill(c)
         return np.full(c.param("shape") or (), fill[0], fill.dtype)
+
+
+def _count(c: NodeView, start: float, limit: float, delta: float) -> int:
+    """The number of elements of a Range. ModelError (FeedError in a run) if a bound is infinite or not a number."""
+    if not all(map(isfinite, (start, limit, delta))):
+        c.fail(f"start, limit and delta are {start}, {limit} and {delta}, expected finite numbers")
+    return max(0, ceil((limit - start) / delta))
 
 
 @register
@@ -100,14 +109,14 @@ class Range(OpDef):
         if delta is None or start is None or limit is None:
             return c.fresh_dim("length")
         if all(isinstance(bound, int | float) for bound in (start, limit, delta)):
-            return max(0, ceil((limit - start) / delta))
+            return _count(c, start, limit, delta)
         return limit - start if delta == 1 else c.fresh_dim("length")
 
     def reference(self, c: Call, start: Array, limit: Array, delta: Array) -> Array:
         first, last, step = (x.reshape(()).item() for x in (start, limit, delta))
         if step == 0:
             c.fail("delta is 0, expected any other number")
-        count = max(0, ceil((last - first) / step))
+        count = _count(c, first, last, step)
         if count >= 1 << 62:  # NumPy makes an empty array of 2**63 - 1 elements or more
             c.fail(f"would have {count} elements")
         return (np.arange(count) * step + first).astype(start.dtype)

@@ -108,6 +108,8 @@ class TopK(OpDef):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape, given = check_kind(c, 0, NUMBER), c.shape(0), c.param("K")
+        if given is not None and len(given) != 1:
+            c.fail(f"K has {len(given)} elements, expected 1")
         if shape is None:
             return [TensorType(dtype, None), TensorType(DType.INT64, None)]
         axis = normalize_axis(c, c.attr("axis"), len(shape))

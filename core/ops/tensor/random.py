@@ -6,6 +6,7 @@ They come from `numpy.random.RandomState`, whose streams NumPy keeps the same in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ _SEED = {"seed": None}
 def generator(c: NodeView) -> np.random.RandomState:
     """A new random number generator, seeded with the node's `seed`, or from the system if that is absent.
 
-    The seed is truncated to an integer and taken modulo 2**32.
+    The seed is truncated to an integer and taken modulo 2**32. ModelError for a seed that is not finite.
     """
     seed = c.attr("seed")
+    if seed is not None and not isfinite(seed):
+        c.fail(f"seed is {seed}, expected a finite number")
     return np.random.RandomState(None if seed is None else int(seed) % (1 << 32))
 
 
@@ -46,6 +49,8 @@ class Shaped(Random):
     inputs = ""
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
+        if min(c.attr("shape"), default=0) < 0:
+            c.fail(f"shape is {list(c.attr('shape'))}, expected extents of 0 or more")
         return [TensorType(as_dtype(c, c.attr("dtype")), tuple(c.attr("shape")))]
 
     def reference(self, c: Call, *_: Array) -> Array:
@@ -67,10 +72,14 @@ class Alike(Random):
 
 
 def _normal(c: NodeView, shape: tuple[int, ...]) -> Any:
+    if not c.attr("scale") >= 0:
+        c.fail(f"scale is {c.attr('scale')}, expected a number of 0 or more")
     return generator(c).normal(c.attr("mean"), c.attr("scale"), shape)
 
 
 def _uniform(c: NodeView, shape: tuple[int, ...]) -> Any:
+    if not isfinite(c.attr("high") - c.attr("low")):
+        c.fail(f"low and high are {c.attr('low')} and {c.attr('high')}, expected finite numbers")
     return generator(c).uniform(c.attr("low"), c.attr("high"), shape)
 
 
@@ -110,6 +119,7 @@ class RandomUniformLike(Alike):
 class Multinomial(Random):
     """Classes drawn `sample_size` times for each row of unnormalized log-probabilities [N, classes]."""
 
+    agreeing = True
     inputs = "input"
     attrs = {**_SEED, "dtype": 6, "sample_size": 1}
 
@@ -118,8 +128,8 @@ class Multinomial(Random):
         dtype, shape = as_dtype(c, c.attr("dtype")), c.shape(0)
         if dtype not in (DType.INT32, DType.INT64) or c.attr("sample_size") < 1:
             c.fail(f"dtype is {dtype}, sample_size {c.attr('sample_size')}, expected int32 or int64 and at least 1")
-        if shape is not None and len(shape) != 2:
-            c.fail(f"input is {c.tensor(0)}, expected rank 2")
+        if shape is not None and (len(shape) != 2 or shape[1] == 0):
+            c.fail(f"input is {c.tensor(0)}, expected rank 2 and at least one class")
         return [TensorType(dtype, None if shape is None else (shape[0], c.attr("sample_size")))]
 
     def reference(self, c: Call, x: Array) -> Array:
@@ -127,7 +137,7 @@ class Multinomial(Random):
         shares = np.cumsum(np.exp(scores - scores.max(axis=1, keepdims=True)), axis=1)
         points = generator(c).uniform(size=(len(x), c.attr("sample_size"))) * shares[:, -1:]
         drawn = [np.searchsorted(row, mine, side="right") for row, mine in zip(shares, points, strict=True)]
-        return np.array(drawn).reshape(len(x), -1).astype(as_dtype(c, c.attr("dtype")).numpy)
+        return np.array(drawn).reshape(points.shape).astype(as_dtype(c, c.attr("dtype")).numpy)
 
 
 @register

@@ -50,6 +50,8 @@ class DFT(OpDef):
         if isinstance(shape[-1], int) and shape[-1] not in (1, 2):
             c.fail(f"input is {c.tensor(0)}, expected a last axis of 1 or 2")
         length = self._length(c, shape[axis])
+        if isinstance(length, int) and length < 1:
+            c.fail(f"the transform has length {length}, expected at least 1")
         halved = c.attr("onesided") and not c.attr("inverse")
         dims = [*shape[:-1], 1 if c.attr("onesided") and c.attr("inverse") else 2]
         dims[axis] = length // 2 + 1 if halved else length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,14 +68,14 @@ class TfIdfVectorizer(OpDef):
         if lengths.start < 1 or not lengths or c.attr("max_skip_count") < 0:
             asked = f"n-grams of {lengths.start} to {lengths.stop - 1} tokens, {c.attr('max_skip_count')} skipped"
             c.fail(f"counts {asked}; expected 1 or more tokens, and 0 or more skipped")
-        if list(starts) != sorted(starts) or not all(0 <= start <= len(pool) for start in starts):
+        if not starts or list(starts) != sorted(starts) or not all(0 <= start <= len(pool) for start in starts):
             c.fail(f"ngram_counts is {list(starts)}, expected growing positions up to {len(pool)}")
-        if len(_pool(c)) > len(indexes):
-            c.fail(f"has {len(indexes)} ngram_indexes, expected one for each n-gram of the pool")
+        if (last := max(_pool(c).values(), default=-1)) >= len(indexes):
+            c.fail(f"has {len(indexes)} ngram_indexes, expected one for each n-gram of the pool, at least {last + 1}")
 
     def reference(self, c: Call, x: Array) -> Array:
         places, size = _pool(c), max(c.attr("ngram_indexes")) + 1
-        rows = [_counts(c, row.tolist(), places, size) for row in x.reshape(-1, x.shape[-1])]
+        rows = [_counts(c, row.tolist(), places, size) for row in x.reshape(prod(x.shape[:-1]), x.shape[-1])]
         counts = np.array(rows, np.float32).reshape(*x.shape[:-1], size)
         found = counts if c.attr("mode") != "IDF" else np.minimum(counts, 1)
         weights = np.array(c.attr("weights")[:size] or [1], np.float32)

@@ -62,6 +62,20 @@ def test_label_encoder(x: Any, table: dict[str, Any]) -> None:
     agree([ml("LabelEncoder", "x", **table)], {"x": x}, "y")
 
 
+@pytest.mark.parametrize(
+    ("default", "message"),
+    [
+        (np.array(["a"], object), "default_tensor is string, expected int32 as values_tensor"),
+        (np.array([1.5]), "default_tensor is float64, expected int32"),
+        (np.array([1, 2], np.int32), "2 defaults"),
+    ],
+)
+def test_a_default_of_another_type_is_refused(default: Any, message: str) -> None:
+    tables = {"keys_tensor": np.array([1, 2]), "values_tensor": np.array([3, 4], np.int32), "default_tensor": default}
+    with pytest.raises(ModelError, match=message):
+        lathe.load(model([ml("LabelEncoder", "x", **tables)], {"x": np.array([1])}, ["y"]))
+
+
 def test_of_two_values_of_a_key_the_last_one_counts() -> None:
     """ONNX Runtime takes the first one, the evaluator of ONNX the last."""
     table = {"keys_int64s": [-1, 3, 7, 3], "values_floats": [0.5, 1.5, 2.5, 3.5]}
@@ -115,6 +129,14 @@ def test_trees_against_onnx_runtime() -> None:
     agree([ml("TreeEnsemble", "x", **forest())], {"x": floats(40, 2)}, "y")
 
 
+@pytest.mark.parametrize(("how", "weight"), [(2, -np.inf), (2, np.inf), (3, -np.inf), (3, np.inf)])
+def test_leaf_weights_may_be_infinite(how: int, weight: float) -> None:
+    weights = np.full(6, weight, np.float32)
+    attrs = forest(aggregate_function=how, leaf_weights=weights, leaf_targetids=[0] * 6)
+    agree([ml("TreeEnsemble", "x", **attrs)], {"x": floats(5, 2)}, "y")
+    assert scores(floats(5, 2), **{name: attrs[name] for name in attrs}).tolist() == [[weight, 0]] * 5
+
+
 def scores(x: Any, **attrs: Any) -> Any:
     data = model([ml("TreeEnsemble", "x", **forest(**attrs))], {"x": x}, ["y"])
     return lathe.interpret(lathe.load(data), {"x": x})["y"]
@@ -158,6 +180,8 @@ def test_membership_and_missing_values() -> None:
         ({"leaf_targetids": [0, 1, 0, 1, 0, 2]}, "expected numbers below 2"),
         ({"tree_roots": [4]}, "tree_roots"),
         ({"nodes_featureids": [0, 1]}, "nodes_featureids has 2 items"),
+        ({"nodes_missing_value_tracks_true": [1, 0, 1]}, "nodes_missing_value_tracks_true has 3 items, expected one"),
+        ({"nodes_modes": np.uint8([9, 1, 3, 2])}, "nodes_modes has 9, expected 0 to 6"),
         ({"nodes_modes": np.uint8([6, 1, 3, 2])}, "no membership_values"),
     ],
 )

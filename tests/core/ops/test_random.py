@@ -52,6 +52,11 @@ def test_multinomial_follows_the_probabilities() -> None:
     assert not drawn[1].any()
 
 
+def test_multinomial_of_an_empty_batch() -> None:
+    (drawn,) = lathe_run("Multinomial", [ZEROS[:0, :3]], {"sample_size": 5, "seed": 3.0})
+    assert drawn.shape == (0, 5)
+
+
 def test_dropout_in_training_keeps_the_mean() -> None:
     data = ZEROS + 1
     y, mask = lathe_run("Dropout", [data, np.float32(0.25).reshape(()), np.array(True)], {"seed": 5}, outputs=2)

@@ -105,6 +105,10 @@ def test_invalid_attributes_are_refused_at_load(node: Any, message: str) -> None
         ({"min_gram_length": 0}, "counts n-grams of 0 to 2 tokens"),
         ({"max_skip_count": -1}, "-1 skipped"),
         ({"ngram_counts": [-(2**63), 4]}, r"ngram_counts is \[-9223372036854775808, 4\], expected growing positions"),
+        (
+            {"ngram_indexes": [0, 1, 2, 3, 4, 5]},
+            "has 6 ngram_indexes, expected one for each n-gram of the pool, at least",
+        ),
         ({"ngram_counts": [4, 0]}, r"ngram_counts is \[4, 0\], expected growing positions up to 10"),
     ],
 )
@@ -112,6 +116,14 @@ def test_ngrams_that_cannot_be_counted(attrs: dict[str, Any], message: str) -> N
     given = {**NUMBERS, "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "mode": "TF", **attrs}
     with pytest.raises(ModelError, match=message):
         lathe.load(model([N("TfIdfVectorizer", ["x"], ["y"], **given)], {"x": ROWS}, ["y"]))
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0,), (0, 0)])
+def test_ngrams_of_no_tokens(shape: tuple[int, ...]) -> None:
+    attrs = {**NUMBERS, "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "mode": "TF"}
+    x = np.zeros(shape, np.int64)
+    found = lathe.interpret(lathe.load(model([N("TfIdfVectorizer", ["x"], ["y"], **attrs)], {"x": x}, ["y"])), {"x": x})
+    assert found["y"].shape == (*shape[:-1], 7) and not found["y"].any()
 
 
 def test_ngrams_longer_than_any_row() -> None:

@@ -256,7 +256,10 @@ class Scattering(OpDef):
         raise NotImplementedError
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        """The gradients of `data` and `updates`. If several updates replace one element, each gets its gradient."""
+        """The gradients of `data` and `updates`. If several updates replace one element, each gets its gradient.
+
+        For the reduction "mul" it is right where updates are 0, but there its own derivative is not.
+        """
         dy, updates = g.dy(), g.x(2)
         match g.attr("reduction"):
             case "none":
@@ -264,11 +267,22 @@ class Scattering(OpDef):
             case "add":
                 return [dy, None, self.picked(g, dy)]
             case "mul":
-                return [g.again(dy, g.x(1), updates)[0], None, self.picked(g, dy * g.y()) / updates]
+                return [g.again(dy, g.x(1), updates)[0], None, self._of_factors(g, dy, updates)]
         kept = g.x(0).equals(g.y()).cast(dy.dtype)
         written = updates.equals(self.picked(g, g.y())).cast(dy.dtype)
         share = dy / g.again(kept, g.x(1), written, reduction="add")[0]
         return [kept * share, None, written * self.picked(g, share)]
+
+    def _of_factors(self, g: Backward, dy: Term, updates: Term) -> Term:
+        """The gradient of updates that are factors: dY times the product of the data and the other updates of a place.
+
+        That is the product of all factors that are not 0, divided by the update; 0 if another update of the place is 0.
+        """
+        zero = updates.equals(0).cast(dy.dtype)
+        product = g.again(g.x(0), g.x(1), updates + zero)[0]
+        zeros = g.again(g.writer.zeros_like(dy.value), g.x(1), zero, reduction="add")[0]
+        alone = (self.picked(g, zeros) - zero).equals(0).cast(dy.dtype)
+        return self.picked(g, dy * product) / (updates + zero) * alone
 
 
 @register

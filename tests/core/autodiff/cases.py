@@ -162,6 +162,10 @@ def _indexing() -> Iterator[Case]:
             "ScatterElements", real(2, 4, low=0.5), places, real(2, 3, low=0.4, high=1.9), axis=1, reduction=reduction
         )
         yield case("ScatterND", x + 3, whole([1, 2], [0, 0], [1, 2]), real(3, 2, low=0.4), reduction=reduction)
+    factors = np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 1.5]])  # of two factors at a place, one is 0
+    yield case("ScatterElements", real(2, 4, low=0.5), places, factors, axis=1, reduction="mul")
+    factors = np.array([[0.0, 2.0], [1.0, 0.0], [0.0, 3.0]])  # of two factors at a place, both are 0
+    yield case("ScatterND", x, whole([1, 2], [0, 0], [1, 2]), factors, reduction="mul")
     for op in ("Scatter", "ScatterElements"):
         yield case(op, real(2, 4), whole([0, 1, 3], [2, 3, 0]), real(2, 3), axis=1)
     yield case("ScatterND", x, whole([1], [-1]), real(2, 3, 2))

@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 
 import onnx
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from lathe.core.frontends.proto import default_domain
+from lathe.core.frontends.external import extent_of, is_external
+from lathe.core.frontends.proto import all_messages, default_domain
 from lathe.core.ir.graph import Graph, Node, Value
 from lathe.core.ir.types import TensorType
 
@@ -20,7 +20,7 @@ _WEIGHT_INPUT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}  # the index of 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """The size of a model in bytes, with the files of external initializers, and its opsets.
+    """The size of a model in bytes, with the files of its external data, and its opsets.
 
     `opsets` maps domains to opsets; "ai.onnx" is the default domain.
     """
@@ -32,10 +32,11 @@ class FileFacts:
 def file_facts(path: Path) -> FileFacts:
     """The facts of an ONNX file. `lathe.load` must have accepted it before: the file is not checked here.
 
-    Of external data, only files with initializers of the main graph count, each as a whole.
+    Files with external data count as a whole, also those of tensors in attributes, bodies and functions.
     """
     model = onnx.load(path, load_external_data=False)
-    external = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
+    tensors = (each for each in all_messages(model) if isinstance(each, onnx.TensorProto) and is_external(each))
+    external = {extent_of(tensor, f"tensor '{tensor.name}'").location for tensor in tensors}
     size = path.stat().st_size + sum((path.parent / name).stat().st_size for name in external)
     return FileFacts(size, {default_domain(each.domain) or "ai.onnx": each.version for each in model.opset_import})
 

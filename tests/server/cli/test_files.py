@@ -79,6 +79,25 @@ def test_weights_beside_the_file_count(tmp_path: Path) -> None:
     assert model_facts.count_parameters(lathe.load(path)) == 20_696
 
 
+def test_data_of_constants_and_bodies_beside_the_file_count(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]> g (bool c, float[2] x) => (float[2] y) {
+        a = Constant <value = float[2] {1, 2}> ()
+        y = If (c) <then_branch = t () => (float[2] u) <float[2] b = {3, 4}> { u = Add (a, b) },
+                    else_branch = e () => (float[2] v) { v = Add (a, x) }>
+    }""")
+    tensors = [model.graph.node[0].attribute[0].t, model.graph.node[1].attribute[0].g.initializer[0]]
+    for number, tensor in enumerate(tensors):
+        tensor.raw_data = onnx.numpy_helper.to_array(tensor).tobytes()
+        tensor.ClearField("float_data")
+        onnx.external_data_helper.set_external_data(tensor, f"{number}.bin")
+        (tmp_path / f"{number}.bin").write_bytes(tensor.raw_data)
+        tensor.ClearField("raw_data")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    lathe.load(path)
+    assert model_facts.file_facts(path).size == path.stat().st_size + 16
+
+
 def test_work_that_depends_on_the_data_is_not_guessed(tmp_path: Path) -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Cast", ["i"], ["y"], to=TensorProto.FLOAT)]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", [4]), ("y", None)))

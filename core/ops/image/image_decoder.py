@@ -19,7 +19,7 @@ _LUMA = np.array([19595, 38470, 7471])  # ITU-R BT.601, in 65536ths
 class ImageDecoder(OpDef):
     """An image file decoded to uint8 [height, width, 3], or [height, width, 1] in gray: PNG, BMP, PNM or plain TIFF.
 
-    FeedError for a damaged file, UnsupportedError for other formats (`image_files.py`).
+    FeedError for a damaged file, and for other formats (`image_files.py`).
     """
 
     inputs = "encoded_stream"
@@ -38,10 +38,8 @@ class ImageDecoder(OpDef):
     def reference(self, c: Call, data: Array) -> Array:
         try:
             pixels = decode(data.tobytes())
-        except ValueError as error:
+        except (ValueError, NotImplementedError) as error:
             c.fail(str(error))
-        except NotImplementedError as error:
-            c.unsupported(str(error))
         if c.attr("pixel_format") == "Grayscale":
             return ((pixels @ _LUMA + 0x8000) >> 16).astype(np.uint8)[..., None]
         return np.ascontiguousarray(pixels if c.attr("pixel_format") == "RGB" else pixels[..., ::-1])

@@ -6,6 +6,7 @@ compressions and interlacing.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 Pixels = NDArray[np.uint8]
 
 _MOST_PIXELS = 1 << 26
+_LONGEST_SIDE = 1 << 17  # of a PNG, whose filters take one step for each row and column: seconds at most
+_LEFT, _UP, _AVERAGE, _PAETH = range(1, 5)  # filters of PNG rows
 
 
 def decode(data: bytes) -> Pixels:
@@ -48,14 +51,17 @@ def _pixels(data: bytes, height: int, width: int, channels: int) -> Pixels:
 
 
 def _png(data: bytes) -> Pixels:
-    chunks = dict[bytes, bytes]()
+    parts = dict[bytes, list[bytes]]()
     position = 8
-    while position + 8 <= len(data) and b"IEND" not in chunks:
+    while position + 8 <= len(data) and b"IEND" not in parts:
         length, name = struct.unpack(">I4s", data[position : position + 8])
-        chunks[name] = chunks.get(name, b"") + data[position + 8 : position + 8 + length]
+        parts.setdefault(name, []).append(data[position + 8 : position + 8 + length])
         position += length + 12
+    chunks = {name: b"".join(each) for name, each in parts.items()}
     width, height, depth, kind, _, _, interlaced = struct.unpack(">IIBBBBB", chunks.get(b"IHDR", b""))
     _check_size(width, height)
+    if max(width, height) > _LONGEST_SIDE:
+        raise ValueError(f"the PNG is {width} x {height}, expected at most {_LONGEST_SIDE} rows and columns")
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(kind)
     if depth != 8 or channels is None or interlaced:
         raise NotImplementedError(f"a PNG of {depth} bits, kind {kind}, interlacing {interlaced} is not read")
@@ -76,29 +82,48 @@ def _undo_filters(rows: Any, step: int) -> Any:
     In a filtered row, bytes are differences from a guess: a function of the left (a), upper (b) and upper left (c)
     neighbours, where left is `step` bytes before.
     """
-    done = np.zeros((len(rows) + 1, rows.shape[1] - 1 + step), np.int64)
-    for number, row in enumerate(rows):
-        above, line = done[number], done[number + 1]
-        if row[0] > 4:
-            raise ValueError(f"the PNG has filter {row[0]}, expected 0 to 4")
-        for i, value in enumerate(row[1:].tolist(), start=step):
-            guess = _FILTERS[row[0]](int(line[i - step]), int(above[i]), int(above[i - step]))
-            line[i] = (value + guess) & 255
-    return done[1:, step:].astype(np.uint8)
+    kinds = rows[:, 0]
+    if kinds.max() > _PAETH:
+        raise ValueError(f"the PNG has filter {kinds[kinds > _PAETH][0]}, expected 0 to {_PAETH}")
+    width = (rows.shape[1] - 1) // step
+    done = np.zeros((len(rows) + 1, width + 1, step), np.uint8)  # before the first row and column: zeros
+    done[1:, 1:] = rows[:, 1:].reshape(len(rows), width, step)
+    if kinds.max() < _AVERAGE:
+        for number, kind in enumerate(kinds.tolist(), start=1):
+            if kind == _LEFT:
+                np.cumsum(done[number], axis=0, dtype=np.uint8, out=done[number])
+            elif kind == _UP:
+                done[number] += done[number - 1]
+    else:
+        _undo_along_diagonals(done, kinds.astype(np.intp)[:, None])
+    return done[1:, 1:].reshape(len(rows), -1)
 
 
-def _paeth(a: int, b: int, c: int) -> int:
-    distances = (abs(b - c), abs(a - c), abs(a + b - 2 * c))
-    return (a, b, c)[distances.index(min(distances))]
+def _undo_along_diagonals(done: Any, kinds: Any) -> None:
+    """Add the guesses to the pixels `done` [height + 1, width + 1, bytes]; `kinds` [height, 1] are the filters of rows.
+
+    The pixels of a diagonal depend on those of the two diagonals before, not on each other: there are height + width
+    steps. In memory, the pixels of a diagonal are `width` pixels apart.
+    """
+    height, width, flat = len(kinds), done.shape[1] - 1, done.reshape(-1, done.shape[2])
+    for diagonal in range(height + width - 1):
+        top, end = max(0, diagonal - width + 1), min(height, diagonal + 1)
+        first = (top + 1) * (width + 1) + diagonal - top + 1
+
+        def neighbours(before: int, first: int = first, count: int = end - top) -> Any:
+            begin = first - before
+            return flat[begin : begin + (count - 1) * width + 1 : width]
+
+        a, b, c = (neighbours(before).astype(np.int16) for before in (1, width + 1, width + 2))
+        pixels = neighbours(0)
+        guesses = (np.zeros_like(a), a, b, (a + b) >> 1, _paeth(a, b, c))
+        np.add(pixels, np.choose(kinds[top:end], guesses), out=pixels, casting="unsafe")
 
 
-_FILTERS: tuple[Callable[[int, int, int], int], ...] = (
-    lambda a, b, c: 0,
-    lambda a, b, c: a,
-    lambda a, b, c: b,
-    lambda a, b, c: (a + b) // 2,
-    _paeth,
-)
+def _paeth(a: Any, b: Any, c: Any) -> Any:
+    """Of a, b and c, the one next to a + b - c; of equally near ones the first."""
+    left, up, both = abs(b - c), abs(a - c), abs(a + b - 2 * c)
+    return np.where((left <= up) & (left <= both), a, np.where(up <= both, b, c))
 
 
 def _bmp(data: bytes) -> Pixels:
@@ -112,20 +137,19 @@ def _bmp(data: bytes) -> Pixels:
     return pixels[::-1] if signed_height > 0 else pixels
 
 
+_PNM_BLANKS = rb"(?:\s|#[^\n]*+\n)++"
+_PNM_HEADER = re.compile(rb"P[56]" + 3 * (_PNM_BLANKS + rb"(\d{1,9}+)"))
+
+
 def _pnm(data: bytes) -> Pixels:
     """Binary PGM (P5) or PPM (P6): header numbers with comments between them, one blank, then the samples.
 
     Only samples of 8 bits are read: the greatest sample must be given as 255.
     """
-    numbers, position = list[int](), 2
-    while len(numbers) < 3:
-        if data[position : position + 1] == b"#":
-            position = data.index(b"\n", position)
-        digits = data[position : position + 16].split(maxsplit=1)[0] if data[position : position + 1].isdigit() else b""
-        numbers += [int(digits)] if digits else []
-        position += max(len(digits), 1)
-        if position > len(data):
-            raise ValueError("the PNM ends in its header")
+    header = _PNM_HEADER.match(data)
+    if header is None:
+        raise ValueError("the PNM has a malformed header, expected width, height and the greatest sample")
+    numbers, position = list(map(int, header.groups())), header.end()
     width, height = _check_size(*numbers[:2])
     if numbers[2] != 255:
         raise NotImplementedError(f"a PNM with samples up to {numbers[2]} is not read, expected 255")

@@ -365,13 +365,13 @@ def parse_dim(text: str) -> Dim:
     """
     try:
         return _from_ast(ast.parse(text, mode="eval").body)
-    except (SyntaxError, RecursionError) as error:
+    except (SyntaxError, RecursionError, MemoryError) as error:  # Python's parser has a stack of its own
         raise ValueError(f"not a dimension: {text!r}") from error
 
 
 def _from_ast(tree: ast.expr) -> Dim:
     match tree:
-        case ast.Constant(value=int(value)):
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return value
         case ast.Name(id=name):
             return symbol(name)

@@ -33,11 +33,12 @@ from numpy.typing import NDArray
 from lathe.core.errors import ModelError
 from lathe.core.ir.dim import SymDim, parse_dim
 from lathe.core.ir.graph import Array, Attr, Graph, Node, State, Value
-from lathe.core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, parse_type
+from lathe.core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, ValueType, parse_type
 
 INLINE_LIMIT = 32
 _ALIGNMENT = 64
 _MAX_DEPTH = 64
+_MAX_ELEMENTS = 1 << 48  # beyond the address space of today's machines; NumPy needs sizes of less than 64 bits
 _PLAIN_NAME = re.compile(r"\d+|/?(?!inf|nan)[A-Za-z_][A-Za-z0-9_.$/]*")  # other names are quoted
 
 
@@ -189,6 +190,7 @@ class _Parser:
         self.weights = weights
         self.tokens = list(self._tokenize(text))
         self.at = 0
+        self.depth = 0  # of graphs and lists
         self.scopes: list[dict[str, Value]] = []
 
     def _tokenize(self, text: str) -> Iterator[_Token]:
@@ -208,7 +210,8 @@ class _Parser:
         try:
             graph = self._graph()
         except ValueError as error:
-            self._fail(str(error))
+            line = self.tokens[max(self.at - 1, 0)].line
+            raise ModelError(str(error), where=f"IR text line {line}") from error
         self._expect_kind("end")
         return graph
 
@@ -220,8 +223,9 @@ class _Parser:
         raise ModelError(message, where=f"IR text line {self._next.line}")
 
     def _take(self) -> _Token:
+        """Take the next token. The token of the end stays the next one, so there always is a next token."""
         token = self._next
-        self.at += 1
+        self.at += token.kind != "end"
         return token
 
     def _accept(self, text: str) -> bool:
@@ -242,8 +246,10 @@ class _Parser:
     def _name(self) -> str:
         if self._next.kind == "string":
             return str(json.loads(self._take().text))
-        first = self._take()
-        end = first.end
+        first = self._next
+        if not re.match(r"[A-Za-z0-9_/]", first.text):
+            self._fail(f"expected a name, got {first.text!r}")
+        end = self._take().end
         while self._next.start == end and re.fullmatch(r"[A-Za-z0-9_.$/]+", self._next.text):
             end = self._take().end
         return self.text[first.start : end]
@@ -259,8 +265,7 @@ class _Parser:
         return self.text[start : self.tokens[self.at - 1].end]
 
     def _graph(self) -> Graph:
-        if len(self.scopes) >= _MAX_DEPTH:
-            self._fail(f"graphs are nested deeper than {_MAX_DEPTH}")
+        self._enter()
         self._expect("graph")
         self._expect("@")
         graph = Graph(self._name())
@@ -271,7 +276,14 @@ class _Parser:
             self._line(graph, pending)
         graph.states = [State(value, self._lookup(update), initial) for value, update, initial in pending]
         self.scopes.pop()
+        self.depth -= 1
         return graph
+
+    def _enter(self) -> None:
+        """Count a graph or list that begins inside another one. ModelError beyond `_MAX_DEPTH`."""
+        if self.depth >= _MAX_DEPTH:
+            self._fail(f"graphs and lists are nested deeper than {_MAX_DEPTH}")
+        self.depth += 1
 
     def _line(self, graph: Graph, pending: list[tuple[Value, str, Array]]) -> None:
         if self._accept("input"):
@@ -279,13 +291,13 @@ class _Parser:
         elif self._accept("const"):
             value = self._definition("=")
             self._expect("=")
-            graph.constants[value] = self._array(value.tensor)
+            graph.constants[value] = self._array(value.type)
         elif self._accept("default"):
             self._default(graph)
         elif self._accept("state"):
             value = self._definition("=")
             self._expect("=")
-            initial = self._array(value.tensor)
+            initial = self._array(value.type)
             self._expect("->")
             self._expect("%")
             pending.append((value, self._name(), initial))
@@ -369,33 +381,50 @@ class _Parser:
             self._take()
             start = self._take().start
             self._expect("[")
-            while self._next.text != "]":
-                self._take()
-            type_ = parse_type(self.text[start : self._take().end])
-            return self._array(type_)  # type: ignore[arg-type]
+            while not self._accept("]"):
+                if self._take().kind == "end":
+                    self._fail("expected ']', got the end")
+            return self._array(parse_type(self.text[start : self.tokens[self.at - 1].end]))
         if self._accept("["):
             return tuple(self._list_items())
         return _number(self._type_text(*stops))
 
     def _list_items(self) -> Iterator[Attr]:
+        """Yield the items of a list after its opening bracket."""
+        self._enter()
         while not self._accept("]"):
             yield self._attr_value(",", "]")
             if self._next.text != "]":
                 self._expect(",")
+        self.depth -= 1
 
     def _string(self, text: str) -> str | bytes:
         return bytes.fromhex(json.loads(text[1:])) if text.startswith("b") else str(json.loads(text))
 
-    def _array(self, type_: TensorType) -> Array:
-        shape = type_.evaluate({})
+    def _array(self, type_: ValueType) -> Array:
+        if not isinstance(type_, TensorType) or not type_.is_static:
+            raise ValueError(f"constant of type {type_}, expected a tensor of known shape")
+        dtype, shape = type_.dtype, type_.evaluate({})
+        if min(shape, default=0) < 0 or math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
+            raise ValueError(f"constant of type {type_}, expected sizes from 0, and at most {_MAX_ELEMENTS} elements")
         if self._accept("@"):
-            return self._stored_constant(int(self._expect_kind("number").text), type_.dtype, shape)
+            return self._stored_constant(int(self._expect_kind("number").text), dtype, shape)
         self._expect("[")
         items: list[Any] = list(self._list_items())
-        if type_.dtype in (DType.COMPLEX64, DType.COMPLEX128):
-            items = [complex(re, im) for re, im in zip(items[::2], items[1::2], strict=True)]
-        array = np.empty(len(items), dtype=type_.dtype.numpy)
-        array[:] = items
+        expected = str | bytes if dtype is DType.STRING else int | float
+        wrong = [item for item in items if isinstance(item, bool) or not isinstance(item, expected)]
+        if wrong:
+            raise ValueError(f"constant of type {type_} has the element {wrong[0]!r}")
+        try:
+            if dtype in (DType.COMPLEX64, DType.COMPLEX128):
+                items = [complex(re, im) for re, im in zip(items[::2], items[1::2], strict=True)]
+            array = np.empty(len(items), dtype=dtype.numpy)
+            with np.errstate(over="raise"):
+                array[:] = items
+        except (TypeError, OverflowError, FloatingPointError) as error:
+            raise ValueError(f"constant of type {type_}: {error}") from error
+        if (dtype.is_integer or dtype is DType.BOOL) and [int(item) for item in array] != items:
+            raise ValueError(f"constant of type {type_} has elements that are no {dtype}")
         array = array.reshape(shape)
         array.setflags(write=False)
         return array

@@ -107,6 +107,7 @@ class DType(Enum):
         return _BY_ONNX[code]
 
 
+_MAX_DEPTH = 64  # of types within types
 _NARROW_BITS = {"uint2": 2, "int2": 2, "uint4": 4, "int4": 4, "float4e2m1": 4, "float6e2m3": 6, "float6e3m2": 6}
 _BY_LABEL = {dtype.label: dtype for dtype in DType}
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DType}
@@ -209,13 +210,19 @@ ValueType: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 def parse_type(text: str) -> ValueType:
     """The type with this text, in the form that `str(type)` prints; ValueError if the text is malformed."""
+    return _parse(text, 0)
+
+
+def _parse(text: str, depth: int) -> ValueType:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"a type is nested deeper than {_MAX_DEPTH}")
     text = text.strip()
     for prefix, kind in (("seq(", SequenceType), ("optional(", OptionalType)):
         if text.startswith(prefix) and text.endswith(")"):
-            return kind(parse_type(text[len(prefix) : -1]))
+            return kind(_parse(text[len(prefix) : -1], depth + 1))
     if text.startswith("map(") and text.endswith(")"):
         key, _, element = text[len("map(") : -1].partition(",")
-        return MapType(DType.parse(key), parse_type(element))
+        return MapType(DType.parse(key), _parse(element, depth + 1))
     label, bracket, rest = text.partition("[")
     if not bracket or not rest.endswith("]"):
         raise ValueError(f"not a type: {text!r}")

@@ -27,7 +27,7 @@ from typing import Any
 
 from lathe.core.codegen.jit import compiler_version, llvm_version
 from lathe.core.codegen.target import host
-from lathe.core.errors import ArtifactError
+from lathe.core.errors import ArtifactError, ModelError
 from lathe.core.ir.dim import parse_dim
 from lathe.core.ir.graph import Array, Graph, Value
 from lathe.core.ir.text import Weights, parse_graph, print_graph
@@ -300,7 +300,10 @@ def _read_graph(bundle: Bundle, name: str) -> Graph:
     the compiling. ArtifactError if a section is missing or damaged.
     """
     text, constants = bundle.section(f"{name}.lir"), bundle.section(f"{name}.bin")
-    graph = parse_graph(bytes(text).decode(), constants)
+    try:
+        graph = parse_graph(bytes(text).decode(), constants)
+    except (ModelError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{name} is malformed: {error}") from error
     release_pages(constants)
     return graph
 

@@ -42,12 +42,19 @@ def read_parent(path: Path) -> Parent:
     ModelError if the content is not valid, OSError if a file cannot be read.
     """
     if path.is_dir():
-        graph = parse_graph((path / _TEXT).read_text(), (path / _WEIGHTS).read_bytes())
+        graph = parse_graph(_read_text(path / _TEXT), (path / _WEIGHTS).read_bytes())
         infer_graph(graph)
         verify(graph, "reading a graph")
         return Parent(graph)
     data = path.read_bytes()
     return Parent(load(data), classes_of(data))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"is not UTF-8: {error}", where=path.name) from error
 
 
 def with_classes(model: bytes, classes: Sequence[str] | None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,17 @@ def test_damaged_code_is_never_linked(tmp_path: Path) -> None:
     at = content.index(code)
     path.write_bytes(content[: at + 100] + bytes([content[at + 100] ^ 1]) + content[at + 101 :])
     with pytest.raises(ArtifactError, match="section 'code'"):
+        lathe.load_compiled(path)
+
+
+@pytest.mark.parametrize("graph", [graphs.mlp, graphs.sequence], ids=["code", "graph"])
+def test_malformed_text_of_a_graph_is_an_error_of_the_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: Callable[[], lathe.Graph]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(artifact, "print_graph", lambda *_: "graph @")
+        path = made(tmp_path, graph())
+    with pytest.raises(ArtifactError, match="is malformed: IR text line 1: expected a name"):
         lathe.load_compiled(path)
 
 

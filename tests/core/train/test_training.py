@@ -18,7 +18,7 @@ import pytest
 
 import lathe
 from lathe import nn
-from lathe.core.errors import LatheError
+from lathe.core.errors import LatheError, ModelError
 from lathe.core.train import Trained, fit
 from lathe.core.train.data import Column, open_dataset
 from lathe.core.train.recipe import recipe
@@ -137,6 +137,14 @@ def test_a_graph_round_trips_through_files(place: Path) -> None:
     assert str(again) == str(graph)
     for one, other in zip(again.constants.values(), graph.constants.values(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"graph @"], ids=["not UTF-8", "ends early"])
+def test_a_damaged_graph_is_an_error_of_the_model(place: Path, content: bytes) -> None:
+    for name in graph_files(nn.trace(Net(), {"x": "float32[n,2]"}, ["logits"])):
+        (place / name).write_bytes(content)
+    with pytest.raises(ModelError):
+        read_parent(place)
 
 
 def test_graphs_and_files_can_be_finetuned(place: Path, data: Path) -> None:

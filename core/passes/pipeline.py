@@ -113,7 +113,7 @@ def optimizing_passes(options: Options) -> list[Pass]:
     clean = required_passes(options)
     weights: list[Pass] = [GatheredWeights()] if options.host else []
     canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), SelectedRows(options.host), *weights, *clean]
-    algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
+    algebra: list[Pass] = [Recompose(options.inside), FoldAffine(options.inside), Simplify(options.inside)]
     products: list[Pass] = [BatchAxes(), Transposes(), SplitRecurrent(), FuseMatMul()]
     gradients: list[Pass] = [BatchLast()] if options.host else []
     pools: list[Pass] = [PoolConvolutions()] if options.host else []

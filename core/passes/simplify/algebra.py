@@ -75,7 +75,7 @@ def _is_invertible(array: Array) -> bool:
 
 
 def _is_moderate(array: Array) -> bool:
-    """Whether the magnitudes of a float constant lie in [1e-4, 1e4], so that two factors do not overflow in float32."""
+    """Whether the magnitudes of a float constant lie in [1e-4, 1e4]: the order of multiplications hardly matters."""
     return _is_float(array) and bool(np.all((np.abs(array) >= 1e-4) & (np.abs(array) <= 1e4)))
 
 
@@ -113,10 +113,13 @@ def _plus_negative(e: Editor, m: Match) -> Value:
 
 
 def _merge_factors(e: Editor, m: Match) -> Value | None:
+    """`x` times the product of both factors; None if the product is out of range, as 1e4 * 1e4 is in float16."""
     c, d = e.graph.constants[m["c"]], e.graph.constants[m["d"]]
     if np.broadcast_shapes(c.shape, d.shape) not in (c.shape, d.shape):
         return None  # the merged constant would be larger than both factors
-    return e.emit(m.root, "Mul", m["x"], e.constant(c * d))
+    with np.errstate(over="ignore", under="ignore"):
+        factor = c * d
+    return e.emit(m.root, "Mul", m["x"], e.constant(factor)) if _is_invertible(factor) else None
 
 
 def _square(e: Editor, m: Match) -> Value | None:

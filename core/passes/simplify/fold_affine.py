@@ -3,7 +3,7 @@
 conv(x, W, b) * s + t = conv(x, W*s, b*s + t), with one s and one t per output channel; likewise for Gemm and MatMul. A
 factor per input channel before the node is folded as well, but an offset is not: padding adds zeros after it. A
 BatchNormalization with constant statistics is such a factor and offset. If no linear node precedes it, it becomes Mul
-and Add, which are fused into an elementwise kernel later. Nodes with integral weights stay as they are where a
+and Add, which are fused into an elementwise kernel later. Nothing is folded whose result float32 cannot hold. Nodes with integral weights stay as they are where a
 discontinuous operator may read the result (core/passes/rewrite/discontinuities.py).
 """
 
@@ -35,12 +35,21 @@ class Affine:
 
 @dataclass(frozen=True)
 class FoldAffine:
+    """The pass of this module.
+
+    `inside`: the graph is the body of a node, and unknown nodes of the outer graph read its outputs.
+    """
+
+    inside: bool = False
     name: str = "fold_affine"
 
     def run(self, graph: Graph) -> PassResult:
-        editor = Editor(graph)
+        with np.errstate(all="ignore"):  # what float32 cannot hold is not folded (`_as_float32`)
+            return self._run(Editor(graph))
+
+    def _run(self, editor: Editor) -> PassResult:
         for node in editor.nodes():
-            _fold(editor, node)
+            _fold(editor, node, self.inside)
         apply(editor, FACTORS)
         for node in editor.nodes():
             _fold_before(editor, node)
@@ -50,10 +59,10 @@ class FoldAffine:
         return editor.finish()
 
 
-def _fold(editor: Editor, linear: Node) -> None:
+def _fold(editor: Editor, linear: Node, inside: bool) -> None:
     """Folds the chain of affine nodes after `linear` into its weights and bias."""
     while linear.op in _FOLDERS and (reader := editor.only_reader(linear.output)) is not None:
-        if reaches_discontinuity(editor, reader.output) and _has_integral_weights(editor, linear):
+        if reaches_discontinuity(editor, reader.output, inside) and _has_integral_weights(editor, linear):
             return
         affine = _affine_of(editor, reader, linear.output)
         new = _FOLDERS[linear.op](editor, linear, reader, affine) if affine is not None else None
@@ -172,8 +181,10 @@ def _fold_matmul(editor: Editor, matmul: Node, anchor: Node, affine: Affine) -> 
     if affine.axis != len(shape) - 1 and not uniform:
         return None
     scale = affine.scale[:1] if uniform else affine.scale
-    scaled = editor.constant((weight * scale).astype(np.float32), "weight")
-    return editor.emit(anchor, "MatMul", matmul.inputs[0], scaled, name=matmul.name)
+    scaled = _as_float32(weight * scale)
+    if scaled is None:
+        return None
+    return editor.emit(anchor, "MatMul", matmul.inputs[0], editor.constant(scaled, "weight"), name=matmul.name)
 
 
 _FOLDERS = {"Conv": _fold_conv, "ConvTranspose": _fold_transposed, "Gemm": _fold_gemm, "MatMul": _fold_matmul}
@@ -193,12 +204,24 @@ def _offset(bias: Array | None, affine: Affine) -> Channel:
     return affine.offset if bias is None else bias.reshape(-1) * affine.scale + affine.offset
 
 
-def _rebuild(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: Channel) -> Value:
-    """Emits the node with new weights; with the bias `offset` if the node had a bias, or `offset` is not zero."""
-    new_weight = editor.constant(weight.astype(np.float32), "weight")
+def _as_float32(numbers: Channel) -> Array | None:
+    """The numbers as float32. None if the largest magnitude overflows, or is subnormal, where few bits are left."""
+    most, limits = np.abs(numbers).max(initial=0), np.finfo(np.float32)
+    return numbers.astype(np.float32) if most == 0 or limits.tiny <= most <= limits.max else None
+
+
+def _rebuild(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: Channel) -> Value | None:
+    """Emits the node with new weights; with the bias `offset` if the node had a bias, or `offset` is not zero.
+
+    None if float32 cannot hold the weights or the bias.
+    """
+    new_weight, new_bias = _as_float32(weight), _as_float32(offset)
+    if new_weight is None or new_bias is None:
+        return None
     has_bias = node.input(2) is not None or bool(np.any(offset))
-    bias = editor.constant(offset.astype(np.float32), "bias") if has_bias else None
-    return editor.emit(anchor, node.op, node.inputs[0], new_weight, bias, name=node.name, attrs=node.attrs)
+    bias = editor.constant(new_bias, "bias") if has_bias else None
+    constant = editor.constant(new_weight, "weight")
+    return editor.emit(anchor, node.op, node.inputs[0], constant, bias, name=node.name, attrs=node.attrs)
 
 
 def _factor_after(e: Editor, m: Match) -> Value | None:
@@ -238,9 +261,9 @@ def _fold_before(editor: Editor, linear: Node) -> None:
     if source is None or factor is None or source.type != x.type or weight.dtype != np.float32:
         return
     scaled = _scale_inputs(linear, weight, factor)
-    if scaled is not None:
-        new = editor.constant(scaled.astype(np.float32), "weight")
-        editor.set_inputs(linear, [source, new, *linear.inputs[2:]])
+    new = _as_float32(scaled) if scaled is not None else None
+    if new is not None:
+        editor.set_inputs(linear, [source, editor.constant(new, "weight"), *linear.inputs[2:]])
 
 
 def _split_factor(editor: Editor, node: Node) -> tuple[Value | None, Array | None]:
@@ -283,9 +306,9 @@ def _lower_normalization(editor: Editor, node: Node) -> None:
     if affine is None or shape is None:
         return
     per_channel = (-1, *[1] * (len(shape) - 2))
-    factor, offset = (
-        editor.constant(values.astype(np.float32).reshape(per_channel), label)
-        for values, label in ((affine.scale, "factor"), (affine.offset, "offset"))
-    )
-    scaled = editor.emit(node, "Mul", node.inputs[0], factor)
-    editor.replace(node.output, editor.emit(node, "Add", scaled, offset))
+    scale, offset = _as_float32(affine.scale), _as_float32(affine.offset)
+    if scale is None or offset is None:
+        return
+    scaled = editor.emit(node, "Mul", node.inputs[0], editor.constant(scale.reshape(per_channel), "factor"))
+    shifted = editor.emit(node, "Add", scaled, editor.constant(offset.reshape(per_channel), "offset"))
+    editor.replace(node.output, shifted)

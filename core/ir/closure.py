@@ -26,12 +26,15 @@ def close_body(body: Graph, constants: Mapping[Value, Array]) -> ClosedBody:
     """
     graph = body.clone()
     captured = captures(graph)
-    own = {value: Value(graph.fresh_name(value.name), value.type) for value in captured}
+    own: dict[Value, Value] = {}
+    for value in captured:  # one after the other: captured values of two graphs may have the same name
+        own[value] = Value(graph.fresh_name(value.name), value.type)
+        if value in constants:
+            graph.constants[own[value]] = constants[value]
+        else:
+            graph.inputs.append(own[value])
     graph.replace_uses(own)
-    graph.constants.update({own[value]: constants[value] for value in captured if value in constants})
-    outer = tuple(value for value in captured if value not in constants)
-    graph.inputs += [own[value] for value in outer]
-    return ClosedBody(graph, outer)
+    return ClosedBody(graph, tuple(value for value in captured if value not in constants))
 
 
 def restore_captures(graph: Graph, outer: tuple[Value, ...]) -> Graph:

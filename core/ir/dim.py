@@ -88,7 +88,7 @@ class SymDim:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SymDim) and self.terms == other.terms
+        return self.terms == other.terms if isinstance(other, SymDim) else NotImplemented  # a Ratio raises TypeError
 
     def __add__(self, other: Dim) -> Dim:
         if not isinstance(other, int | SymDim):

@@ -3,7 +3,7 @@
 A `Ratio` stands for a number that every run computes exactly, or closely enough that rounding it up, down or towards
 zero gives the right integer, if the assumptions of `Ratio.supposed` hold. Therefore it supports few operations: sums
 with numbers, products, and quotients by numbers, where the operands that float32 would round are excluded. All other
-arithmetic raises TypeError, and so does every comparison, `==` included.
+arithmetic raises TypeError, and so do every comparison, `==` included, and `bool`.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class Ratio:
 
     def __eq__(self, other: object) -> bool:
         raise TypeError(f"only a run shows whether {self} equals {other}")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"only a run shows whether {self} is 0")
 
     def __add__(self, other: Number) -> Ratio:
         addend = _exact(other)
@@ -138,7 +141,10 @@ def _exact(number: Number) -> Ratio:
     elif isinstance(number, int | SymDim):
         found = Ratio(number)
     else:
-        fraction = Fraction(float(number))
+        try:
+            fraction = Fraction(float(number))
+        except (OverflowError, ValueError):  # infinity, NaN
+            raise TypeError(f"{number} is no fraction") from None
         if abs(fraction.numerator) > MOST:
             raise TypeError(f"{number} may have been rounded")
         found = Ratio(fraction.numerator, fraction.denominator)

@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 
 from lathe.core.byte_sizes import format_bytes
-from lathe.core.ir.dim import SymDim, affine, evaluate, floor_div, symbols
+from lathe.core.ir.dim import SymDim, affine, floor_div, substitute
 from lathe.core.ir.dims import has_only_sizes
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.ir.types import Dim, TensorType, ValueType
@@ -232,12 +232,15 @@ def weight_chunks(planned: PlannedGraph) -> Iterator[memoryview]:
 def estimated_affine(dim: Dim) -> Affine:
     """A dimension in the form of `exact_affine`, for costs; if it has none, a constant: its value for n = 1.
 
-    The constant is 0 if the dimension depends on symbols other than `n`.
+    The constant is 0 if the dimension depends on symbols other than `n`, or divides by zero for n = 1.
     """
     if isinstance(dim, int):
         return Affine(b=dim)
     exact = exact_affine(dim)
-    return exact if exact is not None else Affine(b=evaluate(dim, {"n": 1}) if symbols(dim) <= {"n"} else 0)
+    if exact is not None:
+        return exact
+    value = substitute(dim, {"n": 1})
+    return Affine(b=value if isinstance(value, int) else 0)
 
 
 def exact_affine(dim: Dim) -> Affine | None:

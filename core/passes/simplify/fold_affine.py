@@ -3,8 +3,9 @@
 conv(x, W, b) * s + t = conv(x, W*s, b*s + t), with one s and one t per output channel; likewise for Gemm and MatMul. A
 factor per input channel before the node is folded as well, but an offset is not: padding adds zeros after it. A
 BatchNormalization with constant statistics is such a factor and offset. If no linear node precedes it, it becomes Mul
-and Add, which are fused into an elementwise kernel later. Nothing is folded whose result float32 cannot hold. Nodes with integral weights stay as they are where a
-discontinuous operator may read the result (core/passes/rewrite/discontinuities.py).
+and Add, which are fused into an elementwise kernel later. Weights that float32 could not hold are not made. Nodes with
+integral weights stay as they are where a discontinuous operator may read the result
+(core/passes/rewrite/discontinuities.py).
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ import pytest
 import lathe
 from lathe.core.codegen.target import host
 from lathe.core.ir.build import Builder
+from lathe.core.ir.dim import floor_div
 from lathe.core.ir.graph import Graph
-from lathe.core.ir.types import DType, TensorType, symbol
-from lathe.core.plan.plan import ARENA, Fallback, Plan, Segment, weight_chunks
+from lathe.core.ir.types import Dim, DType, TensorType, symbol
+from lathe.core.plan.liveness import Affine
+from lathe.core.plan.plan import ARENA, Fallback, Plan, Segment, estimated_affine, weight_chunks
 from lathe.core.plan.planner import make_plan
 from lathe.core.plan.serialize import plan_from_json, plan_to_json
 
@@ -172,3 +174,18 @@ def test_a_value_whose_rows_are_not_the_batch_is_no_cut_point() -> None:
     flat = b("Reshape", graph.inputs[0], b.constant(np.array([-1, 16])))
     graph.outputs = [b("Softmax", b("Softmax", flat, axis=0), axis=0)]
     assert plan_of(graph).cut_points == ()
+
+
+@pytest.mark.parametrize(
+    ("dim", "expected"),
+    [
+        (7, Affine(0, 7)),
+        (2 * N + 3, Affine(2, 3)),
+        (N * N + 4, Affine(0, 5)),
+        (5 - N, Affine(0, 4)),
+        (N * symbol("m"), Affine(0, 0)),
+        (floor_div(12, N - 1), Affine(0, 0)),  # divides by zero for n = 1
+    ],
+)
+def test_costs_without_affine_form_are_those_of_one_row(dim: Dim, expected: Affine) -> None:
+    assert estimated_affine(dim) == expected

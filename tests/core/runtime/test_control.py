@@ -13,8 +13,11 @@ import pytest
 import lathe
 import lathe.core.compiler.options
 from lathe.core.errors import FeedError
+from lathe.core.ir.build import Builder
 from lathe.core.ir.closure import close_body, restore_captures
-from lathe.core.ir.graph import Graph, captures
+from lathe.core.ir.graph import Graph, Value, captures
+from lathe.core.ir.types import DType, TensorType
+from lathe.core.ir.verify import verify
 from tests.core.frontends.models import floats, theirs
 
 RECURRENT = """
@@ -221,6 +224,19 @@ def test_bodies_stand_alone_and_return() -> None:
     again = restore_captures(alone, outer)
     assert captures(again) == [value for value in captured if value not in graph.constants]
     assert str(body) == text
+
+
+def test_captured_values_of_one_name_become_inputs_of_two_names() -> None:
+    """They are values of two graphs around the body. `restore_captures` knows inputs by their place."""
+    type_ = TensorType(DType.FLOAT32, (2,))
+    first, second, fixed = Value("a", type_), Value("a", type_), Value("a", type_)
+    body = Graph("body")
+    build = Builder(body)
+    body.outputs = [build("Add", build("Add", first, second), fixed)]
+    alone, outer = close_body(body, {fixed: np.ones(2, np.float32)})
+    verify(alone)
+    assert [value.name for value in alone.inputs] == ["a", "a_2"] and outer == (first, second)
+    assert captures(restore_captures(alone, outer)) == [first, second]
 
 
 def test_a_loop_ends_with_the_first_index_that_is_refused() -> None:

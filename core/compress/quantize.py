@@ -18,7 +18,7 @@ from lathe.core.compress.static import StaticQuantization, activation_type, quan
 from lathe.core.compress.weight_only import Method as WeightMethod
 from lathe.core.compress.weight_only import WeightQuantization
 from lathe.core.compress.weight_only import quantize_weights as quantize_weights_of
-from lathe.core.errors import DataError
+from lathe.core.errors import DataError, UnsupportedError
 from lathe.core.frontends.onnx import load
 from lathe.core.ir.graph import Graph
 
@@ -59,8 +59,8 @@ def quantize(
     kept in memory meanwhile. `lathe.core.compress.mixed.quantize_within` also returns the reason for each product.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    `percentile` of at most 50 or above 100, a name in `skip` without a node, a `budget` that is not above 0, and a
-    model without a product of float32 that integers can compute; DataError if there is no data, an input has no array,
+    `percentile` of at most 50 or above 100, a name in `skip` without a node, a `budget` that is not above 0, a
+    `batch` below 1, and a model without a product of float32 that integers can compute; DataError if there is no data, an input has no array,
     arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do not fit the
     model.
     """
@@ -75,7 +75,7 @@ def quantize(
         corrects_bias,
         frozenset(skip),
     )
-    feeds = batches_of(graph, data, batch) if isinstance(data, Mapping) else data
+    feeds = _feeds_of(graph, data, batch)
     if budget is not None:
         return quantize_within(graph, list(feeds), budget, choices, threads)[0]
     return quantize_static(graph, feeds, choices, threads)
@@ -109,12 +109,18 @@ def quantize_weights(
     """
     graph = _graph_of(model)
     choices = WeightQuantization(bits, block, symmetric, method, rounding, seed, skip=frozenset(skip))
-    feeds = batches_of(graph, data, batch) if isinstance(data, Mapping) else data
+    feeds = _feeds_of(graph, data, batch)
     return quantize_weights_of(graph, choices, feeds, threads)
 
 
 def _graph_of(model: Graph | str | os.PathLike[str] | bytes) -> Graph:
     return model if isinstance(model, Graph) else load(model if isinstance(model, bytes) else Path(model))
+
+
+def _feeds_of(graph: Graph, data: Mapping[str, NDArray[Any]] | Iterable[Feeds], batch: int) -> Iterable[Feeds]:
+    if batch < 1:
+        raise UnsupportedError(f"batch: expected 1 row or more, got {batch}")
+    return batches_of(graph, data, batch) if isinstance(data, Mapping) else data
 
 
 def batches_of(graph: Graph, arrays: Mapping[str, NDArray[Any]], size: int) -> Iterator[Feeds]:

@@ -39,8 +39,10 @@ def choose_range(
     """The least and the greatest number that a grid of `dtype` should cover; (0, 0) if nothing was counted.
 
     `percentile` is the share of elements that stays within the range, in percent; only the method `percentile` reads
-    it. Only `mse` reads `dtype` and `symmetric`. UnsupportedError if elements were counted and the method is unknown.
+    it. Only `mse` reads `dtype` and `symmetric`. UnsupportedError if the method is unknown.
     """
+    if method not in METHODS:
+        raise UnsupportedError(f"calibration: expected one of {', '.join(METHODS)}, got {method!r}")
     if not histogram.total:
         return 0.0, 0.0
     low, high = histogram.least, histogram.most
@@ -54,10 +56,8 @@ def choose_range(
     if method == "entropy":
         threshold = _entropy_threshold(histogram)
         return max(low, -threshold), min(high, threshold)
-    if method == "mse":
-        shrunk = ((low * part, high * part) for part in _SHRUNK)
-        return min(shrunk, key=lambda ends: _error(histogram, ends, dtype, symmetric))
-    raise UnsupportedError(f"calibration: expected one of {', '.join(METHODS)}, got {method!r}")
+    shrunk = ((low * part, high * part) for part in _SHRUNK)
+    return min(shrunk, key=lambda ends: _error(histogram, ends, dtype, symmetric))
 
 
 def _quantile(histogram: Histogram, share: float) -> float:

@@ -89,7 +89,7 @@ class Placement:
 class PlacementOptions:
     """How to assign nodes. `pins` maps names of nodes to names of devices, and takes precedence.
 
-    A pin of a view has no effect: a view is on the device of its source. With `by_cost`, only nodes that are worth the
+    A view cannot be pinned elsewhere than to the device of its source. With `by_cost`, only nodes that are worth the
     copies leave the host. Otherwise the first device gets every node for which it has a kernel, until its memory is
     full; then the next device follows. `rows` is the batch size for which memory and cost are estimated.
     """
@@ -103,11 +103,17 @@ def place_nodes(graph: Graph, sites: Sequence[DeviceSite], wishes: PlacementOpti
     """Assign the nodes of `graph` to devices, and partition the graph into parts, which are copies of its nodes.
 
     `sites` are in order of preference, and the host is the last. UnsupportedError for a pin that names no node or no
-    device, or a device other than the host that lacks a kernel or memory for the pinned node.
+    device, for a device other than the host that lacks a kernel or memory for the pinned node, and for a view whose
+    source is elsewhere.
     """
     problem = _Problem(graph, sites, wishes)
     worth = _worth_copies(problem) if wishes.by_cost else set(problem.nodes)
     where = _with_views(problem, _assign_by_memory(problem, worth))
+    for node in graph.nodes:
+        pinned = problem.pins.get(node.name, where[node])
+        if where[node] != pinned:  # a view, as other nodes are placed by their pins
+            reason = f"{node.op} is a view, which stays with its source on {where[node]}, got the device {pinned}"
+            raise UnsupportedError(reason, where=f"node '{node.name}'")
     return _partition(graph, where)
 
 

@@ -11,6 +11,7 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 from lathe.core.compress.grids import TYPES, make_grid
 from lathe.core.compress.histogram import BINS, Histogram
 from lathe.core.compress.ranges import METHODS, choose_range
+from lathe.core.errors import UnsupportedError
 from lathe.core.ir.types import DType
 from tests.random_numbers import RNG
 
@@ -83,6 +84,13 @@ def test_without_elements_or_with_zeros_alone_the_range_is_empty(method: Any) ->
     assert low == 0.0 == high
     grid = make_grid(low, high, UINT8, False)
     np.testing.assert_array_equal(grid.dequantized(grid.quantized(np.zeros(3))), 0)
+
+
+@pytest.mark.parametrize("histogram", [Histogram(), of(np.arange(3))], ids=["empty", "filled"])
+def test_an_unknown_method_is_refused(histogram: Histogram) -> None:
+    method: Any = "max"
+    with pytest.raises(UnsupportedError, match=r"calibration: expected one of min-max, .*, got 'max'"):
+        choose_range(histogram, method, INT8, True)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -145,6 +145,18 @@ def test_pins_win_and_must_be_possible() -> None:
         place_nodes(odd, sites, PlacementOptions({"sums": "a"}))
 
 
+def test_a_view_is_pinned_only_where_its_source_is() -> None:
+    b, graph, x = builder(N, 8)
+    flat = b("Reshape", b("Exp", x), shape=(-1, 4, 2), name="flat")
+    graph.outputs = [b("Tanh", flat)]
+    sites = [device("gpu"), HOST]
+    placement = place_nodes(graph, sites, PlacementOptions({"flat": "gpu"}))
+    assert devices_of(placement) == [("gpu", ["Exp", "Reshape", "Tanh"])]
+    message = "node 'flat': Reshape is a view, which stays with its source on gpu, got the device cpu"
+    with pytest.raises(UnsupportedError, match=message):
+        place_nodes(graph, sites, PlacementOptions({"flat": "cpu"}))
+
+
 def test_a_full_device_spills_to_the_next_and_the_last_to_the_host() -> None:
     graph = layers(5)  # 4096 bytes each
     sites = [device("a", 10_000), device("b", 9_000), HOST]

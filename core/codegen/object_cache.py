@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from lathe.core.errors import ArtifactError
@@ -33,9 +34,9 @@ class ObjectCache:
         make_private_folder(folder)
 
     def get(self, key: str) -> bytes | None:
-        """The object of this key, whose file's modification time is set; None if there is no file that can be trusted.
+        """The object of this key, or None if there is no file that can be trusted.
 
-        OSError if the file can be read, but its time cannot be set, as on a read-only file system.
+        Sets the file's modification time, unless the file system is read-only.
         """
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -48,7 +49,8 @@ class ObjectCache:
             digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
             if hashlib.sha256(data).digest() != digest:
                 return None
-            os.utime(descriptor)  # the time of last use, for eviction
+            with suppress(OSError):
+                os.utime(descriptor)  # the time of last use, for eviction
         return data
 
     def put(self, key: str, data: bytes) -> None:
@@ -59,6 +61,11 @@ class ObjectCache:
         replace_file(self._path(key), hashlib.sha256(data).digest() + data, mode=0o600)
         if self._quota is not None:
             self._quota.added(_DIGEST_BYTES + len(data))
+
+    def put_if_possible(self, key: str, data: bytes) -> None:
+        """As `put`; nothing happens if the file cannot be written, which only costs another compilation."""
+        with suppress(OSError):  # a full disk, a read-only folder
+            self.put(key, data)
 
     def names(self) -> list[str]:
         """The keys of all stored objects, sorted."""

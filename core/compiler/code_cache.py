@@ -48,13 +48,16 @@ def compile_dynamic(
     """Compile dynamic-shape code into the store, where sessions of `source` look for it, so that no run waits.
 
     Nothing is done if the model gets no such code, or the store has it. A failure raises no error; `warn_of_failure`
-    decides whether it becomes a warning. `ahead`: the graph after the passes, if they ran already.
+    decides whether it becomes a warning. If the store cannot be written, sessions compile the code themselves. `ahead`:
+    the graph after the passes, if they ran already.
     """
     binding, chosen = description.any_size, dynamic_options(replace(options, findings=()))
     if not binding or source.place(binding, chosen).exists():
         return
     try:
         _compile_into(source, graph, description, binding, chosen, ahead)
+    except OSError:  # the store cannot be written
+        return
     except Exception as error:  # any error: a stand-in that fails must not make the model fail
         warn_of_failure(error)
 

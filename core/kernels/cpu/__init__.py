@@ -23,12 +23,12 @@ def generate(spec: KernelSpec, target: Target) -> Kernel:
 
 
 def object_for(spec: KernelSpec, target: Target, cache: ObjectCache | None = None) -> bytes:
-    """The object file of `spec`: from the cache, or compiled and then stored there; OSError as in `ObjectCache`."""
+    """The object file of `spec`: from the cache, or compiled and then stored there if that is possible."""
     key = object_key(spec, target)
     found = cache.get(key) if cache is not None else None
     if found is not None:
         return found
     data = compile_kernel(generate(spec, target))
     if cache is not None:
-        cache.put(key, data)
+        cache.put_if_possible(key, data)
     return data

@@ -33,7 +33,7 @@ def generate(spec: KernelSpec, target: GpuTarget) -> Source:
 
 
 def binary_for(spec: KernelSpec, target: GpuTarget, cache: ObjectCache | None = None) -> Binary:
-    """The binary of `spec`: from the cache, or compiled and then stored there.
+    """The binary of `spec`: from the cache, or compiled and then stored there if that is possible.
 
     UnsupportedError if it must be compiled and Triton is not installed, RuntimeError if it does not compile,
     ArtifactError if the cached bytes are no binary.
@@ -45,7 +45,7 @@ def binary_for(spec: KernelSpec, target: GpuTarget, cache: ObjectCache | None = 
 
     binary = compile_source(generate(spec, target), target)
     if cache is not None:
-        cache.put(binary_key(spec, target), binary.to_bytes())
+        cache.put_if_possible(binary_key(spec, target), binary.to_bytes())
     return binary
 
 

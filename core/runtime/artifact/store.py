@@ -28,7 +28,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         """Create the folder, unless it exists; errors are those of `make_private_folder`.
 
-        An existing folder to which this user may not write raises no error here, but whenever a file is written.
+        Files of an existing folder to which this user may not write are used, and none are added.
         """
         self.root = root
         self.objects = ObjectCache(root / "objects", _OBJECT_BYTES)
@@ -66,7 +66,7 @@ def cache_dir(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get("LATHE_CACHE_DIR") or environ.get("LATHE_CACHE") or None
 
 
-_stores: dict[Path, Store | None] = {}
+_stores: dict[Path, Store] = {}
 _stores_lock = threading.Lock()
 
 
@@ -79,15 +79,11 @@ def open_store(folder: str | None, environ: Mapping[str, str] = os.environ) -> S
     users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(folder or cache_dir(environ) or users / "lathe")
     with _stores_lock:
-        if path not in _stores:
-            _stores[path] = _try_open(path, required=folder is not None)
-        return _stores[path]
-
-
-def _try_open(path: Path, required: bool) -> Store | None:
-    try:
-        return Store(path)
-    except (OSError, ArtifactError):
-        if required:
-            raise
-        return None
+        try:
+            if path not in _stores:
+                _stores[path] = Store(path)
+            return _stores[path]
+        except (OSError, ArtifactError):
+            if folder is not None:
+                raise
+            return None

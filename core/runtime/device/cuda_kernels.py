@@ -59,7 +59,7 @@ def compile_jobs(jobs: Path, folder: Path, arch: int) -> None:
     cache, target = ObjectCache(folder), GpuTarget(arch=arch)
     for key, source in json.loads(jobs.read_text()):
         with suppress(RuntimeError):
-            cache.put(key, compile_source(Source.from_bytes(source.encode()), target).to_bytes())
+            cache.put_if_possible(key, compile_source(Source.from_bytes(source.encode()), target).to_bytes())
 
 
 def _jobs(share: Mapping[str, KernelSpec], target: GpuTarget) -> Sequence[tuple[str, str]]:

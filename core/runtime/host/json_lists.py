@@ -146,7 +146,7 @@ def _objects(cache: str | None, target: Target) -> dict[str, bytes]:
         if data is None:
             data = compile_text(source(name), target)
             if store is not None:
-                store.objects.put(key, data)
+                store.objects.put_if_possible(key, data)
         made[name] = data
     return made
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Any, Literal
+from operator import index
+from typing import Any, Literal, SupportsIndex
 
 from lathe.core.errors import UnsupportedError
 from lathe.core.precisions import PRECISION_CHOICES, PRECISIONS
@@ -69,18 +70,20 @@ def make_options(
 ) -> Options:
     """Options from the arguments of `compile`; the host is left out of `devices`.
 
-    UnsupportedError for an unknown precision or device; ValueError for a number out of range, or an unknown `tune`.
+    UnsupportedError for an unknown precision or device; ValueError for a number out of range, for an unknown `tune`,
+    and for a value of another type.
     `tune="background"` sets `tune` to 0 and `tune_later` to infinity.
     """
-    devices = [canonical(name) for name in ([device] if isinstance(device, str) else device)]
-    if precision not in PRECISIONS:
+    given = [device] if isinstance(device, str) else device
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"device: expected a name or a list of names, got {device!r}")
+    devices = [canonical(name) for name in given]
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise UnsupportedError(f"precision '{precision}' is not supported, expected {PRECISION_CHOICES}")
-    if max_batch < 1 or (threads is not None and threads < 1):
-        raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
     return Options(
         precision,
-        threads or available_cpus(),
-        max_batch,
+        available_cpus() if threads is None else _checked_count("threads", threads),
+        _checked_count("max_batch", max_batch),
         optimize,
         os.fspath(cache_dir) if cache_dir is not None else None,
         0.0 if tune == "background" else seconds_of(tune),
@@ -88,14 +91,14 @@ def make_options(
         tuple(sorted((findings or {}).items())),
         tune_later=inf if tune == "background" else 0.0,
         devices=tuple(name for name in dict.fromkeys(devices) if name != HOST),
-        packing=_checked_packing(packing),
+        packing=0 if packing is None else _checked_count("packing", packing),
     )
 
 
-def _checked_packing(packing: int | None) -> int:
-    if packing is not None and packing < 1:
-        raise ValueError(f"packing must be 1 token or more, got {packing}")
-    return packing or 0
+def _checked_count(name: str, count: int) -> int:
+    if not isinstance(count, SupportsIndex) or index(count) < 1:
+        raise ValueError(f"{name}: expected an integer of 1 or more, got {count!r}")
+    return index(count)
 
 
 def with_placement(
@@ -129,11 +132,11 @@ def _to_tuples(value: Any) -> Any:
 def seconds_of(tune: str | float) -> float:
     """The seconds of a tuning level ("off": 0, "default": 1, "full": infinity); other numbers or texts as seconds.
 
-    ValueError for a text that is no number, for a negative number and for NaN; TypeError for other types.
+    ValueError for a text that is no number, for a negative number, NaN and all other objects.
     """
     try:
         seconds = TUNING[tune] if isinstance(tune, str) and tune in TUNING else float(tune)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         seconds = -1.0
     if not seconds >= 0:
         raise ValueError(f"tune is {tune!r}, expected {', '.join(map(repr, TUNING))} or seconds")

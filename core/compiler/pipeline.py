@@ -38,6 +38,7 @@ from lathe.core.runtime.artifact.compiled import (
     make_runner,
 )
 from lathe.core.runtime.artifact.store import open_store
+from lathe.core.runtime.device.devices import HOST
 from lathe.core.runtime.host.executable import Executable
 from lathe.core.runtime.host.memory import machine_bytes
 from lathe.core.runtime.host.plan_memory import DeviceBlock
@@ -73,10 +74,12 @@ def compile_host_executable(graph: Graph, options: Options, batching: BatchInfo,
 
 
 def require_host(made: Runner) -> Executable:
+    """`made` itself. UnsupportedError, after `made` is closed, if it is for devices, or dynamic-shape code in parts."""
     if not isinstance(made, Executable):
         made.close()
-        devices = ", ".join(dict.fromkeys(share.device for share in made.shares))
-        raise UnsupportedError(f"expected code for the CPU alone, got {devices}")
+        devices = ", ".join(dict.fromkeys(share.device for share in made.shares if share.device != HOST))
+        got = f"code for {devices}" if devices else "dynamic-shape code in parts"
+        raise UnsupportedError(f"expected one piece of code for the CPU, got {got}")
     return made
 
 

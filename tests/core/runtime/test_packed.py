@@ -209,7 +209,7 @@ def test_packing_is_off_by_default() -> None:
         assert session.packing is None
         with pytest.raises(UnsupportedError, match="compiled without `packing`"):
             session.run_packed([])
-    with pytest.raises(ValueError, match="packing must be 1 token or more, got 0"):
+    with pytest.raises(ValueError, match="packing: expected an integer of 1 or more, got 0"):
         packing(WHOLE.model(), 0)
 
 

@@ -172,6 +172,19 @@ class Plan:
         """The number of the base of the flags, which follows the bases of inputs, states and outputs."""
         return WEIGHTS + 1 + len(self.inputs) + len(self.states) + len(self.outputs)
 
+    def state_port(self, name: str, value: Array | None = None) -> Port:
+        """The port of the state `name`; KeyError if there is none.
+
+        `value`: an array that the state is to have. ValueError if its dtype or shape is not that of the state.
+        """
+        port = next((port for port in self.states if port.name == name), None)
+        if port is None:
+            states = ", ".join(port.name for port in self.states) or "none"
+            raise KeyError(f"state '{name}' is unknown, the states are: {states}")
+        if value is not None and not _is_of_type(value, port.type):
+            raise ValueError(f"state '{name}': expected {port.type}, got {value.dtype}{list(value.shape)}")
+        return port
+
     @property
     def flops(self) -> Affine:
         return sum((step.flops for step in self.steps), Affine())
@@ -180,6 +193,13 @@ class Plan:
     def work(self) -> Affine:
         """A rough estimate of the duration of a run, in operations: arithmetic, plus 8 operations per byte moved."""
         return sum((step.flops + step.bytes.times(8) for step in self.steps), Affine())
+
+
+def _is_of_type(array: Array, type_: ValueType) -> bool:
+    """Whether an array has this dtype, and this shape as far as it is known; True for other types than tensors."""
+    if not isinstance(type_, TensorType):
+        return True
+    return type_.dtype.holds(array.dtype) and (not type_.is_static or array.shape == type_.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,9 +89,12 @@ def make_runner(
         device = open_device(compiled.device)
         chunks: Iterable[bytes | memoryview] = compiled.weights() if held is None else [held.block.data]
         made = DeviceExecutable(compiled.plan, device, compiled.objects, chunks, max_batch, there)
-    for name, initial in compiled.states.items():
-        if name not in there:
-            made.set_state(name, initial)
+    with ExitStack() as failing:
+        failing.callback(made.close)
+        for name, initial in compiled.states.items():
+            if name not in there:
+                made.set_state(name, initial)
+        failing.pop_all()
     return made
 
 
@@ -111,16 +114,17 @@ def make_partitioned_runner(
 ) -> PartitionedRunner:
     """A runner of a script and its parts, all of which are on the host.
 
-    `held`: the weights of each part, or None where they are not in memory yet. If a part fails, the earlier ones are
-    closed.
+    `held`: the weights of each part, or None where they are not in memory yet. ValueError for a part of another device.
+    If a part fails, the earlier ones are closed.
     """
     with ExitStack() as failing:
         parts: list[Executable] = []
         for part, weights in zip(content.parts, held or [None] * len(content.parts), strict=True):
+            if part.device != HOST:
+                raise ValueError(f"a part of a script is for {part.device}, expected {HOST}")
             made = make_runner(part, threads, max_batch, False, weights)
-            if not isinstance(made, Executable):
-                raise TypeError(f"a part of a script is for {part.device}, expected the host")
-            parts.append(made)
             failing.callback(made.close)
+            assert isinstance(made, Executable)
+            parts.append(made)
         failing.pop_all()
     return PartitionedRunner(content.script, parts, content.sizes, content.supposed, content.notes)

@@ -157,7 +157,11 @@ class DeviceExecutable:
     # -- states -----------------------------------------------------------------------------------------------------
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
-        """Set the value of the state `name`. `array` must have the state's dtype and shape: nothing checks it."""
+        """Set the value of the state `name`.
+
+        KeyError for an unknown name; ValueError unless `array` has the dtype and shape of the state.
+        """
+        self.plan.state_port(name, array)
         with self._order:
             self._states.write(name, array, self._work)
 
@@ -166,7 +170,8 @@ class DeviceExecutable:
         return self._states.block(name)
 
     def state(self, name: str) -> NDArray[Any]:
-        """A copy of a state's current value."""
+        """A copy of a state's current value; KeyError for an unknown name."""
+        self.plan.state_port(name)
         with self._order:
             return self._states.read(name, self._work)
 

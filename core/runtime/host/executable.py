@@ -107,22 +107,25 @@ class Executable:
     def set_state(self, name: str, array: NDArray[Any]) -> None:
         """Set the value of the state `name` to a copy of `array`. No run may be in flight.
 
-        `array` must have the dtype and shape of the state: nothing checks it.
+        KeyError for an unknown name; ValueError unless `array` has the dtype and shape of the state.
         """
-        port = next(port for port in self.plan.states if port.name == name)
+        port = self.plan.state_port(name, array)
         self._states[port.base] = np.array(array, copy=True, order="C")
 
     def adopt_state(self, name: str, array: NDArray[Any]) -> None:
         """Use `array` itself as the memory of the state `name`; other executables may use it in turn.
 
-        `array` must be C-contiguous, with the dtype and shape of the state: nothing checks it. No run may be in flight.
+        No run may be in flight. KeyError for an unknown name; ValueError unless `array` has the dtype and shape of the
+        state, is C-contiguous and may be written.
         """
-        port = next(port for port in self.plan.states if port.name == name)
+        port = self.plan.state_port(name, array)
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ValueError(f"state '{name}': expected a C-contiguous array that may be written")
         self._states[port.base] = array
 
     def state(self, name: str) -> NDArray[Any]:
-        """A copy of a state's current value, after the run in flight, if there is one."""
-        port = next(port for port in self.plan.states if port.name == name)
+        """A copy of a state's current value; KeyError for an unknown name."""
+        port = self.plan.state_port(name)
         with self._state_lock:
             return self._states[port.base].copy()
 

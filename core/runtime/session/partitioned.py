@@ -153,6 +153,7 @@ class PartitionedRunner:
         raise UnsupportedError("dynamic-shape code needs all sizes, not only a batch size")
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
+        """Always raises KeyError: such code has no state."""
         raise KeyError(name)
 
     def state(self, name: str) -> NDArray[Any]:

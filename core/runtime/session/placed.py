@@ -21,7 +21,7 @@ from lathe.core.plan.placement import Crossing
 from lathe.core.plan.plan import Plan
 from lathe.core.runtime.device.device_executable import DeviceExecutable
 from lathe.core.runtime.host.resident_values import HeldRun
-from lathe.core.runtime.session.runner import DeviceShare, Interruptible, Runner, StepTimes
+from lathe.core.runtime.session.runner import DeviceShare, Interruptible, Runner, StepTimes, settle_all
 
 
 @dataclass(frozen=True)
@@ -170,23 +170,33 @@ class PlacedRunner:
         return results
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
-        """Set a state to a copy of `array`, which must have the state's dtype and shape: nothing checks it."""
+        """Set a state to a copy of `array`.
+
+        KeyError for an unknown name; ValueError unless `array` has the dtype and shape of the state.
+        """
         if name in self._states:
+            current = self._states[name]
+            if (array.dtype, array.shape) != (current.dtype, current.shape):
+                expected, got = (f"{each.dtype}{list(each.shape)}" for each in (current, array))
+                raise ValueError(f"state '{name}': expected {expected}, got {got}")
             with self._state_lock:
                 self._states[name] = np.array(array)
         else:
             self._owner(name).set_state(name, array)
 
     def state(self, name: str) -> NDArray[Any]:
-        """A copy of a state's current value."""
+        """A copy of a state's current value; KeyError for an unknown name."""
         if name not in self._states:
             return self._owner(name).state(name)
         with self._state_lock:
             return self._states[name].copy()
 
     def _owner(self, name: str) -> Runner:
-        parts = zip(self._parts, self._plans, strict=True)
-        return next(part for part, plan in parts if any(port.name == name for port in plan.states))
+        for part, plan in zip(self._parts, self._plans, strict=True):
+            if any(port.name == name for port in plan.states):
+                return part
+        names = [*self._states, *(port.name for plan in self._plans for port in plan.states)]
+        raise KeyError(f"state '{name}' is unknown, the states are: {', '.join(names) or 'none'}")
 
     def explain(self, n: int) -> list[str]:
         lines = [f"{len(self._parts)} parts on {', '.join(dict.fromkeys(share.device for share in self.shares))}"]
@@ -204,7 +214,7 @@ class PlacedRunner:
         return f"{crossing.source}{', directly' if direct else ''}"
 
     def settle(self, timeout: float | None = None) -> bool:
-        return all(part.settle(timeout) for part in self._parts)
+        return settle_all(self._parts, timeout)
 
     def close(self) -> None:
         for part in self._parts:

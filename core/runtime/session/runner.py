@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,10 +102,15 @@ class Runner(Protocol):
         """
         ...
 
-    def set_state(self, name: str, array: NDArray[Any]) -> None: ...
+    def set_state(self, name: str, array: NDArray[Any]) -> None:
+        """Set a state to a copy of `array`; no run may be in flight.
+
+        KeyError for an unknown name; ValueError unless `array` has the dtype and shape of the state.
+        """
+        ...
 
     def state(self, name: str) -> NDArray[Any]:
-        """A copy of a state's current value."""
+        """A copy of a state's current value; KeyError for an unknown name."""
         ...
 
     def explain(self, n: int) -> list[str]:
@@ -116,6 +122,21 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Settling(Protocol):
+    """An object with background work."""
+
+    def settle(self, timeout: float | None = None) -> bool: ...
+
+
+def settle_all(settling: Iterable[Settling], timeout: float | None) -> bool:
+    """Wait for the background work of all, one after the other.
+
+    False if that takes longer than `timeout` seconds altogether; the objects after that are not waited for.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    return all(each.settle(None if end is None else max(end - time.monotonic(), 0.0)) for each in settling)
 
 
 def batch_assumptions(runner: Runner) -> tuple[Dim, ...]:

@@ -27,7 +27,7 @@ from lathe.core.runtime.session.prepared_calls import CallCache, Run
 from lathe.core.runtime.session.profile import Profile, profile
 from lathe.core.runtime.session.record import Record, run_recorded
 from lathe.core.runtime.session.run_inputs import Binding, CodeBinding, RunInputs
-from lathe.core.runtime.session.runner import Interruptible, Runner, batch_assumptions, memory_of
+from lathe.core.runtime.session.runner import Interruptible, Runner, Settling, batch_assumptions, memory_of, settle_all
 from lathe.core.runtime.session.shadow_inputs import ShadowInputs
 from lathe.core.runtime.session.variants import FedDefaults, Ranks, SessionCache, SizedSessions, Sizes, describe_size
 
@@ -455,12 +455,15 @@ class Session:
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is compiled, tuned or captured in the background.
 
-        There may be several waits, one after the other: False if one of them takes longer than `timeout` seconds.
+        False if that takes longer than `timeout` seconds altogether.
         """
-        own = self._shapes.settle(timeout) and all(
-            each.settle(timeout) for each in self._shapes.cached_runners().values()
-        )
-        return own and all(session.settle(timeout) for session in self._other_sessions())
+        return settle_all(self._settling(), timeout)
+
+    def _settling(self) -> Iterator[Settling]:
+        """Yield what may have background work. Settling the shapes may make further runners."""
+        yield self._shapes
+        yield from self._shapes.cached_runners().values()
+        yield from self._other_sessions()
 
     def runs(self) -> dict[int, int]:
         """The number of each run in flight by thread identifier; empty unless the session `may_not_end`.

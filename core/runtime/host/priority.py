@@ -6,9 +6,11 @@ import contextlib
 import enum
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_PROC = Path("/proc")
 IDLE_PATIENCE = 2.0  # seconds that an idle child may wait beyond the wait it would have with a share
 _WAIT_PER_SECOND = 4.0  # worst-case wait of a child with a share, per second of processor time
 
@@ -57,28 +59,42 @@ def resource_usage(pid: int) -> Usage:
     Of each process only the children that its main thread has started are found.
     """
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        pages = int((_PROC / f"{pid}/statm").read_text().split()[1])
         # Own, and of children that have ended.
-        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        times = (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
     except (OSError, IndexError):
         return Usage()
     own = Usage(pages * os.sysconf("SC_PAGE_SIZE"), sum(map(int, times)) / os.sysconf("SC_CLK_TCK"))
-    return sum((resource_usage(int(child)) for child in below), own)
+    return sum((resource_usage(child) for child in _children(pid)), own)
 
 
 def is_starved(pid: int, computed: float, modesty: float = IDLE_PATIENCE) -> bool:
-    """Whether a process, its main thread, waited for a processor for more than `modesty` + 4 * `computed` seconds.
+    """Whether a thread of an idle process waited for a processor for more than `modesty` + 4 * `computed` seconds.
 
-    `computed`: the seconds of processor time that it got. For processes of priority IDLE: raising the priority again
-    would take privileges, so the caller restarts the process with a share.
+    `computed`: the seconds of processor time that the process and its descendants got. Raising the priority again would
+    take privileges, so the caller restarts the process with a share.
     """
     return _wait_seconds(pid) > modesty + _WAIT_PER_SECOND * computed
 
 
 def _wait_seconds(pid: int) -> float:
-    """The seconds that the main thread of a process was ready but waited for a processor; 0 if Linux does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
+    """The longest time in seconds that a thread was ready but waited for a processor; 0 if Linux does not say.
+
+    The threads are those of the process and its descendants. The sum of their waits says nothing: many threads that
+    share one whole processor wait for each other.
+    """
+    own = [int(fields[1]) / 1e9 for fields in _of_threads(pid, "schedstat") if len(fields) > 1]
+    return max([0.0, *own, *map(_wait_seconds, _children(pid))])
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process has started and that have not been waited for; each thread lists its own."""
+    return [int(child) for fields in _of_threads(pid, "children") for child in fields]
+
+
+def _of_threads(pid: int, name: str) -> Iterator[list[str]]:
+    """Yield the fields of the file `name` of each thread of a process. Threads that have ended are skipped."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(_PROC / f"{pid}/task"):
+            with contextlib.suppress(OSError):
+                yield (_PROC / f"{pid}/task/{thread}/{name}").read_text().split()

@@ -59,7 +59,11 @@ Answer: TypeAlias = memoryview | LimitExceeded | Internal
 
 
 class StepProcess:
-    """Runs `module` in a child process, with `arguments` and the descriptor of the open `file` that it reads."""
+    """Runs `module` in a child process, with `arguments` and the descriptor of the open `file` that it reads.
+
+    Linux kills the child when the thread that started it ends: the thread that made this object, or the thread of the
+    `ask` that restarted the child. Threads of pools live as long as the server, and `ask` restarts a killed child.
+    """
 
     def __init__(self, module: str, arguments: Sequence[str], file: int, start: Limits, each: Limits) -> None:
         """Start the child, and own `file` from now on. `start`, `each`: the limits of the start and of one request.

@@ -37,7 +37,7 @@ def limited_command(memory: int, module: Sequence[str]) -> list[str]:
     """Return the command that runs `module`, its name and arguments, restricted by `lathe.server.processes.limits`.
 
     Its address space is limited to `memory` bytes and 4 GiB more, which it may map without using them; its files to
-    64 GiB each.
+    64 GiB each. It is killed when the thread that runs the command ends (`die_with_parent`).
     """
     bounds = [str(os.getpid()), str(memory + _ADDRESS_SPACE), str(_FILE_SIZE)]
     return child_python.command("lathe.server.processes.limits", *bounds, *module)

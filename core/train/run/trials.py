@@ -64,7 +64,7 @@ def trial_records(folder: Path) -> Iterator[TrialRecord]:
 
 
 class Trial:
-    """A running trial in a child process, which creating the object starts."""
+    """A running trial in a child process, which creating the object starts; killed when the creating thread ends."""
 
     def __init__(self, folder: Path, record: TrialRecord, recipe: bytes, dataset: Path, resources: Resources) -> None:
         self.folder, self.record = folder, record

@@ -249,6 +249,22 @@ def test_a_dead_process_is_restarted_even_if_its_folder_is_gone(tmp_path: Path) 
         assert step.memory_bytes > 1 << 20
 
 
+def test_a_process_whose_thread_has_ended_answers(words: Path) -> None:
+    """Linux kills it together with the thread that started it; the next request restarts it."""
+    made: list[Tokenize] = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: made.append(tokenize(words)))
+        thread.start()
+        thread.join()
+    for step in made:
+        with closing(step):
+            assert step.execute({"text": column(b"two")})["input_ids"][0, 0] == 2
+            restart = threading.Thread(target=step.execute, args=({"text": column(b"two")},))
+            restart.start()
+            restart.join()
+            assert step.execute({"text": column(b"three")})["input_ids"][0, 0] == 3
+
+
 def test_a_process_that_cannot_be_restarted_is_not_the_clients_error(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path, pre_tokenizers.Whitespace())
     with closing(tokenize(folder)) as step:

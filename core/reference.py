@@ -11,7 +11,7 @@ from lathe.core.errors import FeedError, ModelError
 from lathe.core.feeds import check_feeds
 from lathe.core.ir.dim import SymDim, affine, symbols
 from lathe.core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
-from lathe.core.ir.types import TensorType, ValueType
+from lathe.core.ir.types import DType, TensorType, ValueType
 from lathe.core.ops.opdef import registry
 from lathe.core.ops.opdef.inference import forget_types, infer_graph
 from lathe.core.passes.lowering.input_variants import with_default_inputs
@@ -153,12 +153,15 @@ def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> d
     """The values of the symbols in the declared shapes of `values`, found from their arrays in `environment`.
 
     Only dimensions that are linear in a single symbol are used (see `_solutions`). FeedError when two of them give a
-    symbol different values.
+    symbol different values, and for an extent that no value of the symbol gives, such as 5 for `2*k`.
     """
     bound: dict[str, int] = {}
     sources: dict[str, str] = {}  # the value that gave each symbol its size, for errors
     for value in values:
-        for name, size in _solutions(value, environment[value]):
+        for name, size, rest in _solutions(value, environment[value]):
+            if rest or size < 0:
+                found = list(np.shape(environment[value]))
+                raise FeedError(f"input '{value.name}' has shape {found}, expected {value.type}")
             first = sources.setdefault(name, value.name)
             if bound.setdefault(name, size) != size:
                 raise FeedError(
@@ -177,7 +180,7 @@ def bind_result_symbols(node: Node, results: Sequence[Any], known: dict[str, int
 
 def _bind_new_symbols(values: Sequence[Value], results: Sequence[Any], known: dict[str, int]) -> None:
     for value, result in zip(values, results, strict=False):
-        for name, size in _solutions(value, result):
+        for name, size, _ in _solutions(value, result):
             known.setdefault(name, size)
 
 
@@ -191,11 +194,12 @@ def determined_symbols(type_: ValueType) -> frozenset[str]:
     return frozenset(name for name, dim in alone if affine(dim, name) is not None)
 
 
-def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
-    """The symbols of a tensor's declared shape with their values, from dimensions linear in a single symbol.
+def _solutions(value: Value, array: Any) -> list[tuple[str, int, int]]:
+    """The symbols of a tensor's declared shape, with their values and remainders, from dimensions of a single symbol.
 
-    A value is rounded down if the extent does not solve the dimension exactly, such as 5 for `2*k`. Empty if `value` is
-    no tensor, or if the rank of `array` is not the declared one.
+    The dimensions are linear in the symbol. The remainder is not 0 if the extent does not solve the dimension exactly,
+    such as 5 for `2*k`; the value is then rounded down. Empty if `value` is no tensor, or if the rank of `array` is not
+    the declared one.
     """
     if not isinstance(value.type, TensorType) or value.type.shape is None or np.ndim(array) != len(value.type.shape):
         return []  # the values in bodies of fused nodes, for example, are declared with rank 0
@@ -204,7 +208,7 @@ def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
         names = tuple(symbols(dim))
         parts = affine(dim, names[0]) if len(names) == 1 else None
         if parts is not None:
-            found.append((names[0], (size - parts[1]) // parts[0]))
+            found.append((names[0], *divmod(size - parts[1], parts[0])))
     return found
 
 
@@ -219,7 +223,7 @@ def _check_feed(value: Value, feed: Any) -> Any:
     if not value.type.dtype.holds(array.dtype):
         raise FeedError(f"input '{value.name}' has dtype {array.dtype}, expected {value.type.dtype}")
     if value.type.shape is not None and not _fits(array.shape, value.type):
-        raise FeedError(f"input '{value.name}' has shape {array.shape}, expected {value.type}")
+        raise FeedError(f"input '{value.name}' has shape {list(array.shape)}, expected {value.type}")
     return array
 
 
@@ -232,16 +236,16 @@ def _fits(shape: tuple[int, ...], type_: TensorType) -> bool:
 def _check_result(node: Node, value: Value, result: Any) -> Any:
     """The result of a reference as an array, text as an array of objects; sequences and None are returned as they are.
 
-    ModelError if the dtype is not the declared one (text is not checked). FeedError if the shape does not fit the
-    declared shape; a value that is declared with rank 0 or unknown rank may have any shape.
+    ModelError if the dtype is not the declared one. FeedError if the shape does not fit the declared shape; a value
+    that is declared with rank 0 or unknown rank may have any shape.
     """
     if not isinstance(value.type, TensorType) or result is None:
         return result
     array: Array = np.asarray(result)
     expected = value.type.dtype.numpy
+    if value.type.dtype is DType.STRING and (array.dtype.kind in "USO" or not array.size):
+        array = array.astype(object)
     if array.dtype != expected:
-        if array.dtype.kind in "USO" or expected.kind == "O":
-            return array.astype(object)
         message = f"reference returned {array.dtype}, declared {value.type.dtype}"
         raise ModelError(message, where=registry.describe(node))
     if value.type.shape and not _fits(array.shape, value.type):  # bodies of fused nodes declare rank 0

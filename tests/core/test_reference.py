@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 
 import lathe
-from lathe.core.errors import FeedError
+from lathe.core.errors import FeedError, ModelError
 from lathe.core.ir.build import Builder
-from lathe.core.ir.dim import symbol
+from lathe.core.ir.dim import Dim, symbol
 from lathe.core.ir.graph import Graph, Value
 from lathe.core.ir.types import DType, TensorType
+from lathe.core.ops.opdef import registry
 
 
 def one_input(*shape: object) -> tuple[Graph, Builder, Value]:
@@ -82,3 +87,56 @@ def test_ranks_that_numpy_cannot_broadcast_are_refused() -> None:
     graph.outputs = [build("Expand", x, shape, name="wide")]
     with pytest.raises(FeedError, match=r"node 'wide' \(Expand\): .*dimensions"):
         lathe.interpret(graph, {"x": np.zeros(1, np.float32), "shape": np.ones(60, np.int64)})
+
+
+N = symbol("n")
+
+
+DIMS = [(2 * N,), (N + 3,), (2 * N + 1,), (4 - N,), (3 * N - 2,), (N, 2 * N), (N + 1, 3), (5,)]
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_a_session_and_the_interpreter_accept_the_same_extents(dims: tuple[Dim, ...]) -> None:
+    graph, build, x = one_input(*dims)
+    graph.outputs = [build("Relu", x)]
+    accepted = 0
+    with lathe.compile(graph, threads=1, new_shapes="wait") as session:
+        for shape in itertools.product(range(7), repeat=len(dims)):
+            feeds = {"x": np.zeros(shape, np.float32)}
+            results: list[object] = []
+            for run in (session.run, partial(lathe.interpret, graph)):
+                try:
+                    results.append(run(feeds)["relu"].shape)
+                except FeedError as error:
+                    results.append(str(error))
+            assert results[0] == results[1]
+            accepted += results[0] == shape
+    assert 0 < accepted < 7 ** len(dims)
+
+
+VALUES: dict[DType, Any] = {
+    DType.STRING: np.array(["a", "b"], object),
+    DType.FLOAT32: np.zeros(2, np.float32),
+    DType.INT64: np.zeros(2, np.int64),
+    DType.BOOL: np.zeros(2, np.bool_),
+    DType.FLOAT16: np.zeros(2, np.float16),
+}
+
+
+@pytest.mark.parametrize("declared", VALUES, ids=str)
+@pytest.mark.parametrize("returned", [*VALUES.values(), np.array(["a", "b"])], ids=lambda array: str(array.dtype))
+def test_a_reference_returns_what_is_declared(
+    monkeypatch: pytest.MonkeyPatch, declared: DType, returned: np.ndarray
+) -> None:
+    """Text of any form is text, and nothing else is."""
+    graph, build, x = one_input(2)
+    graph.outputs = [build("Identity", x)]
+    graph.outputs[0].type = TensorType(declared, (2,))
+    identity = registry.get("Identity")
+    monkeypatch.setattr(type(identity), "reference", lambda *_: returned)
+    if declared.holds(returned.dtype):
+        (result,) = lathe.interpret(graph, {"x": np.zeros(2, np.float32)}).values()
+        assert result.dtype == declared.numpy and result.tolist() == returned.tolist()
+        return
+    with pytest.raises(ModelError, match=f"reference returned {returned.dtype}, declared {declared}"):
+        lathe.interpret(graph, {"x": np.zeros(2, np.float32)})

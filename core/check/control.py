@@ -99,8 +99,8 @@ def check_body(facts: Facts, body: Body) -> None:
     if given != planned:
         raise PlanError(f"{body}: the tape has other calls than the plan of the body")
     moves = [(_place_numbers(m.source), _place_numbers(m.target), _coefficients(m.nbytes)) for m in tape.moves]
-    located = [(plan.value_addresses[name], base) for name, base in plan.copies]
-    copies = [(_address_numbers(a), (base, (0, 0)), _coefficients(type_.nbytes)) for (a, type_), base in located]
+    addresses = [(plan.value_addresses[name], base) for name, base in plan.copies]
+    copies = [(_address_numbers(a), (base, (0, 0)), _coefficients(type_.nbytes)) for (a, type_), base in addresses]
     if moves != copies:
         raise PlanError(f"{body}: the tape moves {moves}, the plan of the body {copies}")
     expected = [*_expected_bases(facts, body)]

@@ -283,7 +283,7 @@ class SymbolicRun:
             raise PlanError(f"{where} reads or writes %{value.name}, which has no location in the plan")
         address, type_ = self.plan.value_addresses[value.name]
         if type_ != value.type:
-            raise PlanError(f"{where}: %{value.name} is located as {type_}, expected {value.type}")
+            raise PlanError(f"{where}: %{value.name} has an address for {type_}, expected {value.type}")
         return address
 
     def _find_at(self, value: Value, address: Address, where: str) -> None:

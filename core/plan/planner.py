@@ -71,7 +71,7 @@ def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Select
     ports = make_ports(graph)
     storage = Storage(graph, choice, ports, threads)
     tape = Tape(graph, choice, storage, ports.flags_base)
-    located = _value_addresses(graph, choice, storage, ports)  # first, as it may add constants
+    addresses = _value_addresses(graph, choice, storage, ports)  # first, as it may add constants
     plan = Plan(
         inputs=ports.inputs,
         states=ports.states,
@@ -82,7 +82,7 @@ def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Select
         weights=storage.weights.nbytes,
         memory=_memory(storage),
         fallbacks=_fallback_graph(graph, choice),
-        value_addresses=located,
+        value_addresses=addresses,
         copies=tuple((value.name, base) for value, base in _final_copies(storage, ports)),
         threads=threads,
         regions=_regions(storage),

@@ -11,7 +11,7 @@ from lathe.core.ir.types import TensorType, parse_type
 from lathe.core.plan.liveness import Affine
 from lathe.core.plan.plan import Address, CutPoint, Fallback, Memory, Plan, Port, Region, Segment, Step
 
-SCHEMA = 8
+SCHEMA = 9
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -26,12 +26,14 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "arena": _affine(plan.arena),
         "weights": plan.weights,
         "memory": [plan.memory.peak, plan.memory.lower_bound, plan.memory.unshared, plan.memory.weights],
-        "located": {name: [_address(address), str(type_)] for name, (address, type_) in plan.value_addresses.items()},
+        "value_addresses": {
+            name: [_address(address), str(type_)] for name, (address, type_) in plan.value_addresses.items()
+        },
         "copies": [list(copy) for copy in plan.copies],
         "log": list(plan.log),
         "threads": plan.threads,
         "regions": [_region(region) for region in plan.regions],
-        "most_rows": plan.max_rows,
+        "max_rows": plan.max_rows,
         "cut_points": [_cut_point(cut) for cut in plan.cut_points],
         "supposed": list(map(str, plan.supposed)),
         "sizes": list(plan.sizes),
@@ -62,12 +64,12 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         weights=int(data["weights"]),
         memory=Memory(*data["memory"]),
         fallbacks=fallbacks,
-        value_addresses={name: (_read_address(a), _tensor(t)) for name, (a, t) in data["located"].items()},
+        value_addresses={name: (_read_address(a), _tensor(t)) for name, (a, t) in data["value_addresses"].items()},
         copies=tuple((str(name), int(base)) for name, base in data["copies"]),
         log=tuple(map(str, data["log"])),
         threads=int(data["threads"]),
         regions=tuple(_read_region(item) for item in data["regions"]),
-        max_rows=data["most_rows"],
+        max_rows=data["max_rows"],
         cut_points=tuple(_read_cut_point(item) for item in data["cut_points"]),
         supposed=tuple(map(parse_dim, data["supposed"])),
         sizes=tuple(map(str, data["sizes"])),
@@ -137,7 +139,7 @@ def _step(step: Step) -> dict[str, Any]:
         "grid": list(map(str, step.grid)),
         "flag": step.flag,
         "may_not_end": step.may_not_end,
-        "meets": step.has_barrier,
+        "has_barrier": step.has_barrier,
     }
 
 
@@ -154,7 +156,7 @@ def _read_step(item: dict[str, Any]) -> Step:
         grid=tuple(map(parse_dim, item["grid"])),
         flag=item["flag"],
         may_not_end=bool(item["may_not_end"]),
-        has_barrier=bool(item["meets"]),
+        has_barrier=bool(item["has_barrier"]),
     )
 
 

@@ -47,12 +47,14 @@ class AdmissionControl:
     def admit(self, entry: Entry, now: float) -> None:
         """Count a request in, set its priority level, and start the timer of its deadline; the caller queues it.
 
-        Requests of other clients may be dropped to make room. Overloaded or DeadlineExceeded if this one is refused.
+        Requests of other clients may be dropped to make room. Overloaded or DeadlineExceeded if this one is refused,
+        which is counted in the statistics.
         """
-        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now, entry.client)
+        refusal = self._refusal(entry.group, entry.nbytes, entry.deadline, now, entry.client)
         if refusal is None and not self._make_room(entry.nbytes):
             refusal = self._admission.refusal(entry.nbytes, now)
         if refusal is not None:
+            self._stats.refused(refusal.code)
             raise refusal
         if entry.deadline is not None:
             wait = max(0.0, entry.deadline - now)

@@ -145,9 +145,8 @@ class Queue:
     def take(self, max_rows: int, now: float) -> list[Entry]:
         """Take the next batch: entries of the group that is next, then of the less urgent groups of the same shapes.
 
-        Of each group, entries are taken in order until the rows of one do not fit into `max_rows`; smaller entries of
-        less urgent groups may still follow. The first entry is taken in any case. One that is never stacked
-        (`entry.group.rows` 0) is only taken first, and no entry of its own priority follows it. Empty if nothing waits.
+        Takes entries in order while their rows fit into `max_rows`; the first is taken in any case. An entry that is
+        never stacked (`group.rows` 0) is taken alone. Empty if nothing waits.
         """
         while self._groups:
             batch: list[Entry] = []
@@ -157,6 +156,8 @@ class Queue:
                 if not group:
                     del self._groups[key]
                     self._latest = None
+                if batch and batch[0].group.rows == 0:  # those of a model that packs have the key of packed ones
+                    break
             if batch:
                 return batch
         return []

@@ -287,17 +287,19 @@ class RandomEvents:
         """Submit a request to the batcher; one that is refused is forgotten."""
         group = self.signature.group_of({"x": request.x})
         if len(request.x) <= MAX_BATCH and self.random.random() < 0.05:
-            group = BatchGroup(0, (), group.work, True)  # runs alone
+            # runs alone; where shapes are packed, its key is that of other requests
+            group = BatchGroup(0, self.random.choice([(), group.key]), group.work, True)
         timeout = self.random.choice([None, None, None, None, 0.0002, 0.002, 10.0])
         deadline = None if timeout is None else monotonic() + timeout
         priority = self.random.randrange(4)
         entry = kind({"x": request.x}, group, lambda outcome: self.on_outcome(request, outcome), deadline, priority)
         entry.client = self.random.choice("aab")
-        known = request in self.requests
+        known, counted = request in self.requests, self.batcher.stats.fail.count
         try:
             self.batcher.submit(entry)
         except REFUSALS as error:
             self.counts["refused"] += 1
+            assert self.batcher.stats.fail.count > counted, "a refusal is not in the statistics"
             if known:  # a coalesced one: its caller gets the error
                 self.on_outcome(request, error)
             return

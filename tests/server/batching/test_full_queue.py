@@ -15,6 +15,8 @@ import pytest
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
 from lathe.server.batching.admission import Admission
+from lathe.server.batching.admission_control import AdmissionControl
+from lathe.server.batching.cost_model import CostModel
 from lathe.server.batching.entry import WAITING, Entry, Outcome
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.batching.queue import Queue
@@ -23,7 +25,7 @@ from lathe.server.errors import Overloaded
 from lathe.server.scheduling.pool import WorkerPool
 from lathe.server.serving.servable import Servable, ServableFactory
 from lathe.server.settings import Settings
-from lathe.server.telemetry.statistics import StatsBook
+from lathe.server.telemetry.statistics import Statistics, StatsBook
 from lathe.server.types import ModelRef
 from tests.server.fakes import FakeModel, doubler
 from tests.server.running import infer_request, rows, serving, wait_for
@@ -144,7 +146,7 @@ def test_a_displaced_request_of_many_rows_fails_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_counts_agree_with_the_queue_after_any_sequence_of_events(seed: int) -> None:
+def test_batches_and_counts_agree_with_the_queue_after_any_sequence_of_events(seed: int) -> None:
     chance, queue = random.Random(seed), Queue()
     waiting: list[Entry] = []
     clock = 0.0
@@ -152,13 +154,20 @@ def test_counts_agree_with_the_queue_after_any_sequence_of_events(seed: int) -> 
         clock += 1
         match chance.randrange(6):
             case 0 | 1 | 2:
-                entry = Entry({}, BatchGroup(1, ((chance.randrange(2),),), 1, ()), lambda outcome: None)
+                group = BatchGroup(1, ((chance.randrange(2),),), 1)
+                if chance.random() < 0.1:
+                    group = BatchGroup(0, group.key, 1, True)  # runs alone; on a model that packs, all keys are equal
+                entry = Entry({}, group, lambda outcome: None)
                 entry.client, entry.since, entry.nbytes = chance.choice("abcd"), clock, chance.randrange(100)
                 entry.priority = chance.randrange(2)
                 queue.push(entry)
                 waiting.append(entry)
             case 3:
-                taken = queue.take(chance.randrange(1, 5), clock)
+                most = chance.randrange(1, 5)
+                taken = queue.take(most, clock)
+                assert len(taken) == 1 or all(entry.group.rows for entry in taken)
+                assert len({entry.group.key for entry in taken}) == bool(taken)
+                assert len(taken) <= most
                 back = taken[chance.randrange(len(taken) + 1) :]
                 queue.put_back(back)
                 waiting = [entry for entry in waiting if entry not in taken or entry in back]
@@ -185,6 +194,34 @@ def test_counts_agree_with_the_queue_after_any_sequence_of_events(seed: int) -> 
             counted = Counter(entry.client for entry in waiting)
             assert {client: own[0] for client, own in queue._backlog._clients.items()} == counted
         assert all(entry.state is WAITING for entry in queue)
+
+
+def test_a_request_that_runs_alone_gets_no_less_urgent_companion() -> None:
+    queue = Queue()
+    for priority, group in ((1, BatchGroup(0, (), 1, True)), (2, BatchGroup(1, (), 1))):
+        entry = Entry({}, group, lambda outcome: None, priority=priority)
+        queue.push(entry)
+    assert [entry.priority for entry in queue.take(32, 0.0)] == [1]
+    assert [entry.priority for entry in queue.take(32, 0.0)] == [2]
+
+
+def test_a_request_is_counted_as_refused_if_no_room_can_be_made() -> None:
+    """Requests that were taken and put back cannot be dropped any more, although their client has most of the queue."""
+    held, stats = Queue(), Statistics(ModelRef("m", 1))
+    admission = Admission(4, 1 << 20)
+    control = AdmissionControl(admission, held, CostModel(), SimpleNamespace(remaining=lambda now: 0.0), stats)  # type: ignore[arg-type]
+    for client in "aaab":
+        entry = Entry({}, BatchGroup(1, (), 1), lambda outcome: None)
+        entry.client = client
+        control.admit(entry, 0.0)
+        held.push(entry)
+    held.put_back(held.take(4, 0.0))
+    late = Entry({}, BatchGroup(1, (), 1), lambda outcome: None)
+    late.client = "c"
+    with pytest.raises(Overloaded, match="the queue is full"):
+        control.admit(late, 0.0)
+    assert stats.failures == {"overloaded": 1}
+    assert (stats.fail.count, admission.items) == (1, 4)
 
 
 @pytest.mark.parametrize("seed", range(10))

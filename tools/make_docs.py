@@ -57,6 +57,10 @@ the name that Triton's `config.pbtxt` gives to the same setting, if it has that 
 when it changes, without a restart. If the file is invalid, the previous configuration stays in force, at the start the
 defaults. The error is in the log and in `GET /api/v1/models/NAME` (`config_error`).
 
+A new value of a key of `compile` compiles the versions in memory again; the old code answers meanwhile. If that fails,
+the old code stays, and `config_error` gives the reason. The server tries again when the version's folder or
+`config.toml` changes, at a load call, and every 15 seconds after a transient error, such as a full disk.
+
 | Key | Default | Meaning |
 |---|---|---|
 """

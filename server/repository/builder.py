@@ -27,6 +27,7 @@ from lathe.server.repository.artifacts import (
 )
 from lathe.server.repository.manifest import MANIFEST
 from lathe.server.repository.memory_budget import MemoryBudget, Owner
+from lathe.server.repository.model_config import Compilation
 from lathe.server.repository.store import storage_error
 from lathe.server.types import Array, TensorSpec
 
@@ -40,6 +41,7 @@ class BuiltModel:
     artifacts: tuple[Path, ...]
     model: LoadedModel
     seconds: float  # for compiling and loading
+    compilation: Compilation  # the compiler options of its configuration
 
 
 class Builder:
@@ -74,9 +76,9 @@ class Builder:
         compiled again. The caller must close the model. Raises ServerError, such as OutOfMemory if the memory budget or
         a device is too small.
         """
-        started = time.monotonic()
+        started, compilation = time.monotonic(), owner.config.compile
         artifact, model = await self._build(model_file, digest, owner, loading)
-        return BuiltModel((artifact,), model, time.monotonic() - started)
+        return BuiltModel((artifact,), model, time.monotonic() - started, compilation)
 
     async def _build(
         self, model_file: Path, digest: str, owner: Owner, loading: Callable[[], None]

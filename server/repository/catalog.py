@@ -109,7 +109,7 @@ class Catalog:
     async def audit(self, name: str) -> list[Record]:
         """Return the newest changes of a model, at most `journal.MAX_REMEMBERED`, oldest first.
 
-        Raises NotFound, Unavailable if the log cannot be read, or DamagedDocument as `Journal.snapshot`.
+        Raises NotFound, or Unavailable if the log cannot be read or changes at each attempt to read it.
         """
         with storage_errors("reading the log"):
             return await asyncio.to_thread(self._store.audit, self._models.known(name).name)

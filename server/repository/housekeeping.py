@@ -53,7 +53,7 @@ class Housekeeping:
         """Remove from memory a version whose folder no longer exists; its running requests finish."""
         self._loader.forget(model, version)
         model.statuses.pop(version, None)
-        model.failures.pop(version, None)
+        model.clear_failures([version])
         model.unadopted_manifests.pop(version, None)
         model.unadopted.discard(version)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 from lathe.server.access.quotas import Quotas
@@ -22,7 +22,7 @@ from lathe.server.repository import policy
 from lathe.server.repository.aliases import Aliases
 from lathe.server.repository.lifecycle import State, Status
 from lathe.server.repository.manifest import Manifest, Signature
-from lathe.server.repository.model_config import CONFIG, ModelConfig
+from lathe.server.repository.model_config import CONFIG, Compilation, ModelConfig
 from lathe.server.repository.names import LIVE_ALIAS
 from lathe.server.repository.registry import ModelView, Registry
 from lathe.server.telemetry.logs import log_fields
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OnVerdict = Callable[["LiveModel", CanaryPlan, Verdict, str], None]
+BuildConfig: TypeAlias = tuple[Compilation, bool]  # compiler options, and whether dimension 0 may be the batch
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -48,6 +49,8 @@ class LiveModel:
     loaded: dict[int, Servable] = field(default_factory=dict)
     statuses: dict[int, Status] = field(default_factory=dict)  # of every version on disk
     failures: dict[int, ServerError] = field(default_factory=dict)
+    built_with: dict[int, BuildConfig] = field(default_factory=dict)  # of each version in memory
+    rebuild_failures: dict[int, ServerError] = field(default_factory=dict)  # of versions in memory: the old build stays
     loading: dict[int, asyncio.Task[Servable]] = field(default_factory=dict)
     pinned: Counter[int] = field(default_factory=Counter)  # pins of each version, by operations and pipelines
     unadopted_manifests: dict[int, Manifest] = field(default_factory=dict)  # of hand-copied versions, not on disk (yet)
@@ -68,6 +71,24 @@ class LiveModel:
     def chosen(self) -> list[int]:
         """The versions that the configuration wants in memory, whatever the aliases are."""
         return self.config.version_policy.chosen(self.loadable_versions)
+
+    @property
+    def outdated_versions(self) -> list[int]:
+        """The versions in memory that were built with other settings than the present configuration's."""
+        wanted = self.config.compile, self.config.batches
+        return [version for version in self.loaded if self.built_with[version] != wanted]
+
+    @property
+    def transient_failures(self) -> list[int]:
+        """The versions that could not be loaded, or built again, because of a transient (5xx) error."""
+        failures = [*self.failures.items(), *self.rebuild_failures.items()]
+        return [version for version, failure in failures if failure.http_status >= 500]
+
+    def clear_failures(self, versions: Iterable[int]) -> None:
+        """Let the next sync retry these versions."""
+        for version in versions:
+            self.failures.pop(version, None)
+            self.rebuild_failures.pop(version, None)
 
     def status(self, version: int) -> Status:
         """Return the status of a version; the initial one for an unknown version."""
@@ -97,6 +118,8 @@ class LiveModel:
         quota = config.client_quota.quota
         if quota != (self.quotas.quota if self.quotas else None):
             self.quotas = Quotas(quota) if quota else None
+        if config != self.config:
+            self.rebuild_failures.clear()
         self.config, self.config_error = config, ""
         for servable in self.loaded.values():
             self.apply_config(servable)

@@ -88,6 +88,8 @@ class Loader:
     def _make_servable(self, model: LiveModel, version: int, built: BuiltModel) -> Servable:
         ref = ModelRef(model.name, version)
         servable = model.loaded[version] = self._servables.make(ref, built.model)
+        model.built_with[version] = built.compilation, model.config.batches
+        model.rebuild_failures.pop(version, None)
         if not model.config.batches:
             servable.signature = servable.signature.without_batching()
         servable.stats.load_seconds = built.seconds
@@ -100,10 +102,12 @@ class Loader:
     async def rebuild(self, model: LiveModel, version: int) -> None:
         """Build a loaded version again with the present configuration, and switch to the new build.
 
-        The new build is dropped if the version was unloaded or loaded again meanwhile. Raises ServerError,
-        CorruptVersion, DamagedDocument or OSError, and the old build continues to answer; KeyError if it is not loaded.
+        Does nothing if the version is not in memory. Raises ServerError, CorruptVersion, DamagedDocument or OSError;
+        then the old build continues to answer.
         """
-        before = model.loaded[version]
+        before = model.loaded.get(version)
+        if before is None:
+            return
         folder = await asyncio.to_thread(self._store.folder, model.name, version)
         manifest = await asyncio.to_thread(self._verified_manifest, model, version, folder)
         built = await self._build(model, folder, manifest.digest)
@@ -133,6 +137,8 @@ class Loader:
         `at_once`: executions that may run for ever are interrupted now, otherwise after some seconds.
         """
         servable = model.loaded.pop(version)
+        del model.built_with[version]
+        model.rebuild_failures.pop(version, None)
         model.advance(version, State.DRAINING)
         model.show(model.aliases)
         return self.spawn(self._retire(model, version, servable, at_once))

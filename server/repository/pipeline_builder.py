@@ -74,7 +74,7 @@ class PipelineBuilder:
         pipeline, which unpins the versions. Raises NotFound or Unavailable for a model that does not exist or is not
         loaded, the error of loading one, Unprocessable for an invalid definition, and OSError.
         """
-        started = asyncio.get_running_loop().time()
+        started, compilation = asyncio.get_running_loop().time(), model.config.compile
         parts = _Parts(model)
         try:
             with parts.temporary_pins:
@@ -87,7 +87,8 @@ class PipelineBuilder:
             if isinstance(error, BadPipeline):
                 raise Unprocessable(str(error)) from error
             raise
-        return BuiltModel(tuple(parts.artifacts), pipeline, asyncio.get_running_loop().time() - started)
+        seconds = asyncio.get_running_loop().time() - started
+        return BuiltModel(tuple(parts.artifacts), pipeline, seconds, compilation)
 
     async def _build(self, name: str, folder: Path, parts: _Parts) -> Pipeline:
         definition = await asyncio.to_thread(read_definition, folder)

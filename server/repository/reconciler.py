@@ -16,7 +16,7 @@ from lathe.server.repository.lifecycle import Status
 from lathe.server.repository.live_models import LiveModel, LiveModels
 from lathe.server.repository.loader import Loader, as_server_error
 from lathe.server.repository.manifest import FileEntry, Manifest, describe_folder
-from lathe.server.repository.model_config import CONFIG, BadConfig, ModelConfig, read_config
+from lathe.server.repository.model_config import CONFIG, BadConfig, read_config
 from lathe.server.repository.store import Store, now_rfc3339
 from lathe.server.telemetry.logs import log_fields
 
@@ -74,21 +74,25 @@ class Reconciler:
             model.config_error = reason
         else:
             if config != model.config or model.config_error:
-                await self._apply_config(model, config)
+                model.configure(config)
+            for version in model.outdated_versions:
+                await self._rebuild(model, version)
 
-    async def _apply_config(self, model: LiveModel, config: ModelConfig) -> None:
-        """Apply a configuration; versions are rebuilt if compiler options or the meaning of dimension 0 changed.
+    async def _rebuild(self, model: LiveModel, version: int) -> None:
+        """Build a version again with the present configuration; a failure is recorded, and shown in `config_error`.
 
-        A ServerError of a rebuild is recorded (`config_error`), and the others continue.
+        A version that failed is not tried again before its failure is cleared (`LiveModel.clear_failures`).
         """
-        before, rebuilt = model.config, list(model.loaded)
-        model.configure(config)
-        for version in rebuilt if (config.compile, config.batches) != (before.compile, before.batches) else ():
+        if version not in model.rebuild_failures:
             try:
                 await self._loader.rebuild(model, version)
-            except ServerError as error:
-                model.config_error = f"{CONFIG}: version {version}: {error.message}"
-                log.error("%s", model.config_error, extra=log_fields(model=model.name))
+                return
+            except Exception as error:  # any failure: the old build answers, and the other versions are built
+                failure = model.rebuild_failures[version] = as_server_error(error)
+                fields = log_fields(model=model.name, version=version, code=failure.code)
+                log.error("%s:%d cannot be built again: %s", model.name, version, failure.message, extra=fields)
+        before = f"{model.config_error};" if model.config_error else f"{CONFIG}:"
+        model.config_error = f"{before} version {version}: {model.rebuild_failures[version].message}"
 
     def manifest(self, model: LiveModel, version: int) -> Manifest | None:
         """Return a version's manifest, for a hand-copied one the manifest made here; None if missing or damaged."""
@@ -163,6 +167,8 @@ class Reconciler:
                 await self._adopt(model, version, manifest)
         except Exception as error:  # a bad folder must not prevent the other versions from being served
             model.unadopted_manifests.pop(version, None)
+            if version in model.loaded:  # it loaded, but could not be adopted
+                self._loader.let_go(model, version)
             model.fail(version, as_server_error(error))
 
     def _describe(self, model: LiveModel, version: int) -> dict[str, FileEntry]:

@@ -34,7 +34,7 @@ from lathe.server.repository.loader import Loader
 from lathe.server.repository.manifest import Manifest, Signature
 from lathe.server.repository.names import LIVE_ALIAS
 from lathe.server.repository.reconciler import IsSettled, Reconciler, always_settled
-from lathe.server.repository.store import Change, Origin, Outcome, Store, now_rfc3339
+from lathe.server.repository.store import Change, Origin, Outcome, Store, now_rfc3339, storage_errors
 from lathe.server.repository.trials import Trials
 from lathe.server.repository.upload_receiver import Upload, receive_upload
 
@@ -328,16 +328,17 @@ class Rollout:
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Sync a model with its folder, and retry the versions that failed; undoes `unload`.
 
-        Raises NotFound, the reason why no version answers as live afterwards, and Unsupported for `parameters` that
-        hold files or a configuration.
+        Raises NotFound, the reason why no version answers as live afterwards, Unavailable if the repository cannot be
+        read, and Unsupported for `parameters` that hold files or a configuration.
         """
         _check_load_parameters(parameters)
-        if name not in (known := await asyncio.to_thread(self._store.models)):
-            raise UnknownModel.of(name, known)
-        model = self._models.get(name)
-        model.is_unloaded = False
-        model.failures.clear()
-        await self.sync(name)
+        with storage_errors("loading"):
+            if name not in (known := await asyncio.to_thread(self._store.models)):
+                raise UnknownModel.of(name, known)
+            model = self._models.get(name)
+            model.is_unloaded = False
+            model.clear_failures(list(model.statuses))
+            await self.sync(name)
         if LIVE_ALIAS not in model.answering():
             reasons = iter(model.failures.values())
             raise next(reasons, Unavailable(f"model {name!r} has no version that could be loaded"))
@@ -359,19 +360,17 @@ class Rollout:
 
     def clear_failures(self, name: str, versions: Collection[int]) -> None:
         """Let the next sync retry these versions, because their folders have changed."""
-        model = self._models.get(name)
-        for version in versions:
-            model.failures.pop(version, None)
+        self._models.get(name).clear_failures(versions)
 
     def clear_transient_failures(self) -> list[str]:
-        """Let the next sync retry the versions that failed with a transient (5xx) error.
+        """Let the next sync retry the versions that failed with a transient (5xx) error, also when built again.
 
         Returns the names of their models, without those that a call unloaded.
         """
         forgiven = []
         for model in self._models:
-            passing = [version for version, failure in model.failures.items() if failure.http_status >= 500]
-            self.clear_failures(model.name, passing)
+            passing = model.transient_failures
+            model.clear_failures(passing)
             forgiven += [model.name] if passing and not model.is_unloaded else []
         return forgiven
 

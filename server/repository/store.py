@@ -98,9 +98,10 @@ class Outcome:
 class Store:
     """One repository. Methods block; usable from several threads and processes at the same time.
 
-    Besides the errors that they name, changes raise Unavailable if the repository is read-only, locked for too long, or
-    its storage fails; StorageFull if the disk is full; Unprocessable if another request used the idempotency key; and
-    what `change` raises. An error means that nothing was changed, except if the storage fails after the commit.
+    Besides the errors that they name, changes raise Unavailable if the repository is read-only, locked for too long,
+    its storage fails, or the model's aliases are damaged; StorageFull if the disk is full; Unprocessable if another
+    request used the idempotency key; and what `change` raises. An error means that nothing was changed, except if the
+    storage fails after the commit.
     """
 
     def __init__(
@@ -234,10 +235,11 @@ class Store:
     def find_key(self, model: str, origin: Origin) -> Outcome | None:
         """Return the outcome of the call with the same idempotency key, None if there is none or `origin` has no key.
 
-        Raises Unprocessable if its request differed, and as `Journal.snapshot`.
+        Raises Unprocessable if its request differed, Unavailable if the log cannot be read.
         """
-        if (found := _replayable(self._journal(model), origin)) is not None:
-            return Outcome(found, replayed=True)
+        with storage_errors("reading the log"):
+            if (found := _replayable(self._journal(model), origin)) is not None:
+                return Outcome(found, replayed=True)
         if (found := self._unchanged.get((model, origin.entry or ""))) is None:
             return None
         return Outcome(_checked(found, origin), replayed=True, changed=False)
@@ -509,12 +511,14 @@ def now_rfc3339() -> str:
 def storage_errors(doing: str) -> Iterator[None]:
     """A context manager that turns an OSError into the error for the client: 507 if the storage is full, otherwise 503.
 
-    `doing` names the operation in the message.
+    A DamagedDocument gives 503, too. `doing` names the operation in the message.
     """
     try:
         yield
     except OSError as error:
         raise storage_error(doing, error) from error
+    except DamagedDocument as error:
+        raise Unavailable(f"{doing}: {error}") from error
 
 
 def storage_error(doing: str, error: OSError) -> ServerError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -182,6 +184,98 @@ def test_failed_compilation_for_new_options_leaves_the_old_code(tmp_path: Path) 
             await write(w, "[compile]\nthreads = 1\nmax_batch = 4")
             assert w.registry.resolve("m") is before
             assert "version 1: the artifact does not load" in w.model("m").config_error
+
+    run(scenario())
+
+
+def test_a_version_that_cannot_be_built_again_is_reported_until_it_is(tmp_path: Path) -> None:
+    """Its file is damaged: the old build answers, `config_error` says so, and the restored file is tried at once."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            before, file = w.registry.resolve("m"), tmp_path / "m" / "1" / "model.onnx"
+            content = file.read_bytes()
+            file.write_bytes(content + b"?")
+            await write(w, "[compile]\nmax_batch = 16")
+            expected = "config.toml: version 1: file 'model.onnx' has sha256"
+            assert w.rollout.catalog.model("m").config_error.startswith(expected)
+            builds = len(w.stages.runs)
+            await w.rollout.sync("m")
+            assert w.rollout.catalog.model("m").config_error.startswith(expected)
+            assert (w.registry.resolve("m"), len(w.stages.runs)) == (before, builds)  # nothing changed: no new attempt
+            file.write_bytes(content)
+            await w.watcher.poll()
+            assert w.rollout.catalog.model("m").config_error == ""
+            assert w.registry.resolve("m") is not before
+            assert w.stages.flags[-1][:2] == ["--max-batch", "16"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("cured_by", ["retry", "load call", "configuration"])
+def test_a_version_that_could_not_be_built_again_is_built_later(tmp_path: Path, cured_by: str) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            before, stage = w.registry.resolve("m"), w.stages._stage
+
+            def fails(*_: object) -> None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            w.stages._stage = fails  # type: ignore[method-assign]
+            await write(w, "[compile]\nmax_batch = 16")
+            assert "version 1: compiling: the model repository's storage is full" in w.model("m").config_error
+            w.stages._stage = stage  # type: ignore[method-assign]
+            if cured_by == "retry":
+                w.watcher._last_retry = -1e9
+                await w.watcher.poll()
+            elif cured_by == "load call":
+                await w.rollout.load("m", {})
+            else:
+                await write(w, "[compile]\nmax_batch = 16\nthreads = 1")
+            assert w.model("m").config_error == ""
+            assert w.registry.resolve("m") is not before
+
+    run(scenario())
+
+
+def test_a_version_that_is_unloaded_while_another_is_built_again_stays_unloaded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await write(w, "[version_policy]\nall = true")
+            await w.push(toy(2.0))
+            w.stages.gate.clear()
+            content = "[version_policy]\nall = true\n[compile]\nmax_batch = 64"
+            changing = asyncio.create_task(write(w, content))
+            while w.stages.runs.count("compile") < 3:  # noqa: ASYNC110 - a thread makes it true
+                await asyncio.sleep(0.001)
+            await w.rollout.unload("m")
+            w.stages.gate.set()
+            await changing
+            assert (w.model("m").loaded, w.model("m").config_error) == ({}, "")
+
+    run(scenario())
+
+
+def test_a_version_that_was_compiled_while_the_options_changed_is_built_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            w.stages.gate.clear()
+            pushing = asyncio.create_task(w.push(toy(2.0), promote=True))
+            while w.stages.runs.count("compile") < 2:  # noqa: ASYNC110 - a thread makes it true
+                await asyncio.sleep(0.001)
+            changing = asyncio.create_task(write(w, "[compile]\nmax_batch = 64"))
+            while w.model("m").config.compile.max_batch != 64:  # noqa: ASYNC110 - a thread makes it true
+                await asyncio.sleep(0.001)
+            w.stages.gate.set()
+            await asyncio.gather(pushing, changing)
+            await w.watcher.poll()
+            assert w.live() == 2
+            assert w.stages.flags[-1][:2] == ["--max-batch", "64"]
+            assert w.model("m").outdated_versions == []
 
     run(scenario())
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lathe.server.canary.plan import CanaryPlan
 from lathe.server.errors import ServerError, Unavailable
+from lathe.server.repository.aliases import DamagedDocument
+from lathe.server.repository.fs import Fs
+from lathe.server.repository.journal import Journal
 from lathe.server.repository.lifecycle import State, Status
 from lathe.server.repository.store import Origin, Outcome
 from tests.server.repository.fake_fs import CountingFs, FailingFs, ReadOnlyFs
@@ -314,6 +321,79 @@ def test_damaged_aliases_are_not_overwritten(tmp_path: Path) -> None:
             with pytest.raises(Unavailable):
                 w.registry.resolve("m")
             assert (tmp_path / "m" / "aliases.json").read_text().endswith('"aliases": ')
+
+    run(scenario())
+
+
+def test_changes_of_a_model_with_damaged_records_are_refused(tmp_path: Path) -> None:
+    """Each call names the damage; none is an unexpected error, and none overwrites the file."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await w.push(toy(2.0))
+            (tmp_path / "m" / "aliases.json").write_text("?")
+            (tmp_path / ".lathe" / "log" / "m.log").unlink()
+            calls = [
+                lambda: w.rollout.set_alias("m", "live", 2, NOBODY),
+                lambda: w.rollout.set_alias("m", "blue", 2, NOBODY),
+                lambda: w.rollout.delete("m", 2, NOBODY),
+                lambda: w.rollout.trials.start("m", CanaryPlan(2, 0.1), NOBODY),
+                lambda: w.push(toy(3.0)),
+            ]
+            for call in calls:
+                with pytest.raises(Unavailable, match=r"^writing: aliases\.json of model 'm': not JSON"):
+                    await call()
+            assert w.live() == 1
+            assert (tmp_path / "m" / "aliases.json").read_text() == "?"
+
+    run(scenario())
+
+
+def test_a_log_that_changes_while_it_is_read_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            monkeypatch.setattr(Journal, "snapshot", lambda self: _raise(DamagedDocument("journal: m.log changed")))
+            with pytest.raises(Unavailable, match=r"^reading the log: journal: m\.log changed"):
+                await w.rollout.catalog.audit("m")
+
+    run(scenario())
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def test_a_copied_version_that_cannot_be_recorded_is_tried_again(tmp_path: Path) -> None:
+    """It loads, but the disk is full when it is adopted: the other versions and models are synced all the same."""
+    failing, fs = threading.Event(), Fs()
+
+    class Full(Fs):
+        def append(self, path: Path) -> int:
+            if failing.is_set():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return fs.append(path)
+
+    async def scenario() -> None:
+        async with world(tmp_path, Full()) as w:
+            await w.push(toy(1.0))
+            failing.set()
+            for version in (2, 3):
+                copy_by_hand(tmp_path, version, toy(float(version)))
+            await w.watcher.poll()
+            await w.loader.settle()
+            states = {entry.version: entry.status for entry in w.rollout.index()}
+            assert {version: status.state for version, status in states.items()} == {
+                1: State.READY, 2: State.FAILED, 3: State.FAILED,
+            }  # fmt: skip
+            assert "storage is full" in states[2].reason
+            failing.clear()
+            w.watcher._last_retry = -1e9
+            await w.watcher.poll()
+            assert w.store.state("m").high_water == 3
+            await w.rollout.set_alias("m", "live", 3, NOBODY)
+            assert w.scale() == 3.0
 
     run(scenario())
 

@@ -29,6 +29,7 @@ class Service:
     url: str
     root: Path
     stages: ToyStages
+    grpc_port: int | None = None
 
     def client(self) -> Client:
         return Client(self.url)
@@ -56,7 +57,8 @@ def service(
     control = build_control_plane(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
     server = make_server(assemble_with(engine, control, build_datasets(config, check, fs), make_jobs), config)
     with in_a_thread(server, patience=60) as port:
-        running = Service(f"http://127.0.0.1:{port}", root, stages)
+        grpc = server.config.app.state.grpc  # type: ignore[union-attr]
+        running = Service(f"http://127.0.0.1:{port}", root, stages, grpc.port if grpc else None)
         with running.client() as client:
             until(lambda: held or client.ready())
         yield running

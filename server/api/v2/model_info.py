@@ -9,6 +9,7 @@ from lathe.server.backends.base import LoadedModel, devices, optional_inputs
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.batching.signature import first_names
 from lathe.server.errors import NotFound
+from lathe.server.repository import names
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.serving.servable import Servable
 from lathe.server.telemetry.statistics import StatsBook
@@ -52,11 +53,13 @@ def metadata(servable: Servable, loaded: Iterable[Servable]) -> dict[str, Any]:
 def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str = "") -> dict[str, Any]:
     """The statistics of all versions, of one model's versions, or of one version (a number or an alias).
 
-    NotFound for an unknown model or version, or another error of `DataPlane.resolve`.
+    NotFound for an unknown model or version, BadRequest for text that is neither a number nor an alias, or another
+    error of `DataPlane.resolve`.
     """
     pages = [page for page in book.all() if model in ("", page.ref.name)]
     if model and version:
-        wanted = int(version) if version.isdigit() else plane.resolve(model, version).ref.version
+        is_number = names.is_version_number(version)
+        wanted = int(version) if is_number else plane.resolve(model, version).ref.version
         pages = [page for page in pages if page.ref.version == wanted]
     if model and not pages:
         plane.is_ready(model)  # raises for an unknown one

@@ -102,6 +102,11 @@ class QuotaExceeded(ServerError):
 class Internal(ServerError):
     code, http_status = "internal", 500
 
+    @classmethod
+    def missing_output(cls, ref: object, name: str) -> Internal:
+        """Return the error for a version (`ref`) that has left out an output which it declares."""
+        return cls(f"model {ref} gave no output {name!r}")
+
 
 class Unsupported(ServerError):
     """The server does not implement this part of the protocol, or its settings do not allow it."""

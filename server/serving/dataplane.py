@@ -13,7 +13,7 @@ from lathe.server.access.scopes import Scope
 from lathe.server.access.suggestions import with_suggestion
 from lathe.server.batching.entry import Entry, Outcome
 from lathe.server.batching.signature import BatchGroup
-from lathe.server.errors import BadRequest, ServerError, Unavailable, UnknownModel
+from lathe.server.errors import BadRequest, Internal, ServerError, Unavailable, UnknownModel
 from lathe.server.serving.servable import Servable
 from lathe.server.shared_memory import Regions
 from lathe.server.types import InferRequest, InferResult, MissingVersion, Tensors
@@ -141,8 +141,9 @@ class DataPlane:
     async def infer(self, request: InferRequest) -> InferResult:
         """Answer one request of this process, without authorization or quotas.
 
-        Raises BadRequest for inputs or outputs that do not fit the model, and for classification, otherwise the errors
-        of `Resolver.route` and `execute`. If the task is cancelled, a waiting request is taken out of its queue.
+        Raises BadRequest for inputs or outputs that do not fit the model, and for classification, Internal if the model
+        leaves out an output, otherwise the errors of `Resolver.route` and `execute`. If the task is cancelled, a
+        waiting request is taken out of its queue.
         """
         servable = self.registry.route(request.model, request.version, request.sticky_key)
         signature = servable.signature
@@ -151,6 +152,9 @@ class DataPlane:
         if any(output.classes for output in requested):
             raise BadRequest("outputs: classification is only supported over HTTP and gRPC")
         outputs = await self.execute(servable, request.inputs, group, request.deadline, request.priority, id=request.id)
+        for output in requested:
+            if output.name not in outputs:
+                raise Internal.missing_output(servable.ref, output.name)
         return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
 
     def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:

@@ -19,9 +19,9 @@ def classify_steps(
 
     The elements are `value:index`, or `value:index:label` if `labels[index]` exists and is not empty. If `batched`, a
     row is everything after the leading axis, flattened; otherwise the whole array is one row. n is `best`, but at most
-    the length of a row. Equal values keep their order. BadRequest for BOOL, BYTES and BF16.
+    the length of a row. Equal values keep their order, NaN is below all numbers. BadRequest for BOOL and BYTES.
     """
-    if scores.dtype.kind not in "iuf":
+    if datatype in ("BOOL", "BYTES"):
         raise BadRequest(f"classification: expected an output of numbers, got {datatype}")
     rows = scores.reshape(scores.shape[0], -1) if batched else scores.reshape(1, -1)
     count = min(best, rows.shape[1])
@@ -29,10 +29,22 @@ def classify_steps(
     rows_per_step = max(1, ELEMENTS_PER_STEP // max(rows.shape[1], 1))  # rows sorted per step
     for at in range(0, len(rows), rows_per_step):
         part = rows[at : at + rows_per_step]
-        order = np.argsort(-part.astype(np.float64), axis=1, kind="stable")[:, :count]
+        if datatype == "BF16":
+            part = part.astype(np.float32)
+        order = _descending(part)[:, :count]
         values = np.take_along_axis(part, order, axis=1)
         yield from _write(text, values.ravel(), order.ravel(), labels)
     return object_array(text, (len(rows), count) if batched else (count,))
+
+
+def _descending(rows: Array) -> Array:
+    """The indices that sort each row in descending order, stable; NaN comes last.
+
+    Integers are not converted to float64, which cannot tell those above 2**53 apart.
+    """
+    if rows.dtype.kind == "f":
+        return np.argsort(-rows, axis=1, kind="stable")
+    return rows.shape[1] - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
 
 
 def _write(text: list[bytes], values: Array, order: Array, labels: Sequence[bytes]) -> Steps[None]:

@@ -397,7 +397,9 @@ class Codec:
         shapes: tuple[Shape, ...] = ()
         payloads: list[Payload] = []
         for output in head.outputs:
-            array = outputs[output.name]
+            array = outputs.get(output.name)
+            if array is None:
+                raise Internal.missing_output(self.ref, output.name)
             shapes += (array.shape,)
             payloads.append(raw_bytes(array))
         answer = head.answers.get(shapes)
@@ -446,7 +448,7 @@ class Codec:
         """
         spec, array = self.signature.outputs[output.name], outputs.get(output.name)
         if array is None:
-            raise Internal(f"model {self.ref} gave no output {output.name!r}")
+            raise Internal.missing_output(self.ref, output.name)
         if output.classes:
             labels = self.signature.labels.get(output.name, ())
             rows = self.signature.batchable

@@ -1,15 +1,19 @@
 """Metrics of GPUs under Triton's names, read from NVIDIA's management library (NVML, in the extra `cuda`).
 
-They cover the whole machine, not only this process. Readings that a GPU does not support are omitted.
+They cover the whole machine, not only this process. Readings that a GPU does not support are omitted, and so are GPUs
+that cannot be reached at the start, which are logged.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
 from prometheus_client.registry import Collector
+
+log = logging.getLogger(__name__)
 
 _WATT = 1000  # milliwatts per watt, and millijoules per joule
 
@@ -37,7 +41,7 @@ class GpuMetrics(Collector):
     """Collects the readings of all GPUs of the machine; nothing without NVML or a driver."""
 
     def __init__(self, nvml: Any | None = None) -> None:
-        """`nvml`: the initialized module `pynvml`, default that of `management_library`. NVMLError if a GPU is lost."""
+        """`nvml`: the initialized module `pynvml`, default that of `management_library`."""
         library = nvml or management_library()
         self._gpus = {} if library is None else dict(_gpus(library))
         self._nvml: Any = library
@@ -69,9 +73,20 @@ def management_library() -> Any | None:
 
 
 def _gpus(nvml: Any) -> Iterator[tuple[str, Any]]:
-    for index in range(nvml.nvmlDeviceGetCount()):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        yield nvml.nvmlDeviceGetUUID(gpu), gpu
+    """Yield UUID and handle of each GPU; those that cannot be reached, such as a lost one, are logged and left out."""
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        log.warning("GPUs have no metrics: %s", error)
+        return
+    for index in range(count):
+        try:
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(gpu)
+        except nvml.NVMLError as error:
+            log.warning("GPU %d has no metrics: %s", index, error)
+        else:
+            yield uuid, gpu
 
 
 def _busy(nvml: Any, gpu: Any) -> float:

@@ -71,6 +71,50 @@ def test_the_metrics_have_tritons_names_and_units() -> None:
     }
 
 
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"])
+def test_a_lost_gpu_is_left_out_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    library = FakeNvml()
+    answer = getattr(library, call)
+
+    def fails(gpu: int) -> Any:
+        if gpu in (0, 100):
+            raise FakeNvml.NVMLError("GPU is lost")
+        return answer(gpu)
+
+    monkeypatch.setattr(library, call, fails)
+    found = exposition(GpuMetrics(library))
+    assert {name for name in found if "utilization" in name} == {'nv_gpu_utilization{gpu_uuid="GPU-101"}'}
+    assert caplog.messages == ["GPU 0 has no metrics: GPU is lost"]
+
+
+def test_without_a_count_of_gpus_there_are_no_gpu_metrics(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = FakeNvml()
+
+    def fails() -> int:
+        raise FakeNvml.NVMLError("Unknown Error")
+
+    monkeypatch.setattr(library, "nvmlDeviceGetCount", fails)
+    assert exposition(GpuMetrics(library)) == {}
+    assert caplog.messages == ["GPUs have no metrics: Unknown Error"]
+
+
+@pytest.mark.parametrize("name", [name for name in vars(FakeNvml) if name.startswith("nvmlDeviceGet")])
+def test_no_failing_call_prevents_the_start_or_breaks_the_metrics(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    library = FakeNvml()
+
+    def fails(*_: int) -> Any:
+        raise FakeNvml.NVMLError("GPU is lost")
+
+    metrics = GpuMetrics(library)
+    monkeypatch.setattr(library, name, fails)
+    exposition(metrics)
+    exposition(GpuMetrics(library))
+
+
 def test_without_a_driver_there_are_no_gpu_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml()
 

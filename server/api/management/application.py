@@ -62,9 +62,16 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI description of the management routes, by FastAPI, and of the protocol's routes.
 
-        Call it once: it extends the document that FastAPI caches, and a second call would extend it again.
+        Made at the first call; later calls return the same document.
         """
-        described = super().openapi()
+        if self.openapi_schema is None:
+            described = super().openapi()
+            self.openapi_schema = None  # FastAPI has cached its part; a failure must not leave a part extended
+            self.openapi_schema = self._extended(described)
+        return self.openapi_schema
+
+    def _extended(self, described: dict[str, Any]) -> dict[str, Any]:
+        """Add the protocol's routes, common errors and the security scheme to FastAPI's document, and return it."""
         paths = described["paths"]
         for (method, path), route in protocol_schemas.ROUTES.items():
             made = protocol_schemas.operation(method, path, route)

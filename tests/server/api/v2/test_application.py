@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,29 @@ def test_the_description_is_made_once_and_off_the_event_loop() -> None:
     assert all("/thing" in answer.json()["paths"] for answer in answers)
     assert len(app.made_on) == 1
     assert app.made_on[0] != threading.get_ident()
+
+
+def test_the_description_is_the_same_at_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a call that failed half-way."""
+    (tmp_path / "models").mkdir()
+    folders: dict[str, Any] = {"model_repo": tmp_path / "models", "state_dir": tmp_path / "state"}
+    app = create_app(Settings(**folders))
+    with monkeypatch.context() as patched, pytest.raises(ValueError, match="as told"):
+        patched.setattr(Application, "_complete", _failing_at("/v2/models/{model}", Application._complete))
+        app.openapi()
+    first = copy.deepcopy(app.openapi())
+    assert app.openapi() == first
+    descriptions = [op.get("description", "") for path in first["paths"].values() for op in path.values()]
+    assert {description.count("Scope of the key") for description in descriptions} == {0, 1}
+
+
+def _failing_at(path: str, complete: Any) -> Any:
+    def fails(self: Application, method: str, at: str, operation: dict[str, Any]) -> None:
+        if at == path:
+            raise ValueError("as told")
+        complete(self, method, at, operation)
+
+    return fails
 
 
 def test_no_request_waits_for_routes_to_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Coroutine, Sequence
-from typing import IO, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import IO, Protocol
 
 import uvloop
 
@@ -52,11 +52,8 @@ class Child(Protocol):
     @property
     def returncode(self) -> int | None: ...
 
-    @property
-    def stdout(self) -> asyncio.StreamReader | None: ...
-
-    @property
-    def stderr(self) -> asyncio.StreamReader | None: ...
+    stdout: asyncio.StreamReader | None  # set by `connect_or_kill`
+    stderr: asyncio.StreamReader | None
 
     async def wait(self) -> int:
         """Wait for its end and return the exit code, or minus the number of the signal that killed it."""
@@ -74,7 +71,7 @@ class Process:
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
-        self.stdout: asyncio.StreamReader | None = None  # set by `connect`
+        self.stdout: asyncio.StreamReader | None = None  # set by `connect_or_kill`
         self.stderr: asyncio.StreamReader | None = None
 
     @property
@@ -85,10 +82,6 @@ class Process:
     def returncode(self) -> int | None:
         """The exit code, or minus the number of the signal that killed it; None until its end was waited for."""
         return self._popen.returncode
-
-    async def connect(self) -> None:
-        """Set `stdout` and `stderr` to readers of its pipes on the running event loop; None for a missing pipe."""
-        self.stdout, self.stderr = await open_reader(self._popen.stdout), await open_reader(self._popen.stderr)
 
     async def wait(self) -> int:
         """Wait for its end and return `returncode`."""
@@ -107,8 +100,8 @@ class Process:
                 await asyncio.sleep(_LOOK)
             return
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(descriptor, ended.set)
         try:
+            loop.add_reader(descriptor, ended.set)
             await ended.wait()
         finally:
             loop.remove_reader(descriptor)
@@ -155,27 +148,45 @@ async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, st
     """Start a child by a command of `limited_command`; it leads a process group.
 
     `stderr`: the descriptor that the child's standard error goes to; by default a pipe that `Process.stderr` reads.
-    Raises OSError if the child cannot be started. The child stays in the server's session: Linux gives sessions equal
-    shares of the CPU (autogroups), whatever the priorities of their processes, so a session of its own would void its
-    low priority.
+    Raises OSError if the child cannot be started; then no process is left. The child stays in the server's session:
+    Linux gives sessions equal shares of the CPU (autogroups), whatever the priorities of their processes, so a session
+    of its own would void its low priority.
     """
     popen = _spawn(command, stderr)
-    set_priority(popen.pid, priority)
     process = Process(popen)
-    await connect_or_kill(process, process.connect())
+    await connect_or_kill(process, popen.stdout, popen.stderr, lambda: set_priority(popen.pid, priority))
     return process
 
 
-async def connect_or_kill(child: Child, connect: Coroutine[Any, Any, None]) -> None:
-    """Await `connect` for a started child; if the task is cancelled meanwhile, kill the child and wait for its end."""
-    connecting = asyncio.ensure_future(connect)
+async def connect_or_kill(
+    child: Child, stdout: IO[bytes] | None, stderr: IO[bytes] | None, prepare: Callable[[], None] = lambda: None
+) -> None:
+    """Call `prepare`, and set `stdout` and `stderr` of a started child to readers of these pipes; None for None.
+
+    If that fails, or if the task is cancelled meanwhile, kills the child, waits for its end, and raises the error.
+    """
+    connecting = asyncio.ensure_future(_connect(child, stdout, stderr, prepare))
     try:
         await asyncio.shield(connecting)
-    except asyncio.CancelledError:
-        await connecting
+    except BaseException:
         kill(child)
+        await asyncio.wait([connecting])
         pipes = [read_tail(pipe) for pipe in (child.stdout, child.stderr) if pipe]
         await asyncio.gather(child.wait(), *pipes, return_exceptions=True)
+        raise
+
+
+async def _connect(
+    child: Child, stdout: IO[bytes] | None, stderr: IO[bytes] | None, prepare: Callable[[], None]
+) -> None:
+    try:
+        prepare()
+        child.stdout = await open_reader(stdout)
+        child.stderr = await open_reader(stderr)
+    except BaseException:
+        for pipe, reader in ((stdout, child.stdout), (stderr, child.stderr)):
+            if pipe is not None and reader is None:  # a reader closes its pipe
+                pipe.close()
         raise
 
 

@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
-from lathe.server.processes.child_process import connect_or_kill, environment, limited_command, open_reader
+from lathe.server.processes.child_process import connect_or_kill, environment, limited_command
 from lathe.server.processes.fork_server import LARGEST
 
 _START_TIMEOUT = 120.0  # seconds in which a process must start; the first one waits for the imports
@@ -31,14 +31,10 @@ class Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdout: asyncio.StreamReader | None = None  # set by `connect`
+        self.stdout: asyncio.StreamReader | None = None  # set by `connect_or_kill`
         self.stderr: asyncio.StreamReader | None = None
         self.returncode: int | None = None
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def connect(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Set its `stdout` and `stderr` to readers of these pipes on the running event loop."""
-        self.stdout, self.stderr = await open_reader(stdout), await open_reader(stderr)
 
     async def wait(self) -> int:
         """Wait for its end and return the exit code, or minus the signal; raises ForkServerEnded."""
@@ -79,10 +75,17 @@ class ForkClient:
         """Start a task with these arguments.
 
         Raises ForkServerEnded if the fork server has ended, if the message would exceed `LARGEST` bytes, or if the task
-        does not start within `_START_TIMEOUT` seconds; in the last two cases the fork server may still run.
+        does not start within `_START_TIMEOUT` seconds; in the last two cases the fork server may still run. Raises
+        OSError if there are too many open files.
         """
         task = next(self._numbers)
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        out, out_end = os.pipe()
+        try:
+            err, err_end = os.pipe()
+        except OSError:
+            os.close(out)
+            os.close(out_end)
+            raise
         stdout, stderr = os.fdopen(out, "rb", buffering=0), os.fdopen(err, "rb", buffering=0)
         started: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
         self._starting[task] = started
@@ -96,7 +99,7 @@ class ForkClient:
             if isinstance(error, TimeoutError):
                 raise ForkServerEnded(f"the process did not start within {_START_TIMEOUT:g} s") from error
             raise
-        await connect_or_kill(forked, forked.connect(stdout, stderr))
+        await connect_or_kill(forked, stdout, stderr)
         return forked
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ import orjson
 from lathe.core.byte_sizes import format_bytes
 from lathe.core.exit_status import ExitStatus
 from lathe.core.runtime.host.priority import IDLE_PATIENCE, Priority, is_starved, resource_usage
-from lathe.server.errors import Internal, OutOfMemory, ServerError, StorageFull, TooLarge, Unprocessable
+from lathe.server.errors import Internal, OutOfMemory, ServerError, StorageFull, TooLarge, Unavailable, Unprocessable
 from lathe.server.fair_slots import CLIENT, FairSlots
 from lathe.server.processes.child_process import Child, kill, limited_command, read_tail, start
 from lathe.server.processes.fork_client import IS_SUPPORTED, ForkClient, ForkServerEnded
@@ -71,7 +71,8 @@ class Children:
         """Run one task to its end; returns the last 64 KiB of its standard output.
 
         Raises Unprocessable for an invalid upload or if its child was killed by a signal, OutOfMemory if a device is
-        too small for it, TooLarge beyond a limit, StorageFull, Overloaded if too many uploads wait, otherwise Internal.
+        too small for it, TooLarge beyond a limit, StorageFull, Overloaded if too many uploads wait, Unavailable if no
+        process can be started, otherwise Internal.
         """
         async with self._places.place(CLIENT.get()):
             return await self._run(task, [os.fspath(argument) for argument in arguments])
@@ -109,7 +110,11 @@ class Children:
 
         Also raises the error of a failed child, TooLarge beyond a limit, and ForkServerEnded. The child is killed.
         """
-        process = await self._start([task, *arguments], priority)
+        try:
+            process = await self._start([task, *arguments], priority)
+        except OSError as error:
+            reason = f"{task}: its process cannot be started: {error.strerror}"
+            raise Unavailable(reason, retry_after=1.0) from error
         answer = asyncio.gather(read_tail(process.stdout), read_tail(process.stderr), process.wait())
         try:
             await self._watch(process, answer, task, self._limits.modesty if priority is Priority.IDLE else math.inf)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lathe.server.datatypes import ELEMENTS_PER_STEP, object_array
 from lathe.server.errors import BadRequest
@@ -37,14 +39,15 @@ def classify_steps(
     return object_array(text, (len(rows), count) if batched else (count,))
 
 
-def _descending(rows: Array) -> Array:
+def _descending(rows: NDArray[Any]) -> NDArray[np.intp]:
     """The indices that sort each row in descending order, stable; NaN comes last.
 
     Integers are not converted to float64, which cannot tell those above 2**53 apart.
     """
     if rows.dtype.kind == "f":
         return np.argsort(-rows, axis=1, kind="stable")
-    return rows.shape[1] - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    ascending = np.argsort(rows[:, ::-1], axis=1, kind="stable")
+    return np.subtract(rows.shape[1] - 1, ascending[:, ::-1])
 
 
 def _write(text: list[bytes], values: Array, order: Array, labels: Sequence[bytes]) -> Steps[None]:

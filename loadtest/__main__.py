@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 from rich.console import Console
+from rich.markup import escape
 
 from loadtest import cold, engine, exported, footprint, packing, report_docs, starting, tokens, weights
 from loadtest.admin import CallFailed
@@ -86,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         return 0 if run(name, Options(**chosen), out, console) else 1
-    except (CallFailed, ConnectionError, RuntimeError) as error:
-        console.print(f"[red]{name}: {error}[/red]")
+    except (CallFailed, OSError, RuntimeError) as error:  # OSError: a refused connection, a timeout, a missing file
+        console.print(f"[red]{name}: {escape(str(error)) or type(error).__name__}[/red]")
         return 2
 
 

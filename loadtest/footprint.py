@@ -96,7 +96,7 @@ def measure(path: Path, work: Path) -> Footprint:
 def run_step(name: str, path: Path, cache: Path) -> dict[str, float]:
     """The figures of one step in a fresh process; see one_process.py. RuntimeError if the process fails."""
     command = [sys.executable, "-m", "loadtest.one_process", name, str(path)]
-    environment = {**os.environ, "LATHE_CACHE": str(cache)}
+    environment = {**os.environ, "LATHE_CACHE_DIR": str(cache)}
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} of {path.name} failed: {done.stderr.strip().splitlines()[-1:]}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from loadtest.html_report import cells, page
@@ -30,7 +31,7 @@ def show(report: Report, console: Console) -> None:
         console.print(calls_table(report))
     for verdict in report.verdicts:
         mark = "[green]held  [/green]" if verdict.held else "[red]broken[/red]"
-        console.print(f"{mark} {verdict.promise}: {verdict.measured}")
+        console.print(f"{mark} {escape(verdict.promise)}: {escape(verdict.measured)}")
 
 
 def phases_table(report: Report) -> Table:

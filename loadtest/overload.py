@@ -123,15 +123,19 @@ def _promise_goodput(report: Report, phases: Sequence[Phase], full: Sequence[flo
 
 
 async def _calibrated_traffic(options: Options, model: str, report: Report) -> Traffic:
-    """Upload a model whose full batches take about `BATCH_MS`, and return the traffic for it."""
-    admin, depth = Admin.at(options.url, model), DEPTH
+    """Upload a model whose full batches take about `BATCH_MS`, and return the traffic for it.
+
+    After `FITTINGS` attempts the last model stays; the report has its time and its depth.
+    """
+    admin, fitting = Admin.at(options.url, model), DEPTH
     for _ in range(FITTINGS):
+        depth = fitting
         await admin.upload(zoo.convolution_stack(depth).SerializeToString())
         traffic = await Traffic.of(options, model)
         took = await _batch_ms(traffic)
         if abs(took / BATCH_MS - 1) <= NEAR:
             break
-        depth = max(1, round(depth * BATCH_MS / took))
+        fitting = max(1, round(depth * BATCH_MS / took))
     report.promise(
         f"a batch takes about {BATCH_MS:g} ms", 0.5 <= took / BATCH_MS <= 2.0, f"{took:.1f} ms, {depth} layers"
     )

@@ -74,21 +74,26 @@ class Server:
         await process.wait()
         self._close_log()
 
-    async def stop(self) -> int:
-        """Stop the server with SIGTERM and return its exit status.
+    async def stop(self) -> int | None:
+        """Stop the server with SIGTERM and return its exit status; None if it does not end within PATIENCE: kills it.
 
-        RuntimeError if it has ended by itself, TimeoutError if it does not end within PATIENCE.
+        RuntimeError if it has ended by itself.
         """
-        process = self._running()
+        process, status = self._running(), None
         process.send_signal(signal.SIGTERM)
-        status = await asyncio.wait_for(process.wait(), PATIENCE)
+        try:
+            status = await asyncio.wait_for(process.wait(), PATIENCE)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
         self._close_log()
         return status
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Kill the server if it runs, and close its log."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
+            await self._process.wait()
         self._close_log()
 
     def tracebacks(self) -> int:

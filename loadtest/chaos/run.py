@@ -22,7 +22,7 @@ from rich.console import Console
 from loadtest.chaos.checks import PROMISES
 from loadtest.chaos.clients import FIRST, HABITS, MODELS, Client, SharedState, repeat_until_over
 from loadtest.chaos.history import Operation, read_history, write_history
-from loadtest.chaos.process import Server, Start
+from loadtest.chaos.process import PATIENCE, Server, Start
 from loadtest.output import save, show
 from loadtest.scenario import Report
 from loadtest.stalls import Wait, longest_wait
@@ -115,8 +115,10 @@ def idle_process() -> Iterator[list[Wait]]:
     with subprocess.Popen(
         [sys.executable, "-m", "loadtest.stalls"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        yield lates
-        lates += [(at, late) for at, late in json.loads(process.communicate()[0])]
+        try:
+            yield lates
+        finally:
+            lates += [(at, late) for at, late in json.loads(process.communicate()[0])]
 
 
 def check_promises(history: Sequence[Operation], report: Report, console: Console) -> None:
@@ -172,8 +174,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, or check a recorded history; returns the exit status.
 
-    It is 1 if the server ended by itself or did not become ready, if a promise is broken, or if a kind of operation
-    that every run must have is missing; otherwise 0.
+    It is 1 if a promise is broken, or if a kind of operation that every run must have is missing; otherwise 0.
     """
     options = parser().parse_args(arguments)
     console = Console(soft_wrap=True)
@@ -182,11 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         history = read_history(options.check)
     else:
         options.out.mkdir(parents=True, exist_ok=True)
-        try:
-            history = _run(options, report, console)
-        except RuntimeError as error:  # the server ended by itself, or did not come back
-            console.print(f"[red]chaos: {error}[/red]")
-            return 1
+        history = _run(options, report, console)
     for line in describe(history, report):
         console.print(line, highlight=False)
     check_promises(history, report, console)
@@ -197,6 +194,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, report: Report, console: Console) -> list[Operation]:
+    """Run, and return the history, also of a run that ends early because the server does."""
+    status: int | None = None
+    failure, lates = "", list[Wait]()
     with tempfile.TemporaryDirectory(prefix="lathe-chaos-") as folder:
         server = Server(Path(folder))
         server.repository.mkdir()
@@ -204,18 +204,27 @@ def _run(options: argparse.Namespace, report: Report, console: Console) -> list[
         try:
             with idle_process() as lates:
                 status = asyncio.run(_run_and_stop(chaos, options.seconds))
-            tracebacks = server.tracebacks()
+        except RuntimeError as error:  # the server ended by itself, or did not come back
+            failure = str(error)
         finally:
-            server.end()
             write_history(options.out / HISTORY, chaos.world.history)
             (options.out / "chaos.log").write_bytes(server.log.read_bytes() if server.log.exists() else b"")
+        tracebacks = server.tracebacks()
     for line in describe_starts(chaos.starts, lates):
         console.print(line, highlight=False)
     report.promise("the server's log has no traceback", tracebacks == 0, f"{tracebacks}")
-    report.promise("the last server ends in order", status == 0, f"exit status {status} after {chaos.kills} kills")
+    report.promise(
+        "each server becomes ready, and runs until it is killed", not failure, failure or f"{chaos.kills} kills"
+    )
+    if not failure:
+        ended = f"no end within {PATIENCE:g} s of SIGTERM" if status is None else f"exit status {status}"
+        report.promise("the last server ends in order", status == 0, f"{ended} after {chaos.kills} kills")
     return chaos.world.history
 
 
-async def _run_and_stop(chaos: Chaos, seconds: float) -> int:
-    await chaos.run(seconds)
-    return await chaos.server.stop()
+async def _run_and_stop(chaos: Chaos, seconds: float) -> int | None:
+    try:
+        await chaos.run(seconds)
+        return await chaos.server.stop()
+    finally:
+        await chaos.server.end()

@@ -160,7 +160,7 @@ def _mark(ok: bool | None) -> str:
 def in_process(cache: Path, errors: Path) -> Start:
     """A start function for worker processes with this cache folder. Their stderr goes to the file `errors`."""
     environment = {
-        **os.environ, "LATHE_CACHE": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        **os.environ, "LATHE_CACHE_DIR": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))),
     }  # fmt: skip
 

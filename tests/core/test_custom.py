@@ -232,7 +232,7 @@ def test_the_documentation_runs(tmp_path: Path) -> None:
     assert len(examples) == 5
     script = tmp_path / "examples.py"
     script.write_text("\n".join(examples))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LATHE_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LATHE_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "= Sqrt(" in done.stdout  # the gradient that one of them prints

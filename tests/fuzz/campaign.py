@@ -78,7 +78,7 @@ def _child(path: Path, seed: int, cases: range, findings: Findings) -> tuple[int
     """The number of cases that a child finished, and how it ended if it failed."""
     arguments = [str(path), str(seed), str(cases.start), str(cases.stop), str(cases.step)]
     cache = str(path.with_name("cache"))
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OPENBLAS_NUM_THREADS": "1", "LATHE_CACHE": cache}
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OPENBLAS_NUM_THREADS": "1", "LATHE_CACHE_DIR": cache}
     command = [sys.executable, "-m", WORKER, *arguments]
     child = subprocess.Popen(
         command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -24,7 +24,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     cache = str(tmp_path_factory.mktemp("cache"))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LATHE_CACHE": cache, "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LATHE_CACHE_DIR": cache, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.fuzz.bombs"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import footprint
+from loadtest import footprint, zoo
 from loadtest.__main__ import main
 from loadtest.footprint import MIB, Footprint
 
@@ -31,6 +31,17 @@ GOOD = Footprint("m", 4.0, 0.2, 0.1, 9 * MIB, 8 * MIB, MIB, MIB, 50 * MIB, 60 * 
 def test_a_broken_promise_is_named(change: dict[str, float], complaint: str) -> None:
     assert GOOD.broken == []
     assert replace(GOOD, **change).broken == [complaint]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["LATHE_CACHE_DIR", "LATHE_CACHE"])
+def test_a_measured_process_uses_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Also where the environment names another one, in which all would be compiled already."""
+    monkeypatch.setenv(name, str(tmp_path / "full"))
+    path = tmp_path / "mlp.onnx"
+    path.write_bytes(zoo.model("mlp").SerializeToString())
+    figures = footprint.run_step("compile", path, tmp_path / "empty")
+    assert figures["processor"] > 0
+    assert (tmp_path / "empty").is_dir() and not (tmp_path / "full").exists()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import orjson
 import pytest
 
@@ -70,6 +71,30 @@ def test_slow_refusals_fail() -> None:
     promises = {verdict.promise: verdict.held for verdict in slow.verdicts}
     assert promises["a batch takes about 20 ms"]
     assert not promises["refusal p99 within 50 ms"]
+
+
+@pytest.mark.parametrize(("batch_ms", "depths"), [(10, [12, 24, 48, 96]), (80, [12, 3, 1, 1]), (20, [12])])
+def test_the_report_has_the_depth_of_the_model_that_was_loaded_last(
+    monkeypatch: pytest.MonkeyPatch, batch_ms: int, depths: list[int]
+) -> None:
+    uploaded: list[int] = []
+
+    def stack(depth: int) -> onnx.ModelProto:
+        uploaded.append(depth)
+        return overload.zoo.model("lenet")
+
+    class Fixed(Kiosk):
+        async def handle(self, call: Call) -> Answer:
+            if call.path.endswith("/stats"):
+                infer = {"count": self.answered, "ns": self.answered * batch_ms * 1_000_000}
+                sizes = [{"batch_size": 8, "compute_infer": infer}]
+                return 200, orjson.dumps({"model_stats": [{"batch_stats": sizes}]})
+            return await super().handle(call)
+
+    monkeypatch.setattr(overload.zoo, "convolution_stack", stack)
+    report = run(overload.overload, Fixed().handle, connections=2, seconds=0.1)
+    assert uploaded == depths
+    assert report.verdicts[0].measured == f"{batch_ms}.0 ms, {depths[-1]} layers"
 
 
 def phase_of(throughput: float) -> Phase:

@@ -28,7 +28,7 @@ def test_the_lab_ends_with_a_served_version(project: Path, tmp_path: Path) -> No
     script = tmp_path / "lab" / "lab.py"
     with server_process(tmp_path / "repo", tmp_path / "cache") as (_, url):
         script.write_text("\n".join(blocks).replace(URL, url))
-        environment = {**os.environ, "PYTHONPATH": str(project), "LATHE_CACHE": str(tmp_path / "compiled")}
+        environment = {**os.environ, "PYTHONPATH": str(project), "LATHE_CACHE_DIR": str(tmp_path / "compiled")}
         command = [sys.executable, str(script)]
         done = subprocess.run(command, cwd=script.parent, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

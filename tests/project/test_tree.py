@@ -24,6 +24,22 @@ def test_source_files_are_short_and_have_no_open_tasks(name: str) -> None:
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), "nothing is left for later"
 
 
+# Files that read the older name of the variable for compatibility, and their tests.
+OLD_CACHE_NAME = {
+    "core/runtime/artifact/store.py", "server/environment.py", "server/processes/child_process.py",
+    "tests/loadtest/test_footprint.py", "tests/project/test_tree.py", "tests/server/cli/test_files.py",
+}  # fmt: skip
+
+
+def test_no_file_sets_the_cache_by_its_older_name(project: Path) -> None:
+    """Where the environment has `LATHE_CACHE_DIR`, `LATHE_CACHE` has no effect: the cache would not be empty."""
+    folders = (*PRODUCT, "tests")
+    files = [
+        path for folder in folders for path in (project / folder).rglob("*.py") if 'LATHE_CACHE"' in path.read_text()
+    ]
+    assert {str(path.relative_to(project)) for path in files} - OLD_CACHE_NAME == set()
+
+
 # Folders of tests that belong to no single folder or module of the code.
 ACROSS = {
     "core/conformance": "the backend suite of ONNX",

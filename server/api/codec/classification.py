@@ -46,8 +46,9 @@ def _descending(rows: NDArray[Any]) -> NDArray[np.intp]:
     """
     if rows.dtype.kind == "f":
         return np.argsort(-rows, axis=1, kind="stable")
-    ascending = np.argsort(rows[:, ::-1], axis=1, kind="stable")
-    return np.subtract(rows.shape[1] - 1, ascending[:, ::-1])
+    ascending: NDArray[np.intp] = np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    order: NDArray[np.intp] = rows.shape[1] - 1 - ascending
+    return order
 
 
 def _write(text: list[bytes], values: Array, order: Array, labels: Sequence[bytes]) -> Steps[None]:

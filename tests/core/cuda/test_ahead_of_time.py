@@ -142,7 +142,7 @@ def _begin(name: str, shape: tuple[str | int, ...]) -> tuple[Builder, Graph]:
 def test_the_command_line_compiles_into_a_file_and_loads_it(
     tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LATHE_CACHE_DIR", str(tmp_path / "cache"))
     model, tar = tmp_path / "model.onnx", tmp_path / "cache.tar.xz"
     model.write_bytes(lathe.export(perceptron()))
     command = ["kernels", "--target", FAKE, "--model", str(model), "-o", str(tar)]

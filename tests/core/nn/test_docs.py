@@ -24,7 +24,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     """One after the other in one process."""
     script = tmp_path / "examples.py"
     script.write_text("\n".join(EXAMPLES))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LATHE_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LATHE_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110
     )

@@ -111,7 +111,7 @@ def test_measured_peaks_are_believable(target: Target, monkeypatch: pytest.Monke
 
 
 def test_peaks_are_measured_once_and_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LATHE_CACHE", str(tmp_path))
+    monkeypatch.setenv("LATHE_CACHE_DIR", str(tmp_path))
     measured: list[Target] = []
     monkeypatch.setattr(machine, "measure", lambda target: measured.append(target) or PEAKS)
     for _ in range(2):

@@ -83,7 +83,7 @@ def environment(seed: int, folder: Path) -> dict[str, str]:
     """The environment of a child that checks this seed."""
     target = target_of(seed)
     return {
-        **os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "LATHE_CACHE": str(folder / "cache"),
+        **os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "LATHE_CACHE_DIR": str(folder / "cache"),
         "LATHE_CHECK_PLANS": "1", **({"LATHE_TARGET": target} if target else {}),
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ import onnx
 import pytest
 
 from loadtest.__main__ import main
+from loadtest.chaos import process, run
 from loadtest.chaos.clients import MODELS, model_file
 from loadtest.chaos.history import read_history, write_history
 from loadtest.chaos.run import HISTORY, describe_starts
@@ -25,6 +27,58 @@ def test_each_model_multiplies_by_its_factor() -> None:
 
 def test_a_run_without_starts_has_an_empty_description() -> None:
     assert list(describe_starts([], [])) == []
+
+
+SERVERS = {  # programs in place of the server, and the broken promise with what was measured
+    "deaf": (
+        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); READY",
+        "the last server ends in order",
+        "no end within 1 s of SIGTERM after 0 kills",
+    ),
+    "failing": ("READY; sys.exit(3)", "the last server ends in order", "exit status 3 after 0 kills"),
+    "ended": (
+        "import sys; sys.exit('no [/models]')",
+        "each server becomes ready, and runs until it is killed",
+        "the server ended by itself: no [/models]\n",
+    ),
+    "never ready": (
+        "import time; time.sleep(60)",
+        "each server becomes ready, and runs until it is killed",
+        "the server was not ready within 1 s: ",
+    ),
+}
+READY = """
+import http.server, signal, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_that_misbehaves_is_a_finding_with_a_report(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def starts_only(self: run.Chaos, seconds: float) -> None:
+        await self.start()
+
+    program, promise, measured = SERVERS[name]
+    monkeypatch.setattr(process, "COMMAND", program.replace("; sys.exit(3)", "").replace("READY", READY))
+    monkeypatch.setattr(process, "PATIENCE", 1.0)
+    monkeypatch.setattr(run, "PATIENCE", 1.0)
+    monkeypatch.setattr(run.Chaos, "run", starts_only)
+    assert main(["chaos", "--out", str(tmp_path)]) == 1
+    report = json.loads((tmp_path / "chaos.json").read_text())
+    found = {verdict["promise"]: verdict for verdict in report["verdicts"]}
+    assert (found[promise]["held"], found[promise]["measured"]) == (False, measured)
+    assert "Traceback" not in (tmp_path / "chaos.log").read_text()
+    assert (tmp_path / HISTORY).exists()
 
 
 @pytest.mark.slow

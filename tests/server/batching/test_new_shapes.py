@@ -61,7 +61,7 @@ class SlowChildren:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SlowChildren]:
-    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LATHE_CACHE_DIR", str(tmp_path / "cache"))
     slow = SlowChildren(monkeypatch)
     yield slow
     slow.stop_waiting.set()

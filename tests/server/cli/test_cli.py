@@ -103,7 +103,7 @@ def test_run_and_bench(tmp_path: Path) -> None:
 
 
 def test_a_compiled_file_runs_without_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LATHE_CACHE_DIR", str(tmp_path / "cache"))
     path = str(tmp_path / "digits.lathe")
     said = run_lathe("compile", GOOD, "-o", path, "--threads", "1", "--tune", "0.1", "--packing", "64")
     assert (

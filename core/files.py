@@ -1,9 +1,11 @@
-"""Atomic replacement of files: a reader of the path sees the whole old file or the whole new one."""
+"""Replaces files atomically, so that readers see the whole old file or the whole new one; opens plain files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,3 +49,20 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file for reading, also through links; OSError for a folder, and for pipes and devices.
+
+    Opening a named pipe would wait until another process writes to it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(code, os.strerror(code) if code == errno.EISDIR else "not a plain file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise

@@ -12,7 +12,16 @@ from pydantic import BaseModel
 Kinds: TypeAlias = list[type[BaseModel]]
 Place: TypeAlias = list[tuple[str | int, bool]]  # parts of a path; True: pydantic's tag, not in the document
 
-_REPR = reprlib.Repr()
+_MOST_BITS = 4096  # of integers that are shown: Python refuses to format those of more than 4300 digits
+
+
+class _Repr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Return the number, or its size if it is very large (hexadecimal numbers of TOML have no bound)."""
+        return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"a number of {x.bit_length()} bits"
+
+
+_REPR = _Repr()
 _REPR.maxlevel, _REPR.maxdict, _REPR.maxlist, _REPR.maxstring, _REPR.maxother = 4, 8, 8, 80, 80
 _MOST_LISTED_KEYS = 12  # a message lists all keys of a table if there are at most this many, and none is similar
 _NOTHING: Mapping[str, str] = {}

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lathe.server.access.crossorigin import validate_origins
+from lathe.server.access.quotas import LEAST_RATE
 from lathe.server.telemetry.access_log import Choice
 from lathe.server.telemetry.logs import LogFormat
 
@@ -129,7 +130,7 @@ class Settings(BaseSettings):
 
     client_rate: float | None = Field(
         None,
-        gt=0,
+        ge=LEAST_RATE,
         description="Rate limit: rows per second of each client's inference requests; further requests get 429. A "
         "client is an API key, or an address if there are no keys. Unset: no limit.",
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.core.files import replace_file
-from lathe.server.access.quotas import Quota
+from lathe.server.access.quotas import LEAST_RATE, Quota
 from lathe.server.access.scopes import Scope
 
 SCHEMA = 1
@@ -131,7 +131,7 @@ def read_keys(path: Path) -> KeyRing:
     """Read a file of keys; raises OSError, DamagedKeys."""
     try:
         document = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedKeys(f"keys: not JSON: {error}") from error
     match document:
         case {"schema": 1, "keys": list(entries)}:
@@ -168,16 +168,16 @@ def _parse(entry: object) -> Key:
 def _quota(entry: Mapping[Any, object]) -> tuple[float | None, float | None]:
     """Return rate and burst of an entry, None for a missing field. Files of older versions have neither field.
 
-    Raises ValueError for a burst without a rate, a rate that is not above 0, a burst below 1, and other types.
+    Raises ValueError for a burst without a rate, a rate below `LEAST_RATE`, a burst below 1, and other types.
     """
     match entry.get("rate"), entry.get("burst"):
         case (None, None):
             return None, None
-        case (int() | float() as rate, None) if rate > 0:
+        case (int() | float() as rate, None) if rate >= LEAST_RATE:
             return rate, None
-        case (int() | float() as rate, int() | float() as burst) if rate > 0 and burst >= 1:
+        case (int() | float() as rate, int() | float() as burst) if rate >= LEAST_RATE and burst >= 1:
             return rate, burst
-    raise ValueError("expected a rate above 0, and a burst of 1 or more only beside a rate")
+    raise ValueError(f"expected a rate from {LEAST_RATE:g}, and a burst of 1 or more only beside a rate")
 
 
 def _digest(secret: str) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from lathe.server.errors import QuotaExceeded
 
+LEAST_RATE = 1e-6  # rows per second: one in 12 days; with much lower rates the times of buckets overflow
 _MANY = 4096  # clients stored before those with full buckets are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A rate limit: `rate` rows per second for each client, and up to `burst` rows at once."""
+    """A rate limit: `rate` rows per second for each client, at least `LEAST_RATE`, and up to `burst` rows at once."""
 
     rate: float
     burst: float

@@ -124,7 +124,7 @@ def _material(keys: Mapping[str, jwt.PyJWK]) -> dict[str, object]:
 def _read(file: Path) -> dict[str, jwt.PyJWK]:
     try:
         keys = jwt.PyJWKSet.from_dict(json.loads(file.read_bytes())).keys
-    except (ValueError, TypeError, AttributeError, jwt.PyJWTError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, jwt.PyJWTError) as error:
         raise DamagedKeys(f"key set: {error}") from error
     found = {key.key_id: key for key in keys if key.key_id and key.key_type != "oct"}
     if not found:

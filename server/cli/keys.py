@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from lathe.server.access.keys import DamagedKeys, Key, make_key, read_keys, write_keys
+from lathe.server.access.quotas import LEAST_RATE
 from lathe.server.access.scopes import Scope
 from lathe.server.cli.command_group import Commands
 from lathe.server.cli.terminal import console, error_console, fail, filled_table, local_time, time_column, whole_column
@@ -23,6 +24,7 @@ KeysFile = Annotated[
     typer.Option("--file", help="Use this file of keys; `lathe keys add` creates it.", envvar="LATHE_KEYS_FILE"),
 ]
 _DAY = 86_400
+_MOST_DAYS = 36_500
 
 
 @app.command()
@@ -41,7 +43,7 @@ def add(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(help="Limit inference to this many rows per second. Default: LATHE_CLIENT_RATE.", min=1e-6),
+        typer.Option(help="Limit inference to this many rows per second. Default: LATHE_CLIENT_RATE.", min=LEAST_RATE),
     ] = None,
     burst: Annotated[
         float | None,
@@ -63,6 +65,8 @@ def add(
     """
     if burst is not None and rate is None:
         raise fail("--burst: expected --rate with it")
+    if days is not None and days > _MOST_DAYS:
+        raise fail(f"--days: expected at most {_MOST_DAYS}, got {days:g}")
     now = int(time.time())
     expires = None if days is None else now + int(days * _DAY)
     with _edit_keys(file) as keys:

@@ -24,7 +24,10 @@ def read_document(file: Path) -> dict[str, Any] | None:
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        document = json.loads(raw, parse_constant=lambda _: None)
+        try:
+            document = json.loads(raw, parse_constant=lambda _: None)
+        except RecursionError as error:
+            raise ValueError("the document is nested too deeply") from error
     return document if isinstance(document, dict) else None
 
 

@@ -23,7 +23,6 @@ that version; a step without it follows an alias, by default `live`.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +30,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from lathe.core.files import open_plain
+from lathe.core.toml_text import NotToml, parse_toml
 from lathe.core.validation_errors import error_messages
 from lathe.server.archive import PIPELINE
 from lathe.server.datatypes import NUMPY_OF
@@ -178,9 +179,9 @@ def parse_definition(content: bytes) -> Definition:
         raise BadPipeline(f"{PIPELINE_FILE}: expected at most {MAX_DEFINITION_BYTES} bytes, got more")
     document: dict[str, Any] = {}
     try:
-        document = tomllib.loads(content.decode())
+        document = parse_toml(content)
         return Definition(**document)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except NotToml as error:
         raise BadPipeline(f"{PIPELINE_FILE}: not TOML: {error}") from error
     except ValidationError as error:
         found = error_messages(error.errors(include_url=False), Definition, document)
@@ -189,5 +190,5 @@ def parse_definition(content: bytes) -> Definition:
 
 def read_definition(folder: Path) -> Definition:
     """Read the `pipeline.toml` of a version; raises BadPipeline, OSError."""
-    with (folder / PIPELINE_FILE).open("rb") as file:
+    with open_plain(folder / PIPELINE_FILE) as file:
         return parse_definition(file.read(MAX_DEFINITION_BYTES + 1))

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from lathe.core.files import open_plain
 from lathe.server.pipelines.definition import PIPELINE_FILE
 from lathe.server.repository import names
 from lathe.server.repository.aliases import DamagedDocument
@@ -153,7 +154,8 @@ def _parse_spec(entry: object, side: str) -> TensorSpec:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read a version's manifest; raises OSError (FileNotFoundError without one), DamagedDocument if it is invalid."""
-    raw = (folder / MANIFEST).read_bytes()
+    with open_plain(folder / MANIFEST) as file:
+        raw = file.read()
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -5,15 +5,16 @@ Names and meaning follow Triton's `config.pbtxt` where it has the setting.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from lathe.core.files import open_plain
+from lathe.core.toml_text import NotToml, parse_toml
 from lathe.core.validation_errors import error_messages
-from lathe.server.access.quotas import Quota
+from lathe.server.access.quotas import LEAST_RATE, Quota
 from lathe.server.batching.padding import PaddingRule
 from lathe.server.batching.policy import BatchPolicy
 from lathe.server.repository import names
@@ -108,7 +109,7 @@ class ClientQuota(_Section):
 
     rate: float | None = Field(
         default=None,
-        gt=0,
+        ge=LEAST_RATE,
         strict=False,
         description="Rate limit: rows per second of each client; further requests get 429.",
     )
@@ -309,7 +310,7 @@ class ModelConfig(_Section):
 def read_config(folder: Path) -> ModelConfig:
     """Read a model's configuration; the defaults if there is no file. Raises BadConfig, OSError."""
     try:
-        with (folder / CONFIG).open("rb") as file:
+        with open_plain(folder / CONFIG) as file:
             content = file.read(_MAX_CONFIG_BYTES + 1)
     except FileNotFoundError:
         return ModelConfig()
@@ -317,9 +318,9 @@ def read_config(folder: Path) -> ModelConfig:
         raise BadConfig(f"{CONFIG}: expected at most {_MAX_CONFIG_BYTES} bytes, got more")
     document: dict[str, Any] = {}
     try:
-        document = tomllib.loads(content.decode())
+        document = parse_toml(content)
         config = _check(ModelConfig(**document))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except NotToml as error:
         raise BadConfig(f"{CONFIG}: not TOML: {error}") from error
     except ValidationError as error:
         found = error_messages(error.errors(include_url=False), ModelConfig, document)
@@ -331,7 +332,7 @@ def read_config(folder: Path) -> ModelConfig:
 def _read_labels(folder: Path, output: str, name: str) -> tuple[bytes, ...]:
     field = f"{CONFIG}: label_filename.{output}: file {name!r}"
     try:
-        with (folder / name).open("rb") as file:
+        with open_plain(folder / name) as file:
             content = file.read(_MAX_LABEL_BYTES + 1)
         content.decode()
     except OSError as error:

@@ -158,6 +158,7 @@ class Reconciler:
         return True
 
     async def _load_and_adopt(self, model: LiveModel, version: int) -> None:
+        answers = version in model.loaded  # its manifest was damaged or removed since
         try:
             manifest = await asyncio.to_thread(self._store.manifest, model.name, version)
             if manifest is None:
@@ -167,9 +168,15 @@ class Reconciler:
                 await self._adopt(model, version, manifest)
         except Exception as error:  # a bad folder must not prevent the other versions from being served
             model.unadopted_manifests.pop(version, None)
+            failure = as_server_error(error)
+            if answers:
+                fields = log_fields(model=model.name, version=version, code=failure.code)
+                log.error("%s:%d cannot be recorded: %s", model.name, version, failure.message, extra=fields)
+                model.failures[version] = failure
+                return
             if version in model.loaded:  # it loaded, but could not be adopted
                 self._loader.let_go(model, version)
-            model.fail(version, as_server_error(error))
+            model.fail(version, failure)
 
     def _describe(self, model: LiveModel, version: int) -> dict[str, FileEntry]:
         return describe_folder(self._store.folder(model.name, version))

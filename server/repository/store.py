@@ -25,6 +25,7 @@ from pathlib import Path
 import orjson
 
 from lathe.core.exit_status import is_out_of_space
+from lathe.core.files import open_plain
 from lathe.server.errors import Conflict, NotFound, ServerError, StorageFull, Unavailable, Unprocessable
 from lathe.server.pipelines.definition import BadPipeline, Definition, read_definition
 from lathe.server.repository import names
@@ -453,8 +454,8 @@ class Store:
 
     def _read_aliases(self, model: str) -> Aliases | None:
         try:
-            raw = (self.root / names.check_model(model) / ALIASES).read_bytes()
-            return Aliases.from_json(orjson.loads(raw))
+            with open_plain(self.root / names.check_model(model) / ALIASES) as file:
+                return Aliases.from_json(orjson.loads(file.read()))
         except FileNotFoundError:
             return None
         except orjson.JSONDecodeError as error:

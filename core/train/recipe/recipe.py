@@ -6,7 +6,6 @@ The same recipe, data and number of threads give bit-identical weights on machin
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from lathe.core.errors import LatheError
+from lathe.core.toml_text import NotToml, parse_toml
 from lathe.core.train.data import Preprocess, Transform
 from lathe.core.train.data.formats import Format
 from lathe.core.train.recipe.choices import Loss, Optimizer, ScheduleChoice
@@ -316,11 +316,9 @@ def from_toml(text: bytes) -> Recipe:
 
 def _toml(text: bytes) -> dict[str, Any]:
     try:
-        return tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return parse_toml(text)
+    except NotToml as error:
         raise RecipeError(f"invalid TOML: {error}") from None
-    except RecursionError:
-        raise RecipeError("cannot read TOML: lists or tables are nested too deeply") from None
 
 
 def from_values(values: Mapping[str, Any]) -> Recipe:

@@ -261,6 +261,15 @@ def test_a_server_with_a_broken_file_of_keys_does_not_start(tmp_path: Path) -> N
         assert "keys" in result.output
 
 
+@pytest.mark.parametrize("days", ["inf", "1e9"])
+def test_a_key_that_would_never_expire_by_its_days_is_refused(tmp_path: Path, days: str) -> None:
+    arguments = ["keys", "add", "ci", "--scope", "read", "--file", str(tmp_path / "keys.json"), "--days", days]
+    refused = CliRunner().invoke(cli, arguments)
+    assert refused.exit_code == 1
+    assert "--days: expected at most 36500, got" in refused.output
+    assert not (tmp_path / "keys.json").exists()
+
+
 def test_keys_are_added_listed_and_revoked_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
 

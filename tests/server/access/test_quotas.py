@@ -186,14 +186,16 @@ def test_a_key_may_have_a_quota_of_its_own(tmp_path: Path, rate: float | None) -
         assert statuses(other) == ([200] * 5 if rate is None else [200] * 2 + [429] * 3)
 
 
-@pytest.mark.parametrize("entry", [{"rate": 0}, {"rate": "1"}, {"burst": 3}, {"rate": 1, "burst": 0.5}])
+@pytest.mark.parametrize(
+    "entry", [{"rate": 0}, {"rate": 1e-300}, {"rate": "1"}, {"burst": 3}, {"rate": 1, "burst": 0.5}]
+)
 def test_a_file_with_an_invalid_quota_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
     keys = tmp_path / "keys.json"
     new_key(keys, Scope)
     document = json.loads(keys.read_bytes())
     document["keys"][0] |= {"rate": None, "burst": None} | entry
     keys.write_text(json.dumps(document))
-    with pytest.raises(DamagedKeys, match="expected a rate above 0"):
+    with pytest.raises(DamagedKeys, match="expected a rate from 1e-06"):
         read_keys(keys)
 
 

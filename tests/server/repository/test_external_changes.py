@@ -365,6 +365,33 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
+@pytest.mark.parametrize("content", [b"?", b"{}", None], ids=["no JSON", "no manifest", "a folder"])
+def test_a_version_whose_manifest_is_damaged_answers_on(tmp_path: Path, content: bytes | None) -> None:
+    """The other versions are adopted all the same, and a restored manifest is read."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            before, path = w.registry.resolve("m"), tmp_path / "m" / "1" / "manifest.json"
+            good = path.read_bytes()
+            path.unlink()
+            if content is None:
+                path.mkdir()
+            else:
+                path.write_bytes(content)
+            copy_by_hand(tmp_path, 2, toy(2.0))
+            await w.watcher.poll()
+            assert w.registry.resolve("m") is before
+            assert w.store.state("m").high_water == 2
+            (await asyncio.to_thread(path.rmdir)) if content is None else path.unlink()
+            path.write_bytes(good)
+            await w.watcher.poll()
+            assert (w.registry.resolve("m"), w.model("m").failures) == (before, {})
+            assert w.model("m").unadopted == set()
+
+    run(scenario())
+
+
 def test_a_copied_version_that_cannot_be_recorded_is_tried_again(tmp_path: Path) -> None:
     """It loads, but the disk is full when it is adopted: the other versions and models are synced all the same."""
     failing, fs = threading.Event(), Fs()

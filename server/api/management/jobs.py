@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path as File
@@ -30,6 +31,7 @@ from lathe.server.jobs.service import JobService
 from lathe.server.repository.manifest import MODEL_FILE
 
 _LOG_TAIL, _LOG_MOST = 64 << 10, 4 << 20  # bytes of a log that are sent: by default, and at most
+_RANGE = re.compile(rb"bytes=(\d{1,18})?-(\d{1,18})?")
 _REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
 )
@@ -111,13 +113,13 @@ def _add_files(routes: APIRouter, jobs: JobService) -> None:
     async def report(request: Request, job: JobId) -> Response:
         """Return the HTML report of the result."""
         file = _result(jobs, jobs.get(_caller(request), job), "report.html")
-        return FileResponse(file, media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
+        return _JobFile(file, media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
 
     @routes.get("/jobs/{job}/model", responses=_content("application/octet-stream"), response_class=Response)
     async def model(request: Request, job: JobId) -> Response:
         """Return the resulting ONNX file."""
         file = _result(jobs, jobs.get(_caller(request), job), MODEL_FILE)
-        return FileResponse(file, media_type="application/octet-stream", filename=MODEL_FILE)
+        return _JobFile(file, media_type="application/octet-stream", filename=MODEL_FILE)
 
 
 def _add_events(routes: APIRouter, jobs: JobService, followers: EventStreams) -> None:
@@ -134,6 +136,32 @@ def _add_events(routes: APIRouter, jobs: JobService, followers: EventStreams) ->
         found = jobs.get(_caller(request), job)
         stream = _stream(jobs, followers, _authorizer(request), found, _offset(last_event_id))
         return _Following(stream, followers, client_id(request.scope))
+
+
+class _JobFile(FileResponse):
+    """A file of a job, or one range of it; NotFound if the job is deleted meanwhile.
+
+    A `Range` header that is invalid, or names several ranges, is ignored (RFC 9110, section 14.2). Starlette would
+    answer 400 in plain text.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"range" or _is_range(value)]
+        try:
+            self.stat_result = await asyncio.to_thread(os.stat, self.path)
+        except FileNotFoundError:
+            raise NotFound("the job was deleted") from None
+        self.set_stat_headers(self.stat_result)
+        await super().__call__({**scope, "headers": headers}, receive, send)
+
+
+def _is_range(value: bytes) -> bool:
+    """Whether the value of a `Range` header is one valid range of bytes."""
+    found = _RANGE.fullmatch(value)
+    if found is None:
+        return False
+    start, end = found.groups(default=b"")
+    return bool(start or end) and (not (start and end) or int(start) <= int(end))
 
 
 class _Following(StreamingResponse):

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
+from lathe.server.api.management import jobs as jobs_module
 from lathe.server.cli.app import app as cli
 from lathe.server.client import ApiError, Client
 from lathe.server.errors import Overloaded
@@ -371,6 +372,35 @@ def test_a_running_job_shows_the_time_that_it_has_run_so_far(client: Client, ser
     client.cancel_job(job)
     ended = wait_until_ended(client, job)
     assert ended.ran == client.job(job).ran > listed.ran
+
+
+@pytest.mark.parametrize("part", ["model", "report"])
+def test_one_range_of_a_file_is_served_and_other_range_headers_are_ignored(
+    client: Client, served: Service, part: str
+) -> None:
+    job = client.submit_job({"steps": 1}, "digits").id
+    wait_until_ended(client, job)
+    url = f"{served.url}/api/v1/jobs/{job}/{part}"
+    whole = httpx.get(url).content
+    for value, start, end in (("0-2", 0, 3), ("3-", 3, None), ("-2", -2, None), (f"1-{'9' * 18}", 1, None)):
+        answer = httpx.get(url, headers={"range": f"bytes={value}"})
+        assert (answer.status_code, answer.content) == (206, whole[start:end]), value
+    for value in ("bytes=abc", "bytes=", "bytes=-", "bytes=2-1", "bytes=0-0,2-3", "bytes=0-" + "9" * 5000, "rows=0-1",
+                  "bytes=\xb2-", "0-1", "bytes=0-1,", "bytes=+1-2", "bytes = 0-1"):  # fmt: skip
+        answer = httpx.get(url, headers={"range": value.encode("latin-1")})
+        assert (answer.status_code, answer.content) == (200, whole), value
+    beyond = httpx.get(url, headers={"range": "bytes=999999-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(whole)}")
+
+
+def test_a_file_whose_job_is_deleted_meanwhile_is_not_found(
+    client: Client, served: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = client.submit_job({"steps": 1}, "digits").id
+    wait_until_ended(client, job)
+    monkeypatch.setattr(jobs_module, "_result", lambda *_: served.root / "gone")
+    answer = httpx.get(f"{served.url}/api/v1/jobs/{job}/model")
+    assert (answer.status_code, answer.json()) == (404, {"error": "the job was deleted", "code": "not_found"})
 
 
 def test_a_stored_report_is_served_with_a_strict_content_security_policy(client: Client, served: Service) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -15,7 +15,7 @@ import orjson
 
 from lathe.server.datasets.records import Content, DatasetName, NameEntry, check_name, is_digest
 from lathe.server.datasets.store import DATA, Dataset, DatasetStore
-from lathe.server.errors import BadRequest, Conflict, Internal, Unavailable
+from lathe.server.errors import BadRequest, Conflict, Internal, NotFound, Unavailable
 from lathe.server.repository.manifest import FileEntry
 from lathe.server.repository.staging import Staging
 from lathe.server.repository.store import now_rfc3339, storage_error, storage_errors
@@ -57,7 +57,7 @@ class Datasets:
     """The only writer of datasets. All methods run on the event loop; disk accesses run on threads.
 
     Before `open` has succeeded and after `close`, all other methods but `name_of` raise Unavailable. They also raise it
-    if the record of a name or content is damaged.
+    if the record of a name or content is damaged or cannot be read.
     """
 
     def __init__(self, store: DatasetStore, check: Check, max_bytes: int) -> None:
@@ -108,14 +108,19 @@ class Datasets:
     # reading
 
     async def list(self) -> list[Dataset]:
-        """Return all names, sorted, each with its present content; damaged records of names are omitted."""
+        """Return all names, sorted, each with its present content.
+
+        Damaged records of names are omitted, and names that are removed meanwhile.
+        """
         self._check_open()
-        return await asyncio.to_thread(lambda: [self._with_content(named) for named in self._store.names()])
+        with storage_errors("reading the datasets"):
+            return await asyncio.to_thread(lambda: list(self._present()))
 
     async def find(self, name: str) -> Dataset:
         """Return the dataset of a name; raises NotFound, BadRequest for text that cannot be a name."""
         self._check_open()
-        return await asyncio.to_thread(lambda: self._with_content(self._store.named(check_name(name))))
+        with storage_errors("reading the dataset"):
+            return await asyncio.to_thread(lambda: self._with_content(self._store.named(check_name(name))))
 
     @asynccontextmanager
     async def hold(self, reference: str) -> AsyncIterator[HeldContent]:
@@ -125,7 +130,8 @@ class Datasets:
         """
         self._check_open()
         async with self._lock:
-            held = await asyncio.to_thread(self._resolve, reference)
+            with storage_errors("reading the dataset"):
+                held = await asyncio.to_thread(self._resolve, reference)
             self._held[held.digest] += 1
         try:
             yield held
@@ -137,7 +143,8 @@ class Datasets:
 
         A reference that is a name, or a sha256 without a name, is returned unchanged.
         """
-        return await asyncio.to_thread(self._last_name, reference) if is_digest(reference) else reference
+        with storage_errors("reading the datasets"):
+            return await asyncio.to_thread(self._last_name, reference) if is_digest(reference) else reference
 
     # changes
 
@@ -186,6 +193,11 @@ class Datasets:
     def _check_open(self) -> None:
         if self._unavailable_reason:
             raise Unavailable(f"datasets: {self._unavailable_reason}")
+
+    def _present(self) -> Iterator[Dataset]:
+        for named in self._store.names():
+            with suppress(NotFound):  # removed since
+                yield self._with_content(named)
 
     def _with_content(self, named: DatasetName) -> Dataset:
         return Dataset(named, self._store.content(named.digest))

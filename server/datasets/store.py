@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,16 +116,20 @@ class DatasetStore:
 
     def count_stored_bytes(self) -> int:
         """Count and return the bytes of all contents."""
-        self._stored_bytes = sum(path.stat().st_size for path in self._contents.glob(f"*/{DATA}"))
-        return self._stored_bytes
+        total = 0
+        for path in self._contents.glob(f"*/{DATA}"):
+            with suppress(FileNotFoundError):  # removed since
+                total += path.stat().st_size
+        self._stored_bytes = total
+        return total
 
     # changes
 
     def stage(self) -> Staging:
         """Return a new staging folder for an upload; raises StorageFull if budget or disk are full, Unavailable."""
-        if self.count_stored_bytes() >= self._budget:
-            raise StorageFull(f"datasets use all of the {self._budget} bytes allowed: delete some")
         with storage_errors("staging"):
+            if self.count_stored_bytes() >= self._budget:
+                raise StorageFull(f"datasets use all of the {self._budget} bytes allowed: delete some")
             return self._staging.begin()
 
     def keep(self, name: str, staging: Staging, content: Content, naming: NameEntry) -> DatasetName:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import io
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from lathe.server.access.keys import make_key, write_keys
 from lathe.server.access.scopes import Scope
 from lathe.server.cli.app import app
 from lathe.server.client import ApiError, Client
+from lathe.server.datasets.records import DatasetName
 from lathe.server.datasets.service import Datasets
 from lathe.server.datasets.store import DatasetStore
 from lathe.server.errors import Conflict, StorageFull, Unprocessable
 from tests.server.repository.fake_fs import CountingFs, FailingFs, ReadOnlyFs
 from tests.server.service import Service, service
+
+RECIPE = {"epochs": 1, "batch": 2, "model": {"architecture": "mlp"}, "optimizer": {"kind": "adam"}}
 
 
 def npz(rows: int = 6, **more: Any) -> bytes:
@@ -274,3 +278,49 @@ def test_concurrent_uploads_together_stay_within_the_limit(tmp_path: Path) -> No
             assert [dataset.content.size for dataset in await datasets.list()] == [size + 1] * 2
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_dataset_that_is_removed_while_datasets_are_read_is_left_out(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("kept", "removed"):
+        client.upload_dataset(name, npz(5 + len(name)))
+    content, names = DatasetStore.content, DatasetStore.names
+
+    def removes_after_names(self: DatasetStore) -> list[DatasetName]:
+        found = names(self)
+        self.remove("removed", None, ())
+        return found
+
+    monkeypatch.setattr(DatasetStore, "names", removes_after_names)
+    assert [dataset.name for dataset in client.datasets()] == ["kept"]
+    monkeypatch.undo()
+    assert DatasetStore.content is content
+    client.delete_dataset("kept")
+
+
+@pytest.mark.parametrize("method", ["names", "named", "content", "path", "count_stored_bytes"])
+def test_a_folder_that_cannot_be_read_is_unavailable(
+    client: Client, served: Service, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    client.upload_dataset("two", npz())
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(DatasetStore, method, fails)
+    job = {"kind": "train", "recipe": RECIPE, "dataset": "two"}
+    answers = [
+        httpx.get(f"{served.url}/api/v1/datasets"),
+        httpx.get(f"{served.url}/api/v1/datasets/two"),
+        httpx.post(f"{served.url}/api/v1/datasets/three", content=npz(7)),
+        httpx.post(f"{served.url}/api/v1/jobs", json=job),
+    ]
+    assert {answer.status_code for answer in answers} <= {200, 201, 202, 503}
+    assert 503 in {answer.status_code for answer in answers}
+    monkeypatch.undo()
+    for answer in answers:
+        if answer.status_code == 202:
+            client.cancel_job(answer.json()["id"])
+        elif answer.status_code == 503:
+            assert answer.json()["error"].endswith("storage failed (Input/output error)")

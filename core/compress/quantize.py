@@ -59,10 +59,10 @@ def quantize(
     kept in memory meanwhile. `lathe.core.compress.mixed.quantize_within` also returns the reason for each product.
 
     ModelError if the model is not valid; OSError if its file cannot be read; UnsupportedError for an unknown choice, a
-    `percentile` of at most 50 or above 100, a name in `skip` without a node, a `budget` that is not above 0, a
-    `batch` below 1, and a model without a product of float32 that integers can compute; DataError if there is no data, an input has no array,
-    arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do not fit the
-    model.
+    `percentile` of at most 50 or above 100, a name in `skip` without a node, a `budget` that is not above 0, a `batch`
+    below 1, and a model without a product of float32 that integers can compute; DataError if there is no data, an input
+    has no array, arrays have different numbers of rows, or a value to quantize is not finite; FeedError if inputs do
+    not fit the model.
     """
     graph = _graph_of(model)
     choices = StaticQuantization(

@@ -145,8 +145,9 @@ class Queue:
     def take(self, max_rows: int, now: float) -> list[Entry]:
         """Take the next batch: entries of the group that is next, then of the less urgent groups of the same shapes.
 
-        Takes entries in order while their rows fit into `max_rows`; the first is taken in any case. An entry that is
-        never stacked (`group.rows` 0) is taken alone. Empty if nothing waits.
+        Of each group, entries are taken in order until the rows of one do not fit into `max_rows`; smaller entries of
+        less urgent groups may still follow. The first entry is taken in any case. One that is never stacked
+        (`entry.group.rows` 0) is taken alone. Empty if nothing waits.
         """
         while self._groups:
             batch: list[Entry] = []

@@ -34,7 +34,7 @@ class Feature:
         DataError if the shapes have different counts of numbers or order them differently (channels first or last), or
         if an integer type cannot hold the numbers. Sequences may get another length.
         """
-        fits = _same_order(self.column.shape, row.shape) or (self.ragged and len(row.shape) == 1)
+        fits = has_same_order(self.column.shape, row.shape) or (self.ragged and len(row.shape) == 1)
         if not fits or not (row.dtype.is_float or np.can_cast(self.column.dtype.numpy, row.dtype.numpy, "safe")):
             shape = ",".join(map(str, row.shape))
             message = f"rows of input '{name}' are {self.column}, but the model takes {row.dtype}[{shape}]"
@@ -66,7 +66,7 @@ class Feature:
         raise dataset.error(f"{message}, expected a finite one", column, int(rows[place[0]]))
 
 
-def _same_order(one: Sequence[int], other: Sequence[int]) -> bool:
+def has_same_order(one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether a reshape between two shapes keeps the meaning of each number.
 
     True if they have equally many elements, and differ only in axes of extent 1 or one of them is a vector.

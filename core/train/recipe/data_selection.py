@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,19 @@ def check_classes(output: TensorType, examples: Examples) -> None:
     if classes is not None and isinstance(outputs, int) and outputs < len(classes):
         message = f"has {len(classes)} classes, but the model's output {output} has {outputs}"
         raise DataError(message, file=examples.dataset.name, column=examples.target.name)
+
+
+def with_all_classes(examples: Examples, model: Graph) -> Examples:
+    """The examples with a class name for each output of the model, if the data have fewer classes than outputs.
+
+    Additional classes are named by their index.
+    """
+    classes, output = examples.classes, model.outputs[0].tensor
+    outputs = output.dims[1] if output.rank > 1 else 1
+    if classes is None or not isinstance(outputs, int) or outputs <= len(classes):
+        return examples
+    names = (*classes, *map(str, range(len(classes), outputs)))
+    return replace(examples, target=replace(examples.target, classes=names))
 
 
 def check_tokens(examples: Examples, vocabulary: int) -> None:

@@ -11,7 +11,13 @@ from math import prod
 from lathe.core.ir.graph import Array, Graph
 from lathe.core.train.data import Column, Dataset, Examples, Loader, Plan, Rows, Split, plan, taking
 from lathe.core.train.data.preprocess import SCOPE
-from lathe.core.train.recipe.data_selection import check_classes, check_tokens, examples_for, split_of
+from lathe.core.train.recipe.data_selection import (
+    check_classes,
+    check_tokens,
+    examples_for,
+    split_of,
+    with_all_classes,
+)
 from lathe.core.train.recipe.parent_model import Parent
 from lathe.core.train.recipe.recipe import OnnxModel, ParentModel, Recipe, RecipeError
 from lathe.core.train.training_step import losses
@@ -92,7 +98,7 @@ def set_up_training(
     examples = examples_for(recipe.data, dataset, _parent(recipe, parent), cast=not recipe.preprocess)
     parts = split_of(recipe.data, examples)
     model = _model(recipe, examples, parts.train, parent)
-    examples, loss = _with_all_classes(examples, model), _loss(recipe, examples)
+    examples, loss = with_all_classes(examples, model), _loss(recipe, examples)
     _check(model, loss, examples)
     _check_recipe(recipe, examples, len(parts.train))
     if isinstance(recipe.model, TransformerEncoder) and recipe.model.vocabulary is not None:
@@ -201,19 +207,6 @@ def _trainable(model: Graph, patterns: Sequence[str]) -> Trainable:
         return chosen and is_weight(name, array) and not name.startswith(SCOPE)
 
     return is_trainable
-
-
-def _with_all_classes(examples: Examples, model: Graph) -> Examples:
-    """The examples with a class name for each output of the model, if the data have fewer classes than outputs.
-
-    Additional classes are named by their index.
-    """
-    classes, output = examples.classes, model.outputs[0].tensor
-    outputs = output.dims[1] if output.rank > 1 else 1
-    if classes is None or not isinstance(outputs, int) or outputs <= len(classes):
-        return examples
-    names = (*classes, *map(str, range(len(classes), outputs)))
-    return replace(examples, target=replace(examples.target, classes=names))
 
 
 # -- whether they fit -------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pydantic import Field
 from lathe.core.compiler.compile import compile
 from lathe.core.errors import DataError, LatheError
 from lathe.core.train.data import Dataset, Examples, Rows
-from lathe.core.train.recipe.data_selection import check_classes, dataset_for, examples_for, split_of
+from lathe.core.train.recipe.data_selection import check_classes, dataset_for, examples_for, split_of, with_all_classes
 from lathe.core.train.recipe.parent_model import Parent, read_parent
 from lathe.core.train.recipe.recipe import Data, Names, parse_section
 from lathe.core.train.recipe.section import Section
@@ -96,6 +96,7 @@ def evaluate(
     rows = _rows(request, dataset, parent, examples)
     if not len(rows):
         raise DataError(f"the split has no rows for '{request.rows}'", file=dataset.name)
+    examples = with_all_classes(examples, parent.model)
     outcome = _run(model, examples, rows, request.batch, resources, stop)
     record: dict[str, Any] = {
         "metrics": outcome.metrics,

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lathe.core.errors import DataError
 from lathe.core.train.data import Examples, Loader, Rows
+from lathe.core.train.data.dataset import Values
+from lathe.core.train.data.features import has_same_order
 from lathe.core.train.run.metrics import Matrix, metric_collector
 from lathe.core.train.training_step.step_graph import LOSS, TARGET
 
@@ -35,7 +38,7 @@ def compute_scores(
 
     `run` maps a batch (the inputs and `target` by name) to the outputs by name. If it returns a `loss`, the mean of the
     loss over all rows is a metric, too. Stopped if `stop`, called before each batch, returns true. DataError if there
-    are no rows, or if a row cannot be read.
+    are no rows, if a row cannot be read, or if the output does not have the shape that the targets need.
     """
     collector = metric_collector(len(examples.classes) if examples.classes else None)
     total = 0.0
@@ -45,7 +48,26 @@ def compute_scores(
                 raise Stopped
             results = run(feeds)
             total += float(results.get(LOSS, 0.0)) * len(feeds[TARGET])
+            _check_output(results[output], feeds[TARGET], examples, output)
             collector.add(feeds[TARGET], results[output])
             with_loss = LOSS in results
     losses = {"loss": total / len(rows)} if with_loss else {}
     return Scores(losses | collector.values(), collector.confusion)
+
+
+def _check_output(values: Values, target: Values, examples: Examples, output: str) -> None:
+    """DataError unless the model's output has the shape and the type that the metrics need.
+
+    That shape is [N, classes, ...] for class indices [N, ...], and the targets' own for numbers. Axes of extent 1 do not
+    matter, and a vector passes for a shape of as many elements.
+    """
+    sizes, needed = values.shape[1:], target.shape[1:]
+    if examples.classes is not None:
+        fits = sizes[:1] == (len(examples.classes),) and has_same_order(sizes[1:], needed)
+        needed = (len(examples.classes), *needed)
+    else:
+        fits = has_same_order(sizes, needed)
+    if not fits or len(values) != len(target) or values.dtype.kind in "OSU":
+        expected, given = (", ".join(map(str, ("rows", *shape))) for shape in (needed, sizes))
+        message = f"expected numbers [{expected}] from the model, but its output '{output}' is {values.dtype} [{given}]"
+        raise DataError(message, file=examples.dataset.name, column=examples.target.name)

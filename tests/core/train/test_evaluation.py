@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -115,3 +116,56 @@ def test_evaluation_in_a_process(trained: Path, data: Path, tmp_path: Path) -> N
     refused = subprocess.run([*command, *parent], capture_output=True, check=False)
     assert (refused.returncode, "no rows for 'validation'" in json.loads(refused.stdout)["error"]) == (2, True)
     assert kinds(tmp_path / "bad") == ["failed"]
+
+
+def linear(path: Path, weight: Any, output: list[str | int], *, flat: bool = False) -> Path:
+    """An ONNX file of x [n, 2] @ `weight`, whose output has the shape `output`; `flat` takes the first column."""
+    nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["product" if flat else "scores"])]
+    if flat:
+        nodes.append(onnx.helper.make_node("Gather", ["product", "zero"], ["scores"], axis=1))
+    float32 = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes,
+        "linear",
+        [onnx.helper.make_tensor_value_info("x", float32, ["n", 2])],
+        [onnx.helper.make_tensor_value_info("scores", float32, output)],
+        [
+            onnx.numpy_helper.from_array(np.asarray(weight, np.float32), "w"),
+            onnx.numpy_helper.from_array(np.array(0), "zero"),
+        ],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def test_a_model_may_have_more_outputs_than_the_data_have_classes(tmp_path: Path) -> None:
+    """Ten outputs, targets 0 to 8; the model predicts 9 for the last row."""
+    classes, x = np.arange(9), np.stack([np.arange(10), np.ones(10)], 1).astype(np.float32)
+    weight = np.stack([2 * np.arange(10), -(np.arange(10.0) ** 2)])  # the output nearest to x[:, 0] is the greatest
+    model = linear(tmp_path / "model.onnx", weight, ["n", 10])
+    with (tmp_path / "data.npz").open("wb") as file:
+        np.savez(file, x=x, y=np.append(classes, 8))
+    found = evaluated(model, tmp_path / "data.npz")
+    assert found["metrics"]["accuracy"] == 0.9
+    assert found["classes"] == tuple("0123456789")
+    assert np.array(found["confusion"])[8].tolist() == [0] * 8 + [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("y", "shape", "fault"),
+    [
+        (np.arange(6) % 4, ["n", 3], "has 4 classes, but the model's output float32.n,3. has 3"),
+        (np.arange(6) % 4, ["n"], "has 4 classes, but the model's output float32.n. has 1"),
+        (np.arange(6) * 0, ["n"], r"expected numbers \[rows, 1\] from the model, but its output 'scores' .* \[rows\]"),
+        (np.arange(18).reshape(6, 3) % 4, ["n", 4], r"expected numbers \[rows, 4, 3\] .* \[rows, 4\]"),
+        (np.ones((6, 2), np.float32), ["n", 3], r"expected numbers \[rows, 2\] .* \[rows, 3\]"),
+        (np.ones((6, 1), np.float32), ["n", 3], r"expected numbers \[rows, 1\] .* \[rows, 3\]"),
+        (np.ones((6, 3), np.float32), ["n", 1], r"expected numbers \[rows, 3\] .* \[rows, 1\]"),
+    ],
+)
+def test_outputs_that_do_not_fit_the_targets_are_refused(y: Any, shape: list[Any], fault: str, tmp_path: Path) -> None:
+    model = linear(tmp_path / "model.onnx", np.ones((2, shape[1] if shape[1:] else 1)), shape, flat=len(shape) == 1)
+    with (tmp_path / "data.npz").open("wb") as file:
+        np.savez(file, x=np.ones((6, 2), np.float32), y=y)
+    with pytest.raises(DataError, match=fault):
+        evaluated(model, tmp_path / "data.npz")

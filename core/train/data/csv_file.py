@@ -34,6 +34,7 @@ _WRONG_FIELDS = re.compile(
     r"Row #(?P<row>\d+): Expected (?P<wanted>\d+) columns, got (?P<came>\d+): (?P<text>.*)", re.S
 )
 _TOO_LONG = "a line is longer than {} bytes, or a quotation mark is not closed"
+_BOM = b"\xef\xbb\xbf"
 _WHOLE, _NUMBER, _TEXT = range(3)  # kinds of columns; each kind can hold the values of the kinds before it
 
 
@@ -101,10 +102,13 @@ class _Inference:
 
 @dataclass
 class _Csv:
+    """A file whose first line with text is the line `first_line`, counted from 1."""
+
     file: TableFile
     names: list[str]
     has_header: bool
     delimiter: str
+    first_line: int
     rows: int = 0
     _inferred: dict[str, _Inference] = field(default_factory=dict)
     _numbers: dict[str, Values] = field(default_factory=dict)
@@ -168,7 +172,7 @@ class _Csv:
         pa = arrow()
         parse = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
         options = pa.csv.ReadOptions(
-            column_names=self.names, skip_rows=int(self.has_header), block_size=_BLOCK, use_threads=False
+            column_names=self.names, skip_rows=self._skipped_lines, block_size=_BLOCK, use_threads=False
         )
         convert = pa.csv.ConvertOptions(
             column_types=types, include_columns=list(types), strings_can_be_null=True, null_values=_MISSING
@@ -179,6 +183,11 @@ class _Csv:
         except (pa.ArrowInvalid, *DAMAGE_ERRORS) as error:
             raise self._error(str(error)) from None
 
+    @property
+    def _skipped_lines(self) -> int:
+        """The number of lines up to the header, which pyarrow skips; blank lines among them count for it."""
+        return self.first_line if self.has_header else 0
+
     def _error(self, reason: str) -> DataError:
         """The DataError for a failure of pyarrow; it names the line if the message `reason` names a row."""
         if "straddl" in reason:
@@ -186,7 +195,7 @@ class _Csv:
         fault = _WRONG_FIELDS.search(reason)
         if fault is None:
             return self.file.location.error(f"cannot be read: {reason}")
-        row = int(fault["row"]) - 1 - self.has_header
+        row = int(fault["row"]) - 1 - self._skipped_lines
         message = f"{fault['came']} fields, expected {fault['wanted']}: {fault['text'][:60]!r}"
         return self.file.location.error(message, line=self._lines([row]).get(row))
 
@@ -209,14 +218,14 @@ class _Csv:
 
         Lines are taken to end at each line feed, so line feeds within quotation marks shift the numbers.
         """
-        target_type = {row + self.has_header for row in rows}
+        wanted = {row + self.has_header for row in rows}
         found = dict[int, int]()
         with self.file.stream() as stream:
-            filled = (number for number, line in enumerate(_short_lines(stream), start=1) if line.strip(b"\r\n"))
+            filled = (number for number, line in enumerate(_short_lines(stream), start=1) if not _is_blank(line))
             for count, number in enumerate(filled):
-                if count in target_type:
+                if count in wanted:
                     found[count - self.has_header] = number
-                if len(found) == len(target_type):
+                if len(found) == len(wanted):
                     break
         return found
 
@@ -227,8 +236,12 @@ def _short_lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _header(file: TableFile) -> tuple[list[str], bool, str]:
-    """The names of the columns, whether the first line is a header, and the delimiter, from the first line with text.
+def _is_blank(line: bytes) -> bool:
+    return not line.removeprefix(_BOM).strip(b"\r\n")
+
+
+def _header(file: TableFile) -> tuple[list[str], bool, str, int]:
+    """What the first line with text says: names of the columns, whether it is a header, the delimiter, its number.
 
     A first line with a number in it is data, not a header, unless it numbers the columns 0, 1, 2 and so on. Columns
     without a name are called `column0`, `column1` and so on. DataError for an empty or unreadable file, a line that is
@@ -236,7 +249,8 @@ def _header(file: TableFile) -> tuple[list[str], bool, str]:
     """
     try:
         with file.stream() as stream:
-            first = next((line for line in _short_lines(stream) if line.strip(b"\r\n")), b"")
+            lines = enumerate(_short_lines(stream), start=1)
+            number, first = next((found for found in lines if not _is_blank(found[1])), (0, b""))
         line = first.decode("utf-8-sig").rstrip("\r\n")
         if not line or len(first) >= _BLOCK:
             raise file.location.error(_TOO_LONG.format(_BLOCK) if line else "is empty")
@@ -251,8 +265,8 @@ def _header(file: TableFile) -> tuple[list[str], bool, str]:
     names = [(header and field) or f"column{i}" for i, field in enumerate(fields)]
     ((commonest, count),) = Counter(names).most_common(1)
     if count > 1:
-        raise file.location.error(f"{count} columns are named '{commonest}'", line=1)
-    return names, header, delimiter
+        raise file.location.error(f"{count} columns are named '{commonest}'", line=number)
+    return names, header, delimiter, number
 
 
 def _is_number(text: str) -> bool:

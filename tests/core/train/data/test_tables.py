@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,31 @@ WRONG = {
 }
 
 
+BLANK_LINES = {"": 0, "\n": 1, "\r\n\n": 2, "\ufeff": 0, "\ufeff\n\n": 2}  # starts of files: number of blank lines
+
+
+@pytest.mark.parametrize("start", BLANK_LINES)
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_name_line_and_column(tmp_path: Path, name: str) -> None:
+def test_errors_name_line_and_column(tmp_path: Path, name: str, start: str) -> None:
     text, message = WRONG[name]
-    with pytest.raises(DataError, match=message):
-        select(csv(tmp_path, text), {"x": "a"}, None if "a" in text else "c").take(np.arange(2))
+    shifted = re.sub(r"(?<=line )\d+", lambda line: str(int(line[0]) + BLANK_LINES[start]), message)
+    with pytest.raises(DataError, match=shifted):
+        select(csv(tmp_path, start + text), {"x": "a"}, None if "a" in text else "c").take(np.arange(2))
+
+
+@pytest.mark.parametrize("start", BLANK_LINES)
+@pytest.mark.parametrize("header", ["a,b\n", "0,1\n", ""])
+def test_blank_lines_before_the_first_line_are_ignored(tmp_path: Path, start: str, header: str) -> None:
+    dataset = csv(tmp_path, f"{start}{header}1,2.5\n\n3,\n")
+    names = header.strip().split(",") if header else ["column0", "column1"]
+    assert [(column.name, column.dtype.name) for column in dataset.columns.values()] == [
+        (names[0], "INT64"),
+        (names[1], "FLOAT64"),
+    ]
+    assert dataset.columns[names[1]].note == f"line {BLANK_LINES[start] + bool(header) + 3} is empty"
+    assert dataset.sources[names[0]].take(np.arange(2)).tolist() == [1, 3]
+    with pytest.raises(DataError, match=f"line {BLANK_LINES[start] + bool(header) + 2}: 3 fields, expected 2: '3,4,5'"):
+        csv(tmp_path, f"{start}{header}1,2\n3,4,5\n")
 
 
 @pytest.mark.parametrize("data", [b"a,b\n1,\xff\xfe\n", b"\xff\xfea,b\n"])

@@ -27,16 +27,21 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 def open_npz(location: Location) -> Dataset:
     """A dataset whose columns are the arrays. `x_train` and `x_test` are the parts `train` and `test` of column `x`.
 
-    DataError for files that are no arrays, arrays of rank 0, pickles, damage, parts with different columns, or if only
-    some names name a part.
+    DataError for files that are no arrays, arrays of rank 0, pickles, damage, two arrays of the same column and part,
+    parts with different columns, or if only some names name a part.
     """
     with zipfile.ZipFile(location.path) as archive:
         members = [_member(location, archive, info) for info in archive.infolist()]
     if not members:
         raise location.error("the archive has no arrays")
     parts: dict[str, dict[str, Source]] = {}
+    places: dict[tuple[str, str], str] = {}
     for member in members:
-        name, part = _part(member.name)
+        name, part = place = _part(member.name)
+        if place in places:
+            column = f"column '{name}' of part '{part}'" if part else f"column '{name}'"
+            raise location.error(f"arrays '{places[place]}' and '{member.name}' are both {column}")
+        places[place] = member.name
         parts.setdefault(part, {})[name] = member.source(name)
     datasets = {part: Dataset(location.name, sources, location.digest, "npz") for part, sources in parts.items()}
     if len(datasets) > 1 and "" in datasets:

@@ -86,6 +86,10 @@ BAD = {
         r"expected numbers or text, got an array of datetime64\[D\]",
     ),
     "lengths": ({"x": npy(X), "y": npy(Y[:3])}, "columns differ in their number of rows: 'x' 4, 'y' 3"),
+    "a part twice": (
+        {"x_val": npy(X), "x_valid": npy(X)},
+        "arrays 'x_val' and 'x_valid' are both column 'x' of part 'validation'",
+    ),
     "half a part": ({"x_train": npy(X), "y": npy(Y)}, "arrays 'y' name no part"),
     "parts differ": (
         {"x_train": npy(X), "x_test": npy(Y)},

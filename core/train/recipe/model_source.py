@@ -60,10 +60,10 @@ def model_source_of(
         return ModelSource(str(model.get("architecture", "training")), dict(model))
     if isinstance(model, str) and model in ARCHITECTURES:
         return ModelSource(model, own if own.get("architecture") == model else {"architecture": model})
-    return _learner_of_object(model, own if own.keys() & {"onnx", "parent"} else {"onnx": _NAME}, inputs)
+    return _source_of_object(model, own if own.keys() & {"onnx", "parent"} else {"onnx": _NAME}, inputs)
 
 
-def _learner_of_object(model: ModelArgument, table: dict[str, Any], inputs: Mapping[str, str] | None) -> ModelSource:
+def _source_of_object(model: ModelArgument, table: dict[str, Any], inputs: Mapping[str, str] | None) -> ModelSource:
     """The source for a file, a graph, a module or a class of modules. RecipeError for another value.
 
     `table` is the recipe's table `model` for it.

@@ -15,9 +15,9 @@ from typing import get_args
 
 from lathe.core.errors import LatheError
 from lathe.core.exit_status import ExitStatus
+from lathe.core.train.data.budget import DEFAULT_MAX_BYTES
 from lathe.core.train.data.describe import describe
 from lathe.core.train.data.formats import Format
-from lathe.core.train.data.location import DEFAULT_MAX_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

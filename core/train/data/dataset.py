@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from lathe.core.errors import DataError
 from lathe.core.ir.types import DType
+from lathe.core.train.data.budget import Budget
 
 Rows: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = NDArray[Any]
@@ -165,6 +167,7 @@ class Dataset:
     parts: Mapping[str, range] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)  # columns that models cannot take: name and reason
     line_of: Callable[[int], int] | None = None  # in a text file the line of a row, counted from 1
+    budget: Budget | None = None  # of the memory of columns; None is unlimited
 
     def __post_init__(self) -> None:
         lengths = {name: len(source) for name, source in self.sources.items()}
@@ -228,6 +231,20 @@ class Dataset:
     def place(self, row: int) -> str:
         """The place of a row for messages: `line 7` in a text file, otherwise `row 5`."""
         return f"line {self.line_of(row)}" if self.line_of else f"row {row}"
+
+    def empty(self, shape: tuple[int, ...], dtype: DType, column: str = "") -> Values:
+        """An uninitialized array for values of a column; until it is freed, its bytes count towards the budget.
+
+        DataError if less memory is left.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if self.budget is None:
+            return np.empty(shape, dtype.numpy)
+        if refusal := self.budget.spend(size):
+            raise self.error(refusal, column)
+        array = np.empty(shape, dtype.numpy)
+        weakref.finalize(array, self.budget.give_back, size).atexit = False
+        return array
 
     def take(self, rows: Rows, columns: Iterable[str] | None = None) -> dict[str, Values]:
         """The given rows of `columns`, by default of all, as arrays by name.

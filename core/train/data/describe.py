@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lathe.core.errors import DataError
+from lathe.core.train.data.budget import DEFAULT_MAX_BYTES
 from lathe.core.train.data.dataset import Column, Dataset, Rows, Values
 from lathe.core.train.data.examples import default_target
 from lathe.core.train.data.formats import Format, open_dataset
-from lathe.core.train.data.location import DEFAULT_MAX_BYTES
 from lathe.core.train.data.targets import class_targets
 
 _MAX_PROBLEMS = 20

@@ -18,6 +18,7 @@ Inputs: TypeAlias = Mapping[str, str | Sequence[str]]
 Task: TypeAlias = Literal["auto", "classes", "numbers"]
 
 TARGET = "target"
+_CHUNK_ROWS = 1 << 14  # rows of a target that are read together
 _DEFAULT_INPUT = "x"
 _TARGETS = ("y", "target", "label", "labels")  # default names of the target column
 
@@ -101,7 +102,7 @@ def select(
     the longest one. `layouts` gives the image layout of inputs whose shape is ambiguous.
 
     The whole target is read. DataError for columns that do not exist, inputs of text, shapes and layouts that do not
-    fit, and targets that are no classes or numbers.
+    fit, targets that are no classes or numbers, and targets that are too large for the memory of the dataset.
     """
     target = dataset.column(target or default_target(dataset)).name
     chosen = inputs if inputs is not None else _default_inputs(dataset, target)
@@ -117,7 +118,16 @@ def select(
     if not column.is_number or column.is_sequence:
         raise dataset.error(f"expected a target of numbers, got {column}", target)
     numbers = Feature(Column(TARGET, DType.FLOAT32, column.shape or (1,)), (target,), dataset.sources[target])
-    return Examples(dataset, features, numbers.column, numbers.take(dataset, np.arange(len(dataset))))
+    return Examples(dataset, features, numbers.column, _read_all(dataset, numbers))
+
+
+def _read_all(dataset: Dataset, feature: Feature) -> Values:
+    """All rows of a feature. DataError for a wrong value, or if the memory of the dataset does not suffice."""
+    values = dataset.empty((len(dataset), *feature.column.shape), feature.column.dtype, feature.origin[0])
+    for start in range(0, len(dataset), _CHUNK_ROWS):
+        rows = np.arange(start, min(start + _CHUNK_ROWS, len(dataset)))
+        values[start : start + len(rows)] = feature.take(dataset, rows)
+    return values
 
 
 def _is_classification(dataset: Dataset, target: str, task: Task) -> bool:

@@ -80,11 +80,12 @@ def has_same_order(one: Sequence[int], other: Sequence[int]) -> bool:
 def concat_columns(dataset: Dataset, origin: Sequence[str]) -> Source:
     """A source of rows with one number of each column: float32 [len(origin)]. The first `take` reads the columns.
 
-    A number beyond the range of float32 becomes infinite.
+    A number beyond the range of float32 becomes infinite. `take` raises DataError if the memory of the dataset does not
+    suffice for the numbers.
     """
 
     def load() -> Values:
-        block = np.empty((len(dataset), len(origin)), np.float32)
+        block = dataset.empty((len(dataset), len(origin)), DType.FLOAT32)
         everything = np.arange(len(dataset))
         with np.errstate(over="ignore"):
             for place, name in enumerate(origin):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from lathe.core.errors import DataError
 from lathe.core.train.data import idx, images, tables
+from lathe.core.train.data.budget import DEFAULT_MAX_BYTES, Budget
 from lathe.core.train.data.csv_file import read_csv
 from lathe.core.train.data.dataset import Dataset
-from lathe.core.train.data.location import DEFAULT_MAX_BYTES, Budget, Location
+from lathe.core.train.data.location import Location
 from lathe.core.train.data.members import DAMAGE_ERRORS, Members, members_of
 from lathe.core.train.data.npz import open_npz
 from lathe.core.train.data.parquet import read_parquet
@@ -46,7 +48,7 @@ def open_dataset(
     if format is not None and format not in get_args(Format):
         raise location.error(f"format: expected one of {', '.join(get_args(Format))}, got '{format}'")
     try:
-        return _READERS[format or _detect(location)](location)
+        return replace(_READERS[format or _detect(location)](location), budget=location.budget)
     except DAMAGE_ERRORS as error:
         raise location.error(f"cannot be read: {error}") from None
 

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 from lathe.core.errors import DataError
+from lathe.core.train.data.budget import Budget
 from lathe.core.train.data.dataset import digest_of_path
-
-DEFAULT_MAX_BYTES = 8 << 30  # default budget of a dataset
-
-
-@dataclass
-class Budget:
-    """The memory in bytes that all columns of a dataset may use together. Memory-mapped files do not count."""
-
-    left: int = DEFAULT_MAX_BYTES
-    _lock: Lock = field(default_factory=Lock)
-
-    def spend(self, size: int) -> bool:
-        """Take `size` bytes from the budget; False if less is left."""
-        with self._lock:
-            if size > self.left:
-                return False
-            self.left -= size
-            return True
 
 
 @dataclass(frozen=True)
@@ -45,9 +27,8 @@ class Location:
 
     def spend(self, size: int, column: str) -> None:
         """Call before allocating `size` bytes for a column. DataError if the budget has less left."""
-        if not self.budget.spend(size):
-            message = f"needs {size} bytes of memory, more than the {self.budget.left} bytes left"
-            raise self.error(message, column)
+        if refusal := self.budget.spend(size):
+            raise self.error(refusal, column)
 
     def digest(self) -> str:
         return digest_of_path(self.path)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lathe.core.ir.types import DType
 from lathe.core.train.data.dataset import Dataset, Rows, Values
 
 MAX_CLASSES = 1 << 16
@@ -18,8 +19,8 @@ def class_targets(dataset: Dataset, column: str, expected: Sequence[str] | None)
     with the names of the column if it has any, otherwise "0", "1" and so on. `expected` are the class names of a model,
     None without one: they replace the names, and names of text or of the column are matched with them.
 
-    DataError for a missing class, a number that is not a class index, more than 65,536 classes, or a name that is not
-    in `expected`.
+    DataError for a missing class, a number that is not a class index, more than 65,536 classes, a name that is not in
+    `expected`, or class indices for which the memory of the dataset does not suffice.
     """
     values = dataset.sources[column].take(np.arange(len(dataset)))
     names = dataset.columns[column].classes
@@ -59,7 +60,9 @@ def _whole_numbers(dataset: Dataset, column: str, values: Values) -> Rows:
             raise dataset.error(message, column, int(odd[0][0]))
     if values.dtype.kind not in "biuf":
         raise dataset.error(f"expected class indices, got {values.dtype}", column)
-    return values.astype(np.int64)
+    numbers = dataset.empty(values.shape, DType.INT64, column)
+    numbers[...] = values
+    return numbers
 
 
 def _check_range(dataset: Dataset, column: str, indices: Rows, count: int, hint: str = "") -> None:

@@ -58,8 +58,8 @@ def compute_scores(
 def _check_output(values: Values, target: Values, examples: Examples, output: str) -> None:
     """DataError unless the model's output has the shape and the type that the metrics need.
 
-    That shape is [N, classes, ...] for class indices [N, ...], and the targets' own for numbers. Axes of extent 1 do not
-    matter, and a vector passes for a shape of as many elements.
+    That shape is [N, classes, ...] for class indices [N, ...], and the targets' own for numbers. Axes of extent 1 do
+    not matter, and a vector passes for a shape of as many elements.
     """
     sizes, needed = values.shape[1:], target.shape[1:]
     if examples.classes is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,34 @@ def test_numbers_survive_csv(tmp_path_factory: pytest.TempPathFactory, values: l
         assert found.tolist() == values
     else:
         np.testing.assert_array_equal(found.astype(float), [np.nan if value is None else value for value in values])
+
+
+def one_column_each(path: Path, format: str) -> Path:
+    """A file with the columns a, b and y of 1000 small whole numbers, whose arrays in memory have one byte per row."""
+    columns = {name: (np.arange(1000) % 7).astype(np.uint8) for name in "aby"}
+    if format == "npz":
+        np.savez(path / "data.npz", **columns)  # mapped: it uses no memory
+    elif format == "parquet":
+        pq.write_table(pa.table(columns), path / "data.parquet")
+    else:
+        np.savetxt(path / "data.csv", np.stack(list(columns.values()), 1), "%d", ",", header="a,b,y", comments="")
+    return path / f"data.{format}"
+
+
+@pytest.mark.parametrize("format", ["npz", "csv", "parquet"])
+def test_joined_columns_and_targets_count_towards_the_memory(tmp_path: Path, format: str) -> None:
+    file, columns = one_column_each(tmp_path, format), 0 if format == "npz" else 3000
+    joined = 8000  # bytes of float32 [1000, 2]
+    for task, target in (("classes", 8000), ("numbers", 4000)):  # bytes of int64 [1000] and float32 [1000, 1]
+        needed = columns + joined + target
+        select(open_dataset(file, memory=needed), task=task).take(ROWS)
+        with pytest.raises(DataError, match=r"data.*: needs \d+ bytes of memory, more than the \d+ bytes left"):
+            select(open_dataset(file, memory=needed - 1), task=task).take(ROWS)
+
+
+def test_memory_of_examples_is_free_when_they_are(tmp_path: Path) -> None:
+    dataset = open_dataset(one_column_each(tmp_path, "npz"), memory=16_000)
+    for _ in range(3):
+        select(dataset).take(ROWS)
+        gc.collect()
+    select(dataset).take(ROWS)

@@ -112,7 +112,7 @@ def _ids_of(name: str, keys: Mapping[str, Key]) -> str:
 @contextmanager
 def _edit_keys(file: Path) -> Iterator[dict[str, Key]]:
     """Yield the keys by id under the file's lock, and write them back unless the body raises."""
-    with FileLock(file.with_name(f".{file.name}.lock"), timeout=10.0).hold():
+    with FileLock(file.with_name(f".{file.name}.lock"), 10.0, "the file of keys").hold():
         keys = _read(file) if file.exists() else {}
         yield keys
         write_keys(file, keys.values())

@@ -15,7 +15,7 @@ import orjson
 
 from lathe.server.datasets.records import Content, DatasetName, NameEntry, check_name, is_digest
 from lathe.server.datasets.store import DATA, Dataset, DatasetStore
-from lathe.server.errors import BadRequest, Conflict, Internal, NotFound, Unavailable
+from lathe.server.errors import BadRequest, Conflict, Internal, ServerError, Unavailable
 from lathe.server.repository.manifest import FileEntry
 from lathe.server.repository.staging import Staging
 from lathe.server.repository.store import now_rfc3339, storage_error, storage_errors
@@ -75,13 +75,15 @@ class Datasets:
     async def open(self) -> None:
         """Open the store, and recover it after a crash.
 
-        If its folder cannot be written, the error is logged, and only datasets are unavailable.
+        If its folder cannot be written, or another process keeps it locked, the error is logged, and only datasets are
+        unavailable, until the server is started again.
         """
         try:
             await asyncio.to_thread(self._store.open)
             self._unavailable_reason = ""
-        except OSError as error:
-            self._unavailable_reason = storage_error("opening", error).message
+        except (OSError, ServerError) as error:
+            refusal = storage_error("opening", error) if isinstance(error, OSError) else error
+            self._unavailable_reason = refusal.message
             log.error("datasets are not available: %s", error)
 
     async def close(self) -> None:

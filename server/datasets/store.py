@@ -58,7 +58,7 @@ class DatasetStore:
         self._budget = budget  # bytes of all contents together
         self._fs = fs or Fs()
         self._contents, self._names, self._trash = root / "content", root / "names", root / "trash"
-        self._lock = FileLock(root / "lock", lock_timeout)
+        self._lock = FileLock(root / "lock", lock_timeout, "the folder of datasets")
         self._stored_bytes = 0  # bytes of all contents at the last count, which each change and upload repeats
         staged = StagingBudget(budget, "datasets", lambda: self._stored_bytes, space)
         self._staging = StagingArea(self._fs, root / "staging", staged)

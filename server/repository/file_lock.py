@@ -21,9 +21,11 @@ class FileLock:
     releases the lock of a process that dies.
     """
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    def __init__(self, path: Path, timeout: float, guarded: str) -> None:
+        """`timeout`: in seconds. `guarded`: what the lock guards, for the error."""
         self._path = path
-        self._timeout = timeout  # seconds
+        self._guarded = guarded
+        self._timeout = timeout
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -39,7 +41,7 @@ class FileLock:
         deadline, pause = time.monotonic() + self._timeout, _MIN_PAUSE
         while not try_lock(fd):
             if time.monotonic() > deadline:
-                raise Unavailable(f"the repository has been locked by another process for {self._timeout:g} s")
+                raise Unavailable(f"{self._guarded} has been locked by another process for {self._timeout:g} s")
             time.sleep(pause)
             pause = min(pause * 2, _MAX_PAUSE)
 

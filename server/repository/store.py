@@ -119,7 +119,7 @@ class Store:
         self.read_only: str | None = None  # why nothing can be written
         self._fs = fs or Fs()
         self._control = root / CONTROL_FOLDER
-        self._lock = FileLock(self._control / "lock", lock_timeout)
+        self._lock = FileLock(self._control / "lock", lock_timeout, "the repository")
         staged = StagingBudget(max_staging, "models", space=space)
         self._staging = StagingArea(self._fs, self._control / "staging", staged)
         self._journals: dict[str, Journal] = {}

@@ -23,7 +23,8 @@ from lathe.server.client import ApiError, Client
 from lathe.server.datasets.records import DatasetName
 from lathe.server.datasets.service import Datasets
 from lathe.server.datasets.store import DatasetStore
-from lathe.server.errors import Conflict, StorageFull, Unprocessable
+from lathe.server.errors import Conflict, StorageFull, Unavailable, Unprocessable
+from lathe.server.repository.file_lock import FileLock
 from tests.server.repository.fake_fs import CountingFs, FailingFs, ReadOnlyFs
 from tests.server.service import Service, service
 
@@ -223,6 +224,17 @@ def test_an_upload_cancelled_during_its_check_is_stored(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
     assert not list(tmp_path.glob("staging/*"))
+
+
+def test_a_locked_folder_makes_datasets_alone_unavailable(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        datasets = Datasets(DatasetStore(tmp_path, 1 << 20, lock_timeout=0.01), Slow(), 1 << 20)
+        async with datasets.running():
+            with pytest.raises(Unavailable, match="datasets: the folder of datasets has been locked by another process"):
+                await datasets.list()
+
+    with FileLock(tmp_path / "lock", 1.0, "the folder").hold():
+        asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("step", range(5))

@@ -308,7 +308,7 @@ def _active(place: _ActiveJob) -> ActiveJob:
 
 
 def _collect_outcome(folders: JobFolders, job_id: str) -> AttemptFiles:
-    """Remove an attempt's incomplete files; returns its checkpoint, result and metrics."""
+    """Remove an attempt's incomplete files; returns its progress, result and metrics."""
     folders.remove_unfinished(job_id)
     result = folders.path(job_id) / RESULT
-    return AttemptFiles(folders.checkpoint(job_id), result.is_dir(), metrics_for_record(result / "metrics.json"))
+    return AttemptFiles(folders.saved_progress(job_id), result.is_dir(), metrics_for_record(result / "metrics.json"))

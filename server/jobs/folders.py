@@ -4,7 +4,7 @@
 <root>/<id>/recipe.json     the input of the child process
 <root>/<id>/parent/         the model version that it starts from, if any
 <root>/<id>/log.txt         stderr of the child process
-<root>/<id>/...             output of the child process: events.jsonl, checkpoints/, result/
+<root>/<id>/...             output of the child process: events.jsonl, checkpoints/, result/, in a sweep trials/
 <root>/{jobs.db, lock, .trash/}
 """
 
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 DATABASE, LOCK, TRASH = "jobs.db", "lock", ".trash"
 JOB, RECIPE, PARENT, LOG, EVENTS, RESULT = "job.json", "recipe.json", "parent", "log.txt", "events.jsonl", "result"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, TRIALS, TRIAL = "checkpoints", "trials", "trial.json"
+_ENDED_TRIAL = 1 << 40  # more than the steps of a training
 
 
 class JobFolders:
@@ -141,16 +142,17 @@ class JobFolders:
 
     # content
 
-    def checkpoint(self, job_id: str) -> int:
-        """Return the number of steps (batches) before the newest checkpoint of a job's training; 0 without one.
+    def saved_progress(self, job_id: str) -> int:
+        """Return a number that grows with each checkpoint of a job and with each trial of a sweep that ends; else 0.
 
-        Sweeps have checkpoints in the folders of their trials only, so this is 0 for them.
+        Of a training it is the number of steps (batches) before the newest checkpoint. Of a sweep it is the sum of
+        these of the trials, where a trial that has ended counts more than any checkpoint.
         """
-        try:
-            names = os.listdir(self.root / job_id / CHECKPOINTS)
-        except OSError:
-            return 0
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        folder = self.root / job_id
+        trials = [folder / TRIALS / name for name in _numbers(folder / TRIALS)]
+        return _checkpointed_steps(folder) + sum(
+            _ENDED_TRIAL if _has_ended(trial) else _checkpointed_steps(trial) for trial in trials
+        )
 
     def remove_unfinished(self, job_id: str) -> None:
         """Remove the incomplete checkpoints and result that an ended process left.
@@ -172,6 +174,26 @@ class JobFolders:
     def size(self, job_id: str | None = None) -> int:
         """Return the size in bytes of one job's files, or of all files."""
         return sum(_sizes(self.root / job_id if job_id else self.root))
+
+
+def _numbers(folder: Path) -> list[str]:
+    """Return the names in a folder that are numbers; none if it cannot be read."""
+    try:
+        return [name for name in os.listdir(folder) if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _checkpointed_steps(folder: Path) -> int:
+    return max(map(int, _numbers(folder / CHECKPOINTS)), default=0)
+
+
+def _has_ended(trial: Path) -> bool:
+    """Whether the record of a trial says that it has ended, as `lathe.core.train.run.trials` writes it."""
+    try:
+        return bool(orjson.loads((trial / TRIAL).read_bytes())["state"] != "running")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _sizes(folder: Path) -> Iterator[int]:

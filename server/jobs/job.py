@@ -112,8 +112,8 @@ class Job:
     started: float | None = None  # time of the first start
     finished: float | None = None
     attempts: int = 0  # starts of its process
-    crashes: int = 0  # consecutive, without a new checkpoint in between
-    checkpoint: int = 0  # steps (batches) before the newest checkpoint at the last crash
+    crashes: int = 0  # consecutive, without progress in between
+    checkpoint: int = 0  # progress at the last crash: `JobFolders.saved_progress`
     ran: float = 0.0  # seconds of all ended attempts
     cancelling: bool = False  # a cancellation is requested but not done
     error: str = ""  # why it failed

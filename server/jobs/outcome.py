@@ -9,14 +9,14 @@ from typing import Any
 from lathe.server.jobs.job import Job, JobState
 from lathe.server.jobs.runner import Ending, EndKind
 
-MAX_CRASHES = 3  # consecutive crashes without a new checkpoint after which a job fails
+MAX_CRASHES = 3  # consecutive crashes without progress after which a job fails
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFiles:
     """The files that an attempt left in the job's folder."""
 
-    checkpoint: int = 0  # steps (batches) before the newest checkpoint, 0 without one
+    checkpoint: int = 0  # progress that the next attempt keeps: `JobFolders.saved_progress`
     result: bool = False  # whether there is a result folder
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -45,10 +45,13 @@ def _after_result(job: Job, ending: Ending, found: AttemptFiles, now: float) -> 
 
 
 def _after_crash(job: Job, ending: Ending, found: AttemptFiles, now: float) -> Job:
-    """Return a crashed job requeued, or failed after `MAX_CRASHES` crashes in a row without a new checkpoint."""
+    """Return a crashed job requeued, or failed after `MAX_CRASHES` crashes in a row without progress.
+
+    Progress is a new checkpoint or, in a sweep, also the end of a trial.
+    """
     crashes = 1 if found.checkpoint > job.checkpoint else job.crashes + 1
     job = replace(job, crashes=crashes, checkpoint=found.checkpoint)
     if crashes < MAX_CRASHES:
         return job.requeue(now, ending.seconds)
-    error = f"{ending.reason} ({crashes} times in a row, without a checkpoint in between)"
+    error = f"{ending.reason} ({crashes} times in a row, without progress in between)"
     return job.end(JobState.FAILED, now, error=error, ran=job.ran + ending.seconds)

@@ -230,7 +230,7 @@ def test_a_locked_folder_makes_datasets_alone_unavailable(tmp_path: Path) -> Non
     async def scenario() -> None:
         datasets = Datasets(DatasetStore(tmp_path, 1 << 20, lock_timeout=0.01), Slow(), 1 << 20)
         async with datasets.running():
-            with pytest.raises(Unavailable, match="datasets: the folder of datasets has been locked by another process"):
+            with pytest.raises(Unavailable, match="the folder of datasets has been locked by another"):
                 await datasets.list()
 
     with FileLock(tmp_path / "lock", 1.0, "the folder").hold():

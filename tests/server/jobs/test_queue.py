@@ -223,7 +223,7 @@ def test_crashes_without_progress_end_a_job_and_progress_resets_their_count() ->
         job = after_attempt(job.start(201.0), Ending(EndKind.CRASHED, "SIGKILL"), AttemptFiles(checkpoint=9), 200.0)
     assert (job.state, job.error) == (
         JobState.FAILED,
-        "SIGKILL (3 times in a row, without a checkpoint in between)",
+        "SIGKILL (3 times in a row, without progress in between)",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from lathe.core.train.run import checkpoint
+from lathe.core.train.run.checkpoint import Checkpoint
+from lathe.core.train.run.trials import State, TrialRecord
 from lathe.server.errors import NotFound, ServerError, StorageFull, Unavailable
 from lathe.server.jobs.database import MIGRATIONS, JobStore
 from lathe.server.jobs.folders import DATABASE, JobFolders
@@ -287,3 +291,29 @@ def test_of_two_submissions_with_one_key_the_first_counts(tmp_path: Path) -> Non
         await register.close()
 
     run(scenario())
+
+
+def test_each_checkpoint_and_each_ended_trial_of_a_sweep_is_progress(tmp_path: Path) -> None:
+    """The trials' own records and checkpoints; a trial that ends loses its checkpoints."""
+    trials, folders = tmp_path / "job" / "trials", JobFolders(tmp_path)
+    moments = [folders.saved_progress("job")]
+
+    def at(trial: int, step: int = 0, *, state: State = "running") -> None:
+        TrialRecord(trial, {}, state).write(trials / str(trial))
+        if step:
+            checkpoint.save(trials / str(trial), step, Checkpoint({}, {}))
+        elif state != "running":
+            shutil.rmtree(trials / str(trial) / checkpoint.FOLDER, ignore_errors=True)
+        moments.append(folders.saved_progress("job"))
+
+    at(0)
+    assert moments == [0, 0]
+    at(0, 4000)
+    at(1, 8000)
+    at(0, state="complete")
+    at(1, 12_000)
+    at(2, 4000)
+    at(1, state="pruned")
+    at(2, state="failed")
+    at(3, 4)
+    assert moments[1:] == sorted(set(moments[1:]))

@@ -13,6 +13,7 @@ from lathe.core.train.data.dataset import ArraySource, Column, Dataset, Rows, So
 from lathe.core.train.data.location import Location
 from lathe.core.train.data.members import DAMAGE_ERRORS, Members, part_of
 from lathe.core.train.data.optional_packages import pillow
+from lathe.core.train.data.orientation import is_rotated, orientation_of, upright
 
 MAX_PIXELS = 1 << 25  # most pixels of a stored image
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -32,8 +33,8 @@ def open_images(location: Location, members: Members) -> Dataset:
 
     The classes are the names of the folders, in order. The size is `image_size`, by default that of the first image,
     which all others must have. If the first image is grayscale, all become grayscale, otherwise all become RGB. An
-    EXIF orientation is applied. DataError without images, for folders that do not fit (see `_image_files`), or for a
-    first image that cannot be read; the others are decoded by `take`.
+    EXIF orientation is applied, a damaged one is ignored. DataError without images, for folders that do not fit (see
+    `_image_files`), or for a first image that cannot be read; the others are decoded by `take`.
     """
     if not is_images(members):
         raise location.error("holds no images")
@@ -135,7 +136,7 @@ class _Reader:
             image.draft(
                 None, (longest_side, longest_side)
             )  # decodes at 1/2, 1/4 or 1/8 of the size if the result is large enough
-        image = pillow().ImageOps.exif_transpose(image.convert("L" if self.gray else "RGB"))
+        image = upright(image.convert("L" if self.gray else "RGB"), orientation_of(image))
         if size != self.size:
             image = image.resize(self.size[::-1], pillow().Image.Resampling.BILINEAR)
         return np.asarray(image).reshape(*self.size, -1)
@@ -152,9 +153,8 @@ class _Reader:
 
 
 def _oriented_size(image: Any) -> tuple[int, int]:
-    """Height and width after the rotation that the EXIF orientation (tag 274) demands."""
-    is_rotated = image.getexif().get(274, 1) in (5, 6, 7, 8)
-    return (image.width, image.height) if is_rotated else (image.height, image.width)
+    """Height and width after the rotation that the EXIF orientation demands."""
+    return (image.width, image.height) if is_rotated(orientation_of(image)) else (image.height, image.width)
 
 
 def _is_image(name: str) -> bool:

@@ -20,10 +20,9 @@ def arrow() -> Any:
 
 
 def pillow() -> Any:
-    """Pillow with its submodules for images. If it is not installed, a DataError names the extra."""
+    """Pillow with its submodule `Image`. If it is not installed, a DataError names the extra."""
     try:
         import PIL.Image
-        import PIL.ImageOps
     except ImportError as error:
         raise _missing("images", error) from None
     return PIL

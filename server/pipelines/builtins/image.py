@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 
+from lathe.core.train.data.orientation import orientation_of, upright
 from lathe.server.datatypes import to_bytes
 from lathe.server.errors import BadRequest
 from lathe.server.pipelines.builtins.base import HostStep, Options, StepRequest
@@ -48,7 +49,7 @@ class ImageOptions(Options):
 def decode_image(request: StepRequest) -> DecodeImage:
     """The step `image` BYTES [n, 1] -> `pixels` UINT8 [n, height, width, 1 or 3]; raises BadPipeline.
 
-    The EXIF orientation of a file is ignored.
+    The EXIF orientation of a file is applied, as in training; a damaged one is ignored.
     """
     options = request.read(ImageOptions)
     if options.crop and isinstance(options.resize, tuple) and any(map(int.__gt__, options.crop, options.resize)):
@@ -59,7 +60,7 @@ def decode_image(request: StepRequest) -> DecodeImage:
 
 
 class DecodeImage(HostStep):
-    """Decodes, converts to `color`, resizes (with Pillow's antialiasing) and crops."""
+    """Decodes, converts to `color`, applies the EXIF orientation, resizes (with Pillow's antialiasing) and crops."""
 
     def __init__(self, options: ImageOptions) -> None:
         channels = 3 if options.color == "RGB" else 1
@@ -99,7 +100,8 @@ class DecodeImage(HostStep):
                         f"image {row}: expected at most {self._options.max_pixels} pixels, "
                         f"got {image.width} x {image.height}"
                     )
-                pixels = np.asarray(self._resize_and_crop(row, image.convert(self._options.color)))
+                turned = upright(image.convert(self._options.color), orientation_of(image))
+                pixels = np.asarray(self._resize_and_crop(row, turned))
         except BadRequest:
             raise
         except UnidentifiedImageError as error:

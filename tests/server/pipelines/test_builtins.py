@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from lathe.core.train.data import open_dataset
 from lathe.server.errors import BadRequest
 from lathe.server.pipelines import builtins
 from lathe.server.pipelines.builtins.base import HostStep, Options, StepModel, StepRequest
@@ -75,6 +76,24 @@ def test_images_are_resized_as_by_pillow(options: dict[str, Any], expected: Call
     wanted = np.asarray(expected(Image.fromarray(COLORS)))
     np.testing.assert_array_equal(pixels[0].squeeze(), wanted)
     assert all(said in (-1, got) for said, got in zip(step.outputs[0].shape, pixels.shape, strict=True))
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_images_are_turned_by_their_exif_orientation_as_in_training(
+    kind: str, orientation: int, tmp_path: Path
+) -> None:
+    file, exif = tmp_path / "class" / f"image.{kind}", Image.Exif()
+    exif[274] = orientation
+    file.parent.mkdir()
+    Image.fromarray(COLORS).save(file, kind, exif=exif)
+    served = host("decode_image", resize=[6, 8]).execute({"image": column(file.read_bytes())})["pixels"]
+    if kind != "JPEG":  # training decodes large JPEG files at a fraction of their size
+        trained = open_dataset(tmp_path, image_size=(6, 8)).take(np.array([0]))["image"]
+        np.testing.assert_array_equal(served, trained)
+    served = host("decode_image").execute({"image": column(file.read_bytes())})["pixels"]
+    np.testing.assert_array_equal(served, open_dataset(tmp_path).take(np.array([0]))["image"])
+    assert served.shape[1:3] == ((20, 10) if orientation in range(5, 9) else (10, 20))
 
 
 THIN = np.zeros((20_000, 1, 3), np.uint8)  # 150 bytes as a PNG file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from lathe.core.errors import DataError
 from lathe.core.train.data import images, open_dataset, select
 from lathe.core.train.data.members import ZipMembers, members_of
+from lathe.core.train.data.orientation import orientation_of
 
 
 def pixels(seed: int, *shape: int) -> Any:
@@ -93,13 +95,53 @@ def test_images_are_resized_to_one_size(tmp_path: Path) -> None:
     np.testing.assert_array_equal(taken[1], expected)
 
 
-def test_images_are_rotated_by_their_exif_orientation(tmp_path: Path) -> None:
-    color = pixels(3, 6, 4, 3)
+# Where the viewer sees the pixels [height, width] of each orientation (TIFF 6.0, tag 274).
+SEEN: Mapping[int, Callable[[Any], Any]] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
+    8: lambda stored: np.rot90(stored),
+    9: lambda stored: stored,  # no orientation
+}
+
+
+def turned(color: Any, kind: str, orientation: int) -> bytes:
+    """The file of an image with this EXIF orientation; JPEG loses nothing of one color."""
     file, exif = io.BytesIO(), Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(color).save(file, kind, exif=exif, **({"lossless": True} if kind == "webp" else {}))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("orientation", SEEN)
+@pytest.mark.parametrize("kind", ["png", "webp", "tiff", "jpeg"])
+def test_images_are_rotated_by_their_exif_orientation(tmp_path: Path, kind: str, orientation: int) -> None:
+    color = pixels(3, 6, 4, 3)
+    file = turned(color, kind, orientation)
+    taken = open_dataset(zipped(tmp_path, {f"a/1.{kind}": file})).take(np.array([0]))["image"]
+    stored = np.asarray(Image.open(io.BytesIO(turned(color, kind, 1)))) if kind == "jpeg" else color
+    np.testing.assert_array_equal(taken[0], SEEN[orientation](stored))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["png", "webp", "jpeg"])
+def test_damaged_exif_data_are_ignored(tmp_path: Path, kind: str) -> None:
+    color, rng, found = pixels(3, 6, 4, 3), np.random.default_rng(0), set()
+    exif = Image.Exif()
     exif[274] = 6
-    Image.fromarray(color).save(file, "png", exif=exif)
-    taken = open_dataset(zipped(tmp_path, {"a/1.png": file.getvalue()})).take(np.array([0]))["image"]
-    np.testing.assert_array_equal(taken[0], np.rot90(color, -1))
+    data = exif.tobytes()
+    for _ in range(200):
+        damaged, file = bytearray(data), io.BytesIO()
+        for place in rng.integers(6, len(data), 3):
+            damaged[place] = rng.integers(256)
+        Image.fromarray(color).save(file, kind, exif=bytes(damaged))
+        with Image.open(io.BytesIO(file.getvalue())) as image:
+            found.add(orientation_of(image))
+    assert 1 in found and found <= SEEN.keys()
 
 
 BAD = {

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import pi, prod
+from struct import pack
+from zlib import crc32
 
 import numpy as np
 
@@ -28,14 +30,19 @@ def dropout_mask(writer: Writer, key: Term, salt: int, shape: Sequence[Dim], rat
 
 def uniform(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
     """float32[shape], uniform over [0, 1) in steps of 2**-24; `key` and `salt` as for `dropout_mask`."""
-    high = random_bits(writer, key, salt, shape).op("BitShift", _UNUSED_BITS, direction="RIGHT")
-    return high.cast(DType.FLOAT32) * 2.0**-24
+    return _to_unit_interval(random_bits(writer, key, salt, shape))
 
 
 def normal(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
     """float32[shape], standard normal, by the Box-Muller transform (1958); `key` and `salt` as for `dropout_mask`."""
-    first, second = (uniform(writer, key, 2 * salt + i, shape) for i in range(2))
-    return ((1 - first).log() * -2).sqrt() * (second * (2 * pi)).op("Cos")
+    bits = random_bits(writer, key, salt, shape)
+    radius, angle = _to_unit_interval(bits), _to_unit_interval(_hash(bits + _GOLDEN))
+    return ((1 - radius).log() * -2).sqrt() * (angle * (2 * pi)).op("Cos")
+
+
+def salt_of_seed(seed: float) -> int:
+    """A salt for the attribute `seed` of an operator; unlikely to be one of the small numbers of other operators."""
+    return crc32(pack("<d", seed))
 
 
 def random_bits(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
@@ -44,6 +51,10 @@ def random_bits(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> T
     for coordinate in _coordinates(writer, shape):
         words = _hash(words + coordinate * _GOLDEN)
     return words
+
+
+def _to_unit_interval(bits: Term) -> Term:
+    return bits.op("BitShift", _UNUSED_BITS, direction="RIGHT").cast(DType.FLOAT32) * 2.0**-24
 
 
 def _coordinates(writer: Writer, shape: Sequence[Dim]) -> Iterator[Term]:

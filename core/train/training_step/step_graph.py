@@ -241,7 +241,7 @@ class _RandomOperators:
         self.count += 1
         self.key = self.key or g.writer.input(RANDOM_KEY, TensorType(DType.UINT32, ()))
         seed = g.attr("seed")
-        return g.writer, self.key, self.count if seed is None else int(seed)
+        return g.writer, self.key, self.count if seed is None else random_numbers.salt_of_seed(seed)
 
 
 def _output_type(g: Rewrite) -> tuple[Sequence[Dim], DType]:

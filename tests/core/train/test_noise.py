@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lathe.core.ir.graph import Graph
+from lathe.core.ir.graph import Graph, Value
 from lathe.core.ir.types import DType, TensorType, symbol
-from lathe.core.ops.opdef.terms import Writer
+from lathe.core.ops.opdef.terms import Term, Writer
 from lathe.core.reference import interpret
 from lathe.core.train import step
 from lathe.core.train.training_step import losses, optimizers, random_numbers
@@ -96,6 +97,39 @@ def test_random_operators_draw_new_numbers_in_every_run(
     if "Normal" in op:  # kurtosis
         assert abs((((first - mean) / deviation) ** 4).mean() - 3) < 0.3
     assert "FALLBACK" not in one.explain()
+
+
+_SEEDS = (None, None, None, 1.0, 2.0, 3.0, 0.25, -1.0)
+_NOISE: Mapping[str, Callable[[Writer, Term, Mapping[str, Any]], Value]] = {
+    "dropout": lambda writer, x, seed: writer.emit("Dropout", [x.value], seed)[0],
+    "uniform": lambda writer, x, seed: writer.emit("RandomUniform", [], {"shape": (64, 80), **seed})[0],
+    "normal": lambda writer, x, seed: writer.emit("RandomNormal", [], {"shape": (64, 80), **seed})[0],
+    "uniform like": lambda writer, x, seed: writer.emit("RandomUniformLike", [x.value], seed)[0],
+    "normal like": lambda writer, x, seed: writer.emit("RandomNormalLike", [x.value], seed)[0],
+}
+
+
+def test_all_random_operators_of_a_graph_are_independent() -> None:
+    """Neither their numbers are correlated nor the distances of these from the mean; seeds are of single nodes."""
+    graph = Graph("noise")
+    writer = Writer(graph)
+    x = writer.input("x", TensorType(DType.FLOAT32, (64, 80)))
+    seeds = [{} if seed is None else {"seed": seed + 10 * kind} for kind in range(len(_NOISE)) for seed in _SEEDS]
+    emits = [emit for emit in _NOISE.values() for _ in _SEEDS]
+    drawn = [writer.term(emit(writer, x, seed)) for emit, seed in zip(emits, seeds, strict=True)]
+    y = writer.term(writer.emit("Concat", [one.value for one in drawn], {"axis": 1})[0])
+    y = y + writer.array(np.zeros(80 * len(drawn), np.float32), name="w")
+    y.value.name = "y"
+    graph.outputs = [y.value]
+    learner = step(graph, losses.MeanSquaredError(), optimizers.SGD(0.0), keep_outputs=True, threads=1)
+    x_and_target = {"x": np.ones((64, 80), np.float32), "target": np.zeros((64, 80 * len(drawn)), np.float32)}
+    numbers = np.stack([part.ravel() for part in np.split(learner.run(x_and_target)["y"], len(drawn), 1)])
+    distances = abs(numbers - numbers.mean(1, keepdims=True))
+    correlations = np.corrcoef(np.concatenate([numbers, distances[numbers.min(1) != 0]]))  # distances of masks are 1
+    own = np.eye(len(correlations), dtype=bool)
+    uniform_or_normal = np.flatnonzero(numbers.min(1) != 0)
+    own[uniform_or_normal, len(numbers) + np.arange(len(uniform_or_normal))] = True  # of one node: not our subject
+    assert abs(correlations[~(own | own.T)]).max() < 0.08  # six standard deviations of 5,120 numbers
 
 
 def feeds() -> dict[str, Any]:

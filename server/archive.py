@@ -8,6 +8,7 @@ the upload streams it in chunks from the files.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from lathe.server.types import Array
 MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
 _BLOCK = 512
 _CHUNK = 1 << 18  # bytes
+_MAX_NAME = 100  # characters: the field of a POSIX ustar header
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of `names.FILE_PATTERN` those that fit into a header
 _LARGEST_OCTAL = 8 << 30  # bytes: 11 octal digits; from here on the size is written in base 256 (GNU tar)
 _FOREIGN = {  # first bytes of formats that are no models
     b"PK\x03\x04": "a zip archive",
@@ -75,8 +78,9 @@ def body_of(content: Path | bytes) -> UploadBody:
 
     Bytes are uploaded unchanged. A `pipeline.toml` is archived with the files that its steps read, an ONNX file with
     its external weights if it has any. Raises OSError if a file cannot be read, lathe.core.errors.ModelError if the
-    model refers to weights outside its folder, through links, or beyond the end of their file. A file that does not
-    parse as a model is uploaded unchanged: the server reports what is wrong with it.
+    model refers to weights outside its folder, through links, or beyond the end of their file, or the pipeline to a
+    file whose name a version cannot have. A file that does not parse as a model is uploaded unchanged: the server
+    reports what is wrong with it.
     """
     if isinstance(content, bytes):
         return UploadBody((content,))
@@ -95,10 +99,12 @@ def body_of(content: Path | bytes) -> UploadBody:
 
 
 def _pipeline(path: Path) -> UploadBody:
-    """Return the tar archive of a `pipeline.toml` and the files of its steps; raises OSError if one cannot be read.
+    """Return the tar archive of a `pipeline.toml` and the files of its steps.
 
-    A definition that cannot be parsed is archived alone: the server reports what is wrong with it.
+    Raises OSError if one cannot be read, ModelError for a name that a file of a version or archive cannot have. A
+    definition that cannot be parsed is archived alone: the server reports what is wrong with it.
     """
+    from lathe.core.errors import ModelError
     from lathe.server.pipelines.definition import BadPipeline, parse_definition
 
     content = path.read_bytes()
@@ -106,11 +112,18 @@ def _pipeline(path: Path) -> UploadBody:
         files = parse_definition(content).files
     except BadPipeline:
         files = frozenset()
+    for name in sorted(files):
+        if _FILE_NAME.fullmatch(name) is None:
+            expected = f"expected the name of a file beside {PIPELINE}: letters, digits, '.', '_' and '-', at most 100"
+            raise ModelError(f"options.file: {expected}, got {name[:120]!r}", where=PIPELINE)
     return archive_of({PIPELINE: [content], **{name: [path.with_name(name)] for name in sorted(files)}})
 
 
 def archive_of(files: Mapping[str, Sequence[Part]]) -> UploadBody:
-    """Return the tar archive of these files, by name; each file's content is a sequence of parts (bytes or files)."""
+    """Return the tar archive of these files, by name; each file's content is a sequence of parts (bytes or files).
+
+    Raises ValueError for a name that is not ASCII or has more than 100 characters.
+    """
     parts: list[Part] = []
     for name, content in files.items():
         size = sum(map(_size, content))
@@ -120,6 +133,8 @@ def archive_of(files: Mapping[str, Sequence[Part]]) -> UploadBody:
 
 def _header(name: str, size: int) -> bytes:
     """Return the header block of a file: POSIX ustar, a regular file with mode 644, owner 0 and time 0."""
+    if not name.isascii() or len(name) > _MAX_NAME:
+        raise ValueError(f"file name: expected at most {_MAX_NAME} ASCII characters, got {name[:120]!r}")
     header = bytearray(_BLOCK)
     header[: len(name)] = name.encode()
     header[100:108], header[108:124] = b"0000644\0", b"0000000\0" * 2

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lathe.core.errors import ModelError
 from lathe.server.access.authority import Authority
 from lathe.server.archive import archive_of, body_of
 from lathe.server.canary.plan import CanaryPlan
 from lathe.server.errors import Conflict, Unavailable, Unprocessable
 from lathe.server.pipelines.definition import parse_definition
 from lathe.server.repository.store import Origin
+from lathe.server.repository.tar_unpacker import TarUnpacker
 from lathe.server.serving.dataplane import DataPlane
 from lathe.server.types import InferRequest
 from tests.server.repository.world import World, run, toy, world
@@ -268,6 +272,28 @@ def test_a_pushed_pipeline_includes_the_files_that_its_steps_name(tmp_path: Path
     body = body_of(tmp_path / "pipeline.toml")
     with tarfile.open(fileobj=io.BytesIO(b"".join(body.pieces()))) as archive:
         assert archive.getnames() == ["pipeline.toml", "labels.txt"]
+
+
+@pytest.mark.parametrize(
+    "name", ["sub/v.txt", "../v.txt", "/etc/v.txt", "", ".", "v\u00e9.txt", "n" * 101, "v.txt\n", "v 1"]
+)
+def test_a_file_that_a_version_cannot_have_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    step = f'builtin = "label"\noptions = {{file = {json.dumps(name)}}}'
+    (tmp_path / "pipeline.toml").write_text(CHAIN.replace('model = "three"', step))
+    with pytest.raises(ModelError, match=r"pipeline.toml: options.file: expected the name of a file beside .*, got '"):
+        body_of(tmp_path / "pipeline.toml")
+
+
+@pytest.mark.parametrize("name", ["v.txt", "n" * 100])
+def test_names_of_files_arrive_whole(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("a\n")
+    step = f'builtin = "label"\noptions = {{file = "{name}"}}'
+    (tmp_path / "pipeline.toml").write_text(CHAIN.replace('model = "three"', step))
+    created = dict[str, Any]()
+    unpacker = TarUnpacker(lambda found: created.setdefault(found, io.BytesIO()), 1 << 20)
+    unpacker.write(b"".join(body_of(tmp_path / "pipeline.toml").pieces()))
+    unpacker.finish()
+    assert list(created) == ["pipeline.toml", name]
 
 
 def test_a_pushed_pipeline_includes_the_default_files_of_its_steps(tmp_path: Path) -> None:

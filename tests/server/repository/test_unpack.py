@@ -74,6 +74,12 @@ def test_the_clients_archive_is_a_tar_file(tmp_path: Path) -> None:
     assert members == unpack(content) == {name: FILES[name] for name in ("model.onnx", "weights.bin")}
 
 
+@pytest.mark.parametrize("name", ["n" * 101, "v\u00e9.txt"])
+def test_names_that_do_not_fit_into_a_header_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="file name: expected at most 100 ASCII characters, got '"):
+        archive.archive_of({name: [b"x"]})
+
+
 @pytest.mark.parametrize("size", [8 << 30, 40 << 30])
 def test_sizes_beyond_the_octal_limit_are_understood(size: int) -> None:
     header = archive._header("model.onnx", size)

@@ -25,7 +25,7 @@ def check(settings: Settings) -> None:
 
 def check_folder(settings: Settings) -> None:
     """Raise CannotStart if the model repository is no folder."""
-    if not settings.model_repo.is_dir():
+    if not os.path.isdir(settings.model_repo):  # unlike `Path.is_dir` no error for a name that is too long
         hint = "; create it (it may be empty) or name another one: --model-repo, LATHE_MODEL_REPO"
         raise CannotStart(f"model repository {settings.model_repo}: no such folder{hint}")
 

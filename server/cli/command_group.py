@@ -81,7 +81,7 @@ class Group(_PlainHelp, TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line; a usage error prints one line and exits with status 2."""
+        """Run the command line; a usage error prints one line and exits with status 2, an OSError with status 1."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         try:
@@ -91,6 +91,10 @@ class Group(_PlainHelp, TyperGroup):
             sys.exit(1)
         except _ClickException as error:
             sys.exit(_print_usage_error(error))
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename is not None else ""
+            error_console.print(f"error: {where}{error.strerror or error}", style="red", soft_wrap=True)
+            sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 
 

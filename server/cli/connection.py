@@ -93,13 +93,15 @@ class Connection:
         from lathe.server.client import ApiError, Client, ClientError
 
         _check_url(self.url)
-        with Client(self.url, api_key=self.api_key, verify=self._trust()) as client:
-            try:
-                yield client
-            except ApiError as error:
-                raise fail(refusal_text(error, client, model, options)) from error
-            except ClientError as error:
-                raise fail(name_options(self.failure_text(error), options)) from error
+        names = {"api_key": "--api-key, LATHE_KEY", **options}
+        try:
+            with Client(self.url, api_key=self.api_key, verify=self._trust()) as client:
+                try:
+                    yield client
+                except ApiError as error:
+                    raise fail(refusal_text(error, client, model, options)) from error
+        except ClientError as error:
+            raise fail(name_options(self.failure_text(error), names)) from error
 
     def _trust(self) -> ssl.SSLContext | bool:
         """Return the TLS configuration: a context with the CA and client certificates, True for the system's trust."""

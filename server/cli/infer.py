@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lathe.server.cli.arrays import read_arrays
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import Name
 from lathe.server.cli.terminal import Json, console, fail, make_table, print_json
@@ -83,20 +84,20 @@ def infer(
 
 
 def _read_inputs(file: Path, client: Client, name: str, version: str) -> Tensors:
-    import numpy as np
-
-    try:
-        if file.suffix == ".json":
+    if file.suffix == ".json":
+        try:
             return _parse_request(json.loads(file.read_text()))
-        loaded = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise fail(f"--inputs {file}: {error}") from error
-    if isinstance(loaded, np.ndarray):
-        expected = [spec["name"] for spec in client.describe(name, version)["inputs"]]
-        if len(expected) != 1:
-            raise fail(f"--inputs {file}: expected an .npz file with {', '.join(expected)}, got a single array")
-        return {expected[0]: loaded}
-    return dict(loaded)
+        except OSError as error:
+            raise fail(f"--inputs {file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise fail(f"--inputs {file}: {error}") from error
+    loaded = read_arrays("--inputs", file)
+    if isinstance(loaded, dict):
+        return loaded
+    expected = [spec["name"] for spec in client.describe(name, version)["inputs"]]
+    if len(expected) != 1:
+        raise fail(f"--inputs {file}: expected an .npz file with {', '.join(expected)}, got a single array")
+    return {expected[0]: loaded}
 
 
 def _parse_request(document: Any) -> Tensors:

@@ -15,6 +15,7 @@ from lathe.server.access.quotas import LEAST_RATE
 from lathe.server.access.scopes import Scope
 from lathe.server.cli.command_group import Commands
 from lathe.server.cli.terminal import console, error_console, fail, filled_table, local_time, time_column, whole_column
+from lathe.server.errors import Unavailable
 from lathe.server.repository.file_lock import FileLock
 
 app = Commands("Manage API keys. A running server reloads the file when it changes.")
@@ -24,7 +25,7 @@ KeysFile = Annotated[
     typer.Option("--file", help="Use this file of keys; `lathe keys add` creates it.", envvar="LATHE_KEYS_FILE"),
 ]
 _DAY = 86_400
-_MOST_DAYS = 36_500
+_LOCK_TIMEOUT = 10.0  # seconds
 
 
 @app.command()
@@ -111,11 +112,19 @@ def _ids_of(name: str, keys: Mapping[str, Key]) -> str:
 
 @contextmanager
 def _edit_keys(file: Path) -> Iterator[dict[str, Key]]:
-    """Yield the keys by id under the file's lock, and write them back unless the body raises."""
-    with FileLock(file.with_name(f".{file.name}.lock"), 10.0, "the file of keys").hold():
-        keys = _read(file) if file.exists() else {}
-        yield keys
-        write_keys(file, keys.values())
+    """Yield the keys by id under the file's lock, and write them back unless the body raises.
+
+    A file that cannot be locked, read or written ends the command.
+    """
+    try:
+        with FileLock(file.with_name(f".{file.name}.lock"), _LOCK_TIMEOUT, "the file of keys").hold():
+            keys = _read(file) if file.exists() else {}
+            yield keys
+            write_keys(file, keys.values())
+    except OSError as error:
+        raise fail(f"{file}: it cannot be written: {error.strerror or error}") from error
+    except Unavailable as error:
+        raise fail(f"{file}: {error.message}") from error
 
 
 def _read(file: Path) -> dict[str, Key]:
@@ -123,5 +132,7 @@ def _read(file: Path) -> dict[str, Key]:
         return dict(read_keys(file).keys)
     except FileNotFoundError as error:
         raise fail(f"{file}: there is no such file; `lathe keys add` creates it") from error
-    except (OSError, DamagedKeys) as error:
+    except OSError as error:
+        raise fail(f"{file}: {error.strerror or error}") from error
+    except DamagedKeys as error:
         raise fail(f"{file}: {error}") from error

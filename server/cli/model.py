@@ -16,6 +16,7 @@ from rich.table import Table
 from lathe.core.byte_sizes import format_bytes
 from lathe.core.compiler import compile as compile_module
 from lathe.core.precisions import PRECISION_CHOICES
+from lathe.server.cli.arrays import read_named_arrays
 from lathe.server.cli.terminal import console, fail, make_table
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def run(
     import numpy as np
 
     with model_errors(), open_session(model, threads, batch) as session:
-        feeds = dict(np.load(inputs, allow_pickle=False)) if inputs else _sample(session, batch)
+        feeds = read_named_arrays("--inputs", inputs) if inputs else _sample(session, batch)
         started = time.perf_counter()
         outputs = session.run(feeds)
         elapsed = time.perf_counter() - started

@@ -26,6 +26,7 @@ _CHANGES = {  # actions of the API -> the words of the commands
     "void": "undone after a crash",
 }
 
+_MOST_CHANGES = 10_000  # of one answer; the server keeps the last 2,000 changes of a model
 _SERVERS_OWN = {"adopt", "step", "promoted", "rolled_back", "void"}  # actions that the server takes by itself
 
 
@@ -96,7 +97,7 @@ def audit(
 ) -> None:
     """List the changes of a model, oldest first, with their time, actor and reason."""
     with server.client(name) as client:
-        changes = client.audit(name)[-(last or 0) :]
+        changes = client.audit(name, limit=min(last or _MOST_CHANGES, _MOST_CHANGES))
     if as_json:
         print_json([entry.model_dump() for entry in changes])
         return

@@ -39,7 +39,8 @@ def push(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Set the idempotency key, any text: a push repeated with the same key creates no second version.",
+            help="Set the idempotency key, at most 255 visible ASCII characters: a push repeated with the same key "
+            "creates no second version.",
         ),
     ] = None,
     python: Annotated[
@@ -64,7 +65,7 @@ def push(
       lathe push digits model.onnx --promote \\
         --url https://models.example.com --ca ca.pem
     """
-    with server.client(options={"python": "--python"}) as client:
+    with server.client(options={"python": "--python", "key": "--idempotency-key"}) as client:
         with model_errors(), transfer_progress("uploading", "compiling", first="reading") as on_progress:
             published = client.push(
                 name,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lathe.core.byte_sizes import format_bytes
+from lathe.server.cli.arrays import read_named_arrays
 from lathe.server.cli.model import OnnxFile, Threads, model_errors
 from lathe.server.cli.terminal import console, fail, make_table
 
@@ -98,21 +99,8 @@ def quantize(
     from lathe.core.compress.weight_only import METHODS
     from lathe.core.errors import LatheError
 
-    if weights not in (None, *METHODS):
-        raise fail(f"--weights: expected one of {', '.join(METHODS)}, got {weights!r}")
-    if data is None and weights != "nearest":
-        raise fail("--data: expected a .npz file; only --weights nearest needs none")
-    limit = _percentage(budget) if budget is not None else None
-    if limit is not None and weights is not None:
-        raise fail("--budget: expected int8 products, got --weights")
-    path = output or model.with_suffix(f".int{bits if weights else 8}.onnx")
-    arrays = _read(data) if data is not None else {}
-    ranges: dict[str, Any] = {"calibration": calibration, "percentile": percentile, "activations": activations}
-    ranges |= {"symmetric": symmetric, "per_channel": not per_tensor, "skip": skip or ()}
-    ranges |= {"smoothing": smoothing, "corrects_bias": correct_bias}
-    codes: dict[str, Any] = {"bits": bits, "block": block, "method": weights, "rounding": rounding}
-    codes |= {"symmetric": symmetric, "skip": skip or ()}
-    choices: list[LayerChoice] = []
+    path = output or model.with_suffix(_SUFFIX)
+    arrays = read_named_arrays("--data", data)
     with model_errors(), console.status("calibrating"):
         graph = lathe.load(model)
         inputs = [value.name for value in graph.inputs]
@@ -174,16 +162,6 @@ def _show(choices: list[LayerChoice]) -> None:
         kind = "int8" if choice.is_quantized else "float32"
         table.add_row(choice.name, str(choice.weights), f"{choice.error:.3%}", *times, kind, choice.reason)
     console.print(table)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except (ValueError, OSError, EOFError, TypeError) as error:
-        raise fail(f"--data: expected a .npz file of arrays, got {path}: {error}") from None
 
 
 def _errors(graph: Graph, small: bytes, feeds: dict[str, Any], threads: int | None) -> dict[str, tuple[float, float]]:

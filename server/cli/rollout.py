@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -14,7 +13,7 @@ from lathe.server.cli.command_group import Commands
 from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import Name, changes_table
 from lathe.server.cli.terminal import Interval, Rounds, live_view, make_table, ticks
-from lathe.server.cli.top import ACTIVITY, MetricsSnapshot, VersionCounters, activity_cells, parse_metrics
+from lathe.server.cli.top import ACTIVITY, MetricsSnapshot, VersionCounters, activity_cells, fetch_metrics
 
 if TYPE_CHECKING:
     from lathe.server.api.management.canary_schemas import CanaryState
@@ -46,7 +45,7 @@ def watch(
 ) -> None:
     """Show a model's versions, aliases, traffic, canary and latest changes, until Ctrl-C."""
     with server.client(name) as client, live_view() as show:
-        before = parse_metrics(client.metrics(), time.monotonic())
+        before = fetch_metrics(client)
         for _ in ticks(interval, rounds):
             now = fetch_rollout(client, name)
             show(rollout_view(now, before))
@@ -64,7 +63,7 @@ def fetch_rollout(client: Client, name: str) -> Rollout:
             raise
         trial = None
     model, versions, changes = client.model(name), client.versions(name), client.audit(name)[-CHANGES:]
-    return Rollout(model, versions, trial, changes, parse_metrics(client.metrics(), time.monotonic()))
+    return Rollout(model, versions, trial, changes, fetch_metrics(client))
 
 
 def rollout_view(now: Rollout, before: MetricsSnapshot) -> Group:

@@ -50,11 +50,11 @@ def health(server: Connection, context: typer.Context) -> None:
 
     has_url = is_set(context, "url")
     url = server.url if has_url else local_url()
-    with server.client() if has_url else _local_client(server, url) as client:
-        try:
+    try:
+        with server.client() if has_url else _local_client(server, url) as client:
             ready = client.ready()
-        except ClientError as error:
-            raise fail(server.failure_text(error, url)) from error
+    except ClientError as error:
+        raise fail(server.failure_text(error, url)) from error
     if not ready:
         raise fail(f"{url} is not ready")
     console.print(f"{url} is ready", soft_wrap=True)

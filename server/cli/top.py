@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group
@@ -18,6 +19,9 @@ from lathe.server.cli.connection import Connection, with_connection
 from lathe.server.cli.models import not_ready_text
 from lathe.server.cli.terminal import WIDE, Interval, Rounds, console, live_view, make_table, ticks
 
+if TYPE_CHECKING:
+    from lathe.server.client import Client
+
 ACTIVITY = ("requests\n/s", "failed\n/s", "p50", "p99")  # headers of `activity_cells`
 Version = tuple[str, str]  # model, version
 
@@ -26,9 +30,9 @@ Version = tuple[str, str]  # model, version
 def top(server: Connection, interval: Interval = 1.0, rounds: Rounds = None) -> None:
     """Show requests per second, latencies, batch sizes and queues of each model, until Ctrl-C."""
     with server.client() as client, live_view() as show:
-        before = parse_metrics(client.metrics(), time.monotonic())
+        before = fetch_metrics(client)
         for _ in ticks(interval, rounds):
-            now = parse_metrics(client.metrics(), time.monotonic())
+            now = fetch_metrics(client)
             unready = [Text(not_ready_text(model)) for model in client.models() if not model.ready]
             show(Group(traffic_table(now, before), *unready))
             before = now
@@ -63,6 +67,17 @@ _FIELD_OF = {  # sample names of prometheus_client's parser -> fields of Version
     "nv_inference_pending_request_count": "pending",
     "lathe_model_memory_bytes": "memory",
 }
+
+
+def fetch_metrics(client: Client) -> MetricsSnapshot:
+    """Fetch the metrics of a server; raises ClientError, also for an answer that is no exposition."""
+    from lathe.server.client import ClientError
+
+    text = client.metrics()
+    try:
+        return parse_metrics(text, time.monotonic())
+    except (ValueError, KeyError, IndexError) as error:
+        raise ClientError(f"GET /metrics: expected metrics in Prometheus' text format, got {text[:60]!r}") from error
 
 
 def parse_metrics(exposition: str, at: float) -> MetricsSnapshot:

@@ -14,6 +14,7 @@ import httpx
 
 from lathe.server.client.call import AsyncSender, Call, OpenedCall
 from lathe.server.client.connection import Connection
+from lathe.server.client.errors import ClientError
 from lathe.server.client.event_stream import PAUSE, JobFollower
 from lathe.server.client.inference import InferenceOperations
 from lathe.server.client.models import ModelOperations
@@ -110,6 +111,8 @@ class AsyncClient(ModelOperations, InferenceOperations, TrainingOperations, Asyn
             response = await self._http.request(call.method, call.path, **options)
         except httpx.HTTPError as error:
             return error
+        except UnicodeEncodeError as error:
+            raise ClientError(f"{call}: {error.object[:80]!r}: expected text in UTF-8") from error
         self._has_answered = True
         return response
 

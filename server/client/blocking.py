@@ -13,6 +13,7 @@ import httpx
 
 from lathe.server.client.call import Call, OpenedCall, Sender
 from lathe.server.client.connection import Connection
+from lathe.server.client.errors import ClientError
 from lathe.server.client.event_stream import PAUSE, JobFollower
 from lathe.server.client.inference import InferenceOperations
 from lathe.server.client.models import ModelOperations
@@ -32,7 +33,7 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
     `timeout` (seconds) limits every wait, except for uploads and compilations, which `upload_timeout` limits. A
     repeatable request is retried for up to `patience` seconds while the server is overloaded or restarts; 0: never.
     `verify` and `transport` are those of httpx; the variables of certificates count only if `verify` is True. Raises
-    ClientError for a URL or certificates that cannot be used.
+    ClientError for a URL, an API key or certificates that cannot be used.
 
     The argument `key` of an operation is its idempotency key, at most 255 visible ASCII characters: a repetition with
     the same key returns the first answer, and makes no second change. Without `key` the client makes a random one.
@@ -116,5 +117,7 @@ class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
             response = self._http.request(call.method, call.path, **self._connection.options(call, outgoing, content))
         except httpx.HTTPError as error:
             return error
+        except UnicodeEncodeError as error:
+            raise ClientError(f"{call}: {error.object[:80]!r}: expected text in UTF-8") from error
         self._has_answered = True
         return response

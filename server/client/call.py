@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 import httpx
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from lathe.server.archive import UploadBody
 from lathe.server.client.errors import ClientError, refusal
@@ -66,8 +67,8 @@ class Call(Generic[T]):
             raise refusal(response, str(self))
         try:
             return self.read(response)
-        except (ValueError, KeyError, TypeError, BadRequest) as error:
-            raise ClientError(f"{self}: the server's answer is malformed: {error!r}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadRequest) as error:
+            raise ClientError(f"{self}: the server's answer is malformed: {_fault(error, response)}") from error
 
     def open_body(self) -> AbstractContextManager[OpenedCall]:
         """Open the call's body for sending, as a context manager. An upload is read once first, for its digest."""
@@ -182,9 +183,27 @@ def _open(headers: Mapping[str, str], upload: Upload) -> Iterator[OpenedCall]:
 
 
 def path(*parts: str | int) -> str:
-    """Return a URL path: the first part is a prefix, each other part is quoted as one segment."""
+    """Return a URL path: the first part is a prefix, each other part is quoted as one segment.
+
+    Raises ClientError for text that UTF-8 cannot express, such as an argument that was not UTF-8 itself.
+    """
     first, *others = parts
-    return "/".join([str(first), *(quote(str(part), safe="") for part in others)])
+    try:
+        return "/".join([str(first), *(quote(str(part), safe="") for part in others)])
+    except UnicodeEncodeError as error:
+        raise ClientError(f"{error.object[:80]!r}: expected text in UTF-8") from error
+
+
+def _fault(error: Exception, response: httpx.Response) -> str:
+    """Return in one line what is wrong with the body of a response."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        if first["type"] != "json_invalid":
+            place = ".".join(map(str, first["loc"]))
+            return f"{place}: {first['msg']}" if place else first["msg"]
+    elif not isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError):
+        return " ".join(str(error).split()) or type(error).__name__
+    return f"expected JSON, got {response.content[:60]!r}"
 
 
 def json_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +222,14 @@ def parse_one(kind: type[M]) -> Callable[[httpx.Response], M]:
 
 def parse_list(kind: type[M]) -> Callable[[httpx.Response], list[M]]:
     """Return the parser of a response with a list of objects of this kind."""
-    return lambda response: [kind.model_validate(item) for item in response.json()]
+    return lambda response: [kind.model_validate(item) for item in _read_list(response)]
+
+
+def _read_list(response: httpx.Response) -> list[Any]:
+    found = response.json()
+    if not isinstance(found, list):
+        raise ValueError(f"expected a list, got {response.text[:60]!r}")
+    return found
 
 
 def parse_text(response: httpx.Response) -> str:
@@ -211,9 +237,25 @@ def parse_text(response: httpx.Response) -> str:
     return response.text
 
 
-def parse_json(response: httpx.Response) -> Any:
-    """Return the JSON value of a response, without validation."""
-    return response.json()
+def parse_object(*fields: str) -> Callable[[httpx.Response], dict[str, Any]]:
+    """Return the parser of a response with a JSON object that has at least these fields."""
+
+    def parse(response: httpx.Response) -> dict[str, Any]:
+        found = response.json()
+        if not isinstance(found, dict) or not found.keys() >= set(fields):
+            expected = f"an object with {', '.join(fields)}" if fields else "an object"
+            raise ValueError(f"expected {expected}, got {response.text[:60]!r}")
+        return found
+
+    return parse
+
+
+def parse_objects(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the list of JSON objects of a response."""
+    found = _read_list(response)
+    if not all(isinstance(each, dict) for each in found):
+        raise ValueError(f"expected a list of objects, got {response.text[:60]!r}")
+    return found
 
 
 def ignore_body(response: httpx.Response) -> None:

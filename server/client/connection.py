@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from lathe.server.client.errors import ClientError, Unreachable
 from lathe.server.client.retry_policy import RetryPolicy
 from lathe.server.client.tls_errors import connection_text, file_text, is_tls_error
 
+_API_KEY = re.compile(r"[\x21-\x7e]*")
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
@@ -44,8 +46,8 @@ class Connection:
     ) -> Connection:
         """Fill in defaults from the environment and, for https, read the certificates.
 
-        Raises ClientError for certificates that cannot be used, and for a URL that is not valid or neither http nor
-        https.
+        Raises ClientError for certificates that cannot be used, for a URL that is not valid or neither http nor https,
+        and for an API key that a header cannot have.
         """
         chosen = url or os.environ.get("LATHE_URL") or DEFAULT_URL
         try:
@@ -55,6 +57,8 @@ class Connection:
         if scheme not in ("http", "https"):
             raise ClientError(f"url {chosen!r}: expected http://... or https://...")
         key = os.environ.get("LATHE_KEY", "") if api_key is None else api_key
+        if _API_KEY.fullmatch(key) is None:
+            raise ClientError("api_key: expected visible ASCII characters without blanks, got others")
         if verify is True:
             ca, cert = ca or os.environ.get("LATHE_CA") or None, cert or os.environ.get("LATHE_CERT") or None
             cert_key = cert_key or os.environ.get("LATHE_CERT_KEY") or None

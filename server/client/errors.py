@@ -35,8 +35,9 @@ def refusal(response: httpx.Response, call: str) -> ApiError:
     code, message = "", f"{call}: HTTP {response.status_code}"
     try:
         failure = response.json()
-        code, message = failure.get("code", ""), failure["error"]
-    except (ValueError, KeyError, AttributeError):
+        if isinstance(failure, dict) and isinstance(failure.get("error"), str):
+            code, message = str(failure.get("code", "")), failure["error"]
+    except (ValueError, RecursionError):
         pass  # not an answer of Lathe, but for example an error page of a proxy
     if response.status_code == 401 and message.startswith("header authorization"):
         message = _key_message(was_sent="authorization" in response.request.headers)

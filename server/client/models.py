@@ -27,14 +27,16 @@ from lathe.server.client.call import (
     ignore_body,
     json_arguments,
     operation,
-    parse_json,
     parse_list,
+    parse_object,
+    parse_objects,
     parse_one,
     parse_text,
     path,
 )
+from lathe.server.client.errors import ClientError
 from lathe.server.client.exporting import Options, export_model
-from lathe.server.repository.names import LIVE_ALIAS
+from lathe.server.repository.names import KEY_PATTERN, LIVE_ALIAS
 
 _MODELS, _V2, _CONTROL = "/api/v1/models", "/v2/models", "/v2/repository/models"
 
@@ -52,7 +54,7 @@ class ModelOperations:
     @operation
     def server(self) -> Call[dict[str, Any]]:
         """Return the server's name, version and extensions."""
-        return Call("GET", "/v2", parse_json)
+        return Call("GET", "/v2", parse_object("name", "version"))
 
     @operation
     def metrics(self) -> Call[str]:
@@ -62,7 +64,7 @@ class ModelOperations:
     @operation
     def status(self) -> Call[list[dict[str, Any]]]:
         """Return the repository index: name, version, state and reason of all versions. `lathe status` shows more."""
-        return Call("POST", "/v2/repository/index", parse_json)
+        return Call("POST", "/v2/repository/index", parse_objects)
 
     # models
 
@@ -79,12 +81,12 @@ class ModelOperations:
     @operation
     def describe(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
         """Return the metadata of a version: names, datatypes and shapes (-1: any size) of its inputs and outputs."""
-        return Call("GET", path(_V2, model, *version_segments(version)), parse_json)
+        return Call("GET", path(_V2, model, *version_segments(version)), parse_object("inputs", "outputs"))
 
     @operation
     def config(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
         """Return the configuration of a version, with `max_batch_size` and the reason for or against batching."""
-        return Call("GET", path(_V2, model, *version_segments(version), "config"), parse_json)
+        return Call("GET", path(_V2, model, *version_segments(version), "config"), parse_object())
 
     @operation
     def statistics(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
@@ -92,7 +94,7 @@ class ModelOperations:
 
         They are counts of requests, rows and executions, and times by phase.
         """
-        return Call("GET", path(_V2, model, *version_segments(version), "stats"), parse_json)
+        return Call("GET", path(_V2, model, *version_segments(version), "stats"), parse_object())
 
     @operation
     def load(self, model: str) -> Call[None]:
@@ -250,7 +252,12 @@ def upload_call(
 
 
 def idempotency_header(key: str | None) -> dict[str, str]:
-    """Return the idempotency header, which makes a change repeatable: with the caller's key, or a random one."""
+    """Return the idempotency header, which makes a change repeatable: with the caller's key, or a random one.
+
+    Raises ClientError for a key that a header cannot have.
+    """
+    if key is not None and KEY_PATTERN.fullmatch(key) is None:
+        raise ClientError(f"key: expected 1 to 255 visible ASCII characters, got {key[:80]!r}")
     return {"idempotency-key": secrets.token_hex(16) if key is None else key}
 
 

@@ -83,5 +83,6 @@ def read_tar(path: Path, store: Store) -> int:
                 add(store, member.name, file.read())
                 count += 1
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ArtifactError(f"{path.name} is no tar of a cache: {error}") from error
+        reason = str(error).partition("\n")[0].removesuffix(":")  # the lines that follow list all compressions
+        raise ArtifactError(f"{path.name} is no tar of a cache: {reason}") from error
     return count

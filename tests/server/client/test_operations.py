@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import httpx
 import ml_dtypes
 import numpy as np
 import pytest
@@ -202,6 +203,32 @@ def test_the_key_comes_from_the_environment(kind: str, tmp_path: Path, monkeypat
             assert client.models() == []
         with BOTH[kind](api_key="") as client, pytest.raises(ApiError):
             client.models()
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("key", ["", "ключ", "a b", "a\n", "k" * 256, "\udcff"])
+def test_keys_that_a_header_cannot_have_are_refused_without_a_request(kind: str, key: str) -> None:
+    with BOTH[kind]("http://127.0.0.1:1") as client:
+        for change in (lambda: client.delete("m", 1, key=key), lambda: client.upload("m", b"", key=key)):
+            with pytest.raises(ClientError, match=r"^key: expected 1 to 255 visible ASCII characters, got '"):
+                change()
+        with pytest.raises(ClientError, match="expected text in UTF-8"):
+            client.model("m\udcff")
+    if key and len(key) < 256:
+        with pytest.raises(
+            ClientError, match=r"^api_key: expected visible ASCII characters without blanks, got others$"
+        ):
+            BOTH[kind]("http://127.0.0.1:1", api_key=key)
+
+
+@pytest.mark.parametrize("body", [{"error": {"message": "no"}}, {"error": None}, {"error": ["no"]}, ["no"], "no", None])
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_an_error_of_another_kind_of_server_is_an_api_error(status: int, body: Any) -> None:
+    answer = httpx.MockTransport(lambda request: httpx.Response(status, json=body))
+    with Client("http://127.0.0.1:1", transport=answer) as client, pytest.raises(ApiError) as refused:
+        client.models()
+    assert (refused.value.status, refused.value.code) == (status, "")
+    assert str(refused.value) == f"GET /api/v1/models: HTTP {status}"
 
 
 def test_every_route_has_an_operation() -> None:

@@ -106,8 +106,8 @@ class AdmissionControl:
         waiting = queue.rows + rows
         work_per_row = (queue.work + (cost.mean_work(rows) if work is None else work)) / waiting
         batches, rest = divmod(waiting, self._max_rows)
-        own = batches // self._policy.instances * cost.bound(self._max_rows * work_per_row)
-        own += cost.bound(rest * work_per_row) if rest else 0.0
+        own = batches // self._policy.instances * cost.least_bound(self._max_rows * work_per_row)
+        own += cost.least_bound(rest * work_per_row) if rest else 0.0
         own += max(0, queue.shapes - batches - bool(rest)) * cost.bound(0)  # more batches, as shapes do not mix
         return self._dispatch.remaining(monotonic()) + own
 

@@ -117,7 +117,7 @@ class BatchFormer:
 
         If requests cannot meet their deadline even alone, refuses them, puts back all others and returns [].
         """
-        if self._duration_bound(batch) <= seconds:
+        if self._cost.least_bound(sum([entry.work for entry in batch])) <= seconds:
             self._note_release(batch)
             return batch
         late = [entry for entry in batch if self._is_late(entry, start)]
@@ -130,7 +130,7 @@ class BatchFormer:
         return self._cost.bound(sum([entry.work for entry in batch]))
 
     def _is_late(self, entry: Entry, start: float) -> bool:
-        return entry.deadline is not None and start + self._cost.bound(entry.work) > entry.deadline
+        return entry.deadline is not None and start + self._cost.least_bound(entry.work) > entry.deadline
 
     def _shed(self, delay: ControlledDelay, batch: list[Entry]) -> bool:
         """Drop the requests of a batch that waited too long in a standing queue; True if there were any."""

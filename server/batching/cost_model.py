@@ -14,6 +14,7 @@ MIN_SAMPLES = 4  # samples before predictions are used
 HEADROOM = 1.2  # least factor on a prediction: a request that would only just be in time is better refused at once
 RECENT = 32  # executions that are stored one by one
 EXCEEDED = 2  # of the stored executions, the number that took as long as the bound or longer: 2 of 32
+FARTHEST = 64  # times the largest measured work: the most that times are extrapolated to for a refusal
 REFIT_INTERVAL = 8  # executions between two fits, after the first `RECENT`
 
 
@@ -104,3 +105,11 @@ class CostModel:
         0 before the first measurement.
         """
         return self.bound_factor * (self.fixed + self.each * work)
+
+    def least_bound(self, work: float) -> float:
+        """`bound` of the work, or of `FARTHEST` times the largest work of the last executions, if that is less.
+
+        Executions of one row do not show whether many rows take longer. So a request is not refused for a time that is
+        only extrapolated.
+        """
+        return self.bound(min(work, FARTHEST * self.largest_work))

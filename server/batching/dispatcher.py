@@ -166,5 +166,5 @@ class Dispatcher:
         deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
         if not deadlines:
             return []
-        end = monotonic() + self._cost.bound(sum(entry.work for entry in batch))
+        end = monotonic() + self._cost.least_bound(sum(entry.work for entry in batch))
         return [entry for entry in batch if entry.deadline is not None and entry.deadline < end]

@@ -26,6 +26,7 @@ KeysFile = Annotated[
 ]
 _DAY = 86_400
 _LOCK_TIMEOUT = 10.0  # seconds
+_MOST_DAYS = 36_500
 
 
 @app.command()

@@ -99,8 +99,21 @@ def quantize(
     from lathe.core.compress.weight_only import METHODS
     from lathe.core.errors import LatheError
 
-    path = output or model.with_suffix(_SUFFIX)
-    arrays = read_named_arrays("--data", data)
+    if weights not in (None, *METHODS):
+        raise fail(f"--weights: expected one of {', '.join(METHODS)}, got {weights!r}")
+    if data is None and weights != "nearest":
+        raise fail("--data: expected a .npz file; only --weights nearest needs none")
+    limit = _percentage(budget) if budget is not None else None
+    if limit is not None and weights is not None:
+        raise fail("--budget: expected int8 products, got --weights")
+    path = output or model.with_suffix(f".int{bits if weights else 8}.onnx")
+    arrays = read_named_arrays("--data", data) if data is not None else {}
+    ranges: dict[str, Any] = {"calibration": calibration, "percentile": percentile, "activations": activations}
+    ranges |= {"symmetric": symmetric, "per_channel": not per_tensor, "skip": skip or ()}
+    ranges |= {"smoothing": smoothing, "corrects_bias": correct_bias}
+    codes: dict[str, Any] = {"bits": bits, "block": block, "method": weights, "rounding": rounding}
+    codes |= {"symmetric": symmetric, "skip": skip or ()}
+    choices: list[LayerChoice] = []
     with model_errors(), console.status("calibrating"):
         graph = lathe.load(model)
         inputs = [value.name for value in graph.inputs]
@@ -131,9 +144,9 @@ def quantize(
 
 
 def _percentage(text: str) -> float:
-    """A share from a percentage such as "1%", or from a number such as "0.01"."""
+    """A share from a percentage such as "1%"."""
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else 0.0
     except ValueError:
         share = 0.0
     if not share > 0:

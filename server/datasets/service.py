@@ -15,7 +15,7 @@ import orjson
 
 from lathe.server.datasets.records import Content, DatasetName, NameEntry, check_name, is_digest
 from lathe.server.datasets.store import DATA, Dataset, DatasetStore
-from lathe.server.errors import BadRequest, Conflict, Internal, ServerError, Unavailable
+from lathe.server.errors import BadRequest, Conflict, Internal, NotFound, ServerError, Unavailable
 from lathe.server.repository.manifest import FileEntry
 from lathe.server.repository.staging import Staging
 from lathe.server.repository.store import now_rfc3339, storage_error, storage_errors

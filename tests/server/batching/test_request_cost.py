@@ -56,6 +56,19 @@ def test_a_deadline_is_judged_by_the_length_of_the_request() -> None:
     run_scenario(scenario, echo("FP32"))
 
 
+def test_a_time_that_is_only_extrapolated_refuses_nothing() -> None:
+    """Runs of one short row do not show what a thousand times as much takes; 64 times as much is extrapolated."""
+
+    async def scenario(bench: Bench) -> None:
+        for _ in range(20):
+            bench.batcher.cost.add(1, 0.01, 10)
+        with pytest.raises(DeadlineExceeded):
+            bench.submit(rows(1, 500), timeout=0.4)
+        assert isinstance(await bench.submit(rows(1, 10_000), timeout=2.0)[1], dict)
+
+    run_scenario(scenario, echo("FP32"))
+
+
 def test_waiting_requests_count_by_their_length() -> None:
     model = echo("FP32")
 
